@@ -21,7 +21,7 @@ from typing import Self
 
 from bench.machine import ProcessUsage, last_lines, process_usage, stop_process
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 
 START_TIMEOUT_SECONDS = 30.0
 STOP_GRACE_SECONDS = 15.0

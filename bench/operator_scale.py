@@ -23,7 +23,7 @@ from tests.cluster.binaries import program
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_operator.documents import TOPIC, Json
 from onewriter_operator.kube import Kube, load_configuration
 

@@ -23,7 +23,7 @@ from bench.machine import process_usage
 from bench.onewriter_lab import Onewriter
 from bench.raw_client import publish
 
-from onewriter_broker.http.blocks import STREAMS_MAX
+from onewriter_broker.http.onewriter.blocks import STREAMS_MAX
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 

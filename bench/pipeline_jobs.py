@@ -21,11 +21,11 @@ from bench.raw_client import publish
 from bench.report import Goal, Ratio, Report, Value, number, table
 from pyspark.sql import SparkSession
 
-from onewriter_pipeline.auditing.audit import Audit
+from onewriter_pipeline.audit.audit import Audit
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import cores_of, on_spark
 from onewriter_pipeline.jobs.offload import Offload
-from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.read.planning import Selection
 from onewriter_pipeline.tables.tables import Tables
 
 MEGA = 1e6

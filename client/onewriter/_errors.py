@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import re
 
-from onewriter._ids import MessageId
+from onewriter._message import MessageId
 from onewriter_core.errors import (
     ConfigurationError,
     Fenced,

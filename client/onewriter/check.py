@@ -14,8 +14,8 @@ import click
 
 from onewriter._client import Client
 from onewriter._errors import Fenced, Refused, Unavailable
-from onewriter._producer import Producer
-from onewriter._tenure import AccessMode, ProducerOptions
+from onewriter._produce.producer import Producer
+from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter.verbs.options import Connect, connecting
 
 Tell = Callable[[str], None]

@@ -26,11 +26,11 @@ from onewriter_operator.events import Recorder
 from onewriter_operator.installation import names
 from onewriter_operator.kube import Kube, load_configuration
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.reconcile.claims import ClaimVisitor
+from onewriter_operator.reconcile.claims import ClaimReconciler
+from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
-from onewriter_operator.reconcile.installation import Installation
-from onewriter_operator.reconcile.surroundings import Surroundings
-from onewriter_operator.reconcile.topics import TopicVisitor
+from onewriter_operator.reconcile.installation import InstallationReconciler
+from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.settings import OperatorSettings
 from onewriter_operator.sidecars import Sidecars
 from onewriter_operator.store import Store
@@ -138,7 +138,7 @@ class Operator:
             controller,
         )
         followed = FollowedPods(kube, controller.pod_changed)
-        surroundings = Surroundings(
+        context = ReconcileContext(
             kube,
             store,
             declarations,
@@ -151,14 +151,14 @@ class Operator:
             options.pod_deletion,
             lambda topic: controller.topic_changed(topic, None),
         )
-        topics, claims = TopicVisitor(surroundings), ClaimVisitor(surroundings)
+        topics, claims = TopicReconciler(context), ClaimReconciler(context)
 
-        async def visit(key: Key) -> float | None:
-            visitor = topics if key.kind == TOPIC.kind else claims
-            return await visitor.visit(key)
+        async def reconcile(key: Key) -> float | None:
+            reconciler = topics if key.kind == TOPIC.kind else claims
+            return await reconciler.reconcile(key)
 
         self._queue = queue = WorkQueue(
-            visit,
+            reconcile,
             workers=options.concurrency,
             resync_seconds=options.resync_seconds,
             observer=self.metrics,
@@ -180,4 +180,6 @@ class Operator:
             for part in (engine, fleet, recorder, queue, sweeper, followed):
                 group.create_task(part.run())
             if settings.installs:
-                group.create_task(Installation(kube, configuration, recorder, self.metrics).run())
+                group.create_task(
+                    InstallationReconciler(kube, configuration, recorder, self.metrics).run()
+                )

@@ -24,7 +24,7 @@ from onewriter_operator.documents import (
 )
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan.topic import BROKER_DRIFT
-from onewriter_operator.reconcile.topics import TopicVisitor
+from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.store import Store
 from onewriter_operator.workqueue import WorkQueue
 
@@ -42,13 +42,13 @@ class Controller:
         self._metrics = metrics
         self._queue: WorkQueue
         self._fleet: Fleet
-        self._topics: TopicVisitor
+        self._topics: TopicReconciler
         self._known: dict[Key, _Fingerprint] = {}
         self._names: dict[Key, str] = {}
         self._pods: dict[Key, str] = {}
         self._is_complete = False
 
-    def work_with(self, queue: WorkQueue, fleet: Fleet, topics: TopicVisitor) -> None:
+    def work_with(self, queue: WorkQueue, fleet: Fleet, topics: TopicReconciler) -> None:
         """Complete the construction, and listen from now on."""
         self._queue, self._fleet, self._topics = queue, fleet, topics
         self._store.listen(self.changed)
@@ -85,7 +85,7 @@ class Controller:
             if self._is_news(key):
                 self._fleet.declare()
                 if key.kind == TOPIC.kind:
-                    self._visit_whom_it_concerns(key)
+                    self._requeue_affected(key)
         elif key.kind == POD.kind:
             self._pod_changed(key)
         elif key.kind in _DEPENDENT:
@@ -103,7 +103,7 @@ class Controller:
             self._known[key] = found
         return True
 
-    def _visit_whom_it_concerns(self, key: Key) -> None:
+    def _requeue_affected(self, key: Key) -> None:
         """A topic's claims, and its rivals for the Pulsar topic that it has or had, and theirs."""
         topics = {self._names.pop(key, ""), self._declarations.standing(key).topic} - {""}
         if key in self._known:
@@ -111,10 +111,10 @@ class Controller:
         for topic in topics:
             for rival in self._declarations.keys_of(topic):
                 self._queue.add(rival)
-                self._visit_claims(rival)
-        self._visit_claims(key)
+                self._requeue_claims(rival)
+        self._requeue_claims(key)
 
-    def _visit_claims(self, topic: Key) -> None:
+    def _requeue_claims(self, topic: Key) -> None:
         for claim in self._store.claims_of(topic):
             self._queue.add(key_of(claim))
 
@@ -149,7 +149,7 @@ class Controller:
         for key in self._declarations.keys_of(topic):
             self._queue.add(key)
             if claims is None:
-                self._visit_claims(key)
+                self._requeue_claims(key)
             else:
                 for name in claims:
                     self._queue.add(Key(CLAIM.kind, key.namespace, name))

@@ -144,7 +144,7 @@ class Declarations:
             for each in self._store.all(TOPIC.kind)
             if uid_of(each) in self._awaited
             and not self.is_admitted(each)
-            and self._topic_standing(key_of(each), each).word == "Accepted"
+            and self._topic_standing(key_of(each), each).reason == "Accepted"
         }
         return bool(self._awaited)
 
@@ -327,7 +327,7 @@ class Declarations:
             message = f"there is no ExclusiveTopic {key.name} in namespace {key.namespace}"
             return Standing("TopicMissing", message)
         found = self._topic_standing(key, topic)
-        is_served = found.is_kept or found.word == "Accepted"
+        is_served = found.is_kept or found.reason == "Accepted"
         if is_served and read.problem:
             return Standing("Invalid", read.problem, found.topic, is_kept=True)
         if is_served:
@@ -346,7 +346,7 @@ class Declarations:
         if _is_paused(document) or self._look(document).problem:
             source = self._held.get(uid_of(document), document)
         is_closing = (
-            key.kind == TOPIC.kind and self._topic_standing(key, document).word == "Closing"
+            key.kind == TOPIC.kind and self._topic_standing(key, document).reason == "Closing"
         )
         tag = f"{uid_of(source)}/{generation_of(source)}/{is_closing}"
         known = self._pieces.get(key)

@@ -29,7 +29,7 @@ WAITING_MAX: Final = 10_000
 FULL_SECONDS: Final = 0.05
 """Then it looks again after so long."""
 
-TURN_MAX: Final = 500
+BATCH_MAX: Final = 500
 """Events that are taken in at a time, before others have their turn."""
 
 Intake = Callable[[str, Json], None]
@@ -65,7 +65,7 @@ class Handover:
 
     def take_in(self) -> None:
         """Take in what waits; called in the receiving loop."""
-        for _ in range(TURN_MAX):
+        for _ in range(BATCH_MAX):
             try:
                 event = self._waiting.popleft()
             except IndexError:

@@ -24,7 +24,7 @@ from onewriter_operator.documents import (
     uid_of,
 )
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.plan.actions import Tell
+from onewriter_operator.plan.actions import EmitEvent
 
 WAITING_MAX: Final = 1_000
 """Events that wait to be written; further ones are dropped."""
@@ -84,22 +84,22 @@ class Recorder:
         self._recent: OrderedDict[tuple[str, str], list[float]] = OrderedDict()
         self._waiting: asyncio.Queue[tuple[_Same, Json]] = asyncio.Queue(WAITING_MAX)
 
-    def tell(self, about: Mapping[str, Any], told: Tell) -> None:
+    def emit(self, about: Mapping[str, Any], event: EmitEvent) -> None:
         """Say something about an object; the same said again is counted, an answer at once.
 
         Answers are as many as the orders that people wrote themselves, and are never left out.
         """
         now = asyncio.get_running_loop().time()
-        is_new = (uid_of(about), told.reason, told.note) not in self._series
-        if is_new and not told.is_answer and self._is_flood(about, told):
-            told = Tell(told.reason, f"(and others alike) {told.reason}", told.is_warning)
-        same = (uid_of(about), told.reason, told.note)
+        is_new = (uid_of(about), event.reason, event.note) not in self._series
+        if is_new and not event.is_answer and self._is_flood(about, event):
+            event = EmitEvent(event.reason, f"(and others alike) {event.reason}", event.is_warning)
+        same = (uid_of(about), event.reason, event.note)
         known = self._series.get(same)
         if known is not None and now - known.said_at < SERIES_SECONDS:
             known.count += 1
             known.said_at = now
             self._series.move_to_end(same)
-            if now - known.written_at < COUNT_SECONDS and not told.is_answer:
+            if now - known.written_at < COUNT_SECONDS and not event.is_answer:
                 return  # counted; written with the next one
         else:
             namespace = str(metadata(about).get("namespace") or "default")
@@ -108,14 +108,14 @@ class Recorder:
             while len(self._series) > REMEMBERED_MAX:
                 self._series.popitem(last=False)
         try:
-            self._waiting.put_nowait((same, _event(about, told)))
+            self._waiting.put_nowait((same, _event(about, event)))
         except asyncio.QueueFull:
             self._dropped()
 
-    def _is_flood(self, about: Mapping[str, Any], told: Tell) -> bool:
+    def _is_flood(self, about: Mapping[str, Any], event: EmitEvent) -> bool:
         """Whether so much of the kind was said of the object lately that it is only counted."""
         now = asyncio.get_running_loop().time()
-        which = (uid_of(about), told.reason)
+        which = (uid_of(about), event.reason)
         recent = [at for at in self._recent.get(which, ()) if now - at < SERIES_SECONDS]
         if len(recent) < ALIKE_MAX:
             recent.append(now)
@@ -126,7 +126,7 @@ class Recorder:
         return len(recent) >= ALIKE_MAX
 
     async def run(self) -> None:
-        """Write what is told until cancelled."""
+        """Write what is emitted until cancelled."""
         while True:
             same, event = await self._waiting.get()
             series = self._series.get(same)
@@ -173,16 +173,16 @@ class Recorder:
         series.written_count = count
 
 
-def _event(about: Mapping[str, Any], told: Tell) -> Json:
+def _event(about: Mapping[str, Any], event: EmitEvent) -> Json:
     of = metadata(about)
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
         "reportingController": REPORTING_CONTROLLER,
         "action": "Reconcile",
-        "type": "Warning" if told.is_warning else "Normal",
-        "reason": told.reason,
-        "note": told.note[:NOTE_LENGTH_MAX],
+        "type": "Warning" if event.is_warning else "Normal",
+        "reason": event.reason,
+        "note": event.note[:NOTE_LENGTH_MAX],
         "regarding": {
             "apiVersion": about["apiVersion"],
             "kind": about["kind"],

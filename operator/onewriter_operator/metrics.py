@@ -92,7 +92,7 @@ class Metrics:
             self._watch.labels(kind).set_function(lambda: time.monotonic() - self._heard[kind])
         self._heard[kind] = time.monotonic()
 
-    def visited(self, key: Key, seconds: float, result: str) -> None:
+    def reconciled(self, key: Key, seconds: float, result: str) -> None:
         """A visit ended; see workqueue.Observer."""
         self.reconcile.labels(key.kind, result).observe(seconds)
 

@@ -57,7 +57,7 @@ class RetryLater(Exception):
         self.is_firm = is_firm
 
 
-Visit = Callable[[Key], Awaitable[float | None]]
+Reconcile = Callable[[Key], Awaitable[float | None]]
 """Brings one object forward. Returns the seconds after which it wants to be visited again, at the
 latest; None: at the resync. Raises RetryLater, or anything else, to be repeated."""
 
@@ -65,7 +65,7 @@ latest; None: at the resync. Raises RetryLater, or anything else, to be repeated
 class Observer(Protocol):
     """Who is told how visits went."""
 
-    def visited(self, key: Key, seconds: float, result: str) -> None:
+    def reconciled(self, key: Key, seconds: float, result: str) -> None:
         """A visit ended: ``result`` is "ok", "later" or "error"."""
 
 
@@ -78,7 +78,7 @@ class _Entry:
 
     due: float | None = None
     is_in_line: bool = False
-    is_visited: bool = False
+    is_running: bool = False
     is_dirty: bool = False
     failures: int = 0
     free_at: float = field(default=-1e9)
@@ -89,7 +89,7 @@ class WorkQueue:
 
     def __init__(
         self,
-        visit: Visit,
+        reconcile: Reconcile,
         *,
         workers: int,
         resync_seconds: float,
@@ -97,7 +97,7 @@ class WorkQueue:
         spacing_seconds: float = SPACING_SECONDS,
         randomness: random.Random | None = None,
     ) -> None:
-        self._visit = visit
+        self._reconcile = reconcile
         self._workers = workers
         self._resync_seconds = resync_seconds
         self._observer = observer
@@ -149,7 +149,7 @@ class WorkQueue:
         due = max(now + seconds, entry.free_at)
         if entry.is_in_line:
             return
-        if entry.is_visited and seconds <= 0:
+        if entry.is_running and seconds <= 0:
             entry.is_dirty = True
             return
         if due <= now + RESOLUTION_SECONDS:
@@ -184,7 +184,7 @@ class WorkQueue:
                 if entry is None or entry.due != due:
                     continue  # visited earlier, or forgotten
                 entry.due = None
-                if entry.is_visited:
+                if entry.is_running:
                     entry.is_dirty = True
                 else:
                     self._into_line(key, entry)
@@ -202,12 +202,12 @@ class WorkQueue:
             key = self._line.popleft()
             entry = self._entries[key]
             entry.is_in_line = False
-            entry.is_visited = True
+            entry.is_running = True
             entry.due = None
             try:
-                after = await self._visited(key, entry)
+                after = await self._run_once(key, entry)
             finally:
-                entry.is_visited = False
+                entry.is_running = False
                 entry.free_at = max(entry.free_at, self._now() + self._spacing)
             self._settle(key, entry, after)
 
@@ -220,12 +220,12 @@ class WorkQueue:
         else:
             del self._entries[key]
 
-    async def _visited(self, key: Key, entry: _Entry) -> float | None:
+    async def _run_once(self, key: Key, entry: _Entry) -> float | None:
         """One visit; when the next one is due, None: never."""
         started = self._now()
         result = "ok"
         try:
-            wanted = await self._visit(key)
+            wanted = await self._reconcile(key)
         except RetryLater as later:
             result = "later"
             log.info("visit.later", key=str(key), kind=key.kind, reason=str(later))
@@ -250,7 +250,7 @@ class WorkQueue:
             return resync if wanted is None else min(wanted, resync)
         finally:
             if self._observer is not None:
-                self._observer.visited(key, self._now() - started, result)
+                self._observer.reconciled(key, self._now() - started, result)
 
     def _backoff(self, failures: int) -> float:
         doubled: float = BACKOFF_SECONDS_MIN * 2 ** (failures - 1)

@@ -20,15 +20,15 @@ from onewriter_pipeline.brokers.frames import BlockFrame
 from onewriter_pipeline.brokers.positions import shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Gap, LogEnds, Trimmed
-from onewriter_pipeline.reading.limiting import (
+from onewriter_pipeline.read.limiting import (
     Counts,
     behind_entries,
     behind_messages,
     is_even,
     shares,
 )
-from onewriter_pipeline.reading.offsets import Run, of_epochs, runs_between, runs_within
-from onewriter_pipeline.reading.planning import (
+from onewriter_pipeline.read.offsets import Run, of_epochs, runs_between, runs_within
+from onewriter_pipeline.read.planning import (
     Bound,
     Kind,
     check_epochs,

@@ -15,8 +15,8 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.positions import position_of, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.reading.offsets import END_OF_LOG, Run, runs_within
-from onewriter_pipeline.reading.planning import Bound, Kind, check_epochs, resolved
+from onewriter_pipeline.read.offsets import END_OF_LOG, Run, runs_within
+from onewriter_pipeline.read.planning import Bound, Kind, check_epochs, resolved
 from onewriter_pipeline.tables.files import by_folder
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow, TableFile, folder_of
 from onewriter_pipeline.tables.reading import Piece, pieces, position_at

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import (
 )
 
 from onewriter_pipeline.errors import Invalid, PipelineError
-from onewriter_pipeline.publishing import writing
-from onewriter_pipeline.publishing.writing import StagedLog
+from onewriter_pipeline.publish import writing
+from onewriter_pipeline.publish.writing import StagedLog
 from pyspark_onewriter.sink_options import WriteOptions, write_options
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from typing import Final
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.leading.asking import Leader
-from onewriter_pipeline.leading.requests import MODES, Grant
-from onewriter_pipeline.publishing.driving import IDLE_SECONDS, Driving
-from onewriter_pipeline.publishing.hashing import SCHEMES
-from onewriter_pipeline.publishing.messages import check_columns
-from onewriter_pipeline.publishing.packing import FRAME_ROWS
-from onewriter_pipeline.publishing.staging import check_app, check_version
-from onewriter_pipeline.publishing.writing import EXACTLY_ONCE, GUARANTEES, Target
+from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.requests import MODES, Grant
+from onewriter_pipeline.publish.driving import IDLE_SECONDS, Driving
+from onewriter_pipeline.publish.hashing import SCHEMES
+from onewriter_pipeline.publish.messages import check_columns
+from onewriter_pipeline.publish.packing import FRAME_ROWS
+from onewriter_pipeline.publish.staging import check_app, check_version
+from onewriter_pipeline.publish.writing import EXACTLY_ONCE, GUARANTEES, Target
 from onewriter_pipeline.schema import TOPIC
 from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of, service_url_of
 

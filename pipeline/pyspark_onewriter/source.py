@@ -10,8 +10,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.positions import shown
-from onewriter_pipeline.reading.offsets import Run, Span, divided, entries_of, tasks_for
-from onewriter_pipeline.reading.planning import parts_of
+from onewriter_pipeline.read.offsets import Run, Span, divided, entries_of, tasks_for
+from onewriter_pipeline.read.planning import parts_of
 from pyspark_onewriter.options import ReadOptions
 from pyspark_onewriter.tiers import divided_pieces, planned, read_either, read_pieces
 
@@ -71,7 +71,7 @@ def tasks_of(
 
 def read_task(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The messages of a task's spans. Spark asks for a partition of None where there are no tasks."""
-    from onewriter_pipeline.reading.spans import read_span  # noqa: PLC0415 - executors need Arrow, planners do not
+    from onewriter_pipeline.read.spans import read_span  # noqa: PLC0415 - executors need Arrow, planners do not
 
     if partition.value is None:
         return

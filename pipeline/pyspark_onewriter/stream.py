@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.brokers.positions import position_of, shown
-from onewriter_pipeline.reading.offsets import Run, entries_of, limited
+from onewriter_pipeline.read.offsets import Run, entries_of, limited
 from pyspark_onewriter.acknowledging import Follower
 from pyspark_onewriter.backlog import AnyBacklog, backlog_of, within_messages
 from pyspark_onewriter.options import ReadOptions

@@ -16,8 +16,8 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.positions import behind, shown
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import EntriesLost, Gap, Invalid, Trimmed
-from onewriter_pipeline.reading.limiting import Counts
-from onewriter_pipeline.reading.offsets import (
+from onewriter_pipeline.read.limiting import Counts
+from onewriter_pipeline.read.offsets import (
     TASK_BYTES_MAX,
     Run,
     Span,
@@ -25,7 +25,7 @@ from onewriter_pipeline.reading.offsets import (
     runs_between,
     runs_within,
 )
-from onewriter_pipeline.reading.planning import (
+from onewriter_pipeline.read.planning import (
     Selection,
     check_kept,
     check_names,
@@ -139,7 +139,7 @@ def _place(options: ReadOptions) -> Place:
 
 def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     """The messages of a span of the log; what was offloaded and trimmed since it was planned, of the table."""
-    from onewriter_pipeline.reading.spans import read_chunks, read_span  # noqa: PLC0415
+    from onewriter_pipeline.read.spans import read_chunks, read_span  # noqa: PLC0415
     from pyspark_onewriter.kept import kept_of  # noqa: PLC0415
 
     strict = replace(options.reading, fail_on_loss=True)

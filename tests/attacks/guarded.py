@@ -11,7 +11,7 @@ import jwt
 from tests.integration.http_calls import Http
 from tests.integration.raw import RawClient
 
-from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 
 ADMINISTRATOR = "boss"
 SECRET = secrets.token_hex(32)

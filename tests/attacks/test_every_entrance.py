@@ -13,7 +13,7 @@ from tests.integration.http_calls import Http
 
 from onewriter_broker.connection import lookups, owning, rights
 from onewriter_broker.http.routes import AnyIdentity, Filtered, Needs, Open
-from onewriter_broker.in_process import InProcessBroker
+from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.authorization import Action
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Identity, TopicName

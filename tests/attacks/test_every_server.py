@@ -12,9 +12,9 @@ from aiohttp import web
 from tests.attacks.guarded import GuardedBrokers
 
 from onewriter.sidecar.http import HttpServer
-from onewriter.sidecar.owning import Owning
+from onewriter.sidecar.map_http import Sharing
+from onewriter.sidecar.ownerships import Owning
 from onewriter.sidecar.settings import Settings
-from onewriter.sidecar.sharing import Sharing
 from onewriter_http.limits import Limits
 from onewriter_http.routes import Callers, For, Routes
 from onewriter_http.server import Server

@@ -19,7 +19,7 @@ from tests.attacks.guarded import (
 from tests.attacks.http_bytes import answer, connected, request, send
 from tests.integration.http_calls import ADMIN, OWN, Http
 
-from onewriter_broker.in_process import InProcessBroker
+from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_http import logs
 from onewriter_http.limits import Limits
 

@@ -18,7 +18,7 @@ from tests.unit.client.fake_broker import FakeBroker, until
 from tests.unit.client.sidecar_world import running_sidecar
 from tests.unit.kube.test_webhook import World
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.web import Web
 

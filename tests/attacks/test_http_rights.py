@@ -12,8 +12,8 @@ from tests.attacks.http_bytes import answer, connected, request, send
 from tests.integration.http_calls import ADMIN, OWN, Http
 
 from onewriter_broker.http import server
-from onewriter_broker.in_process import InProcessBroker, in_process_broker
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.testing.ports import free_ports
 from onewriter_http.limits import Limits
 
 SCRAPE_TOKEN = "a-token-for-prometheus"  # noqa: S105 - made for this test

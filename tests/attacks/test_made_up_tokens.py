@@ -11,13 +11,13 @@ from tests.integration.http_calls import Http
 from tests.integration.raw_connection import RefusedByBroker
 from tests.unit.broker.test_token_reviews import AUDIENCE, GOOD, Cluster, made, signed
 
-from onewriter_broker.in_process import InProcessBroker
-from onewriter_broker.kubernetes_api import Answer
-from onewriter_broker.token_review import (
+from onewriter_broker.auth.token_review import (
     REFUSED_PER_ADDRESS_MAX,
     ClusterKeys,
     TokenReviewAuthenticator,
 )
+from onewriter_broker.kubernetes_api import Answer
+from onewriter_broker.testing.in_process import InProcessBroker
 
 TOPICS = "/onewriter/v1/topics"
 

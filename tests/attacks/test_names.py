@@ -11,7 +11,7 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import RawClient, full
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_core.errors import Refused
 from onewriter_core.ids import TOPIC_NAME_LENGTH_MAX, InvalidTopicName, TopicName
 from onewriter_core.own.names import canonical

@@ -14,8 +14,8 @@ import pytest
 from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, token_of
 from tests.cluster.pki import Authority
 
-from onewriter_broker.in_process import InProcessBroker
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.in_process import InProcessBroker
+from onewriter_broker.testing.ports import free_ports
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 

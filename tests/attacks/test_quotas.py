@@ -13,7 +13,7 @@ from tests.integration.raw import RawClient, eventually
 from tests.integration.raw_connection import RefusedByBroker
 from tests.servers import running_server
 
-from onewriter_broker.in_process import in_process_broker
+from onewriter_broker.testing.in_process import in_process_broker
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 

@@ -11,7 +11,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.http_calls import OWN
 from tests.integration.raw import RefusedByBroker
 
-from onewriter_broker.in_process import InProcessBroker
+from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 TOPIC, WRITER, READER, STRANGER = "orders", "writer", "reader", "stranger"

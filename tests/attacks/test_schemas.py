@@ -12,7 +12,7 @@ from tests.attacks.guarded import GuardedBrokers, address_of, wire_as
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, full
 
-from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.schemas.checks import Question, SchemaChecks
 from onewriter_broker.topic.schemas.rules import (
     BRANCHES_MAX,

@@ -13,8 +13,8 @@ from tests.integration.http_calls import OWN
 from tests.integration.raw import eventually
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.http.staging import UPLOADS
-from onewriter_broker.in_process import InProcessBroker
+from onewriter_broker.http.onewriter.staging import UPLOADS
+from onewriter_broker.testing.in_process import InProcessBroker
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, http_as, wire_a
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, RefusedByBroker, eventually
 
-from onewriter_broker.in_process import InProcessBroker
+from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 Json = dict[str, Any]

@@ -14,7 +14,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.raw import eventually
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 

@@ -19,8 +19,8 @@ from tests.integration.conftest import RawClients
 from tests.integration.http_calls import OWN, PERSISTENT
 from tests.integration.raw import full
 
-from onewriter_broker.authorization import UNKNOWN
-from onewriter_broker.in_process import InProcessBroker
+from onewriter_broker.auth.authorization import UNKNOWN
+from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 

@@ -13,7 +13,7 @@ from tests.integration.raw import RawClient, eventually, full
 from tests.integration.raw_connection import RefusedByBroker
 
 from onewriter_broker.connection import rounds
-from onewriter_broker.in_process import InProcessBroker, in_process_broker
+from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.wire.commands import decode_command, encode_command

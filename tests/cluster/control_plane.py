@@ -24,7 +24,7 @@ from tests.cluster.binaries import CONTROL_PLANE, program
 from tests.cluster.commands import CommandHangs, run
 from tests.cluster.pki import SERVICE_ADDRESS, Authority
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 
 START_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_START_TIMEOUT", "240").rstrip("s"))
 STOP_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT", "60").rstrip("s"))

@@ -22,7 +22,7 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 

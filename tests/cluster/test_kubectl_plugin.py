@@ -33,7 +33,7 @@ from tests.integration.raw import EXCLUSIVE, RawClient
 from tests.servers import running_server
 from tests.unit.charts.rendering import of_kind, rendered
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.broker_http import topic_path
 from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
 

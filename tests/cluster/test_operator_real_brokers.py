@@ -18,7 +18,7 @@ from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.worlds import World
 from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 
 Json = dict[str, Any]
 

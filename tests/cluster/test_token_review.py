@@ -19,14 +19,14 @@ from tests.cluster.accounts import (
 from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 
 from onewriter_broker import kubernetes_api
-from onewriter_broker.kubernetes_api import Answer, ApiServer, KubernetesApi
-from onewriter_broker.token_review import (
+from onewriter_broker.auth.token_review import (
     ANSWER_SECONDS,
     REFUSAL_SECONDS,
     REVIEWS,
     ClusterKeys,
     TokenReviewAuthenticator,
 )
+from onewriter_broker.kubernetes_api import Answer, ApiServer, KubernetesApi
 from onewriter_core.errors import Refused, ServerError, Unavailable
 
 

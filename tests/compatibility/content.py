@@ -22,7 +22,7 @@ from tests.integration.sinks import rows, target_of, write
 
 from onewriter import Client
 from onewriter.state import SharedMap
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables.tables import Tables

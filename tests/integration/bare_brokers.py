@@ -9,7 +9,7 @@ from typing import Any
 from tests.integration.continuous_writer import ContinuousWriter, check, reported_losses, story_of
 from tests.integration.forked_brokers import forked_brokers
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 
 @contextlib.contextmanager

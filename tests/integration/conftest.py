@@ -20,7 +20,7 @@ from tests.integration.raw import RawClient
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
-from onewriter_broker.testing import RUNNING, LocalBrokers
+from onewriter_broker.testing.processes import RUNNING, LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "2"))

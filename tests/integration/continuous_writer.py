@@ -23,7 +23,7 @@ from onewriter_broker.log.api import Block, Marker
 from onewriter_broker.log.redis_primary import RedisSettings
 from onewriter_broker.log.redis_store import RedisLogStore
 from onewriter_broker.log.topic_log import last_position, payloads
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.wire.messages import entry_payload

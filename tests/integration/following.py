@@ -10,7 +10,7 @@ from typing import Any
 from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, RawProducer, RefusedByBroker
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError, Unavailable
 
 FOLLOW_SECONDS = 120.0

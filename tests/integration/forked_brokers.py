@@ -12,7 +12,7 @@ from tests.integration.forked import fork
 from tests.servers import running_server
 
 from onewriter_broker import process
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 BUCKETS = 8
 """How many buckets such brokers share: taking the usual 64 would be two thirds of the work of a start."""

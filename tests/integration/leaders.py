@@ -11,10 +11,10 @@ import onewriter.sync
 from onewriter import AccessMode
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.leading.asking import Leader
-from onewriter_pipeline.leading.requests import EXCLUSIVE, Grant
-from onewriter_pipeline.publishing.driving import Driving
-from onewriter_pipeline.publishing.writing import Target
+from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.requests import EXCLUSIVE, Grant
+from onewriter_pipeline.publish.driving import Driving
+from onewriter_pipeline.publish.writing import Target
 
 FENCING = AccessMode.EXCLUSIVE_WITH_FENCING
 

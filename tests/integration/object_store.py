@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.cluster import binaries
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 
 BUCKET = "history"
 KEY = "an-access-key"

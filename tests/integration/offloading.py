@@ -15,7 +15,7 @@ from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import in_process
 from onewriter_pipeline.jobs.offload import Offload, Report
 from onewriter_pipeline.jobs.trim import LogReport, TrimJob
-from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.read.planning import Selection
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
 from pyspark_onewriter.options import read_options

@@ -17,7 +17,7 @@ from tests.integration.forked import fork
 from tests.integration.http_calls import Http
 
 from onewriter.sidecar.cli import sidecar
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 
 SECONDS_MAX = 120.0
 

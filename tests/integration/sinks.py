@@ -11,12 +11,12 @@ from tests.integration.http_calls import Http
 from tests.integration.leaders import driving
 from tests.integration.test_atomic_publish import Reader
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.leading.requests import EXCLUSIVE, Grant
-from onewriter_pipeline.publishing import writing
-from onewriter_pipeline.publishing.staging import Publication
-from onewriter_pipeline.publishing.writing import StagedLog, Target
+from onewriter_pipeline.lead.requests import EXCLUSIVE, Grant
+from onewriter_pipeline.publish import writing
+from onewriter_pipeline.publish.staging import Publication
+from onewriter_pipeline.publish.writing import StagedLog, Target
 
 APP = "job"
 

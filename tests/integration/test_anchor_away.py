@@ -19,7 +19,7 @@ from tests.integration.raw import (
 )
 
 from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName, bucket_of
 

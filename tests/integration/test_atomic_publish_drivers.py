@@ -11,7 +11,7 @@ from tests.integration.http_calls import OWN, Http
 from tests.integration.leaders import granted
 from tests.integration.test_atomic_publish import APP, Reader, publish, rows, staging
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.errors import Conflict
 
 

@@ -23,7 +23,7 @@ from tests.integration.raw import (
     full,
 )
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.encoding import encode_ack, encode_flow, encode_send_header

@@ -25,7 +25,7 @@ from tests.integration.raw import (
 )
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 

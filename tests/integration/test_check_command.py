@@ -9,7 +9,7 @@ import click.testing
 import pytest
 
 from onewriter import Fenced, check
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import Unavailable
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from onewriter import AccessMode, Client, ProducerOptions, Refused, ServerError
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
 FENCING = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)

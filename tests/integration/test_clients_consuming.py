@@ -14,7 +14,7 @@ from pulsar import ConsumerType, InitialPosition, MessageId
 from tests.integration.conftest import StockClients
 from tests.integration.raw import eventually
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
 """For what is to come: a machine may be slow, and a test that fails is not."""

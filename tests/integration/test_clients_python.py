@@ -19,7 +19,7 @@ from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import eventually
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
 """For what is to come: a machine may be slow, and a test that fails is not."""

@@ -19,7 +19,7 @@ from pulsar.schema import (
 from tests.integration.conftest import StockClients
 from tests.integration.http_calls import ADMIN, PERSISTENT, Http
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
 """For what is to come: a machine may be slow, and a test that fails is not."""

@@ -7,7 +7,7 @@ import pytest
 from tests.integration.conftest import RawClients
 from tests.integration.raw import SHARED, contents_of, eventually, full
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.encoding import encode_send_header

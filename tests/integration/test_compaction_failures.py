@@ -18,7 +18,7 @@ from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import eventually
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 
 KEYS = 300

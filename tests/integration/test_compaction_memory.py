@@ -18,7 +18,7 @@ from tests.integration.test_compaction_failures import holds, read
 from tests.integration.test_desired_state import hang_up
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 MESSAGE_BYTES = 4_000
 MESSAGES = 4_000

@@ -17,7 +17,7 @@ from bench.compare.waiting import FROZEN_HOLDER, WAITING
 from tests.integration.conftest import ATTENTIVE
 from tests.integration.forked_brokers import forked_brokers
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 pytestmark = (
     pytest.mark.full

@@ -12,7 +12,7 @@ from typing import Any
 from tests.integration.conftest import RawClients
 from tests.integration.raw import eventually
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.command import EXIT_REFUSED, EXIT_USAGE
 
 SECONDS_MAX = 120.0

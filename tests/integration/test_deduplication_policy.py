@@ -19,7 +19,7 @@ from tests.integration.http_calls import ADMIN, Http
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, contents_of, eventually
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.values import SendReceipt
 
 NOWHERE = (2**64 - 1, 2**64 - 1)

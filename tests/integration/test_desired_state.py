@@ -16,7 +16,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker, eventually
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
 
 DESIRED = "/onewriter/v1/desired"

@@ -14,7 +14,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import FENCING, contents_of, eventually
 from tests.integration.sidecars import Sidecar, sidecars
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 ZOMBIES = 10
 

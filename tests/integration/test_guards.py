@@ -21,7 +21,7 @@ from onewriter import (
     Refused,
     ServerError,
 )
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import TopicName, bucket_of
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)

@@ -17,7 +17,7 @@ from tests.integration.raw import EXCLUSIVE, RefusedByBroker
 from tests.servers import running_server
 
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName, bucket_without_tags

@@ -16,7 +16,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, OWN, PERSISTENT, Http
 from tests.integration.raw import eventually
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 INFO = {"adminRoles": [], "allowedClusters": ["standalone"]}
 

@@ -10,7 +10,7 @@ from tests.integration.conftest import RawClients, StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import RawProducer
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

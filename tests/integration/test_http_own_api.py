@@ -18,7 +18,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker, eventually
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import ServerError
 
 SECRET = secrets.token_hex(32)

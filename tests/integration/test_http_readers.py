@@ -11,7 +11,7 @@ from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, FENCING, full
 from tests.integration.test_http_own_api import guarded, token
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access

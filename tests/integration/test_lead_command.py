@@ -19,7 +19,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, Http
 from tests.integration.raw import FENCING, contents_of, eventually
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 SECONDS_MAX = 120.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))

@@ -12,8 +12,8 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE, SHARED, RefusedByBroker
 from tests.servers import DEBIAN_REDIS, StoreServer, running_server
 
-from onewriter_broker.local.ports import free_ports
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.ports import free_ports
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ServerError
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from tests.integration.sidecars import SECONDS_MAX, Sidecar
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 INCREMENTS = 25
 DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "sidecar.md"

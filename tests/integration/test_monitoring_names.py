@@ -10,7 +10,7 @@ from charts.generator import dashboard
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.charts.rendering import CHART, ROOT
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_operator.metrics import Metrics
 
 SUFFIXES = {

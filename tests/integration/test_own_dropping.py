@@ -22,7 +22,7 @@ from onewriter_broker.connection.guards import (
     GUARD_PROPERTY,
 )
 from onewriter_broker.log.keys import BUCKETS_DEFAULT
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.own.names import resource_bucket

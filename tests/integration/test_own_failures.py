@@ -15,7 +15,7 @@ from tests.integration.owners import DeniedByBroker, ask_own, lost, own, own_any
 from tests.integration.raw import RawClient, eventually
 from tests.servers import StoreServer, running_pair, running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.own.names import resource_bucket
 from onewriter_core.own.table import LINEAGE_BITS

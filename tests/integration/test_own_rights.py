@@ -13,7 +13,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.owners import DeniedByBroker, lost, own
 from tests.integration.raw import RawClient, full
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 
 SECRET = secrets.token_hex(32)

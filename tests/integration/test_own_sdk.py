@@ -25,7 +25,7 @@ from onewriter import (
     ServerError,
     Unavailable,
 )
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 _numbers = itertools.count()
 

@@ -16,7 +16,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.owners import own
 from tests.integration.sidecars import Sidecar, sidecars
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 _numbers = itertools.count()
 

@@ -13,7 +13,7 @@ from tests.integration.http_calls import Http
 from tests.integration.owners import DeniedByBroker, disown, lost, own, own_all
 from tests.integration.raw import RawClient, RefusedByBroker, eventually
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.own.names import RESOURCE_BYTES_MAX
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

@@ -23,7 +23,7 @@ from tests.integration.raw import (
     full,
 )
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 
 PARTITIONS = 4

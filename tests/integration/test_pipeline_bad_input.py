@@ -13,7 +13,7 @@ from tests.integration.test_http_own_api import guarded, token
 from tests.servers import running_server
 
 from onewriter_broker.log.keys import Keys
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access

@@ -13,13 +13,13 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.integration.conftest import StockClients
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid, NotFound, PipelineError, Trimmed
-from onewriter_pipeline.reading.spans import trimmable_before
+from onewriter_pipeline.read.spans import trimmable_before
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, column_types
 from pyspark_onewriter.options import read_options, stream_options
 from pyspark_onewriter.source import TopicReader

@@ -12,7 +12,7 @@ from tests.integration.http_calls import Http
 from tests.integration.offloading import FULL, Fill, numbered, offload
 from tests.integration.streaming import all_of, batches, begun, read, standing, stream
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access

@@ -15,13 +15,13 @@ from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.offloading import Fill, filled, numbered, offload, rows, trim, values
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline import cli
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import NotFound
 from onewriter_pipeline.jobs.trim import TrimJob
-from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.read.planning import Selection
 from onewriter_pipeline.schema import DELTA, MESSAGE_COLUMNS, PARQUET, VALUE
 from onewriter_pipeline.tables.layout import MESSAGES, SEGMENTS
 from onewriter_pipeline.tables.tables import Tables

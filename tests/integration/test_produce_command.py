@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.integration.conftest import RawClients
 from tests.integration.raw import FENCING, contents_of
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 SECONDS_MAX = 120.0
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))

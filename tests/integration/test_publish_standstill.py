@@ -33,8 +33,8 @@ from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Trimmed
-from onewriter_pipeline.leading.requests import Grant
-from onewriter_pipeline.publishing.staging import Staging
+from onewriter_pipeline.lead.requests import Grant
+from onewriter_pipeline.publish.staging import Staging
 
 STANDSTILL_SECONDS = 1.0
 ROWS, ROW_BYTES = 40_000, 1_000

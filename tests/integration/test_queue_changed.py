@@ -7,7 +7,7 @@ import asyncio
 from tests.integration.conftest import RawClients
 
 from onewriter import AccessMode, Client, ProducerOptions
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 SECONDS = 120

@@ -16,9 +16,9 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import RawClient, RawConsumer, RawProducer, RefusedByBroker, full
 
 from onewriter import Client, Consumer, ConsumerOptions, NoMessage, SubscriptionType
-from onewriter._stream import Stream
+from onewriter._consume.stream import Stream
 from onewriter_broker.connection.consuming import PARKED_MAX
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.encoding import encode_flow

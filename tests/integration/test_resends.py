@@ -16,7 +16,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE, contents_of, entries_of
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.messages import parse_metadata
 
 CUTS = 6

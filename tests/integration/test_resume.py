@@ -20,7 +20,7 @@ from tests.integration.raw import (
     eventually,
 )
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 
 MODES = {"Exclusive": EXCLUSIVE, "WaitForExclusive": WAIT, "ExclusiveWithFencing": FENCING}

@@ -25,7 +25,7 @@ from onewriter import (
     ProducerOptions,
     Refused,
 )
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 MESSAGES = 1_200
 CUTS = 6

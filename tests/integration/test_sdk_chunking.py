@@ -32,7 +32,7 @@ from onewriter import (
     Refused,
     Unreadable,
 )
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry, parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

@@ -26,7 +26,7 @@ from onewriter import (
     Refused,
     SubscriptionType,
 )
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 MESSAGES = 2_000
 CUTS = 8

@@ -25,7 +25,7 @@ from onewriter import (
     SharedMap,
     SubscriptionType,
 )
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 
 SECONDS_MAX = 60.0

@@ -28,7 +28,7 @@ from onewriter import (
     ProducerOptions,
     Refused,
 )
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 
 

@@ -33,7 +33,7 @@ from onewriter import (
     Refused,
     ServerError,
 )
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 pytestmark = pytest.mark.timeout(900)  # Pulsar's jars are fetched once, which takes minutes
 

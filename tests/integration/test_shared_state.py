@@ -19,7 +19,7 @@ from tests.state.map_contract import LIMITS, MapContract
 
 from onewriter import Client, ConfigurationError, Refused
 from onewriter.state import Checkpoints, SharedMap
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 NEVER = Checkpoints(writes=10**9)
 

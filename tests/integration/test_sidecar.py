@@ -25,7 +25,7 @@ from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, entries_of, e
 from tests.integration.sidecars import Events, Sidecar, sidecars
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.wire.messages import parse_metadata
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "sidecar"

@@ -28,11 +28,11 @@ from tests.integration.leaders import program
 from tests.integration.sinks import full
 from tests.integration.test_atomic_publish import Reader, holder, rows
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.errors import Conflict, MissingPart, PipelineError
-from onewriter_pipeline.leading.asking import Leader
-from onewriter_pipeline.publishing import staging
-from onewriter_pipeline.publishing.driving import Driving
+from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.publish import staging
+from onewriter_pipeline.publish.driving import Driving
 from pyspark_onewriter import sink
 
 APP: Final = "job"
@@ -395,7 +395,7 @@ def names_without_attempt(_: Log) -> Mutation:
     right = staging.Staging.stager
 
     def stager(self: staging.Staging, partition: int, _: int, **more: Any) -> staging.Stager:
-        with patch("onewriter_pipeline.publishing.staging.secrets.token_hex", lambda _: "same"):
+        with patch("onewriter_pipeline.publish.staging.secrets.token_hex", lambda _: "same"):
             return right(self, partition, 0, **more)
 
     return patch.object(staging.Staging, "stager", stager)

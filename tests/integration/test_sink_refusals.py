@@ -25,13 +25,13 @@ from tests.integration.sinks import (
 )
 from tests.integration.test_atomic_publish import Reader, holder
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
-from onewriter_pipeline.leading.requests import WAIT_FOR_EXCLUSIVE, Grant
-from onewriter_pipeline.publishing import writing
-from onewriter_pipeline.publishing.packing import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
-from onewriter_pipeline.publishing.staging import VERSION_MAX
+from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE, Grant
+from onewriter_pipeline.publish import writing
+from onewriter_pipeline.publish.packing import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
+from onewriter_pipeline.publish.staging import VERSION_MAX
 
 LONG_APP = "a" * 200
 

@@ -35,16 +35,16 @@ from tests.integration.sinks import (
 )
 from tests.integration.test_atomic_publish import Reader, epoch_of, holder, number_of
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
-from onewriter_pipeline.leading.asking import Leader
-from onewriter_pipeline.leading.requests import EXCLUSIVE_WITH_FENCING, WAIT_FOR_EXCLUSIVE
-from onewriter_pipeline.publishing import writing
-from onewriter_pipeline.publishing.driving import Driving
-from onewriter_pipeline.publishing.hashing import JAVA, MURMUR, partition_of, partitions_of
-from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, Target
+from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.requests import EXCLUSIVE_WITH_FENCING, WAIT_FOR_EXCLUSIVE
+from onewriter_pipeline.publish import writing
+from onewriter_pipeline.publish.driving import Driving
+from onewriter_pipeline.publish.hashing import JAVA, MURMUR, partition_of, partitions_of
+from onewriter_pipeline.publish.writing import AT_LEAST_ONCE, Target
 
 ATTEMPTS_MAX = 50
 

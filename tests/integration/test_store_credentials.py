@@ -11,7 +11,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.raw import EXCLUSIVE
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.store_rights import broker_acl_rules
 
 USER = "broker"

@@ -14,7 +14,7 @@ from tests.integration.following import follow
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker
 from tests.servers import running_pair, running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 
 pytestmark = pytest.mark.timeout(330)

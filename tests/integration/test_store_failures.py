@@ -25,7 +25,7 @@ from tests.integration.http_calls import Http
 from tests.integration.raw import contents_of, eventually
 from tests.servers import SERVER_KINDS, StoreServer, running_pair, running_server
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_broker.verbs.adopt import adopt as adopt_command
 from onewriter_core.errors import Unavailable
 

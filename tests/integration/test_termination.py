@@ -17,7 +17,7 @@ from tests.integration.http_calls import PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, WAIT, RefusedByBroker, contents_of
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId

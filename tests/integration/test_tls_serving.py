@@ -23,8 +23,8 @@ from tests.integration.raw import EXCLUSIVE, FENCING, contents_of, eventually
 from urllib3.exceptions import InsecureRequestWarning
 
 from onewriter import AccessMode, Client, Limits, ProducerOptions, Tls, Unavailable
-from onewriter_broker.local.ports import free_ports
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.ports import free_ports
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Invalid

@@ -8,7 +8,7 @@ from typing import Any
 
 import pulsar
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 BLOCKS = 2_500
 """More than the store drops in one call."""

@@ -16,7 +16,7 @@ import redis.exceptions
 from tests.servers import SERVER_PROGRAMS
 from tests.unit.kube.installation_configurations import configured
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 from onewriter_operator.installation import valkey_configuration
 
 SECONDS_MAX = 120.0

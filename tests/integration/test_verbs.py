@@ -18,7 +18,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import epoch_of
 from tests.integration.raw import EXCLUSIVE
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core import command
 from onewriter_core.command import EXIT_REFUSED, EXIT_UNKNOWN, EXIT_USAGE
 

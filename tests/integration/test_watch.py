@@ -18,7 +18,7 @@ from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import ADMIN, OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, FENCING, eventually
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 WATCH = "/onewriter/v1/watch"
 SECRET = "a secret of at least thirty-two bytes"  # noqa: S105 - a test's

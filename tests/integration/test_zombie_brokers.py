@@ -25,7 +25,7 @@ from tests.integration.raw import (
 )
 from tests.servers import running_server
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import Unavailable
 from onewriter_core.wire.encoding import encode_ack
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

@@ -106,12 +106,12 @@ def stale_was_rejected(before: State, action: Action, after: State) -> bool:
 
 
 def ghost_was_skipped(before: State, action: Action, after: State) -> bool:
-    claim = before.topic.claim
+    pending = before.topic.pending_fence
     return (
         isinstance(action.event, FenceStored)
-        and claim is not None
-        and claim.contender is not None
-        and not claim.contender.members
+        and pending is not None
+        and pending.group is not None
+        and not pending.group.members
         and any(isinstance(e, Fence) and e.purpose is Purpose.GRANT for e in action.effects)
     )
 
@@ -153,11 +153,11 @@ def held_back_too_long(before: State, action: Action, after: State) -> bool:
 
 def spread(before: State, action: Action, after: State) -> bool:
     """A waiter that came later was promoted because its host leads fewer topics."""
-    grants = [e for e in action.effects if isinstance(e, Fence) and e.contender is not None]
+    grants = [e for e in action.effects if isinstance(e, Fence) and e.group is not None]
     return any(
         fence.best_loser is not None
-        and fence.contender is not None
-        and fence.contender.arrival > fence.best_loser.arrival
+        and fence.group is not None
+        and fence.group.arrival > fence.best_loser.arrival
         and fence.load < fence.best_loser_load
         for fence in grants
     )

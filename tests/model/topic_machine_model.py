@@ -316,19 +316,19 @@ class World:
                     yield Action(f"{registration} appends under {epoch}"), replace(state, log=log)
 
     def _of_store(self, state: State) -> Iterator[tuple[Action, State]]:
-        claim = state.topic.claim
+        pending = state.topic.pending_fence
         newest = max(max(slot.ledger, slot.epoch) for slot in state.topic.slots)
-        is_fencing = claim is not None and claim.waits is None
-        if claim is not None and is_fencing and newest < self.ledger_max:
+        is_fencing = pending is not None and pending.waits is None
+        if pending is not None and is_fencing and newest < self.ledger_max:
             assured_at = 0.0 if state.is_assured else -LATER
             yield self._happens(
                 f"ledger {newest + 1} is stored",
                 state,
-                FenceStored(claim.number, newest + 1, 0.0, assured_at),
+                FenceStored(pending.number, newest + 1, 0.0, assured_at),
             )
-        if claim is not None and is_fencing and self.may_refuse:
+        if pending is not None and is_fencing and self.may_refuse:
             yield self._happens(
-                "the fence is refused", state, FenceRefused(claim.number, "store is away", 0.0)
+                "the fence is refused", state, FenceRefused(pending.number, "store is away", 0.0)
             )
         if next_deadline(state.topic) is not None:
             later = replace(state, serving=frozenset(), is_assured=False)
@@ -342,7 +342,7 @@ class World:
                 )
 
     def _of_administrator(self, state: State) -> Iterator[tuple[Action, State]]:
-        if state.topic.claim is None:
+        if state.topic.pending_fence is None:
             yield self._happens("handover", state, HandoverRequested("handover", "", 0.0))
             yield self._happens("fence", state, FenceRequested("fence", None, 0.0))
             for slot in state.topic.slots:
@@ -351,7 +351,7 @@ class World:
 
     def _happens(self, name: str, state: State, event: Event) -> tuple[Action, State]:
         outcome = self._outcome(state.node, event)
-        stopped = state.stopped if outcome.topic.claim is not None else ()
+        stopped = state.stopped if outcome.topic.pending_fence is not None else ()
         lines, log = state.lines, state.log
         for effect in outcome.effects:
             match effect:
@@ -434,9 +434,9 @@ class World:
 
     def _fresh(self, state: State, where: str) -> str:
         topic = state.topic
-        known = {*places(topic), *(contender.group for contender in (*topic.holders, *topic.queue))}
-        if topic.claim is not None and topic.claim.contender is not None:
-            known.add(topic.claim.contender.group)
+        known = {*places(topic), *(group.group_id for group in (*topic.holders, *topic.queue))}
+        if topic.pending_fence is not None and topic.pending_fence.group is not None:
+            known.add(topic.pending_fence.group.group_id)
         known |= {lost[0] for lines in state.lines for line in lines for lost in line.lost}
         return next(
             name for name in (f"{where}.{i}" for i in range(1, len(known) + 2)) if name not in known
@@ -468,22 +468,20 @@ def _with_line(state: State, number: int, at: int, line: Line) -> State:
 
 def _ranked(topic: Topic) -> Topic:
     """The topic with arrival and claim numbers as ranks, which is all that rules look at."""
-    claim = topic.claim
-    contenders = [*topic.queue]
-    if claim is not None and claim.contender is not None:
-        contenders.append(claim.contender)
-    ranks = {a: i for i, a in enumerate(sorted(c.arrival for c in contenders), start=1)}
-    if claim is not None:
-        contender = claim.contender and replace(
-            claim.contender, arrival=ranks[claim.contender.arrival]
-        )
-        claim = replace(claim, number=1, contender=contender)
+    pending = topic.pending_fence
+    groups = [*topic.queue]
+    if pending is not None and pending.group is not None:
+        groups.append(pending.group)
+    ranks = {a: i for i, a in enumerate(sorted(c.arrival for c in groups), start=1)}
+    if pending is not None:
+        group = pending.group and replace(pending.group, arrival=ranks[pending.group.arrival])
+        pending = replace(pending, number=1, group=group)
     return replace(
         topic,
         queue=tuple(replace(w, arrival=ranks[w.arrival]) for w in topic.queue),
         holders=tuple(replace(h, arrival=0) for h in topic.holders),
-        claim=claim,
-        claims=0 if claim is None else 1,
+        pending_fence=pending,
+        fences_started=0 if pending is None else 1,
         arrivals=len(ranks),
     )
 
@@ -502,14 +500,14 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
                 request = replace(request, topic_epoch=None, claim=carried)
             return step(topic, ProducerRequested(request, now))
         case FenceStored():
-            winner = None if topic.claim is None else topic.claim.contender
+            winner = None if topic.pending_fence is None else topic.pending_fence.group
             topic, effects = step(topic, event)
             if winner is None or not winner.claim or not winner.members:
                 return topic, effects
             epoch = int(winner.claim)
             tenure = Tenure(epoch, winner.producer_name, winner.identity)
             slots = tuple(
-                replace(s, epoch=epoch, ownership=Held(tenure, winner.group))
+                replace(s, epoch=epoch, ownership=Held(tenure, winner.group_id))
                 if s.number in winner.slots
                 else s
                 for s in topic.slots

@@ -12,7 +12,7 @@ MUTANTS = (
     Mutant(
         "a-holder-waits-for-a-new-turn",
         ("S4",),
-        "onewriter._tenure:Tenure._turn",
+        "onewriter._produce.tenure:Tenure._turn",
         "A holder that lost its topic queues again and goes on under a later epoch.",
         "if self.epoch is not None:",
         "if False:",
@@ -21,7 +21,7 @@ MUTANTS = (
     Mutant(
         "another-epoch-counts-as-resumed",
         ("S4", "S5"),
-        "onewriter._tenure:Tenure._take_epoch",
+        "onewriter._produce.tenure:Tenure._take_epoch",
         "Messages of one epoch are sent again under another one.",
         "if self.epoch is not None and granted != self.epoch:",
         "if False:",
@@ -30,7 +30,7 @@ MUTANTS = (
     Mutant(
         "a-grant-is-not-proved",
         ("S2",),
-        "onewriter._tenure:Tenure._register",
+        "onewriter._produce.tenure:Tenure._register",
         "A process that was frozen takes an old grant for news.",
         "await connection.prove()",
         "pass",
@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "an-unknown-message-is-called-refused",
         ("S5",),
-        "onewriter._outbox:Pending.is_definite_on",
+        "onewriter._produce.outbox:Pending.is_definite_on",
         "A message that may be stored is reported as definitely absent.",
         "not self.was_rewritten",
         "True",
@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "a-refusal-of-another-broker-is-definite",
         ("S5",),
-        "onewriter._outbox:Pending.is_definite_on",
+        "onewriter._produce.outbox:Pending.is_definite_on",
         "A refusal of a broker that is not onewriter counts as definite.",
         "and connection.is_onewriter",
         "",
@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "a-resend-leaves-out-the-first",
         ("S6",),
-        "onewriter._outbox:Outbox.rewind",
+        "onewriter._produce.outbox:Outbox.rewind",
         "After a resume the oldest message without a receipt is not sent again.",
         "self._unwritten = deque(self._all)",
         "self._unwritten = deque(list(self._all)[1:])",
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "serving-counts-from-the-answer",
         ("S14",),
-        "onewriter._serving:Serving.renew",
+        "onewriter._lead.deadline:Serving.renew",
         "The deadline begins at the broker's answer, not before the question.",
         "asked_at + self._seconds * (1 - DRIFT)",
         "self._now() + self._seconds * (1 - DRIFT)",
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "serving-ignores-drift",
         ("S14",),
-        "onewriter._serving:Serving.renew",
+        "onewriter._lead.deadline:Serving.renew",
         "The deadline allows for no difference between clocks.",
         "self._seconds * (1 - DRIFT)",
         "self._seconds",
@@ -84,7 +84,7 @@ MUTANTS = (
     Mutant(
         "a-lost-leader-serves-on",
         ("S14",),
-        "onewriter._serving:Serving.until",
+        "onewriter._lead.deadline:Serving.until",
         "A leader that knows of its loss still serves until its deadline.",
         "return self._until if self._holds() else -math.inf",
         "return self._until",
@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant(
         "a-refused-write-is-answered",
         ("S10",),
-        "onewriter.state.writing:Outbox.taken",
+        "onewriter.state.pending_writes:Outbox.taken",
         "A write whose entry was void is answered as applied.",
         "if taken.verdict is not Verdict.APPLIED:",
         "if False:",
@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         "a-conditional-write-ignores-its-version",
         ("S10",),
-        "onewriter.state.writing:Outbox._generate",
+        "onewriter.state.pending_writes:Outbox._generate",
         "A write that expects another version is applied.",
         "if write.if_version is not None and write.if_version != self._tip_version:",
         "if False:",

@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "a-batch-of-the-sink-has-another-version",
         ("S15",),
-        "onewriter_pipeline.publishing.writing:_publish_one",
+        "onewriter_pipeline.publish.writing:_publish_one",
         "A batch that is written again is published under another version.",
         "with Staging(access, log, app, version, grant) as staging:\n            return staging.publish(",
         "with Staging(access, log, app, version + secrets.randbelow(9) + 1, grant) as staging:\n            return staging.publish(",
@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "the-audit-ignores-who-published",
         ("S15",),
-        "onewriter_pipeline.auditing.observer:Observer._note_publisher",
+        "onewriter_pipeline.audit.observer:Observer._note_publisher",
         "The pipeline's audit does not look at whom blocks name as their publisher.",
         "if named == self._named:",
         "if True:",
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "a-superseded-driver-goes-on",
         ("S15",),
-        "onewriter_pipeline.leading.topics:Topics.begin",
+        "onewriter_pipeline.lead.topics:Topics.begin",
         "A driver that lost its topic between two batches begins the next one as if nothing had happened.",
         "if use.lost:",
         "if False:",
@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         "a-batch-is-published-before-all-logs-agree",
         ("S15",),
-        "onewriter_pipeline.publishing.writing:publish",
+        "onewriter_pipeline.publish.writing:publish",
         "Some logs get their rows although another refuses its part.",
         "_ask_all(target, app, version, sorted(parts))",
         "pass",

@@ -192,15 +192,17 @@ class AnyTopic(RuleBasedStateMachine):
     @precondition(lambda self: self.is_fencing)
     @rule(jump=st.integers(1, 3), assured_ago=st.sampled_from([None, 0.0, 0.5, 2.0, math.inf]))
     def the_fence_is_stored(self, jump: int, assured_ago: float | None) -> None:
-        assert self.topic.claim is not None
+        assert self.topic.pending_fence is not None
         self.ledger += jump
         assured_at = None if assured_ago is None else self.now - assured_ago
-        self.happens(FenceStored(self.topic.claim.number, self.ledger, self.now, assured_at))
+        self.happens(
+            FenceStored(self.topic.pending_fence.number, self.ledger, self.now, assured_at)
+        )
 
     @property
     def is_fencing(self) -> bool:
         """Whether the store owes an answer."""
-        return self.topic.claim is not None and self.topic.claim.waits is None
+        return self.topic.pending_fence is not None and self.topic.pending_fence.waits is None
 
     def the_claim_is_decided(self) -> None:
         """The fence is stored, and nobody serves any more."""
@@ -211,12 +213,16 @@ class AnyTopic(RuleBasedStateMachine):
     @precondition(lambda self: self.is_fencing)
     @rule()
     def the_fence_is_refused(self) -> None:
-        assert self.topic.claim is not None
-        self.happens(FenceRefused(self.topic.claim.number, "no ledger left", self.now))
+        assert self.topic.pending_fence is not None
+        self.happens(FenceRefused(self.topic.pending_fence.number, "no ledger left", self.now))
 
     @rule(past=st.booleans())
     def a_fence_nobody_asked_for_is_loud(self, past: bool) -> None:
-        number = self.topic.claims if past and self.topic.claim is None else self.topic.claims + 1
+        number = (
+            self.topic.fences_started
+            if past and self.topic.pending_fence is None
+            else self.topic.fences_started + 1
+        )
         for answer in (
             FenceStored(number, self.ledger + 1, self.now),
             FenceRefused(number, "", self.now),
@@ -227,14 +233,14 @@ class AnyTopic(RuleBasedStateMachine):
                 with pytest.raises(ImpossibleStep):
                     step(self.topic, answer)
 
-    @precondition(lambda self: self.topic.claim is not None)
+    @precondition(lambda self: self.topic.pending_fence is not None)
     @rule()
     def a_ledger_of_the_past_is_loud(self) -> None:
-        assert self.topic.claim is not None
-        slots = [s for s in self.topic.slots if s.number in self.topic.claim.slots]
+        assert self.topic.pending_fence is not None
+        slots = [s for s in self.topic.slots if s.number in self.topic.pending_fence.slots]
         newest = max(max(slot.ledger, slot.epoch) for slot in slots)
         with pytest.raises(ImpossibleStep):
-            step(self.topic, FenceStored(self.topic.claim.number, newest, self.now))
+            step(self.topic, FenceStored(self.topic.pending_fence.number, newest, self.now))
 
     @rule(to=st.sampled_from(["", "bob", "nobody"]))
     def an_administrator_hands_over(self, to: str) -> None:
@@ -275,13 +281,15 @@ class AnyTopic(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Heal: every fence is stored and everybody leaves; then nobody is left anywhere."""
-        while self.topic.claim is not None:
+        while self.topic.pending_fence is not None:
             self.the_claim_is_decided()
         self.time_passes(10.0)
-        while (left := next(iter(places(self.topic)), None)) is not None or self.topic.claim:
+        while (
+            left := next(iter(places(self.topic)), None)
+        ) is not None or self.topic.pending_fence:
             if left is not None:
                 self.happens(ProducerGone(left, Departure.CLOSED, self.now))
-            if self.topic.claim is not None:
+            if self.topic.pending_fence is not None:
                 self.the_claim_is_decided()
 
 

@@ -140,9 +140,9 @@ def _event(verb: str, words: list[str], topic: Topic, now: float) -> Event:
             return ProducerGone(words[0], DEPARTURES[words[1]], now)
         case "stored":
             assured_at = float(given["assured"]) if "assured" in given else None
-            return FenceStored(topic.claims, int(given["ledger"]), now, assured_at)
+            return FenceStored(topic.fences_started, int(given["ledger"]), now, assured_at)
         case "refused":
-            return FenceRefused(topic.claims, words[0], now)
+            return FenceRefused(topic.fences_started, words[0], now)
         case "tick":
             return ClockTicked(now)
         case "handover":
@@ -222,8 +222,8 @@ def _effect(effect: Effect) -> str:
 
 def _fence(fence: Fence) -> str:
     words = [f"fence {fence.purpose.value}{_where(fence.slots)}"]
-    if fence.contender is not None:
-        words.append(fence.contender.producer_name)
+    if fence.group is not None:
+        words.append(fence.group.producer_name)
     if fence.stops:
         words.append("stops " + " ".join(fence.stops))
     if (kept := {tenure for _, tenure in fence.tenures if tenure is not None}) and all(
@@ -246,9 +246,15 @@ def _state(topic: Topic) -> str:
     for slot in topic.slots:
         number = "" if slot.number == WHOLE else f"[{slot.number}] "
         parts.append(f"{number}{_ownership(slot.ownership)} epoch {slot.epoch}")
-    if topic.claim is not None:
-        waits = "" if topic.claim.waits is None else f", told at {topic.claim.waits.until:g}"
-        parts.append(f"claim for {topic.claim.purpose.value}{_where(topic.claim.slots)}{waits}")
+    if topic.pending_fence is not None:
+        waits = (
+            ""
+            if topic.pending_fence.waits is None
+            else f", told at {topic.pending_fence.waits.until:g}"
+        )
+        parts.append(
+            f"fence pending for {topic.pending_fence.purpose.value}{_where(topic.pending_fence.slots)}{waits}"
+        )
     if topic.queue:
         order = in_order(topic.queue, topic)
         parts.append("waiting " + " ".join(w.producer_name for w in order))

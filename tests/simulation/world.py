@@ -25,7 +25,7 @@ from tests.simulation.stores import Connection, RemoteAnchor, RemoteStore
 
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.app import Broker, Parts
-from onewriter_broker.authentication import Authenticated
+from onewriter_broker.auth.authentication import Authenticated
 from onewriter_broker.desired import Initial
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.fake.server import FakeServer

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.integration.conftest import StockClients, broker, stock, topic
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.java_runtime import use_java
 
 __all__ = ["broker", "stock", "topic"]  # fixtures of the stories with real brokers

@@ -8,10 +8,10 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.compatibility.test_fixtures import NAMES, unpacked
 
-from onewriter_broker.testing import LocalBrokers
-from onewriter_pipeline.auditing.audit import Audit
+from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_pipeline.audit.audit import Audit
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.read.planning import Selection
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables.tables import Tables
 

@@ -26,10 +26,10 @@ from tests.spark.copying_stream import ENTRIES_PER_BATCH
 from tests.spark.standalone import Standalone, is_gone, kill_all, standalone, wait_until
 from tests.spark.stored import Rows, faults
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.leading.requests import WAIT_FOR_EXCLUSIVE
-from onewriter_pipeline.publishing.staging import Staging
+from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE
+from onewriter_pipeline.publish.staging import Staging
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "4"))
 """Kills: each kind of victim once, unless told otherwise."""

@@ -18,7 +18,7 @@ from tests.servers import running_server
 from tests.spark.conftest import PATIENT_SENDING
 from tests.spark.queries import reading
 
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import Unavailable
 
 # tests/unit/pipeline/test_pipeline_broker.py: a lost owner is looked up again, a broken stream is continued.

@@ -19,14 +19,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 from tests.spark.conftest import Fill
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.cli import run
 from onewriter_pipeline.engine import cores_of, on_spark
 from onewriter_pipeline.jobs.offload import Offload, Report
 from onewriter_pipeline.jobs.options import EXIT_OK
 from onewriter_pipeline.jobs.trim import TrimJob
-from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.read.planning import Selection
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
 

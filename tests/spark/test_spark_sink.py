@@ -14,11 +14,11 @@ from tests.integration.http_calls import Http
 from tests.spark.queries import through
 
 import onewriter.sync
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.leading.asking import Leader
-from onewriter_pipeline.publishing.driving import Driving
-from onewriter_pipeline.publishing.writing import Target
+from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.publish.driving import Driving
+from onewriter_pipeline.publish.writing import Target
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 

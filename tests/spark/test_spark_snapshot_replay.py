@@ -13,14 +13,14 @@ from tests.integration.conftest import StockClients
 from tests.integration.http_calls import PERSISTENT, Http
 from tests.spark.conftest import Fill
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import active, in_process
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs import replay, snapshot
 from onewriter_pipeline.jobs.dataframes import publish
 from onewriter_pipeline.jobs.offload import Offload
-from onewriter_pipeline.reading.planning import Selection
+from onewriter_pipeline.read.planning import Selection
 from onewriter_pipeline.schema import FORMATS, PARQUET
 from onewriter_pipeline.tables.tables import Tables
 

@@ -12,7 +12,7 @@ from tests.integration.offloading import numbered, offload, trim
 from tests.spark.conftest import Fill
 from tests.spark.queries import through
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access

@@ -24,7 +24,7 @@ from tests.spark.standalone import is_gone, kill_all, standalone, wait_until
 from tests.spark.stored import stored
 from tests.spark.zombie_write import ROWS, ROWS_MORE, Attempt
 
-from onewriter_broker.testing import LocalBrokers
+from onewriter_broker.testing.processes import LocalBrokers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HELD_SECONDS = 600.0

@@ -14,8 +14,9 @@ from typing import Protocol
 import structlog
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.authentication import Authenticator
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authentication import Authenticator
+from onewriter_broker.auth.authorization import Authorization
+from onewriter_broker.auth.registrations import Registrations
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
 from onewriter_broker.connection.listings import Listings
@@ -25,7 +26,6 @@ from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
-from onewriter_broker.registrations import Registrations
 from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_plain, over_tls

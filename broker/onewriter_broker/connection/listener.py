@@ -15,7 +15,7 @@ from typing import cast
 
 import structlog
 
-from onewriter_broker.authentication import PEER, Authenticated
+from onewriter_broker.auth.authentication import PEER, Authenticated
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.rounds import (
     CONNECTION_SECONDS,

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.listings import Listings, write_topics
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError

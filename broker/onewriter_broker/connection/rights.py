@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.properties import mode_of
 from onewriter_broker.connection.requests import code_of, error_reply
 from onewriter_core.authorization import Action, AskedProducer

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from onewriter_broker.connection.admission import not_now
 from onewriter_broker.connection.checks import Checks
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.consuming import Consuming
-from onewriter_broker.connection.gate import not_now
 from onewriter_broker.connection.lookups import Lookups
 from onewriter_broker.connection.owning import Owning
 from onewriter_broker.connection.producing import Producing

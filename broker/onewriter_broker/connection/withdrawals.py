@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.turns import Turns
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused

@@ -12,7 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.http.site import namespace_of, topic_of
 from onewriter_broker.namespaces import Missing
 from onewriter_core.authorization import INSTALLATION, Action, Resource

@@ -16,28 +16,30 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from onewriter_broker.authentication import PEER
+from onewriter_broker.auth.authentication import PEER
 from onewriter_broker.desired import BODY_BYTES_MAX as DESIRED_BYTES_MAX
-from onewriter_broker.http import (
+from onewriter_broker.http import health
+from onewriter_broker.http.onewriter import (
     acknowledged,
     blocks,
     bulk,
-    desired_api,
-    health,
-    onewriter_api,
+    desired,
     ownerships,
-    pulsar_cluster,
-    pulsar_compaction,
-    pulsar_lookup,
-    pulsar_messages,
-    pulsar_namespaces,
-    pulsar_policies,
-    pulsar_schemas,
-    pulsar_subscriptions,
-    pulsar_topics,
     staging,
     watch,
 )
+from onewriter_broker.http.onewriter import topics as onewriter_topics
+from onewriter_broker.http.pulsar import (
+    cluster,
+    compaction,
+    lookup,
+    messages,
+    namespaces,
+    policies,
+    schemas,
+    subscriptions,
+)
+from onewriter_broker.http.pulsar import topics as pulsar_topics
 from onewriter_broker.http.routes import Open, Routes, Rule, check
 from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import (
@@ -111,20 +113,20 @@ class HttpServer:
         self.routes = Routes(application.router)
         health.add_routes(self.routes, self._site, self._metrics)
         for module in (
-            pulsar_cluster,
-            pulsar_compaction,
-            pulsar_namespaces,
-            pulsar_policies,
-            pulsar_schemas,
+            cluster,
+            compaction,
+            namespaces,
+            policies,
+            schemas,
             pulsar_topics,
-            pulsar_messages,
-            pulsar_subscriptions,
-            pulsar_lookup,
-            onewriter_api,
+            messages,
+            subscriptions,
+            lookup,
+            onewriter_topics,
             ownerships,
             staging,
             acknowledged,
-            desired_api,
+            desired,
             watch,
             bulk,
             blocks,

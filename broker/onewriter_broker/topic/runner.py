@@ -227,7 +227,7 @@ class TopicRunner:
         self._shell.loads.note(str(self.name), self.topic)
         if self._queue_news is not None:
             self._queue_news.look()
-        if self.topic.claim is None:
+        if self.topic.pending_fence is None:
             note(self.topic, self.logs, self._shell, self.spawn)
         self._shell.changed(self.name)
 
@@ -267,7 +267,7 @@ class TopicRunner:
 
     def _step(self, event: Event) -> None:
         if isinstance(event, FenceStored | FenceRefused) and (
-            self.topic.claim is None or self.topic.claim.number != event.number
+            self.topic.pending_fence is None or self.topic.pending_fence.number != event.number
         ):
             log.info("fence.stale", topic=str(self.name), answer=event)  # unloaded meanwhile
             return

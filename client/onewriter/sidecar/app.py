@@ -11,11 +11,11 @@ from onewriter._client import Client
 from onewriter._config import Tls
 from onewriter.sidecar.candidate import Candidate
 from onewriter.sidecar.http import HttpServer
+from onewriter.sidecar.map_http import Sharing
 from onewriter.sidecar.maps import Maps
 from onewriter.sidecar.metrics import Metrics
-from onewriter.sidecar.owning import Owning
+from onewriter.sidecar.ownerships import Owning
 from onewriter.sidecar.settings import Settings
-from onewriter.sidecar.sharing import Sharing
 from onewriter.sidecar.streams import EventStreams
 from onewriter.state import SharedMap, StateLimits
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import structlog
 
-from onewriter._candidacy import Candidacy, Phase, Standing
 from onewriter._client import Client
 from onewriter._errors import OnewriterError
-from onewriter._ids import MessageId
-from onewriter._leader import IDENTITY_PROPERTY, LeaderInfo, host_name, iso_time
-from onewriter._leadership import ANNOUNCE_SECONDS, Leadership
-from onewriter._tenure import ProducerOptions
+from onewriter._lead.announcement import IDENTITY_PROPERTY, LeaderInfo, host_name, iso_time
+from onewriter._lead.candidacy import Candidacy, Phase, Standing
+from onewriter._lead.leadership import ANNOUNCE_SECONDS, Leadership
+from onewriter._message import MessageId
+from onewriter._produce.tenure import ProducerOptions
 from onewriter.sidecar.errors import Failure, conflict, of_sending
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.settings import Settings

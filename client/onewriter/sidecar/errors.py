@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from onewriter._candidacy import Standing
 from onewriter._errors import (
     ConfigurationError,
     Fenced,
@@ -25,6 +24,7 @@ from onewriter._errors import (
     OutcomeUnknown,
     Refused,
 )
+from onewriter._lead.candidacy import Standing
 from onewriter.state import StateError, StateGap, WrongType
 
 

@@ -15,8 +15,8 @@ from aiohttp import web
 from onewriter._errors import ConfigurationError
 from onewriter.sidecar.candidate import Candidate, ResumeInfo
 from onewriter.sidecar.errors import Failure
-from onewriter.sidecar.events import Leading
-from onewriter.sidecar.publishing import (
+from onewriter.sidecar.leadership import Leading
+from onewriter.sidecar.publish import (
     SESSION_HEADER,
     Publishing,
     answer_of,

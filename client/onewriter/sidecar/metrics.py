@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from onewriter._candidacy import Phase, Standing
+from onewriter._lead.candidacy import Phase, Standing
 from onewriter.sidecar.errors import Failure
 
 _PREFIX = "onewriter_sidecar_"

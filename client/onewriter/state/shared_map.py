@@ -21,7 +21,7 @@ from onewriter.state.map_operations import (
 from onewriter.state.memory import MemoryLog
 from onewriter.state.serializers import Serializer, serializer_for
 from onewriter.state.shared_state import SharedState, SharedStateBuilder
-from onewriter.state.watching import Watch
+from onewriter.state.watch import Watch
 from onewriter.state.writer import StateLimits
 
 K = TypeVar("K")

@@ -16,10 +16,10 @@ from onewriter.state.envelope import CompactFraming, Framing
 from onewriter.state.fold import AppliedWrite, Base, Rules, Taken, Verdict
 from onewriter.state.log import BarrierUnsupported, Log
 from onewriter.state.memory import MemoryLog
+from onewriter.state.pending_writes import Outcome, PendingWrite
 from onewriter.state.replica import Replica, Trouble
 from onewriter.state.topic_log import TopicLog
 from onewriter.state.writer import StateLimits, Writer
-from onewriter.state.writing import Outcome, PendingWrite
 
 S = TypeVar("S")
 Op = TypeVar("Op")

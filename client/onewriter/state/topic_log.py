@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from onewriter._client import Client
-from onewriter._consumer import ConsumerOptions, SubscriptionType
+from onewriter._consume.consumer import ConsumerOptions, SubscriptionType
+from onewriter._consume.reader import Reader
 from onewriter._errors import (
     Closed,
     ConfigurationError,
@@ -18,12 +19,10 @@ from onewriter._errors import (
     Unavailable,
     Unreadable,
 )
-from onewriter._ids import EARLIEST, MessageId
-from onewriter._message import Message
-from onewriter._packing import Batching
-from onewriter._producer import Producer
-from onewriter._reader import Reader
-from onewriter._tenure import AccessMode, ProducerOptions
+from onewriter._message import EARLIEST, Message, MessageId
+from onewriter._produce.packer import Batching
+from onewriter._produce.producer import Producer
+from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter.state.errors import UnreadableEntry
 from onewriter.state.log import BEGINNING, BarrierUnsupported, LogEntry, LogMessage
 from onewriter_core.ids import InvalidTopicName, Position, TopicName

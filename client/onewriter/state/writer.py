@@ -31,8 +31,8 @@ from onewriter.state.envelope import WRITER_BYTES
 from onewriter.state.errors import StateError
 from onewriter.state.fold import Rules, Taken
 from onewriter.state.log import BarrierUnsupported, Grant, Log
+from onewriter.state.pending_writes import Outbox, Outcome, PendingWrite, Rider, fail, settle
 from onewriter.state.replica import Replica
-from onewriter.state.writing import Outbox, Outcome, PendingWrite, Rider, fail, settle
 
 _DEFINITE = (Fenced, Refused, NotSent)
 """An append that ended so is certainly not in the log."""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from onewriter._candidacy import Candidacy as AsyncCandidacy
-from onewriter._candidacy import Phase
-from onewriter._candidacy import Standing as AsyncStanding
 from onewriter._errors import OnewriterError
-from onewriter._leadership import Leadership as AsyncLeadership
-from onewriter._tenure import ProducerOptions
+from onewriter._lead.candidacy import Candidacy as AsyncCandidacy
+from onewriter._lead.candidacy import Phase
+from onewriter._lead.candidacy import Standing as AsyncStanding
+from onewriter._lead.leadership import Leadership as AsyncLeadership
+from onewriter._produce.tenure import ProducerOptions
 from onewriter.sync._client import Client
 from onewriter.sync._contexts import Context
 from onewriter.sync._facade import blocking, calling, leaving, parts

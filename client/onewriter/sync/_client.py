@@ -7,8 +7,8 @@ from pathlib import Path
 
 from onewriter._client import Client as AsyncClient
 from onewriter._config import Limits, Tls, TokenSource
-from onewriter._producer import Producer as AsyncProducer
-from onewriter._tenure import ProducerOptions
+from onewriter._produce.producer import Producer as AsyncProducer
+from onewriter._produce.tenure import ProducerOptions
 from onewriter.sync._contexts import Context
 from onewriter.sync._facade import blocking, calling
 from onewriter.sync._leadership import Lead

@@ -29,9 +29,9 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Concatenate, Generic, Never, ParamSpec, Self, TypeVar, cast, overload
 
-from onewriter._connection import Spawn
 from onewriter._errors import Closed
-from onewriter._ids import MessageId
+from onewriter._message import MessageId
+from onewriter._transport.connection import Spawn
 from onewriter.sync._thread import Thread
 
 A_co = TypeVar("A_co", covariant=True)

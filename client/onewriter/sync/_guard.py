@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onewriter._guard import Guarded as AsyncGuarded
-from onewriter._transaction import Transaction as AsyncTransaction
+from onewriter._lead.transaction import Transaction as AsyncTransaction
+from onewriter._produce.guarded import Guarded as AsyncGuarded
 from onewriter.sync._contexts import Context
 from onewriter.sync._facade import Facade, Reading, blocking, handing_in, leaving
 from onewriter.sync._producer import Producer

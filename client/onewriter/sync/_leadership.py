@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from onewriter._errors import OnewriterError
-from onewriter._guard import GuardedBy
-from onewriter._lead import Lead as AsyncLead
-from onewriter._leader import LeaderInfo
-from onewriter._leadership import Leadership as AsyncLeadership
-from onewriter._leadership import Loss as AsyncLoss
+from onewriter._lead.announcement import LeaderInfo
+from onewriter._lead.lead import Lead as AsyncLead
+from onewriter._lead.leadership import Leadership as AsyncLeadership
+from onewriter._lead.leadership import Loss as AsyncLoss
+from onewriter._produce.guarded import GuardedBy
 from onewriter.sync._contexts import Opening
 from onewriter.sync._facade import Facade, Reading, blocking, calling, direct, handing_in, leaving
 from onewriter.sync._guard import Guarded, Transaction

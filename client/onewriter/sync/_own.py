@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import overload
 
 from onewriter._errors import OnewriterError
-from onewriter._guard import GuardedBy
-from onewriter._own import Own as AsyncOwn
-from onewriter._own import Ownership as AsyncOwnership
-from onewriter._own import Ownerships as AsyncOwnerships
+from onewriter._own.own import Own as AsyncOwn
+from onewriter._own.own import Ownership as AsyncOwnership
+from onewriter._own.own import Ownerships as AsyncOwnerships
+from onewriter._produce.guarded import GuardedBy
 from onewriter.sync._contexts import Context, Opening
 from onewriter.sync._facade import Facade, Reading, blocking, calling, direct, leaving, parts
 from onewriter.sync._guard import Guarded

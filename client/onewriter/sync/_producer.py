@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from onewriter._errors import OnewriterError
-from onewriter._producer import Producer as AsyncProducer
-from onewriter._tenure import ProducerOptions, ProducerState
+from onewriter._produce.producer import Producer as AsyncProducer
+from onewriter._produce.tenure import ProducerOptions, ProducerState
 from onewriter.sync._facade import (
     Facade,
     Reading,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Self, TypeVar
 
-from onewriter._consumer import Consumer as AsyncConsumer
-from onewriter._consumer import ConsumerOptions
+from onewriter._consume.consumer import Consumer as AsyncConsumer
+from onewriter._consume.consumer import ConsumerOptions
+from onewriter._consume.reader import Reader as AsyncReader
+from onewriter._consume.reader import ReaderOptions
+from onewriter._consume.source import MessageSource as AsyncMessageSource
 from onewriter._errors import OnewriterError
-from onewriter._ids import MessageId
-from onewriter._message import Message
-from onewriter._reader import Reader as AsyncReader
-from onewriter._reader import ReaderOptions
-from onewriter._source import MessageSource as AsyncMessageSource
+from onewriter._message import Message, MessageId
 from onewriter.sync._contexts import Context, next_of
 from onewriter.sync._facade import Reading, blocking, calling, leaving
 from onewriter_core.ids import TopicName

@@ -19,7 +19,7 @@ from onewriter.state.shared_map import Change
 from onewriter.state.shared_map import SharedMap as AsyncSharedMap
 from onewriter.state.shared_state import SharedState as AsyncSharedState
 from onewriter.state.shared_state import SharedStateBuilder
-from onewriter.state.watching import Watch as AsyncWatch
+from onewriter.state.watch import Watch as AsyncWatch
 from onewriter.state.writer import StateLimits
 from onewriter.sync._client import Client
 from onewriter.sync._contexts import Context, next_of

@@ -8,11 +8,10 @@ from typing import Any
 
 import click
 
-from onewriter._consumer import Consumer, ConsumerOptions, SubscriptionType
+from onewriter._consume.consumer import Consumer, ConsumerOptions, SubscriptionType
+from onewriter._consume.reader import Reader, ReaderOptions
 from onewriter._errors import EndOfTopic, NoMessage, Unreadable
-from onewriter._ids import EARLIEST, LATEST, MessageId
-from onewriter._message import Message
-from onewriter._reader import Reader, ReaderOptions
+from onewriter._message import EARLIEST, LATEST, Message, MessageId
 from onewriter.verbs.options import Connect, connecting, line, output
 from onewriter_core.errors import ConfigurationError
 

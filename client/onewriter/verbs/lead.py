@@ -15,7 +15,7 @@ import click
 
 from onewriter._client import Client
 from onewriter._errors import Unavailable
-from onewriter._leadership import Leadership
+from onewriter._lead.leadership import Leadership
 from onewriter.verbs.child import EXIT_LOST, Child, End, Stop, supervising
 from onewriter.verbs.options import Connect, connecting, line, output
 

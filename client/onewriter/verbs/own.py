@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from onewriter._errors import Fenced, OnewriterError, Refused
-from onewriter._own import GENERATION_FIRST, Ownership, Ownerships
+from onewriter._own.own import GENERATION_FIRST, Ownership, Ownerships
 from onewriter.verbs.child import EXIT_LOST, Child, End, Stop, first_of, supervising
 from onewriter.verbs.options import Connect, connecting, line, output
 

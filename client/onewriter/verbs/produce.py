@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from onewriter._errors import Fenced, OnewriterError, OutcomeUnknown, Refused, ServerError
-from onewriter._ids import MessageId
-from onewriter._packing import Batching, Compression
-from onewriter._producer import Producer
-from onewriter._tenure import AccessMode, ProducerOptions
+from onewriter._message import MessageId
+from onewriter._produce.packer import Batching, Compression
+from onewriter._produce.producer import Producer
+from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter.verbs.options import Connect, connecting, line, output, pairs
 
 LINES_AHEAD_MAX = 64

@@ -8,13 +8,13 @@ from __future__ import annotations
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Effect, Grant, Probe, Reject
 from onewriter_core.topic.lookups import writers
-from onewriter_core.topic.model import Contender, Request, SharedProducer, Slot, Topic
+from onewriter_core.topic.model import ProducerGroup, Request, SharedProducer, Slot, Topic
 
 
 def reject_all(
-    contender: Contender, text: str, code: ServerError = ServerError.PRODUCER_FENCED
+    group: ProducerGroup, text: str, code: ServerError = ServerError.PRODUCER_FENCED
 ) -> tuple[Effect, ...]:
-    return tuple(Reject(m.registration, code, text) for m in contender.members)
+    return tuple(Reject(m.registration, code, text) for m in group.members)
 
 
 def busy(request: Request, text: str) -> Reject:
@@ -39,11 +39,11 @@ def moved_on(registration: str, carried: int, stored: int) -> Reject:
     return Reject(registration, ServerError.PRODUCER_FENCED, text)
 
 
-def grants(topic: Topic, contender: Contender, *, resumed: bool) -> tuple[Effect, ...]:
+def grants(topic: Topic, group: ProducerGroup, *, resumed: bool) -> tuple[Effect, ...]:
     epochs = {slot.number: slot.epoch for slot in topic.slots}
     return tuple(
-        Grant(m.registration, m.slot, contender.producer_name, epochs[m.slot], resumed)
-        for m in contender.members
+        Grant(m.registration, m.slot, group.producer_name, epochs[m.slot], resumed)
+        for m in group.members
     )
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import (
-    Contender,
     Departure,
+    ProducerGroup,
     PromotionPolicy,
     Purpose,
     Tenure,
@@ -37,12 +37,12 @@ class Fence:
     number: int
     purpose: Purpose
     slots: tuple[int, ...]
-    contender: Contender | None
+    group: ProducerGroup | None
     departure: Departure
     stops: tuple[str, ...]
     tenures: tuple[tuple[int, Tenure | None], ...]
     deposed: tuple[tuple[int, tuple[Identity, ...]], ...]
-    best_loser: Contender | None
+    best_loser: ProducerGroup | None
     policy: PromotionPolicy = PromotionPolicy.PRIORITY
     load: int = 0
     best_loser_load: int = 0
@@ -89,7 +89,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask whether that producer's connection still lives (PING, soon); a contender has come."""
+    """Ask whether that producer's connection still lives (PING, soon); a group has come."""
 
     registration: str
 
@@ -117,7 +117,7 @@ class Record:
     old_epoch: int
     epoch: int
     ledger: int
-    holder: Contender | None
+    holder: ProducerGroup | None
     departure: Departure
     leaderless_seconds: float | None
     former: Tenure | None = None

@@ -1,4 +1,4 @@
-"""Partitioned producers: their requests are one contender, made by partition 0."""
+"""Partitioned producers: their requests are one group, made by partition 0."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from onewriter_core.topic.answers import not_ready
 from onewriter_core.topic.effects import Grant, Queue, Reject, Step
 from onewriter_core.topic.lookups import (
     is_changing_hands,
-    new_contender,
+    new_group,
     same_group,
     with_holder,
 )
 from onewriter_core.topic.model import (
     HELD_BACK_MAX,
-    Contender,
     Held,
     HeldBack,
     Member,
+    ProducerGroup,
     Request,
     Slot,
     Tenure,
@@ -43,9 +43,9 @@ def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) 
         same_group(holder, request) and slot.number not in holder.slots for holder in topic.holders
     )
     if holds_other_slots:  # a partition added after the grant
-        contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
+        group = new_group(topic, request, (slot.number,), is_partitioned=False)
         topic = replace(topic, arrivals=topic.arrivals + 1)
-        return contend(topic, contender, request, now, extends=True)
+        return contend(topic, group, request, now, extends=True)
     if slot.number != 0:
         refused = refused_with_its_group(topic, slot, request)
         if refused is not None:
@@ -54,15 +54,13 @@ def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) 
             return topic, (not_ready(request.registration, "too many partitions are waiting"),)
         held = HeldBack(request, now + HOLD_BACK_SECONDS)
         return replace(topic, held_back=(*topic.held_back, held)), ()
-    contender = new_contender(
-        topic, request, tuple(s.number for s in topic.slots), is_partitioned=True
-    )
+    group = new_group(topic, request, tuple(s.number for s in topic.slots), is_partitioned=True)
     still_held: list[HeldBack] = []
     for held in topic.held_back:
         early = held.request
-        if same_group(contender, early) and not contender.has_member(early.slot):
+        if same_group(group, early) and not group.has_member(early.slot):
             member = Member(early.slot, early.registration, early.reconnects)
-            contender = replace(contender, members=(*contender.members, member))
+            group = replace(group, members=(*group.members, member))
         else:
             still_held.append(held)
     topic = replace(
@@ -70,10 +68,10 @@ def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) 
         held_back=tuple(still_held),
         arrivals=topic.arrivals + 1,
     )
-    topic, effects = contend(topic, contender, request, now)
+    topic, effects = contend(topic, group, request, now)
     for effect in effects:
         if isinstance(effect, Reject) and effect.registration == request.registration:
-            topic = with_refused_group(topic, contender, effect.code, effect.message, now)
+            topic = with_refused_group(topic, group, effect.code, effect.message, now)
     return topic, effects
 
 
@@ -81,18 +79,18 @@ def _join(topic: Topic, slot: Slot, request: Request) -> Step | None:
     """Add the request to a group that its partition 0 has already made; None: there is none."""
     member = Member(slot.number, request.registration, request.reconnects)
 
-    def fits(contender: Contender | None) -> bool:
+    def fits(group: ProducerGroup | None) -> bool:
         return (
-            contender is not None
-            and contender.is_partitioned
-            and slot.number in contender.slots
-            and same_group(contender, request)
-            and not contender.has_member(slot.number)
+            group is not None
+            and group.is_partitioned
+            and slot.number in group.slots
+            and same_group(group, request)
+            and not group.has_member(slot.number)
         )
 
     for holder in topic.holders:
         if fits(holder) and slot.ownership == Held(
-            Tenure(slot.epoch, holder.producer_name, holder.identity), holder.group
+            Tenure(slot.epoch, holder.producer_name, holder.identity), holder.group_id
         ):
             if is_changing_hands(topic, slot):
                 text = "the holder of the topic is changing"
@@ -100,13 +98,13 @@ def _join(topic: Topic, slot: Slot, request: Request) -> Step | None:
             joined = replace(holder, members=(*holder.members, member))
             grant = Grant(member.registration, slot.number, holder.producer_name, slot.epoch)
             return with_holder(topic, joined), (grant,)
-    claim = topic.claim
-    if claim is not None and claim.contender is not None and fits(claim.contender):
-        joined = replace(claim.contender, members=(*claim.contender.members, member))
-        return replace(topic, claim=replace(claim, contender=joined)), ()
+    pending = topic.pending_fence
+    if pending is not None and pending.group is not None and fits(pending.group):
+        joined = replace(pending.group, members=(*pending.group.members, member))
+        return replace(topic, pending_fence=replace(pending, group=joined)), ()
     for waiter in topic.queue:
         if fits(waiter):
             joined = replace(waiter, members=(*waiter.members, member))
-            queue = tuple(joined if w.group == waiter.group else w for w in topic.queue)
+            queue = tuple(joined if w.group_id == waiter.group_id else w for w in topic.queue)
             return replace(topic, queue=queue), (Queue(member.registration, waiter.producer_name),)
     return None

@@ -35,9 +35,9 @@ from onewriter_core.topic.model import (
     REFUSED_GROUPS_MAX,
     WAITERS_MAX,
     AccessMode,
-    Contender,
     Departure,
     Held,
+    ProducerGroup,
     Purpose,
     Reserved,
     Shared,
@@ -57,11 +57,11 @@ def check(topic: Topic) -> None:
     """Raise Violation unless everything that must hold of a topic between two events holds."""
     _registered_once(topic)
     _holders_fit(topic)
-    _claim_fits(topic)
+    _pending_fence_fits(topic)
     _nothing_slept_through(topic)
     _bounds_kept(topic)
     if topic.is_closed:
-        _must("a closed topic is empty", not places(topic) and topic.claim is None)
+        _must("a closed topic is empty", not places(topic) and topic.pending_fence is None)
 
 
 def check_step(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
@@ -79,7 +79,7 @@ def check_step(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
 
 
 def places(topic: Topic) -> dict[str, str]:
-    """Where every registration stands: writing, claiming, waiting, deferred or held back."""
+    """Where every registration stands: writing, fencing, waiting, deferred or held back."""
     return dict(_places(topic))
 
 
@@ -93,10 +93,10 @@ def _places(topic: Topic) -> Iterator[tuple[str, str]]:
         if isinstance(slot.ownership, Shared):
             yield from ((p.registration, "writing") for p in slot.ownership.producers)
     yield from ((m.registration, "writing") for h in topic.holders for m in h.members)
-    if topic.claim is not None:
-        yield from ((p.registration, "claiming") for p in topic.claim.newcomers)
-        if topic.claim.contender is not None:
-            yield from ((m.registration, "claiming") for m in topic.claim.contender.members)
+    if topic.pending_fence is not None:
+        yield from ((p.registration, "fencing") for p in topic.pending_fence.newcomers)
+        if topic.pending_fence.group is not None:
+            yield from ((m.registration, "fencing") for m in topic.pending_fence.group.members)
     yield from ((m.registration, "waiting") for w in topic.queue for m in w.members)
     yield from ((r.registration, "deferred") for r in topic.deferred)
     yield from ((h.request.registration, "held back") for h in topic.held_back)
@@ -104,8 +104,8 @@ def _places(topic: Topic) -> Iterator[tuple[str, str]]:
 
 def _writes(topic: Topic, slot: Slot) -> set[str]:
     match slot.ownership:
-        case Held(_, group):
-            holder = topic.holder(group)
+        case Held(_, group_id):
+            holder = topic.holder(group_id)
             members = () if holder is None else holder.members
             return {m.registration for m in members if m.slot == slot.number}
         case Shared(producers):
@@ -128,9 +128,9 @@ def _registered_once(topic: Topic) -> None:
         name for name, count in Counter(name for name, _ in _places(topic)).items() if count > 1
     ]
     _must("each registration appears once", not twice, twice)
-    groups = Counter(c.group for c in (*topic.holders, *topic.queue))
-    if topic.claim is not None and topic.claim.contender is not None:
-        groups[topic.claim.contender.group] += 1
+    groups = Counter(c.group_id for c in (*topic.holders, *topic.queue))
+    if topic.pending_fence is not None and topic.pending_fence.group is not None:
+        groups[topic.pending_fence.group.group_id] += 1
     _must("each group appears once", all(count == 1 for count in groups.values()), groups)
 
 
@@ -140,14 +140,14 @@ def _holders_fit(topic: Topic) -> None:
         tenure = _tenure(slot)
         _must("a tenure has its slot's epoch", tenure is None or tenure.epoch == slot.epoch, slot)
         match slot.ownership:
-            case Held(Tenure(_, name, identity), group):
-                holder = topic.holder(group)
+            case Held(Tenure(_, name, identity), group_id):
+                holder = topic.holder(group_id)
                 if holder is None:
                     raise Violation(f"a Held slot's group is a known holder: {slot}")
                 fits = (holder.producer_name, holder.identity) == (name, identity)
                 _must("a holder holds what it was granted", fits, slot)
                 _must("a holder's slots contain what it holds", slot.number in holder.slots)
-                held.add((group, slot.number))
+                held.add((group_id, slot.number))
             case Shared(producers):
                 names = {producer.producer_name for producer in producers}
                 _must("a Shared slot has producers", bool(producers), slot)
@@ -157,38 +157,48 @@ def _holders_fit(topic: Topic) -> None:
             case _:
                 assert_never(slot.ownership)
     for holder in topic.holders:
-        _must("a holder has a member", bool(holder.members), holder.group)
-        members = {(holder.group, m.slot) for m in holder.members}
+        _must("a holder has a member", bool(holder.members), holder.group_id)
+        members = {(holder.group_id, m.slot) for m in holder.members}
         _must("a holder's members write", members <= held, holder)
         _must("a slot has one member", len(members) == len(holder.members), holder)
 
 
-def _claim_fits(topic: Topic) -> None:
-    claim = topic.claim
-    if claim is None:
+def _pending_fence_fits(topic: Topic) -> None:
+    pending = topic.pending_fence
+    if pending is None:
         waits = all(awaits_resume(topic, request) for request in topic.deferred)
-        _must("a request is deferred only by a claim or a reservation", waits, topic.deferred)
+        _must(
+            "a request is deferred only by a pending fence or a reservation", waits, topic.deferred
+        )
         return
     numbers = {slot.number for slot in topic.slots}
-    _must("a claim's slots exist", bool(claim.slots) and set(claim.slots) <= numbers, claim)
-    _must("the claim is the newest one", claim.number == topic.claims, claim)
-    needs = claim.purpose in {Purpose.GRANT, Purpose.RESUME}
-    _must("a grant or resume is somebody's", needs == (claim.contender is not None), claim)
-    if claim.contender is not None:
-        _must("who claims wants the claim's slots", claim.contender.slots == claim.slots, claim)
-    _must("newcomers are Shared", claim.purpose is Purpose.SHARE or not claim.newcomers, claim)
+    _must(
+        "a pending fence's slots exist",
+        bool(pending.slots) and set(pending.slots) <= numbers,
+        pending,
+    )
+    _must("the pending fence is the newest one", pending.number == topic.fences_started, pending)
+    needs = pending.purpose in {Purpose.GRANT, Purpose.RESUME}
+    _must("a grant or resume is somebody's", needs == (pending.group is not None), pending)
+    if pending.group is not None:
+        _must(
+            "a fenced group wants the fence's slots", pending.group.slots == pending.slots, pending
+        )
+    _must(
+        "newcomers are Shared", pending.purpose is Purpose.SHARE or not pending.newcomers, pending
+    )
 
 
 def _nothing_slept_through(topic: Topic) -> None:
-    """No lost wake-up: without a claim in progress nobody waits for what is there (L2)."""
-    if topic.claim is not None or topic.is_closed:
+    """No lost wake-up: without a pending fence nobody waits for what is there (L2)."""
+    if topic.pending_fence is not None or topic.is_closed:
         return
     waiting = in_order(topic.queue, topic)
     for place, waiter in enumerate(waiting):
         wanted = set(waiter.slots)
         overtaken = any(wanted & set(earlier.slots) for earlier in waiting[:place])
         free = all(isinstance(s.ownership, Vacant) for s in topic.slots if s.number in wanted)
-        _must("no waiter is grantable while no claim is in progress", overtaken or not free, waiter)
+        _must("no waiter is grantable while no fence is pending", overtaken or not free, waiter)
     for slot in topic.slots:
         if isinstance(slot.ownership, Held | Shared):
             _must("no writer is left without a fence of this dataset", slot.is_open, slot)
@@ -229,9 +239,11 @@ def _epochs_rise(before: Topic, event: Event, after: Topic) -> None:
         _must("an epoch never falls", new.epoch >= old.epoch, (old.epoch, new.epoch))
         _must("a ledger never falls", new.ledger >= old.ledger, (old.ledger, new.ledger))
         if (new.epoch, new.ledger) != (old.epoch, old.ledger):
-            claim = before.claim
+            pending = before.pending_fence
             named = (
-                isinstance(event, FenceStored) and claim is not None and old.number in claim.slots
+                isinstance(event, FenceStored)
+                and pending is not None
+                and old.number in pending.slots
             )
             _must("only a stored fence moves epoch or ledger", named, (old, new))
         if new.epoch > old.epoch:
@@ -252,12 +264,12 @@ def _rights_do_not_return(before: Topic, event: Event, after: Topic) -> None:
 def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
     fences = [effect for effect in effects if isinstance(effect, Fence)]
     _must("at most one fence is asked for", len(fences) <= 1, fences)
-    was = None if before.claim is None else before.claim.number
-    now = None if after.claim is None else after.claim.number
+    was = None if before.pending_fence is None else before.pending_fence.number
+    now = None if after.pending_fence is None else after.pending_fence.number
     ends = isinstance(event, FenceStored | FenceRefused | Unloaded) or _opened(before, event) > 0
-    _must("a claim ends by its answer", was is None or was == now or ends, (was, now))
+    _must("a pending fence ends by its answer", was is None or was == now or ends, (was, now))
     begun = [] if now in {was, None} else [now]
-    _must("a new claim is a fence asked for", [f.number for f in fences] == begun, fences)
+    _must("a new pending fence is a fence asked for", [f.number for f in fences] == begun, fences)
     for fence in fences:
         changes = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         writers = [w for s in after.slots if s.number in fence.slots for w in _writes(after, s)]
@@ -287,7 +299,7 @@ def _opened(before: Topic, event: Event) -> int:
     """The ledger of a fence that is stored by now and may be decided by this event; 0: none is."""
     if isinstance(event, FenceStored):
         return event.ledger
-    waits = None if before.claim is None else before.claim.waits
+    waits = None if before.pending_fence is None else before.pending_fence.waits
     return waits.ledger if waits is not None and isinstance(event, ClockTicked) else 0
 
 
@@ -295,26 +307,26 @@ def _nobody_else_serves(
     before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
 ) -> None:
     """No grant while a former holder may still serve (decisions 22)."""
-    claim = before.claim
+    pending = before.pending_fence
     if not isinstance(event, FenceStored | ClockTicked):
         serving = {slot.number for slot in before.slots if slot.serve_seconds}
         early = [e for e in effects if isinstance(e, Grant) and e.slot in serving and not e.resumed]
         _must("no grant while a former holder may serve", not early, early)
-    if claim is None or not isinstance(event, FenceStored | ClockTicked):
+    if pending is None or not isinstance(event, FenceStored | ClockTicked):
         return
-    until = -math.inf if claim.waits is None else claim.waits.until
-    if isinstance(event, FenceStored) and claim.purpose in {Purpose.GRANT, Purpose.SHARE}:
+    until = -math.inf if pending.waits is None else pending.waits.until
+    if isinstance(event, FenceStored) and pending.purpose in {Purpose.GRANT, Purpose.SHARE}:
         assured_at = event.now if event.assured_at is None else event.assured_at
-        seconds = max(s.serve_seconds for s in before.slots if s.number in claim.slots)
+        seconds = max(s.serve_seconds for s in before.slots if s.number in pending.slots)
         until = assured_at + seconds if seconds else -math.inf
     granted = [
-        e for e in effects if isinstance(e, Grant) and e.slot in claim.slots and not e.resumed
+        e for e in effects if isinstance(e, Grant) and e.slot in pending.slots and not e.resumed
     ]
     is_over = event.now >= until
     _must("no grant while a former holder may serve", is_over or not granted, granted)
-    waits = None if after.claim is None else after.claim.waits
+    waits = None if after.pending_fence is None else after.pending_fence.waits
     waited = waits is not None and waits.until >= until
-    _must("who won is told in time", is_over or waited, after.claim)
+    _must("who won is told in time", is_over or waited, after.pending_fence)
 
 
 def _everybody_answered(
@@ -363,7 +375,7 @@ def _answered(
     else:
         _must("nobody's writing turns into waiting", was != "writing", story)
         _must("who waits is not turned away", not isinstance(told, Close | Reject | Grant), story)
-        queued = now == "waiting" and was not in {"waiting", "claiming"}
+        queued = now == "waiting" and was not in {"waiting", "fencing"}
         _must("who waits is told", isinstance(told, Queue) or not queued, story)
 
 
@@ -397,16 +409,18 @@ def _removal_names_who(
     was, now = places(before), places(after)
     _must("who is gone is gone", event.registration not in now, event)
     for registration in was.keys() - {event.registration}:
-        promoted = (was[registration], now.get(registration)) == ("waiting", "claiming")
+        promoted = (was[registration], now.get(registration)) == ("waiting", "fencing")
         stayed = was[registration] == now.get(registration)
         _must("a departure moves nobody else, but to a promotion", stayed or promoted, registration)
     leaving = {
-        h.group for h in before.holders if event.registration in [m.registration for m in h.members]
+        h.group_id
+        for h in before.holders
+        if event.registration in [m.registration for m in h.members]
     }
     for old, new in _slot_pairs(before, after):
         if old.ownership != new.ownership:
             freed = event.registration in _writes(before, old) or (
-                isinstance(old.ownership, Held) and old.ownership.group in leaving
+                isinstance(old.ownership, Held) and old.ownership.group_id in leaving
             )
             _must("a departure frees only what the departed held", freed, (old, new))
 
@@ -416,7 +430,7 @@ def _promotion_chosen(
 ) -> None:
     """Nobody is overtaken, and a promotion takes the best of those it may choose from (S11)."""
     for fence in (effect for effect in effects if isinstance(effect, Fence)):
-        winner = fence.contender
+        winner = fence.group
         if winner is None or fence.purpose is not Purpose.GRANT:
             continue
         if fence.departure is Departure.HANDED_OVER:
@@ -439,7 +453,7 @@ def _promotion_chosen(
         _must("nobody who waits is overtaken", not overtaken, (winner, overtaken))
 
 
-def _handover_chosen(before: Topic, event: Event, winner: Contender) -> None:
+def _handover_chosen(before: Topic, event: Event, winner: ProducerGroup) -> None:
     meant = [
         w
         for w in in_order(before.queue, before)
@@ -449,15 +463,12 @@ def _handover_chosen(before: Topic, event: Event, winner: Contender) -> None:
     _must("a handover takes the best who is meant", meant[:1] == [winner], (event, winner))
 
 
-def _extends(topic: Topic, contender: Contender) -> bool:
+def _extends(topic: Topic, group: ProducerGroup) -> bool:
     """Whether its producer holds other partitions already: who waits for all waits for it anyway."""
     return any(
-        set(holder.slots).isdisjoint(contender.slots)
-        and (holder.identity, holder.mode) == (contender.identity, contender.mode)
-        and (
-            holder.producer_name == contender.producer_name
-            or holder.connection == contender.connection
-        )
+        set(holder.slots).isdisjoint(group.slots)
+        and (holder.identity, holder.mode) == (group.identity, group.mode)
+        and (holder.producer_name == group.producer_name or holder.connection == group.connection)
         for holder in topic.holders
     )
 
@@ -466,10 +477,18 @@ def _administrator_answered(
     before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
 ) -> None:
     answered = [effect.identifier for effect in effects if isinstance(effect, Answer)]
-    owed = [before.claim.answers] if before.claim is not None and before.claim.answers else []
+    owed = (
+        [before.pending_fence.answers]
+        if before.pending_fence is not None and before.pending_fence.answers
+        else []
+    )
     if isinstance(event, HandoverRequested | FenceRequested):
         owed.append(event.identifier)
-    promised = [after.claim.answers] if after.claim is not None and after.claim.answers else []
+    promised = (
+        [after.pending_fence.answers]
+        if after.pending_fence is not None and after.pending_fence.answers
+        else []
+    )
     _must(
         "an administrator is answered once", sorted(answered + promised) == sorted(owed), answered
     )

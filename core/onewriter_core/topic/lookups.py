@@ -7,11 +7,11 @@ from typing import assert_never
 
 from onewriter_core.topic.model import (
     AccessMode,
-    Contender,
     Departure,
     Held,
     ImpossibleStep,
     Member,
+    ProducerGroup,
     Purpose,
     Request,
     Reserved,
@@ -24,10 +24,10 @@ from onewriter_core.topic.model import (
 
 
 def exclusive_owner(topic: Topic, slots: tuple[int, ...]) -> str | None:
-    """The name of whoever holds, claims or may still come back to one of the slots."""
-    claim = topic.claim
-    if claim is not None and claim.contender is not None and overlap(claim.slots, slots):
-        return claim.contender.producer_name
+    """The name of whoever holds, is fencing or may still come back to one of the slots."""
+    pending = topic.pending_fence
+    if pending is not None and pending.group is not None and overlap(pending.slots, slots):
+        return pending.group.producer_name
     for slot in topic.slots:
         if slot.number in slots and isinstance(slot.ownership, Held | Reserved):
             return slot.ownership.tenure.producer_name
@@ -36,11 +36,11 @@ def exclusive_owner(topic: Topic, slots: tuple[int, ...]) -> str | None:
 
 def may_come_back(topic: Topic, slots: tuple[int, ...]) -> bool:
     """Whether nobody holds or claims one of the slots, and the former holder of one has time to resume."""
-    claim = topic.claim
-    is_claimed = claim is not None and (
-        claim.contender is not None or claim.purpose is Purpose.SHARE
+    pending = topic.pending_fence
+    is_fenced = pending is not None and (
+        pending.group is not None or pending.purpose is Purpose.SHARE
     )
-    if claim is not None and is_claimed and overlap(claim.slots, slots):
+    if pending is not None and is_fenced and overlap(pending.slots, slots):
         return False
     wanted = [s.ownership for s in topic.slots if s.number in slots]
     is_written = any(isinstance(ownership, Held | Shared) for ownership in wanted)
@@ -54,17 +54,17 @@ def awaits_resume(topic: Topic, request: Request) -> bool:
 
 
 def has_shared(topic: Topic, slots: tuple[int, ...]) -> bool:
-    claim = topic.claim
-    if claim is not None and claim.purpose is Purpose.SHARE and overlap(claim.slots, slots):
+    pending = topic.pending_fence
+    if pending is not None and pending.purpose is Purpose.SHARE and overlap(pending.slots, slots):
         return True
     return any(s.number in slots and isinstance(s.ownership, Shared) for s in topic.slots)
 
 
 def is_changing_hands(topic: Topic, slot: Slot) -> bool:
-    """Whether the claim in progress ends every right that stands in this slot now."""
-    claim = topic.claim
+    """Whether the pending fence ends every right that stands in this slot now."""
+    pending = topic.pending_fence
     ends_tenures = {Purpose.GRANT, Purpose.SHARE, Purpose.DEPOSE}
-    return claim is not None and slot.number in claim.slots and claim.purpose in ends_tenures
+    return pending is not None and slot.number in pending.slots and pending.purpose in ends_tenures
 
 
 def free_slots(topic: Topic) -> frozenset[int]:
@@ -74,8 +74,8 @@ def free_slots(topic: Topic) -> frozenset[int]:
 def writers(topic: Topic, slot: Slot) -> list[str]:
     """The registrations that write this slot now."""
     match slot.ownership:
-        case Held(_, group):
-            members = holder_of(topic, group).members
+        case Held(_, group_id):
+            members = holder_of(topic, group_id).members
             return [m.registration for m in members if m.slot == slot.number]
         case Shared(producers):
             return [p.registration for p in producers]
@@ -85,10 +85,10 @@ def writers(topic: Topic, slot: Slot) -> list[str]:
             assert_never(slot.ownership)
 
 
-def holder_of(topic: Topic, group: str) -> Contender:
-    holder = topic.holder(group)
+def holder_of(topic: Topic, group_id: str) -> ProducerGroup:
+    holder = topic.holder(group_id)
     if holder is None:
-        raise ImpossibleStep(f"a slot is held by {group}, which is unknown")
+        raise ImpossibleStep(f"a slot is held by {group_id}, which is unknown")
     return holder
 
 
@@ -96,13 +96,13 @@ def with_slot(topic: Topic, slot: Slot) -> Topic:
     return replace(topic, slots=tuple(slot if s.number == slot.number else s for s in topic.slots))
 
 
-def with_holder(topic: Topic, holder: Contender) -> Topic:
-    others = tuple(h for h in topic.holders if h.group != holder.group)
+def with_holder(topic: Topic, holder: ProducerGroup) -> Topic:
+    others = tuple(h for h in topic.holders if h.group_id != holder.group_id)
     return replace(topic, holders=(*others, holder))
 
 
-def without_member(topic: Topic, group: str, registration: str) -> Topic:
-    return with_holder(topic, holder_of(topic, group).without(registration))
+def without_member(topic: Topic, group_id: str, registration: str) -> Topic:
+    return with_holder(topic, holder_of(topic, group_id).without(registration))
 
 
 def vacated(slot: Slot, tenure: Tenure, departure: Departure, now: float) -> Slot:
@@ -123,7 +123,7 @@ def without_absentees(topic: Topic, departure: Departure, now: float) -> Topic:
     for holder in topic.holders:
         for slot in topic.slots:
             match slot.ownership:
-                case Held(tenure, holder.group) if not holder.members:
+                case Held(tenure, holder.group_id) if not holder.members:
                     if slot.number in holder.slots:
                         topic = with_slot(topic, vacated(slot, tenure, departure, now))
                 case _:
@@ -152,11 +152,11 @@ def leaderless_seconds(slot: Slot, now: float) -> float | None:
     return None if slot.vacant_since is None else now - slot.vacant_since
 
 
-def new_contender(
+def new_group(
     topic: Topic, request: Request, slots: tuple[int, ...], *, is_partitioned: bool
-) -> Contender:
-    return Contender(
-        group=request.registration,
+) -> ProducerGroup:
+    return ProducerGroup(
+        group_id=request.registration,
         slots=slots,
         members=(Member(request.slot, request.registration, request.reconnects),),
         is_partitioned=is_partitioned,
@@ -174,10 +174,10 @@ def new_contender(
     )
 
 
-def same_group(contender: Contender, request: Request) -> bool:
+def same_group(group: ProducerGroup, request: Request) -> bool:
     """One partitioned producer's requests share its given name, else its connection."""
-    if (contender.identity, contender.mode) != (request.identity, request.mode):
+    if (group.identity, group.mode) != (request.identity, request.mode):
         return False
-    if contender.name_given or request.name_given:
-        return contender.producer_name == request.producer_name
-    return contender.connection == request.connection
+    if group.name_given or request.name_given:
+        return group.producer_name == request.producer_name
+    return group.connection == request.connection

@@ -8,7 +8,7 @@ Rules of this file
   is touched, queued, probed or deposed (the stale fencer of docs/comparison.md).
 * Removal names who. A producer that leaves frees what *it* holds, never what its successor holds.
 * Ownership changes only when the store has said so: ``FenceStored`` answers ``Fence``. Until then
-  the topic has a claim in progress, a state of its own, and at most one.
+  the topic has a pending fence, a state of its own, and at most one.
 * Whatever a peer sends is answered, never raised. What cannot happen raises.
 
 Theory of operation
@@ -18,26 +18,26 @@ A slot (the topic, or one of its partitions) is Vacant, Reserved, Shared or Held
 ====================  ===========================  ==========================================
 from                  to                           by
 ====================  ===========================  ==========================================
-Vacant                Held                         a claim stored for a contender
+Vacant                Held                         a fence stored for a group
 Vacant                Shared                       a Shared producer (after a fence, unless open)
 Vacant with tenure    Held, same epoch             the tenure's holder comes back
 Reserved              Held, same epoch             the tenure's holder comes back in time
 Reserved              Vacant                       the window passes, or somebody fences
 Shared                Vacant                       the last producer leaves
-Held                  Held, new epoch              takeover, handover: one claim, no gap
+Held                  Held, new epoch              takeover, handover: one fence, no gap
 Held                  Vacant with tenure           its producer leaves or is found dead
 Held                  Vacant                       an administrator fences
 ====================  ===========================  ==========================================
 
-The new topic epoch *is* the ledger that the claim opened, so epochs rise strictly and may jump.
+The new topic epoch *is* the ledger that the fence opened, so epochs rise strictly and may jump.
 A holder may have asked to serve (answer reads, act) until a while after it was last assured that it
 holds the topic. Then whoever wins is told no earlier, though the store keeps the old one's writes
 out from the fence on; only who closes its producer is not waited for.
 After every event ``_settle`` starts what had to wait: re-fences, deferred requests, and the
-promotion of the next waiter. A waiter that vanished while its claim was stored is skipped there:
+promotion of the next waiter. A waiter that vanished while its fence was stored is skipped there:
 the slot is vacant again and the next one is promoted, until one takes it or nobody is left.
 
-Partitions: a contender wants one slot or all of them. Partition 0's request makes the group;
+Partitions: a group wants one slot or all of them. Partition 0's request makes the group;
 requests that arrive before it are held back, those after it join, or are refused as it was. A group
 is granted all its slots by one fence or none.
 
@@ -52,13 +52,6 @@ from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.answers import moved_on, not_ready, outdated
-from onewriter_core.topic.claims import (
-    fence_refused,
-    fence_stored,
-    resume,
-    served_out,
-    start_claim,
-)
 from onewriter_core.topic.effects import Answer, Close, Effect, Grant, Probe, Reject, Step, Suspect
 from onewriter_core.topic.events import (
     ClockTicked,
@@ -76,13 +69,20 @@ from onewriter_core.topic.events import (
     SlotsAdded,
     Unloaded,
 )
+from onewriter_core.topic.fences import (
+    fence_refused,
+    fence_stored,
+    resume,
+    served_out,
+    start_fence,
+)
 from onewriter_core.topic.groups import partition_requested
 from onewriter_core.topic.lookups import (
     awaits_resume,
     free_slots,
     holder_of,
     is_changing_hands,
-    new_contender,
+    new_group,
     vacated,
     with_holder,
     with_slot,
@@ -146,8 +146,8 @@ def next_deadline(topic: Topic) -> float | None:
     deadlines = [held.until for held in topic.held_back]
     deadlines += [group.until for group in topic.refused_groups]
     deadlines += [s.ownership.until for s in topic.slots if isinstance(s.ownership, Reserved)]
-    if topic.claim is not None and topic.claim.waits is not None:
-        deadlines.append(topic.claim.waits.until)
+    if topic.pending_fence is not None and topic.pending_fence.waits is not None:
+        deadlines.append(topic.pending_fence.waits.until)
     return min(deadlines, default=None)
 
 
@@ -165,8 +165,8 @@ def _requested(topic: Topic, request: Request, now: float) -> Step:
         return _returned(topic, slot, request, request.topic_epoch, now)
     if slot.number >= 0 and not request.alone:
         return partition_requested(topic, slot, request, now)
-    contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
-    return contend(replace(topic, arrivals=topic.arrivals + 1), contender, request, now)
+    group = new_group(topic, request, (slot.number,), is_partitioned=False)
+    return contend(replace(topic, arrivals=topic.arrivals + 1), group, request, now)
 
 
 def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float) -> Step:
@@ -183,22 +183,22 @@ def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float
     if is_changing_hands(topic, slot):
         return topic, (not_ready(registration, "the holder of the topic is changing"),)
     match slot.ownership:
-        case Held(held, group) if held == tenure and not slot.grants_lost:
-            return _replaced(topic, slot, group, request)
+        case Held(held, group_id) if held == tenure and not slot.grants_lost:
+            return _replaced(topic, slot, group_id, request)
         case Vacant(kept) | Reserved(kept, _) if kept == tenure:
             if not slot.is_open:
                 return _start_or_defer(topic, request, Purpose.RESUME, slot)
-            contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
-            return resume(replace(topic, arrivals=topic.arrivals + 1), slot, contender, now)
+            group = new_group(topic, request, (slot.number,), is_partitioned=False)
+            return resume(replace(topic, arrivals=topic.arrivals + 1), slot, group, now)
         case Held() | Vacant() | Reserved() | Shared():
             return topic, (moved_on(registration, epoch, slot.epoch),)
         case _:
             assert_never(slot.ownership)
 
 
-def _replaced(topic: Topic, slot: Slot, group: str, request: Request) -> Step:
+def _replaced(topic: Topic, slot: Slot, group_id: str, request: Request) -> Step:
     """The holder reconnected before its old connection was found dead: the newer one counts."""
-    holder = holder_of(topic, group)
+    holder = holder_of(topic, group_id)
     old = next((m for m in holder.members if m.slot == slot.number), None)
     if old is not None and request.reconnects <= old.reconnects:
         return topic, (
@@ -226,9 +226,9 @@ def _replaced(topic: Topic, slot: Slot, group: str, request: Request) -> Step:
 
 
 def _and_settle(done: Step, now: float) -> Step:
-    """Start what had to wait for the claim that is decided now, until another is in progress."""
+    """Start what had to wait for the fence that is decided now, until another is in progress."""
     topic, effects = done
-    while topic.claim is None and not topic.is_closed:
+    while topic.pending_fence is None and not topic.is_closed:
         lost = tuple(
             s.number for s in topic.slots if s.grants_lost and isinstance(s.ownership, Held)
         )
@@ -239,9 +239,9 @@ def _and_settle(done: Step, now: float) -> Step:
             if not s.is_open and (s.ledger > 0 or isinstance(s.ownership, Held | Shared))
         )
         if lost:
-            topic, more = start_claim(topic, Purpose.DEPOSE, lost, None, Departure.GRANT_LOST)
+            topic, more = start_fence(topic, Purpose.DEPOSE, lost, None, Departure.GRANT_LOST)
         elif unfenced:
-            topic, more = start_claim(topic, Purpose.REFENCE, unfenced, None, Departure.NONE)
+            topic, more = start_fence(topic, Purpose.REFENCE, unfenced, None, Departure.NONE)
         elif (request := _next_deferred(topic)) is not None:
             rest = tuple(other for other in topic.deferred if other is not request)
             topic, more = _requested(replace(topic, deferred=rest), request, now)
@@ -249,8 +249,10 @@ def _and_settle(done: Step, now: float) -> Step:
             waiter = next_promoted(topic, free_slots(topic))
             if waiter is None:
                 break
-            topic = replace(topic, queue=tuple(w for w in topic.queue if w.group != waiter.group))
-            topic, more = start_claim(topic, Purpose.GRANT, waiter.slots, waiter, Departure.NONE)
+            topic = replace(
+                topic, queue=tuple(w for w in topic.queue if w.group_id != waiter.group_id)
+            )
+            topic, more = start_fence(topic, Purpose.GRANT, waiter.slots, waiter, Departure.NONE)
         effects += more
     return topic, effects
 
@@ -261,20 +263,20 @@ def _next_deferred(topic: Topic) -> Request | None:
 
 
 def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, slot: Slot) -> Step:
-    contender = new_contender(topic, request, (slot.number,), is_partitioned=False)
-    claim = topic.claim
-    if claim is None:
+    group = new_group(topic, request, (slot.number,), is_partitioned=False)
+    pending = topic.pending_fence
+    if pending is None:
         topic = replace(topic, arrivals=topic.arrivals + 1)
-        return start_claim(topic, purpose, (slot.number,), contender, Departure.NONE)
-    older = claim.contender
+        return start_fence(topic, purpose, (slot.number,), group, Departure.NONE)
+    older = pending.group
     if (
-        (claim.purpose, claim.slots) == (purpose, (slot.number,))
+        (pending.purpose, pending.slots) == (purpose, (slot.number,))
         and older is not None
-        and (older.producer_name, older.identity) == (contender.producer_name, contender.identity)
+        and (older.producer_name, older.identity) == (group.producer_name, group.identity)
         and all(member.reconnects < request.reconnects for member in older.members)
     ):
         topic = replace(
-            topic, arrivals=topic.arrivals + 1, claim=replace(claim, contender=contender)
+            topic, arrivals=topic.arrivals + 1, pending_fence=replace(pending, group=group)
         )
         return topic, tuple(outdated(member.registration) for member in older.members)
     return defer(topic, None, request)
@@ -287,11 +289,11 @@ def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> 
         deferred=tuple(r for r in topic.deferred if r.registration != registration),
         queue=tuple(left for w in topic.queue if (left := w.without(registration)).members),
     )
-    claim = topic.claim
-    if claim is not None:
-        contender = claim.contender and claim.contender.without(registration)
-        newcomers = tuple(p for p in claim.newcomers if p.registration != registration)
-        topic = replace(topic, claim=replace(claim, contender=contender, newcomers=newcomers))
+    pending = topic.pending_fence
+    if pending is not None:
+        group = pending.group and pending.group.without(registration)
+        newcomers = tuple(p for p in pending.newcomers if p.registration != registration)
+        topic = replace(topic, pending_fence=replace(pending, group=group, newcomers=newcomers))
     for slot in topic.slots:
         match slot.ownership:
             case Shared(producers):
@@ -299,11 +301,11 @@ def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> 
                 if staying != producers:
                     ownership = Shared(staying) if staying else Vacant()
                     topic = with_slot(topic, replace(slot, ownership=ownership))
-            case Held(tenure, group):
-                members = holder_of(topic, group).members
+            case Held(tenure, group_id):
+                members = holder_of(topic, group_id).members
                 if Member(slot.number, registration) in [replace(m, reconnects=0) for m in members]:
                     topic = with_slot(topic, vacated(slot, tenure, departure, now))
-                    topic = without_member(topic, group, registration)
+                    topic = without_member(topic, group_id, registration)
             case Vacant() | Reserved():
                 pass
             case _:
@@ -335,8 +337,8 @@ def _handed_over(topic: Topic, identifier: str, to: str, if_epoch: int | None) -
         return topic, (Answer(identifier, topic.epoch, refusal),)
     for waiter in in_order(topic.queue, topic):
         if not to or to in {waiter.producer_name, waiter.claim}:
-            queue = tuple(w for w in topic.queue if w.group != waiter.group)
-            return start_claim(
+            queue = tuple(w for w in topic.queue if w.group_id != waiter.group_id)
+            return start_fence(
                 replace(topic, queue=queue),
                 Purpose.GRANT,
                 waiter.slots,
@@ -354,12 +356,12 @@ def _fenced(topic: Topic, identifier: str, if_epoch: int | None) -> Step:
     if refusal:
         return topic, (Answer(identifier, topic.epoch, refusal),)
     slots = tuple(slot.number for slot in topic.slots)
-    return start_claim(topic, Purpose.DEPOSE, slots, None, Departure.FENCED, answers=identifier)
+    return start_fence(topic, Purpose.DEPOSE, slots, None, Departure.FENCED, answers=identifier)
 
 
 def _no_order_now(topic: Topic, if_epoch: int | None) -> str:
     """Why an administrator's order, about ``if_epoch`` if that is given, comes to nothing."""
-    if topic.claim is not None or topic.is_closed:
+    if topic.pending_fence is not None or topic.is_closed:
         return "the holder of the topic is changing"
     if if_epoch is not None and if_epoch != topic.epoch:
         return f"the topic epoch is {topic.epoch}, not {if_epoch}"
@@ -368,9 +370,9 @@ def _no_order_now(topic: Topic, if_epoch: int | None) -> str:
 
 def _rolled(topic: Topic, number: int) -> Step:
     slot = topic.slot(number)
-    if topic.claim is not None or topic.is_closed or slot is None or not slot.is_open:
+    if topic.pending_fence is not None or topic.is_closed or slot is None or not slot.is_open:
         return topic, ()  # asked again while the ledger stays full
-    return start_claim(topic, Purpose.ROLL, (number,), None, Departure.NONE)
+    return start_fence(topic, Purpose.ROLL, (number,), None, Departure.NONE)
 
 
 def _dataset_changed(topic: Topic, *, grants_known: bool) -> Step:
@@ -382,8 +384,8 @@ def _dataset_changed(topic: Topic, *, grants_known: bool) -> Step:
             if isinstance(closed.ownership, Vacant | Reserved):
                 closed = replace(closed, ownership=Vacant(), grants_lost=False)
         slots.append(closed)
-    claim = topic.claim and replace(topic.claim, is_outdated=True)
-    return replace(topic, slots=tuple(slots), claim=claim), ()
+    pending = topic.pending_fence and replace(topic.pending_fence, is_outdated=True)
+    return replace(topic, slots=tuple(slots), pending_fence=pending), ()
 
 
 def _slots_added(topic: Topic, slots: tuple[Slot, ...]) -> Step:
@@ -399,19 +401,21 @@ def _unloaded(topic: Topic, reason: str) -> Step:
     effects: list[Effect] = []
     for slot in topic.slots:
         effects += [Close(r, Departure.MOVED) for r in writers(topic, slot)]
-    pending = [h.request.registration for h in topic.held_back]
-    pending += [r.registration for r in topic.deferred]
-    pending += [m.registration for w in topic.queue for m in w.members]
-    claim = topic.claim
-    if claim is not None:
-        if claim.contender is not None:
-            pending += [m.registration for m in claim.contender.members]
-        pending += [p.registration for p in claim.newcomers]
-        if claim.answers:
-            effects.append(Answer(claim.answers, topic.epoch, reason))
-    effects += [not_ready(registration, reason) for registration in pending]
+    unanswered = [h.request.registration for h in topic.held_back]
+    unanswered += [r.registration for r in topic.deferred]
+    unanswered += [m.registration for w in topic.queue for m in w.members]
+    pending = topic.pending_fence
+    if pending is not None:
+        if pending.group is not None:
+            unanswered += [m.registration for m in pending.group.members]
+        unanswered += [p.registration for p in pending.newcomers]
+        if pending.answers:
+            effects.append(Answer(pending.answers, topic.epoch, reason))
+    effects += [not_ready(registration, reason) for registration in unanswered]
     slots = tuple(
         replace(s, ownership=Vacant(), is_open=False, grants_lost=False) for s in topic.slots
     )
-    closed = Topic(slots, topic.policy, arrivals=topic.arrivals, claims=topic.claims)
+    closed = Topic(
+        slots, topic.policy, arrivals=topic.arrivals, fences_started=topic.fences_started
+    )
     return replace(closed, is_closed=True), tuple(effects)

@@ -1,7 +1,7 @@
 """The state of one topic: frozen values, no behaviour beyond looking things up.
 
 A topic has *slots*: one per partition, or a single slot for a topic that has none. Every slot has
-its own epoch and its own ownership. A *contender* asks for one slot or, as a partitioned producer,
+its own epoch and its own ownership. A *group* asks for one slot or, as a partitioned producer,
 for all of them at once; it gets all it asked for or nothing.
 """
 
@@ -32,7 +32,7 @@ SERVE_SECONDS_MAX = 3.0
 """How long a holder may ask to go on serving after it was last assured that it holds the topic."""
 
 DEFERRED_MAX = 256
-"""Requests that may wait for a claim in progress."""
+"""Requests that may wait for a pending fence."""
 
 
 class ImpossibleStep(AssertionError):
@@ -106,7 +106,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One producer of a contender: the slot it stands for and its registration."""
+    """One producer of a group: the slot it stands for and its registration."""
 
     slot: int
     registration: str
@@ -114,15 +114,15 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """Somebody who holds, claims or waits for slots: one producer, or a partitioned one's group.
+class ProducerGroup:
+    """Somebody who holds, is fencing or waits for slots: one producer, or a partitioned one's group.
 
-    ``group`` is unique. ``slots`` are what it wants, ``members`` the producers that have arrived;
+    ``group_id`` is unique. ``slots`` are what it wants, ``members`` the producers that have arrived;
     ``is_partitioned``: it wants all partitions, also those added later.
-    ``arrival`` counts up per topic, so two contenders never tie.
+    ``arrival`` counts up per topic, so two groups never tie.
     """
 
-    group: str
+    group_id: str
     slots: tuple[int, ...]
     members: tuple[Member, ...]
     is_partitioned: bool
@@ -140,7 +140,7 @@ class Contender:
     serve_seconds: float = 0.0
     """As holder it acts in the topic's name for so long after it was assured; 0: only by writing."""
 
-    def without(self, registration: str) -> Contender:
+    def without(self, registration: str) -> ProducerGroup:
         for member in self.members:
             if member.registration == registration:
                 break
@@ -201,10 +201,10 @@ class SharedProducer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One exclusive producer writes; ``group`` names it among the topic's holders."""
+    """One exclusive producer writes; ``group_id`` names it among the topic's holders."""
 
     tenure: Tenure
-    group: str
+    group_id: str
 
 
 Ownership = Vacant | Reserved | Shared | Held
@@ -235,10 +235,10 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class PendingFence:
     """The one fence in progress: a state, not a flag.
 
-    ``contender`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
+    ``group`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
     Shared producers (``newcomers``) did. ``answers`` names the administrator's request.
     ``is_outdated``: the store failed over since, so the fence may be in a dataset of the past.
     ``waits``: the fence is stored, and the former holder may still serve for a moment.
@@ -247,7 +247,7 @@ class Claim:
     number: int
     purpose: Purpose
     slots: tuple[int, ...]
-    contender: Contender | None = None
+    group: ProducerGroup | None = None
     newcomers: tuple[SharedProducer, ...] = ()
     departure: Departure = Departure.NONE
     answers: str = ""
@@ -259,7 +259,7 @@ class Claim:
 class Waiting:
     """Writing has changed hands under ``ledger``; who won is told at ``until``.
 
-    ``first`` is the claim's first slot as it was before.
+    ``first`` is the fence's first slot as it was before.
     """
 
     ledger: int
@@ -311,14 +311,14 @@ class Topic:
 
     slots: tuple[Slot, ...]
     policy: PromotionPolicy = PromotionPolicy.PRIORITY
-    holders: tuple[Contender, ...] = ()
-    queue: tuple[Contender, ...] = ()
+    holders: tuple[ProducerGroup, ...] = ()
+    queue: tuple[ProducerGroup, ...] = ()
     held_back: tuple[HeldBack, ...] = ()
     refused_groups: tuple[RefusedGroup, ...] = ()
     deferred: tuple[Request, ...] = ()
-    claim: Claim | None = None
+    pending_fence: PendingFence | None = None
     arrivals: int = 0
-    claims: int = 0
+    fences_started: int = 0
     is_closed: bool = False
     loads: Loads = ()
     """What the waiters' hosts lead besides this topic, as last told; Balanced chooses by it."""
@@ -335,10 +335,10 @@ class Topic:
         """The highest topic epoch over all slots."""
         return max((slot.epoch for slot in self.slots), default=0)
 
-    def holder(self, group: str) -> Contender | None:
-        for contender in self.holders:
-            if contender.group == group:
-                return contender
+    def holder(self, group_id: str) -> ProducerGroup | None:
+        for group in self.holders:
+            if group.group_id == group_id:
+                return group
         return None
 
 

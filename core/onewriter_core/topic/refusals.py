@@ -13,7 +13,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Reject, Step
 from onewriter_core.topic.model import (
     REFUSED_GROUPS_MAX,
-    Contender,
+    ProducerGroup,
     RefusedGroup,
     Request,
     Slot,
@@ -25,17 +25,17 @@ REFUSAL_SECONDS = 2.0
 
 
 def with_refused_group(
-    topic: Topic, contender: Contender, code: ServerError, text: str, now: float
+    topic: Topic, group: ProducerGroup, code: ServerError, text: str, now: float
 ) -> Topic:
-    """The topic that remembers a refused contender, if some of its requests are still to come."""
-    missing = tuple(number for number in contender.slots if not contender.has_member(number))
+    """The topic that remembers a refused group, if some of its requests are still to come."""
+    missing = tuple(number for number in group.slots if not group.has_member(number))
     if not missing:
         return topic
     refused = RefusedGroup(
-        contender.connection,
-        contender.producer_name if contender.name_given else "",
-        contender.identity,
-        contender.mode,
+        group.connection,
+        group.producer_name if group.name_given else "",
+        group.identity,
+        group.mode,
         missing,
         code,
         text,

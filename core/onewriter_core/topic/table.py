@@ -7,8 +7,8 @@ from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.answers import busy, grant_shared, not_ready, outdated, probes, reject_all
-from onewriter_core.topic.claims import start_claim
 from onewriter_core.topic.effects import Close, Effect, Probe, Queue, Step
+from onewriter_core.topic.fences import start_fence
 from onewriter_core.topic.lookups import (
     exclusive_owner,
     has_shared,
@@ -21,9 +21,9 @@ from onewriter_core.topic.model import (
     DEFERRED_MAX,
     WAITERS_MAX,
     AccessMode,
-    Contender,
     Departure,
     ImpossibleStep,
+    ProducerGroup,
     Purpose,
     Request,
     Shared,
@@ -36,116 +36,116 @@ from onewriter_core.topic.refusals import with_refused_group
 
 
 def contend(
-    topic: Topic, contender: Contender, request: Request, now: float, *, extends: bool = False
+    topic: Topic, group: ProducerGroup, request: Request, now: float, *, extends: bool = False
 ) -> Step:
     """An exclusive mode against the state of the slots it wants (pulsar: PIP-68's table).
 
     ``extends``: a holder asks for a partition that was added; whoever waits for all partitions
     waits for that holder anyway.
     """
-    owner = exclusive_owner(topic, contender.slots)
-    shared_present = has_shared(topic, contender.slots)
+    owner = exclusive_owner(topic, group.slots)
+    shared_present = has_shared(topic, group.slots)
     is_free = owner is None and not shared_present
-    waiters: list[Contender] = []
-    if not extends and (is_free or contender.mode is not AccessMode.WAIT_FOR_EXCLUSIVE):
-        waiters = [w for w in topic.queue if overlap(w.slots, contender.slots)]
-    match contender.mode:
+    waiters: list[ProducerGroup] = []
+    if not extends and (is_free or group.mode is not AccessMode.WAIT_FOR_EXCLUSIVE):
+        waiters = [w for w in topic.queue if overlap(w.slots, group.slots)]
+    match group.mode:
         case AccessMode.EXCLUSIVE:
-            if not waiters and may_come_back(topic, contender.slots):
+            if not waiters and may_come_back(topic, group.slots):
                 # The former holder may be this very client, whose grant was lost with its broker.
-                return _held_for_resume(topic, contender, request)
+                return _held_for_resume(topic, group, request)
             if owner is not None:
                 text = f"Topic has an existing exclusive producer: {owner}"
-                return topic, reject_all(contender, text) + probes(topic, contender.slots)
+                return topic, reject_all(group, text) + probes(topic, group.slots)
             if shared_present:
                 text = "Topic has existing shared producers"
-                return topic, reject_all(contender, text) + probes(topic, contender.slots)
+                return topic, reject_all(group, text) + probes(topic, group.slots)
             if waiters:
-                return topic, reject_all(contender, "Topic has waiting exclusive producers")
+                return topic, reject_all(group, "Topic has waiting exclusive producers")
         case AccessMode.WAIT_FOR_EXCLUSIVE:
-            if not is_free or waiters or (topic.claim is not None and not extends):
-                return _queued(topic, contender)
+            if not is_free or waiters or (topic.pending_fence is not None and not extends):
+                return _queued(topic, group)
         case AccessMode.EXCLUSIVE_WITH_FENCING:
-            refusal = _takeover_refusal(topic, contender, request, is_free=is_free and not waiters)
+            refusal = _takeover_refusal(topic, group, request, is_free=is_free and not waiters)
             if refusal is not None:
                 return topic, refusal
-            if topic.claim is None and waiters:
+            if topic.pending_fence is None and waiters:
                 topic, effects = _fenced_out(topic, waiters, now)
-                topic, more = start_claim(
-                    topic, Purpose.GRANT, contender.slots, contender, Departure.TAKEN_OVER
+                topic, more = start_fence(
+                    topic, Purpose.GRANT, group.slots, group, Departure.TAKEN_OVER
                 )
                 return topic, effects + more
         case AccessMode.SHARED:
             raise ImpossibleStep("a Shared producer never contends")
         case _:
-            assert_never(contender.mode)
-    if topic.claim is not None:
-        return defer(topic, contender, request)
-    return start_claim(topic, Purpose.GRANT, contender.slots, contender, Departure.TAKEN_OVER)
+            assert_never(group.mode)
+    if topic.pending_fence is not None:
+        return defer(topic, group, request)
+    return start_fence(topic, Purpose.GRANT, group.slots, group, Departure.TAKEN_OVER)
 
 
-def _held_for_resume(topic: Topic, contender: Contender, request: Request) -> Step:
+def _held_for_resume(topic: Topic, group: ProducerGroup, request: Request) -> Step:
     """An Exclusive request while the former holder may resume; a partitioned producer asks again as a whole."""
-    if contender.is_partitioned:
+    if group.is_partitioned:
         text = "the topic is reserved for its former holder"
-        return topic, tuple(not_ready(m.registration, text) for m in contender.members)
-    return defer(topic, contender, request)
+        return topic, tuple(not_ready(m.registration, text) for m in group.members)
+    return defer(topic, group, request)
 
 
-def _fenced_out(topic: Topic, waiters: list[Contender], now: float) -> Step:
+def _fenced_out(topic: Topic, waiters: list[ProducerGroup], now: float) -> Step:
     """Waiters that a takeover sends away, also those of their requests that are still to come."""
     code, text = ServerError.PRODUCER_FENCED, "Fenced out"
-    groups = {waiter.group for waiter in waiters}
-    topic = replace(topic, queue=tuple(w for w in topic.queue if w.group not in groups))
+    groups = {waiter.group_id for waiter in waiters}
+    topic = replace(topic, queue=tuple(w for w in topic.queue if w.group_id not in groups))
     for waiter in waiters:
         topic = with_refused_group(topic, waiter, code, text, now)
     return topic, tuple(e for waiter in waiters for e in reject_all(waiter, text, code))
 
 
 def _takeover_refusal(
-    topic: Topic, contender: Contender, request: Request, *, is_free: bool
+    topic: Topic, group: ProducerGroup, request: Request, *, is_free: bool
 ) -> tuple[Effect, ...] | None:
     """Why this ExclusiveWithFencing may not depose anybody; None: it may."""
-    slots = [s for s in topic.slots if s.number in contender.slots]
+    slots = [s for s in topic.slots if s.number in group.slots]
     epoch = max(slot.epoch for slot in slots)
     if request.if_epoch is not None and request.if_epoch != epoch:
         text = f"the topic epoch is {epoch}, not {request.if_epoch}"
-        return reject_all(contender, text)
+        return reject_all(group, text)
     if is_free:
         return None
     if not request.may_take_over:
         text = "no claim of this client allows to take the topic over"
-        return reject_all(contender, text, ServerError.AUTHORIZATION_ERROR)
-    was_deposed = any(contender.identity in slot.deposed for slot in slots)
+        return reject_all(group, text, ServerError.AUTHORIZATION_ERROR)
+    was_deposed = any(group.identity in slot.deposed for slot in slots)
     if was_deposed and request.if_epoch is None:
         text = f"this client was deposed; a takeover must name the present topic epoch ({epoch})"
-        return reject_all(contender, text)
+        return reject_all(group, text)
     return None
 
 
-def _queued(topic: Topic, contender: Contender) -> Step:
+def _queued(topic: Topic, group: ProducerGroup) -> Step:
     if len(topic.queue) >= WAITERS_MAX:
         text = f"{WAITERS_MAX} producers are waiting already"
-        return topic, reject_all(contender, text, ServerError.PRODUCER_BUSY)
-    waits = tuple(Queue(m.registration, contender.producer_name) for m in contender.members)
-    topic = replace(topic, queue=(*topic.queue, contender))
-    return topic, waits + probes(topic, contender.slots)
+        return topic, reject_all(group, text, ServerError.PRODUCER_BUSY)
+    waits = tuple(Queue(m.registration, group.producer_name) for m in group.members)
+    topic = replace(topic, queue=(*topic.queue, group))
+    return topic, waits + probes(topic, group.slots)
 
 
 def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
-    """A Shared producer: let in where no exclusive one holds, claims or waits."""
+    """A Shared producer: let in where no exclusive one holds, is fencing or waits."""
     owner = exclusive_owner(topic, (slot.number,))
     if owner is not None:
         text = f"Topic has an existing exclusive producer: {owner}"
         return topic, (busy(request, text), *probes(topic, (slot.number,)))
     if any(slot.number in waiter.slots for waiter in topic.queue):
         return topic, (busy(request, "Topic has waiting exclusive producers"),)
-    claim = topic.claim
-    claims_this = (
-        claim is not None and claim.purpose is Purpose.SHARE and slot.number in claim.slots
+    pending = topic.pending_fence
+    is_sharing = (
+        pending is not None and pending.purpose is Purpose.SHARE and slot.number in pending.slots
     )
     present = slot.ownership.producers if isinstance(slot.ownership, Shared) else ()
-    coming = claim.newcomers if claim is not None and claims_this else ()
+    coming = pending.newcomers if pending is not None and is_sharing else ()
     producer = SharedProducer(
         request.registration, request.producer_name, request.identity, request.reconnects
     )
@@ -162,9 +162,9 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
             effects = (outdated(other.registration),)
         present = tuple(p for p in present if p != other)
         coming = tuple(p for p in coming if p != other)
-    if claim is not None and claims_this:
-        claim = replace(claim, newcomers=(*coming, producer))
-        return replace(topic, claim=claim), effects
+    if pending is not None and is_sharing:
+        pending = replace(pending, newcomers=(*coming, producer))
+        return replace(topic, pending_fence=pending), effects
     if is_changing_hands(topic, slot):
         return defer(topic, None, request)
     if slot.is_open and isinstance(slot.ownership, Shared | Vacant):
@@ -172,19 +172,19 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
         if tenure is None and not slot.serve_seconds:
             topic = with_slot(topic, replace(slot, ownership=Shared((*present, producer))))
             return topic, (*effects, grant_shared(slot, producer))
-    if topic.claim is not None:
+    if topic.pending_fence is not None:
         return defer(topic, None, request)
     # The newcomer ends the last exclusive holder's right to resume: that is a fence. It also waits for
     # one that an administrator fenced out, and that may still serve.
-    return start_claim(topic, Purpose.SHARE, (slot.number,), newcomers=(producer,))
+    return start_fence(topic, Purpose.SHARE, (slot.number,), newcomers=(producer,))
 
 
-def defer(topic: Topic, contender: Contender | None, request: Request) -> Step:
-    """A claim or a reservation must be decided first; then the request is looked at again.
+def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
+    """A pending fence or a reservation must be decided first; then the request is looked at again.
 
     One that an older connection of the same producer left there is outdated by now.
     """
-    others = () if contender is None else contender.members
+    others = () if group is None else group.members
     former = [other for other in topic.deferred if _is_outdated(other, request)]
     effects: tuple[Effect, ...] = tuple(outdated(other.registration) for other in former)
     deferred = tuple(other for other in topic.deferred if other not in former)

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from onewriter_core.topic.lookups import overlap
-from onewriter_core.topic.model import Contender, PromotionPolicy, Topic
+from onewriter_core.topic.model import ProducerGroup, PromotionPolicy, Topic
 
 
-def in_order(waiters: Iterable[Contender], topic: Topic) -> list[Contender]:
+def in_order(waiters: Iterable[ProducerGroup], topic: Topic) -> list[ProducerGroup]:
     """These of the topic's waiters, first to be promoted first."""
     match topic.policy:
         case PromotionPolicy.FIFO:
@@ -37,7 +37,7 @@ def in_order(waiters: Iterable[Contender], topic: Topic) -> list[Contender]:
             assert_never(topic.policy)
 
 
-def load_of(topic: Topic, waiter: Contender) -> int:
+def load_of(topic: Topic, waiter: ProducerGroup) -> int:
     """How many topics the waiter's host leads, as far as is known, besides what it waits for.
 
     Partitions of this topic that it holds alone count as much as a topic.
@@ -45,7 +45,7 @@ def load_of(topic: Topic, waiter: Contender) -> int:
     return dict(topic.loads).get(waiter.host, 0) + _leads_beside(topic, waiter)
 
 
-def _leads_beside(topic: Topic, waiter: Contender) -> int:
+def _leads_beside(topic: Topic, waiter: ProducerGroup) -> int:
     return sum(
         holder.host == waiter.host and not overlap(holder.slots, waiter.slots)
         for holder in topic.holders
@@ -59,7 +59,7 @@ def waiters_by_slot(topic: Topic) -> dict[int, int]:
     return {slot.number: for_all + alone[slot.number] for slot in topic.slots}
 
 
-def next_promoted(topic: Topic, free: frozenset[int]) -> Contender | None:
+def next_promoted(topic: Topic, free: frozenset[int]) -> ProducerGroup | None:
     """The first waiter whose slots are all free and wanted by nobody before it.
 
     A waiter for all partitions that is blocked by one of them keeps its place: those behind it do

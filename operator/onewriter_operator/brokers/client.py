@@ -16,7 +16,7 @@ from urllib.parse import quote
 import aiohttp
 
 from onewriter_operator.documents import Json
-from onewriter_operator.plan.facts import Stored
+from onewriter_operator.plan.facts import StoredTopic
 
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 5.0
@@ -117,7 +117,7 @@ class BrokerClient:
         found = await self._call("GET", "/onewriter/v1/desired")
         return str(found.get("revision") or "")
 
-    async def look_up(self, names: Sequence[str]) -> tuple[dict[str, Stored], set[str]]:
+    async def look_up(self, names: Sequence[str]) -> tuple[dict[str, StoredTopic], set[str]]:
         """What it knows of topics, and which of them another broker has to be asked about.
 
         Raises BrokerRefused, BrokerUnreachable.
@@ -126,7 +126,7 @@ class BrokerClient:
         try:
             elsewhere = {str(name) for name in answer["elsewhere"]}
             found = {
-                name: Stored(
+                name: StoredTopic(
                     True,
                     bool(each["declared"]),
                     int(each["epoch"]),
@@ -138,7 +138,7 @@ class BrokerClient:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise BrokerUnreachable(f"its answer is not understood: {error!r}") from error
         return {
-            name: found.get(name, Stored()) for name in names if name not in elsewhere
+            name: found.get(name, StoredTopic()) for name in names if name not in elsewhere
         }, elsewhere
 
     async def topic(self, name: str) -> Json | None:

@@ -25,12 +25,12 @@ from onewriter_operator.brokers.client import (
     Credentials,
     NotServedHere,
 )
+from onewriter_operator.brokers.delays import Backoff, Debounce
 from onewriter_operator.brokers.lookups import LookUps
-from onewriter_operator.brokers.pace import Gathering, Pause
 from onewriter_operator.brokers.views import View, Views, claims_in
 from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired
 from onewriter_operator.documents import Json, Key
-from onewriter_operator.plan.facts import Applied, Brokers, Stored
+from onewriter_operator.plan.facts import Applied, FleetState, StoredTopic
 
 GRACE_SECONDS: Final = 10.0
 """A broker whose stream broke counts as followed for so long."""
@@ -121,7 +121,7 @@ class Fleet:
         self._buckets_timer: asyncio.TimerHandle | None = None
         self._desired: Desired | None = None
         self._dirty = asyncio.Event()
-        self._gathering = Gathering()
+        self._debounce = Debounce()
         self._look_ups = LookUps(self._synced_clients)
         self._is_settling = bool(urls)
         self._brokers = {
@@ -144,7 +144,7 @@ class Fleet:
 
     # ------------------------------------------------------------ what is known
 
-    def state(self) -> Brokers:
+    def state(self) -> FleetState:
         """The brokers as a whole."""
         problems = [
             f"{name}: {broker.problem}"
@@ -152,7 +152,7 @@ class Fleet:
             if broker.problem
         ]
         synced = sum(broker.is_synced for broker in self._brokers.values())
-        return Brokers(len(self._brokers), synced, tuple(problems), self._is_settling)
+        return FleetState(len(self._brokers), synced, tuple(problems), self._is_settling)
 
     def view(self, topic: str) -> View | None:
         """What the broker that serves the topic says of it."""
@@ -191,7 +191,7 @@ class Fleet:
 
     # ------------------------------------------------------------ asking
 
-    async def stored(self, topic: str) -> Stored:
+    async def stored(self, topic: str) -> StoredTopic:
         """What any broker says of a topic; ``is_known`` False when none could say."""
         return await self._look_ups.stored(topic)
 
@@ -211,7 +211,7 @@ class Fleet:
 
         async def erase(client: BrokerClient) -> bool:
             partitions = await client.partitions(topic)
-            # Brokers of an earlier version know nothing of onlyIfEmpty: they are asked beforehand.
+            # Brokers of an earlier version do not know onlyIfEmpty, so their entries are counted first.
             if only_if_empty and await client.entries(topic, partitions):
                 return False
             return await client.delete(
@@ -263,11 +263,11 @@ class Fleet:
         await self._first_answers()
         while True:
             await self._dirty.wait()
-            await self._gathering.wait()
+            await self._debounce.wait()
             self._dirty.clear()
             started = now()
             self._desired = self._declarations.compose()
-            self._gathering.took(now() - started)
+            self._debounce.took(now() - started)
             for broker in self._brokers.values():
                 broker.is_wanted.set()
 
@@ -287,7 +287,7 @@ class Fleet:
 
     async def _hand_over(self, broker: _Broker) -> None:
         """Give one broker the newest desired state until it has it."""
-        pause = Pause()
+        pause = Backoff()
         while True:
             try:
                 async with asyncio.timeout(CHECK_SECONDS):
@@ -342,7 +342,7 @@ class Fleet:
                 broker.behind_until = 0.0
                 self._note_refusal(broker, desired, refused)
                 return
-            self._gathering.took(now() - started)
+            self._debounce.took(now() - started)
             for warning in answer.get("warnings") or ():
                 log.info("desired.warning", broker=broker.client.name, warning=warning)
         before, broker.pieces = broker.pieces, desired.pieces
@@ -389,7 +389,7 @@ class Fleet:
 
     async def _follow(self, broker: _Broker) -> None:
         """Follow a broker's stream for ever."""
-        pause = Pause()
+        pause = Backoff()
         try:
             while True:
                 lines = broker.lines

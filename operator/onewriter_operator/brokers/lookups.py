@@ -9,12 +9,12 @@ from typing import Final
 import structlog
 
 from onewriter_operator.brokers.client import BrokerClient, BrokerRefused, BrokerUnreachable
-from onewriter_operator.plan.facts import Stored
+from onewriter_operator.plan.facts import StoredTopic
 
 TOGETHER_MAX: Final = 500
 """Topics that a broker looks up at once."""
 
-UNKNOWN: Final = Stored(is_known=False)
+UNKNOWN: Final = StoredTopic(is_known=False)
 
 log = structlog.get_logger(__name__)
 
@@ -24,10 +24,10 @@ class LookUps:
 
     def __init__(self, brokers: Callable[[], Sequence[BrokerClient]]) -> None:
         self._brokers = brokers
-        self._waiting: dict[str, asyncio.Future[Stored]] = {}
+        self._waiting: dict[str, asyncio.Future[StoredTopic]] = {}
         self._is_wanted = asyncio.Event()
 
-    async def stored(self, topic: str) -> Stored:
+    async def stored(self, topic: str) -> StoredTopic:
         """What any broker says of a topic; ``is_known`` False when none could say."""
         answer = self._waiting.get(topic)
         if answer is None:
@@ -47,9 +47,9 @@ class LookUps:
             for topic, answer in waiting.items():
                 answer.set_result(found.get(topic, UNKNOWN))
 
-    async def _ask(self, topics: Sequence[str]) -> dict[str, Stored]:
+    async def _ask(self, topics: Sequence[str]) -> dict[str, StoredTopic]:
         """Ask one broker after the other, until each topic is known to one of them."""
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTopic] = {}
         left = list(topics)
         for broker in self._brokers():
             if not left:

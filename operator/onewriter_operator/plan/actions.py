@@ -113,7 +113,7 @@ EventReason = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class EmitEvent:
     """An Event about the declared object.
 
     ``is_answer``: a person waits for it, so it is visible at once, however often the same was said.
@@ -126,7 +126,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class RequeueAfter:
     """Come back after so many seconds."""
 
     after_seconds: float
@@ -142,6 +142,6 @@ Action = (
     | RemovePod
     | Apply
     | Remove
-    | Tell
-    | Visit
+    | EmitEvent
+    | RequeueAfter
 )

@@ -17,7 +17,7 @@ from onewriter_operator.documents import (
     spec_of,
     status_of,
 )
-from onewriter_operator.plan.actions import Action, Tell, Visit
+from onewriter_operator.plan.actions import Action, EmitEvent, RequeueAfter
 from onewriter_operator.plan.facts import (
     MOVING_SECONDS,
     PATIENCE_SECONDS,
@@ -25,19 +25,19 @@ from onewriter_operator.plan.facts import (
     ClaimFacts,
 )
 from onewriter_operator.plan.fenced import OPEN
-from onewriter_operator.plan.topic import TopicPlan
+from onewriter_operator.plan.topic import Plan
 from onewriter_operator.plan.verdicts import unreachable
 
 _REFUSING: Final = frozenset({"TopicMissing", "NotServed", "Invalid"})
 """Standings under which nobody is let in by this claim."""
 
 
-def plan_claim(facts: ClaimFacts) -> TopicPlan:
+def plan_claim(facts: ClaimFacts) -> Plan:
     """Everything that one visit has to decide."""
     if facts.is_too_early:
-        return TopicPlan((Visit(SETTLING_SECONDS),), None)
+        return Plan((RequeueAfter(SETTLING_SECONDS),), None)
     if facts.standing.is_passed_on and facts.is_moving:
-        return TopicPlan((Visit(MOVING_SECONDS),), None)
+        return Plan((RequeueAfter(MOVING_SECONDS),), None)
     producers, omitted = _producers(facts)
     before = status_of(facts.document)
     generation = generation_of(facts.document)
@@ -60,8 +60,8 @@ def plan_claim(facts: ClaimFacts) -> TopicPlan:
         _verdicts(facts, producers), before.get("conditions") or (), generation, facts.now
     )
     if facts.standing.is_passed_on and facts.is_settling_soon:
-        return TopicPlan((Visit(PATIENCE_SECONDS),), None)
-    return TopicPlan(tuple(_news(before, found)), found)
+        return Plan((RequeueAfter(PATIENCE_SECONDS),), None)
+    return Plan(tuple(_news(before, found)), found)
 
 
 def _news(before: Mapping[str, Any], status: Mapping[str, Any]) -> list[Action]:
@@ -71,7 +71,7 @@ def _news(before: Mapping[str, Any], status: Mapping[str, Any]) -> list[Action]:
         "True",
         status.get("epoch"),
     ):
-        return [Tell("ClaimGranted", str(now["message"]))]
+        return [EmitEvent("ClaimGranted", str(now["message"]))]
     return []
 
 
@@ -162,11 +162,11 @@ def _verdicts(facts: ClaimFacts, producers: list[Json]) -> list[Verdict]:
 
 def _ready(facts: ClaimFacts) -> Verdict:
     standing, applied = facts.standing, facts.applied
-    if standing.word == "TopicMissing":
+    if standing.reason == "TopicMissing":
         return no("Ready", "TopicMissing", standing.message)
-    if standing.word == "Invalid":
+    if standing.reason == "Invalid":
         return no("Ready", "Invalid", standing.message)
-    if standing.word == "NotServed":
+    if standing.reason == "NotServed":
         return no("Ready", "TopicNotServed", standing.message)
     if applied.is_held_back:
         return no("Ready", "Paused", "annotation onewriter.dev/paused: its spec waits")
@@ -187,7 +187,7 @@ def _who_may(facts: ClaimFacts) -> str:
 
 
 def _granted(facts: ClaimFacts, producers: list[Json], ready: Verdict) -> Verdict:
-    is_refused = facts.standing.word in _REFUSING and not facts.standing.is_kept
+    is_refused = facts.standing.reason in _REFUSING and not facts.standing.is_kept
     if is_refused or facts.applied.refusal:
         return no("Granted", "Rejected", ready.message)
     if facts.view is None and not facts.is_unserved:
@@ -238,7 +238,7 @@ def _reconciling(ready: Verdict) -> Verdict:
 
 
 def _stalled(facts: ClaimFacts) -> Verdict:
-    if facts.standing.word == "Invalid":
+    if facts.standing.reason == "Invalid":
         return yes("Stalled", "Invalid", facts.standing.message)
     if facts.applied.refusal:
         return yes("Stalled", "RefusedByBroker", facts.applied.refusal)

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 from onewriter_operator.documents import Json, status_of
 
-Word = Literal[
+StandingReason = Literal[
     "Accepted",
     "Closing",
     "Invalid",
@@ -36,7 +36,7 @@ class Standing:
     says now is wrong, and the brokers go on with what it said before.
     """
 
-    word: Word = "Accepted"
+    reason: StandingReason = "Accepted"
     message: str = ""
     topic: str = ""
     rival: str = ""
@@ -44,11 +44,11 @@ class Standing:
 
     @property
     def is_passed_on(self) -> bool:
-        return self.is_kept or self.word in {"Accepted", "Closing"}
+        return self.is_kept or self.reason in {"Accepted", "Closing"}
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers:
+class FleetState:
     """The brokers as a whole. ``synced``: whose streams tell all they serve.
 
     ``is_settling``: the operator has just begun to ask them, and not all have answered yet.
@@ -81,7 +81,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTopic:
     """What a broker said of a topic before it was declared, or while nobody had it loaded.
 
     ``is_known`` False: none could say. ``is_undivided``: it is one log, and gets no partitions.
@@ -107,7 +107,7 @@ class PodFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RemovalAttempt:
     """The last answer to the wish to remove a pod; ``age_seconds`` ago, the ``count``-th.
 
     ``CameBack``: its broker, asked before, knows it again. ``Unconfirmed``: no broker could say, and
@@ -124,7 +124,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Deletion:
+class DeletionResult:
     """What came of deleting the log."""
 
     answer: Literal["Deleted", "NotEmpty", "Failed"]
@@ -132,7 +132,7 @@ class Deletion:
 
 
 @dataclass(frozen=True, slots=True)
-class Ordered:
+class OrderResult:
     """What came of a person's ``order``, the annotation's text: the broker's words, empty when done.
 
     ``is_news``: it was asked in this very visit. ``is_open``: nobody knows whether it was done.
@@ -170,7 +170,7 @@ class Facts:
     now: float
     standing: Standing = Standing()
     applied: Applied = Applied()
-    brokers: Brokers = Brokers()
+    brokers: FleetState = FleetState()
     view: Json | None = None
     view_age_seconds: float = 3600.0
     bucket_waiting: str = ""
@@ -233,12 +233,12 @@ class TopicFacts(Facts):
     topic's namespace.
     """
 
-    stored: Stored | None = None
+    stored: StoredTopic | None = None
     epoch_seen: int = 0
     fenced_before: tuple[Json, ...] | None = None
     pods: Mapping[str, PodFacts] = field(default_factory=lambda: NOTHING)
     fenced_for: Mapping[str, float] = field(default_factory=lambda: NOTHING)
-    attempts: Mapping[str, Attempt] = field(default_factory=lambda: NOTHING)
+    attempts: Mapping[str, RemovalAttempt] = field(default_factory=lambda: NOTHING)
     taken: str = ""
     refused: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     ahead_seconds: float = 0.0
@@ -246,9 +246,9 @@ class TopicFacts(Facts):
     slices: tuple[Json, ...] = ()
     left_over: tuple[Json, ...] = ()
     written: Mapping[str, str] = field(default_factory=lambda: NOTHING)
-    fence_answer: Ordered | None = None
-    handover_answer: Ordered | None = None
-    deletion: Deletion | None = None
+    fence_answer: OrderResult | None = None
+    handover_answer: OrderResult | None = None
+    deletion: DeletionResult | None = None
     drift: tuple[str, ...] = ()
     may_lead_services: bool = True
     may_delete_pods: bool = True

@@ -7,7 +7,7 @@ handover, a release, a plain disconnect and a takeover that the loser answered r
 
 What was decided is kept in ``status.fencedPods``: a new operator goes on from there, so that nothing
 is forgotten when the story scrolls on, and nothing is decided twice. Before a pod is touched its
-broker is asked once more (``Attempt``: ``CameBack``, ``Unconfirmed``), because a stream may be late.
+broker is asked once more (``RemovalAttempt``: ``CameBack``, ``Unconfirmed``), because a stream may be late.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from onewriter_core.api.status import FENCED_PODS_SHOWN_MAX
 from onewriter_operator.documents import Json, metadata, seconds_of, status_of, timestamp
-from onewriter_operator.plan.actions import Action, LookUpPod, RemovePod, Tell, Visit
-from onewriter_operator.plan.facts import Attempt, TopicFacts
+from onewriter_operator.plan.actions import Action, EmitEvent, LookUpPod, RemovePod, RequeueAfter
+from onewriter_operator.plan.facts import RemovalAttempt, TopicFacts
 
 STALE_CAUSES: Final = frozenset({"Silent", "ProgressDeadline", "Forced", "FencedByAdministrator"})
 """Causes of a transition that call the former writer's pod into question."""
@@ -96,7 +96,7 @@ def plan_fenced(facts: TopicFacts) -> FencedPlan:
     pods = [judge.judged(pod) for pod in _known(facts)]
     actions = list(judge.actions)
     if judge.soonest is not None:
-        actions.append(Visit(max(0.1, judge.soonest)))
+        actions.append(RequeueAfter(max(0.1, judge.soonest)))
     return FencedPlan(tuple(_bounded(pods)), tuple(actions))
 
 
@@ -177,15 +177,15 @@ class _Judge:
             return self._settled(pod, "PodGone", message)
         return self._due(pod, attempt)
 
-    def _gone(self, pod: Json, attempt: Attempt) -> Json:
+    def _gone(self, pod: Json, attempt: RemovalAttempt) -> Json:
         if attempt.answer == "Evicted":
             note = (
                 f"Pod {pod['pod']} was fenced at epoch {pod['epoch']} ({pod['cause']}) and evicted"
             )
-            self.actions.append(Tell("PodEvicted", note))
+            self.actions.append(EmitEvent("PodEvicted", note))
         return self._settled(pod, attempt.answer, attempt.message)
 
-    def _due(self, pod: Json, attempt: Attempt | None) -> Json:
+    def _due(self, pod: Json, attempt: RemovalAttempt | None) -> Json:
         """Still to be removed: now, or when?"""
         key = identifier(pod)
         grace = GRACE_SECONDS - self._facts.fenced_for.get(key, 0.0)
@@ -210,13 +210,13 @@ class _Judge:
         self._wait = GRACE_SECONDS  # one at a time: the others are looked at again
         return pod
 
-    def _blocked(self, pod: Json, attempt: Attempt) -> Json:
+    def _blocked(self, pod: Json, attempt: RemovalAttempt) -> Json:
         if attempt.answer == "Unconfirmed":
             return pod
         if pod["outcome"] == attempt.answer and pod.get("message") == attempt.message:
             return pod
         note = f"Pod {pod['pod']}, fenced in epoch {pod['epoch']}, stays: {attempt.message}"
-        self.actions.append(Tell("EvictionBlocked", note, is_warning=True))
+        self.actions.append(EmitEvent("EvictionBlocked", note, is_warning=True))
         return self._changed(pod, attempt.answer, attempt.message)
 
     def _settled(self, pod: Json, outcome: str, message: str) -> Json:
@@ -231,7 +231,7 @@ class _Judge:
         self.soonest = seconds if self.soonest is None else min(self.soonest, seconds)
 
 
-def _delay(attempt: Attempt) -> float:
+def _delay(attempt: RemovalAttempt) -> float:
     """Seconds between this attempt and the next one."""
     if attempt.retry_after_seconds is not None:
         return max(attempt.retry_after_seconds, RETRY_SECONDS_MIN)

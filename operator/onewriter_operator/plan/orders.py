@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_operator.documents import FENCE, HANDOVER, annotation
-from onewriter_operator.plan.actions import Action, EventReason, Fence, HandOver, Tell, Visit
-from onewriter_operator.plan.facts import Ordered, TopicFacts
+from onewriter_operator.plan.actions import (
+    Action,
+    EmitEvent,
+    EventReason,
+    Fence,
+    HandOver,
+    RequeueAfter,
+)
+from onewriter_operator.plan.facts import OrderResult, TopicFacts
 
 RETRY_SECONDS: Final = 5.0
 """An order that no broker could be asked for is tried again after so long."""
@@ -75,13 +82,13 @@ def _is_due(facts: TopicFacts, order: _Order) -> bool:
     return view is not None and view.get("epoch") == order.epoch and bool(view.get("holder"))
 
 
-def _told(reason: EventReason, what: str, order: _Order, answer: Ordered) -> list[Action]:
+def _told(reason: EventReason, what: str, order: _Order, answer: OrderResult) -> list[Action]:
     """What came of it, said once: a warning is a definite no."""
     is_refused = bool(answer.refusal) and not answer.is_open
     source = f"annotation #{order.mark}" if order.mark else "annotation"
     note = f"Epoch {order.epoch} was to be {what} ({source}): {answer.refusal or 'done'}"
-    told = Tell(reason, note, is_warning=is_refused, is_answer=True)
+    told = EmitEvent(reason, note, is_warning=is_refused, is_answer=True)
     return [
         *([told] if answer.is_news else []),
-        *([Visit(RETRY_SECONDS)] if answer.is_open else []),
+        *([RequeueAfter(RETRY_SECONDS)] if answer.is_open else []),
     ]

@@ -37,12 +37,12 @@ from onewriter_operator.plan.actions import (
     Action,
     Apply,
     DeleteLog,
+    EmitEvent,
     LookUpPod,
     LookUpTopic,
     Remove,
+    RequeueAfter,
     SetFinalizers,
-    Tell,
-    Visit,
 )
 from onewriter_operator.plan.difference import difference, differs, digest
 from onewriter_operator.plan.facts import (
@@ -79,7 +79,7 @@ KINDS_SHOWN: Final = frozenset({"grant", "share", "fence"})
 
 
 @dataclass(frozen=True, slots=True)
-class TopicPlan:
+class Plan:
     """What to do, in this order, and then the status to write; None: leave it as it is.
 
     ``drift`` is what was found to be changed outside, to be shown by the next status.
@@ -90,16 +90,16 @@ class TopicPlan:
     drift: tuple[str, ...] = ()
 
 
-def plan_topic(facts: TopicFacts) -> TopicPlan:
+def plan_topic(facts: TopicFacts) -> Plan:
     """Everything that one visit has to decide."""
     if is_set(facts.document, UNMANAGED):
         return _unmanaged(facts)
     if is_going(facts.document):
         return _deleting(facts)
     if needs_look_up(facts):
-        return TopicPlan((LookUpTopic(facts.standing.topic),), None)
+        return Plan((LookUpTopic(facts.standing.topic),), None)
     if facts.is_too_early:
-        return TopicPlan((Visit(SETTLING_SECONDS),), None, facts.drift)
+        return Plan((RequeueAfter(SETTLING_SECONDS),), None, facts.drift)
     problem = service_problem(facts)
     drift = list(dict.fromkeys((*facts.drift, *_status_drift(facts))))
     actions = [*_finalizer(facts)]
@@ -115,16 +115,18 @@ def plan_topic(facts: TopicFacts) -> TopicPlan:
     if wait is not None:
         # What is said of pods is said together with the status that shows it.
         kept = [
-            each for each in actions if each not in fenced.actions or not isinstance(each, Tell)
+            each
+            for each in actions
+            if each not in fenced.actions or not isinstance(each, EmitEvent)
         ]
-        return TopicPlan((*kept, Visit(wait)), None, tuple(drift))
+        return Plan((*kept, RequeueAfter(wait)), None, tuple(drift))
     status = _status(facts, verdicts.verdicts(facts, problem, drift), fenced.pods)
     own = [each for each in drift if not each.startswith(BROKER_DRIFT)]
-    actions += [Tell("DriftRepaired", "; ".join(own))] if own else []
+    actions += [EmitEvent("DriftRepaired", "; ".join(own))] if own else []
     actions += _news(facts, status)
     left = verdicts.drift_left_seconds({"status": status}, facts.now)
-    actions += [] if left is None else [Visit(left)]
-    return TopicPlan(tuple(actions), status, tuple(drift))
+    actions += [] if left is None else [RequeueAfter(left)]
+    return Plan(tuple(actions), status, tuple(drift))
 
 
 def _wait_seconds(facts: TopicFacts) -> float | None:
@@ -136,7 +138,7 @@ def _wait_seconds(facts: TopicFacts) -> float | None:
     if _flickers(facts):
         return FLICKER_SECONDS
     is_unknown = facts.view is None and not _is_stored(facts) and not facts.epoch_seen
-    if facts.status_editor and is_unknown and facts.standing.word == "Accepted":
+    if facts.status_editor and is_unknown and facts.standing.reason == "Accepted":
         # Nobody can say which epoch is true: not the one that was written, nor a lower one.
         return UNKNOWN_SECONDS
     return PATIENCE_SECONDS if facts.is_settling_soon else None
@@ -151,7 +153,7 @@ def needs_look_up(facts: TopicFacts) -> bool:
     is_new = int(status_of(facts.document).get("observedGeneration", -1)) < 0
     return (
         # One that another namespace declared may have been reassigned.
-        facts.standing.word in {"Accepted", "DeclaredElsewhere"}
+        facts.standing.reason in {"Accepted", "DeclaredElsewhere"}
         and facts.stored is None
         and facts.brokers.synced > 0
         and (is_new or facts.view is None)
@@ -277,16 +279,16 @@ def _news(facts: TopicFacts, status: Json) -> list[Action]:
     if epoch > former and status.get("transitions") and not facts.status_editor:
         last = status["transitions"][0]
         writer = last.get("producerName") or "nobody"
-        told.append(Tell("EpochAdvanced", f"Epoch {epoch} ({last['cause']}): {writer} writes"))
+        told.append(EmitEvent("EpochAdvanced", f"Epoch {epoch} ({last['cause']}): {writer} writes"))
     known = {identifier(pod) for pod in known_pods(facts)}
     for pod in status.get("fencedPods") or ():
         if identifier(pod) not in known:
             name = pod.get("pod") or pod["podUID"]
             note = f"The writer in pod {name} was fenced in epoch {pod['epoch']}: {pod['cause']}"
-            told.append(Tell("WriterFenced", note, is_warning=True))
+            told.append(EmitEvent("WriterFenced", note, is_warning=True))
     adopted, conflict = (_new_message(before, status, *each) for each in _TOLD_ONCE)
-    told += [Tell("TopicAdopted", adopted)] if adopted else []
-    told += [Tell("ResourceConflict", conflict, is_warning=True)] if conflict else []
+    told += [EmitEvent("TopicAdopted", adopted)] if adopted else []
+    told += [EmitEvent("ResourceConflict", conflict, is_warning=True)] if conflict else []
     return told
 
 
@@ -300,7 +302,7 @@ def _new_message(before: Json, status: Json, kind: str, reason: str) -> str:
 # ------------------------------------------------------------ left alone
 
 
-def _unmanaged(facts: TopicFacts) -> TopicPlan:
+def _unmanaged(facts: TopicFacts) -> Plan:
     actions = _let_go(facts)
     before = status_of(facts.document)
     status = {name: value for name, value in before.items() if name != "conditions"}
@@ -311,7 +313,7 @@ def _unmanaged(facts: TopicFacts) -> TopicPlan:
         generation_of(facts.document),
         facts.now,
     )
-    return TopicPlan(tuple(actions), status)
+    return Plan(tuple(actions), status)
 
 
 # ------------------------------------------------------------ deletion
@@ -337,7 +339,7 @@ def _let_go(facts: TopicFacts) -> list[Action]:
     return [SetFinalizers(tuple(name for name in present if name != TOPIC_FINALIZER))]
 
 
-def _deleting(facts: TopicFacts) -> TopicPlan:
+def _deleting(facts: TopicFacts) -> Plan:
     """The object was deleted and is held by a finalizer; perhaps by somebody else's only."""
     status = _status(
         facts,
@@ -345,28 +347,28 @@ def _deleting(facts: TopicFacts) -> TopicPlan:
         known_pods(facts),
     )
     if TOPIC_FINALIZER not in finalizers_of(facts.document):
-        return TopicPlan((), status)
-    if not _deletes_log(facts) or facts.standing.word != "Closing":
-        return TopicPlan(tuple(_let_go(facts)), None)
+        return Plan((), status)
+    if not _deletes_log(facts) or facts.standing.reason != "Closing":
+        return Plan(tuple(_let_go(facts)), None)
     answer = facts.deletion
     topic = facts.standing.topic
     if answer is not None and answer.answer == "Deleted":
-        return TopicPlan(
-            (Tell("TopicDeleted", f"The log of {topic} is gone"), *_let_go(facts)), None
+        return Plan(
+            (EmitEvent("TopicDeleted", f"The log of {topic} is gone"), *_let_go(facts)), None
         )
     if answer is not None and answer.answer == "NotEmpty":
         note = f"{topic} has entries and stays"
-        return TopicPlan((Tell("TopicRetained", note), *_let_go(facts)), None)
+        return Plan((EmitEvent("TopicRetained", note), *_let_go(facts)), None)
     since = seconds_of(metadata(facts.document).get("deletionTimestamp"))
     if since is not None and facts.now - since > DELETION_DEADLINE_SECONDS:
         why = answer.message if answer is not None else "the brokers cannot be reached"
         why = "it is paused" if is_set(facts.document, PAUSED) else why
         note = f"{topic} was not deleted within {DELETION_DEADLINE_SECONDS:.0f} s and stays: {why}"
-        return TopicPlan((Tell("DeletionGivenUp", note, is_warning=True), *_let_go(facts)), None)
+        return Plan((EmitEvent("DeletionGivenUp", note, is_warning=True), *_let_go(facts)), None)
     if is_set(facts.document, PAUSED) or answer is not None or not facts.applied.is_everywhere:
-        return TopicPlan((Visit(DELETION_RETRY_SECONDS),), status)
+        return Plan((RequeueAfter(DELETION_RETRY_SECONDS),), status)
     only_if_empty = spec_of(facts.document)["deletionPolicy"] == "DeleteIfEmpty"
-    return TopicPlan((DeleteLog(topic, only_if_empty),), status)
+    return Plan((DeleteLog(topic, only_if_empty),), status)
 
 
 # ------------------------------------------------------------ the leader's Service
@@ -418,7 +420,7 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
     drift: list[str] = []
     if leader.is_ahead(epoch, facts.slices, facts.service) and facts.ahead_seconds < AHEAD_SECONDS:
         # Another operator knows of a later writer.
-        return [*actions, Visit(AHEAD_SECONDS)], []
+        return [*actions, RequeueAfter(AHEAD_SECONDS)], []
     service = leader.service(facts.document, wanted, epoch)
     is_other = facts.service is None or differs(service, facts.service)
     if is_other and not _is_refused(facts, service):

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from onewriter_operator.conditions import Verdict, condition, no, unknown, yes
 from onewriter_operator.documents import is_going, seconds_of, spec_of, status_of
-from onewriter_operator.plan.facts import Brokers, TopicFacts
+from onewriter_operator.plan.facts import FleetState, TopicFacts
 
 DRIFT_SHOWN_SECONDS: Final = 3_600.0
 """How long a repair is shown."""
@@ -67,7 +67,7 @@ def unmanaged(facts: TopicFacts) -> list[Verdict]:
     ]
 
 
-def unreachable(brokers: Brokers) -> str:
+def unreachable(brokers: FleetState) -> str:
     """Why nothing is known of the brokers, or not of all."""
     known = f"{brokers.synced} of {brokers.expected} brokers can be followed"
     return "; ".join((known, *brokers.problems))
@@ -85,7 +85,7 @@ def _ready(facts: TopicFacts, serving: Verdict, applied: Verdict) -> Verdict:
 def _serving(facts: TopicFacts) -> Verdict:
     standing, view = facts.standing, facts.view
     if _is_obstructed(facts):
-        return no("Serving", standing.word, standing.message)
+        return no("Serving", standing.reason, standing.message)
     if is_going(facts.document):
         return no("Serving", "Deleting", "the topic is being deleted and admits no producer")
     if facts.applied.refusal:
@@ -129,13 +129,13 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
 
 def _is_obstructed(facts: TopicFacts) -> bool:
     """Whether nobody can have the topic by this object until a person changes something."""
-    return facts.standing.word in OBSTACLES and not facts.standing.is_kept
+    return facts.standing.reason in OBSTACLES and not facts.standing.is_kept
 
 
 def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     standing, applied = facts.standing, facts.applied
-    if standing.word in OBSTACLES:
-        return no("PolicyApplied", standing.word, standing.message)
+    if standing.reason in OBSTACLES:
+        return no("PolicyApplied", standing.reason, standing.message)
     if is_going(facts.document):
         return no("PolicyApplied", "Deleting", "the object is being deleted")
     if applied.is_held_back:
@@ -183,7 +183,7 @@ def _undivided(facts: TopicFacts) -> str:
 
 
 def _conflict(facts: TopicFacts) -> Verdict:
-    if facts.standing.word == "ResourceConflict":
+    if facts.standing.reason == "ResourceConflict":
         return yes("Conflict", "ResourceConflict", facts.standing.message)
     return no("Conflict", "NoConflict", "")
 
@@ -212,7 +212,7 @@ def drift_left_seconds(document: Mapping[str, Any], now: float) -> float | None:
 
 
 def _reconciling(facts: TopicFacts, applied: Verdict) -> Verdict:
-    if facts.standing.word in OBSTACLES:
+    if facts.standing.reason in OBSTACLES:
         return no("Reconciling", "Settled", "")
     if applied.reason in {"Pending", "BrokersUnreachable", "Deleting"}:
         return yes("Reconciling", "Progressing", applied.message)
@@ -220,8 +220,8 @@ def _reconciling(facts: TopicFacts, applied: Verdict) -> Verdict:
 
 
 def _stalled(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
-    if facts.standing.word in OBSTACLES:
-        return yes("Stalled", facts.standing.word, facts.standing.message)
+    if facts.standing.reason in OBSTACLES:
+        return yes("Stalled", facts.standing.reason, facts.standing.message)
     if facts.applied.refusal:
         return yes("Stalled", "RefusedByBroker", facts.applied.refusal)
     if is_undivided(facts):

@@ -14,12 +14,12 @@ from onewriter_operator.documents import (
     status_editor,
     uid_of,
 )
-from onewriter_operator.plan.actions import Tell, Visit
+from onewriter_operator.plan.actions import EmitEvent, RequeueAfter
 from onewriter_operator.plan.claim import plan_claim, topic_of
 from onewriter_operator.plan.facts import ClaimFacts
 from onewriter_operator.reconcile import status
-from onewriter_operator.reconcile.memory import Recollection
-from onewriter_operator.reconcile.surroundings import Surroundings
+from onewriter_operator.reconcile.cache import ObjectCache
+from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.workqueue import GONE
 
 STATUS_FIELDS: Final = frozenset(
@@ -28,47 +28,49 @@ STATUS_FIELDS: Final = frozenset(
 """Fields of the status that nobody else may write."""
 
 
-class ClaimVisitor:
+class ClaimReconciler:
     """Brings one ProducerClaim forward at a time."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._around = surroundings
-        self._memories: dict[Key, tuple[str, Recollection]] = {}
+    def __init__(self, context: ReconcileContext) -> None:
+        self._context = context
+        self._caches: dict[Key, tuple[str, ObjectCache]] = {}
 
-    async def visit(self, key: Key) -> float | None:
-        """One visit; see workqueue.Visit."""
-        around = self._around
-        document = around.store.get(key)
+    async def reconcile(self, key: Key) -> float | None:
+        """One visit; see workqueue.Reconcile."""
+        context = self._context
+        document = context.store.get(key)
         if document is None:
-            self._memories.pop(key, None)
-            around.metrics.claim(key, "")
+            self._caches.pop(key, None)
+            context.metrics.claim(key, "")
             return GONE
-        memory = self._memory(key, document)
-        plan = plan_claim(self._facts(document, memory))
+        cache = self._cache_of(key, document)
+        plan = plan_claim(self._facts(document, cache))
         if plan.status is not None:
-            await status.write(around.kube, around.store, CLAIM, document, plan.status)
-            document = around.store.get(key) or document
-            memory.editor = status_editor(document, STATUS_FIELDS)
-            around.metrics.claim(key, str(condition(plan.status, "Granted").get("reason", "")))
+            await status.write(context.kube, context.store, CLAIM, document, plan.status)
+            document = context.store.get(key) or document
+            cache.editor = status_editor(document, STATUS_FIELDS)
+            context.metrics.claim(key, str(condition(plan.status, "Granted").get("reason", "")))
         for action in plan.actions:
-            if isinstance(action, Tell):
-                around.recorder.tell(document, action)
-        after = [action.after_seconds for action in plan.actions if isinstance(action, Visit)]
+            if isinstance(action, EmitEvent):
+                context.recorder.emit(document, action)
+        after = [
+            action.after_seconds for action in plan.actions if isinstance(action, RequeueAfter)
+        ]
         return min(after, default=None)
 
-    def _memory(self, key: Key, document: Json) -> Recollection:
+    def _cache_of(self, key: Key, document: Json) -> ObjectCache:
         """What is remembered of this very object, and of none that had its name before."""
         uid = uid_of(document)
-        if key not in self._memories or self._memories[key][0] != uid:
-            self._memories[key] = (uid, Recollection())
-        return self._memories[key][1]
+        if key not in self._caches or self._caches[key][0] != uid:
+            self._caches[key] = (uid, ObjectCache())
+        return self._caches[key][1]
 
-    def _facts(self, document: Json, memory: Recollection) -> ClaimFacts:
-        around = self._around
+    def _facts(self, document: Json, cache: ObjectCache) -> ClaimFacts:
+        context = self._context
         topic = Key(TOPIC.kind, metadata(document)["namespace"], topic_of(document))
-        selected = around.declarations.selected(document)
+        selected = context.declarations.selected(document)
         return ClaimFacts(
-            **around.facts(document, memory, STATUS_FIELDS),
-            topic=around.store.get(topic),
+            **context.facts(document, cache, STATUS_FIELDS),
+            topic=context.store.get(topic),
             pods_selected=None if selected is None else len(selected),
         )

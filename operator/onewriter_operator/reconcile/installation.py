@@ -23,10 +23,10 @@ from onewriter_operator.installation.broker_authority import AUTHORITY_BYTES_MAX
 from onewriter_operator.installation.names import selector
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.plan import turns
-from onewriter_operator.plan.actions import Tell
+from onewriter_operator.plan import rollout
+from onewriter_operator.plan.actions import EmitEvent
 from onewriter_operator.plan.difference import difference, digest
-from onewriter_operator.reconcile.calls import enforce
+from onewriter_operator.reconcile.api_calls import enforce
 
 EVERY_SECONDS: Final = 60.0
 """Between two visits, jittered."""
@@ -34,10 +34,10 @@ EVERY_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 5.0
 """After a visit that failed."""
 
-TURN_SECONDS: Final = 2.0
+ROLLOUT_POLL_SECONDS: Final = 2.0
 """Between two visits while one rollout waits for another."""
 
-TURN_SECONDS_MAX: Final = 120.0
+ROLLOUT_WAIT_SECONDS_MAX: Final = 120.0
 """So long a rollout waits for another that makes no progress: what is stuck must not keep back what
 would mend it."""
 
@@ -62,7 +62,7 @@ a change of configuration: their names do not depend on it."""
 log = structlog.get_logger(__name__)
 
 
-class Installation:
+class InstallationReconciler:
     """Keeps the installed objects as the configuration says."""
 
     def __init__(
@@ -89,18 +89,18 @@ class Installation:
         while True:
             pause = EVERY_SECONDS * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
             try:
-                if await self.visit():
-                    pause = TURN_SECONDS
+                if await self.reconcile():
+                    pause = ROLLOUT_POLL_SECONDS
             except (ApiRefused, ApiUnreachable) as error:
                 log.warning("installation.incomplete", reason=str(error))
                 pause = RETRY_SECONDS
                 if isinstance(error, ApiRefused):
                     pause = max(RETRY_SECONDS, error.retry_after_seconds or 0.0)
                     note = f"The installation is incomplete: {error.reason}"
-                    self._tell(Tell("InstallationIncomplete", note, is_warning=True))
+                    self._emit(EmitEvent("InstallationIncomplete", note, is_warning=True))
             await asyncio.sleep(pause)
 
-    async def visit(self) -> bool:
+    async def reconcile(self) -> bool:
         """Put right what differs. Raises ApiRefused, ApiUnreachable. True: something waits for its turn.
 
         An object that the API server refuses keeps no other back.
@@ -164,30 +164,32 @@ class Installation:
             # What may still differ is the API server's own way of writing the same.
             self._applied[name] = (digest(document), version)
             return ""
-        if found is not None and (reason := await self._turn(document, wanted)):
+        if found is not None and (reason := await self._rollout_wait(document, wanted)):
             return reason
         if known is not None and known[0] == digest(document):
             change = f"{name} was changed outside and put right: {what}"
             log.warning("installation.drifted", object=name, path=what)
             self._metrics.drift.labels("Installation").inc()
-            self._tell(Tell("DriftRepaired", change))
+            self._emit(EmitEvent("DriftRepaired", change))
         written = await enforce(self._kube, kind, document)
         self._applied[name] = (digest(document), str(metadata(written)["resourceVersion"]))
         log.info("installation.applied", object=name, path=what)
         return ""
 
-    async def _turn(self, document: Json, wanted: list[Json]) -> str:
-        """Why a change of this object is not written yet: see turns.py."""
-        if document["kind"] != turns.KIND:
+    async def _rollout_wait(self, document: Json, wanted: list[Json]) -> str:
+        """Why a change of this object is not written yet: see plan/rollout.py."""
+        if document["kind"] != rollout.KIND:
             return ""
-        others = [each for each in wanted if each["kind"] == turns.KIND and each is not document]
-        found = [await self._kube.get(KINDS[turns.KIND], *_place(each)) for each in others]
-        reason = turns.waits_for(document, [each for each in found if each is not None])
+        others = [each for each in wanted if each["kind"] == rollout.KIND and each is not document]
+        found = [await self._kube.get(KINDS[rollout.KIND], *_place(each)) for each in others]
+        reason = rollout.waits_for(document, [each for each in found if each is not None])
         if reason and reason != self._waits_for:
             self._waits_since = self._now()
             log.info("installation.waits", object=metadata(document)["name"], reason=reason)
-        if reason and self._now() - self._waits_since >= TURN_SECONDS_MAX:
-            log.warning("installation.waits_no_longer", reason=reason, seconds=TURN_SECONDS_MAX)
+        if reason and self._now() - self._waits_since >= ROLLOUT_WAIT_SECONDS_MAX:
+            log.warning(
+                "installation.waits_no_longer", reason=reason, seconds=ROLLOUT_WAIT_SECONDS_MAX
+            )
             return ""
         return reason
 
@@ -205,9 +207,9 @@ class Installation:
                 log.info("installation.removed", object=f"{kind.kind}/{about['name']}")
                 await self._kube.delete(kind, about["namespace"], about["name"], uid_of(found))
 
-    def _tell(self, told: Tell) -> None:
+    def _emit(self, event: EmitEvent) -> None:
         if self._owner is not None:
-            self._recorder.tell(self._owner, told)
+            self._recorder.emit(self._owner, event)
 
 
 def _beginning(file: Path) -> str:

@@ -7,7 +7,7 @@ from typing import Final
 from onewriter_operator.documents import POD, Json, is_going, spec_of, status_of, uid_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.plan.actions import RemovePod
-from onewriter_operator.plan.facts import Attempt, PodFacts
+from onewriter_operator.plan.facts import PodFacts, RemovalAttempt
 
 UNANSWERED_SECONDS: Final = 5.0
 """Nobody knows whether the pod was removed: it is looked at again after so long."""
@@ -27,7 +27,7 @@ async def look_up(kube: Kube, namespace: str, name: str, uid: str) -> PodFacts:
     return pod_facts(found)
 
 
-async def remove(kube: Kube, action: RemovePod, count: int) -> Attempt:
+async def remove(kube: Kube, action: RemovePod, count: int) -> RemovalAttempt:
     """Evict or delete a pod; what came of it."""
     try:
         if action.is_deletion:
@@ -36,25 +36,29 @@ async def remove(kube: Kube, action: RemovePod, count: int) -> Attempt:
             await kube.evict(action.namespace, action.name, action.uid)
     except ApiUnreachable as error:
         # It may have happened: then the pod is going when it is looked at the next time.
-        return Attempt("EvictionFailed", count, 0.0, UNANSWERED_SECONDS, f"no answer: {error}")
+        return RemovalAttempt(
+            "EvictionFailed", count, 0.0, UNANSWERED_SECONDS, f"no answer: {error}"
+        )
     except ApiRefused as refused:
         return await _refused(kube, action, count, refused)
-    return Attempt("Evicted", count)
+    return RemovalAttempt("Evicted", count)
 
 
-async def _refused(kube: Kube, action: RemovePod, count: int, refused: ApiRefused) -> Attempt:
+async def _refused(
+    kube: Kube, action: RemovePod, count: int, refused: ApiRefused
+) -> RemovalAttempt:
     if refused.status == 404:
-        return Attempt("PodGone", count)
+        return RemovalAttempt("PodGone", count)
     # The API server asks the budgets before it compares uids.
     if refused.status in {409, 429, 500} and not await _is_there(kube, action):
-        return Attempt("PodGone", count, message="a later pod has its name, and stays")
+        return RemovalAttempt("PodGone", count, message="a later pod has its name, and stays")
     match refused.status:
         case 429:
             after = refused.retry_after_seconds
-            return Attempt("BlockedByPDB", count, 0.0, after, refused.reason)
+            return RemovalAttempt("BlockedByPDB", count, 0.0, after, refused.reason)
         case _:
             # 409: changed meanwhile; 500: several budgets select the pod; 403: the operator lacks the right.
-            return Attempt("EvictionFailed", count, message=refused.reason)
+            return RemovalAttempt("EvictionFailed", count, message=refused.reason)
 
 
 async def _is_there(kube: Kube, action: RemovePod) -> bool:

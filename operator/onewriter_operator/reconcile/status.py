@@ -7,7 +7,7 @@ from typing import Any
 
 from onewriter_operator.documents import Json, Kind, metadata, status_of, taken_in
 from onewriter_operator.kube import Kube
-from onewriter_operator.reconcile.calls import asked
+from onewriter_operator.reconcile.api_calls import api_answer
 from onewriter_operator.store import Store
 
 
@@ -60,9 +60,9 @@ async def write(kube: Kube, store: Store, kind: Kind, document: Json, status: Js
         },
         "status": status,
     }
-    written = await asked(kube.apply_status(kind, body))
+    written = await api_answer(kube.apply_status(kind, body))
     left = strays(status, status_of(written))
     if left:
-        written = await asked(kube.mend_status(kind, written, left))
+        written = await api_answer(kube.mend_status(kind, written, left))
     store.put(taken_in(written), is_own=True)
     return True

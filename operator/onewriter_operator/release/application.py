@@ -61,9 +61,9 @@ def outcome(document: Mapping[str, Any]) -> Outcome:
 
 
 async def run(
-    kube: Kube, document: Mapping[str, Any], timeout_seconds: float, tell: Callable[[str], None]
+    kube: Kube, document: Mapping[str, Any], timeout_seconds: float, report: Callable[[str], None]
 ) -> Outcome:
-    """Make the object unless it is there, and wait until the run is over; ``tell`` hears its states.
+    """Make the object unless it is there, and wait until the run is over; ``report`` hears its states.
 
     An API server that is away is waited for. A run that takes longer than ``timeout_seconds`` is deleted,
     and Unavailable raised. Raises ApiRefused.
@@ -78,7 +78,7 @@ async def run(
                     state = _current(found)
                     if state != said:
                         said = state
-                        tell(f"{about['name']}: {state}")
+                        report(f"{about['name']}: {state}")
                     result = outcome(found)
                     if result is not Outcome.RUNNING:
                         return result

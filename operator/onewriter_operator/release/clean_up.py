@@ -56,7 +56,7 @@ UNINSTALL: Final = f"{GROUP}/uninstall"
 HELM_REVISIONS_READ: Final = 20
 """Revisions whose Secrets are read: a rollback is a later revision with the hooks of an earlier one."""
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class NotBeingUninstalled(Exception):
@@ -102,7 +102,7 @@ async def clean_up(
     kube: Kube,
     configuration: Configuration,
     timeout_seconds: float,
-    tell: Tell,
+    report: Report,
     *,
     deletes_objects: bool,
 ) -> None:
@@ -110,14 +110,14 @@ async def clean_up(
     try:
         async with asyncio.timeout(timeout_seconds):
             if deletes_objects:
-                await _delete_all(kube, configuration, timeout_seconds * DELETION_SHARE, tell)
+                await _delete_all(kube, configuration, timeout_seconds * DELETION_SHARE, report)
             # From here on nobody puts a finalizer back, nor a slice.
-            await _stop(kube, configuration, DEPLOYMENT, names.OPERATOR, tell)
+            await _stop(kube, configuration, DEPLOYMENT, names.OPERATOR, report)
             for kind in (TOPIC, CLAIM):
                 for document in await _all(kube, configuration, kind):
-                    await _release(kube, kind, document, tell)
-            await _delete_slices(kube, configuration, tell)
-            await _stop_brokers(kube, configuration, tell)
+                    await _release(kube, kind, document, report)
+            await _delete_slices(kube, configuration, report)
+            await _stop_brokers(kube, configuration, report)
     except TimeoutError as error:
         raise Unavailable(f"not done after {timeout_seconds:g} s") from error
 
@@ -136,11 +136,11 @@ async def _all(
     return found
 
 
-async def _delete(kube: Kube, kind: Kind, documents: Iterable[Json], tell: Tell) -> None:
+async def _delete(kube: Kube, kind: Kind, documents: Iterable[Json], report: Report) -> None:
     """Delete these, as they were seen; what is another one by now stays."""
     for document in documents:
         about = metadata(document)
-        tell(f"deleting {kind.kind} {key_of(document)}")
+        report(f"deleting {kind.kind} {key_of(document)}")
         try:
             await kube.delete(kind, about["namespace"], about["name"], uid_of(document))
         except ApiRefused as refused:
@@ -149,10 +149,10 @@ async def _delete(kube: Kube, kind: Kind, documents: Iterable[Json], tell: Tell)
 
 
 async def _delete_all(
-    kube: Kube, configuration: Configuration, timeout_seconds: float, tell: Tell
+    kube: Kube, configuration: Configuration, timeout_seconds: float, report: Report
 ) -> None:
     for kind in (CLAIM, TOPIC):
-        await _delete(kube, kind, await _all(kube, configuration, kind), tell)
+        await _delete(kube, kind, await _all(kube, configuration, kind), report)
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
@@ -160,18 +160,18 @@ async def _delete_all(
                     return
                 await asyncio.sleep(LOOK_SECONDS)
     except TimeoutError:
-        tell("some objects are still there: their finalizers are taken off")
+        report("some objects are still there: their finalizers are taken off")
 
 
 async def _stop(
-    kube: Kube, configuration: Configuration, kind: Kind, component: str, tell: Tell
+    kube: Kube, configuration: Configuration, kind: Kind, component: str, report: Report
 ) -> None:
     """Have a workload run no more, and wait until it does not."""
     name = names.component(configuration, component)
     found = await kube.get(kind, configuration.namespace, name)
     if found is None:
         return
-    tell(f"stopping {name}")
+    report(f"stopping {name}")
     await kube.merge(kind, key_of(found), {"spec": {"replicas": 0}})
     while found is not None and (
         found["spec"].get("replicas") or found.get("status", {}).get("replicas", 0)
@@ -180,16 +180,16 @@ async def _stop(
         found = await kube.get(kind, configuration.namespace, name)
 
 
-async def _stop_brokers(kube: Kube, configuration: Configuration, tell: Tell) -> None:
+async def _stop_brokers(kube: Kube, configuration: Configuration, report: Report) -> None:
     """While they have their rights: what they give back in order, holders may resume one day."""
     try:
         async with asyncio.timeout(BROKERS_SECONDS_MAX):
-            await _stop(kube, configuration, STATEFUL_SET, names.BROKER, tell)
+            await _stop(kube, configuration, STATEFUL_SET, names.BROKER, report)
     except TimeoutError:
-        tell("some brokers do not stop: their epochs end with them")
+        report("some brokers do not stop: their epochs end with them")
 
 
-async def _release(kube: Kube, kind: Kind, document: Json, tell: Tell) -> None:
+async def _release(kube: Kube, kind: Kind, document: Json, report: Report) -> None:
     """Take our finalizers off an object."""
     about = metadata(document)
     found: Json | None = document
@@ -199,7 +199,7 @@ async def _release(kube: Kube, kind: Kind, document: Json, tell: Tell) -> None:
         kept = without_ours(finalizers_of(found))
         if kept == finalizers_of(found):
             return
-        tell(f"releasing {kind.kind} {key_of(document)}")
+        report(f"releasing {kind.kind} {key_of(document)}")
         try:
             await kube.set_finalizers(kind, found, kept)
         except ApiRefused as refused:
@@ -212,7 +212,7 @@ async def _release(kube: Kube, kind: Kind, document: Json, tell: Tell) -> None:
             return
 
 
-async def _delete_slices(kube: Kube, configuration: Configuration, tell: Tell) -> None:
+async def _delete_slices(kube: Kube, configuration: Configuration, report: Report) -> None:
     """A slice that nobody writes any more would lead to a former writer for ever."""
     labels = f"{SLICE_MANAGER_LABEL}={FIELD_MANAGER}"
-    await _delete(kube, SLICE, await _all(kube, configuration, SLICE, labels), tell)
+    await _delete(kube, SLICE, await _all(kube, configuration, SLICE, labels), report)

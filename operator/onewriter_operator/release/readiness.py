@@ -56,9 +56,9 @@ def problem(workload: Workload, document: Mapping[str, Any] | None, digest: str)
 
 
 async def wait(
-    kube: Kube, configuration: Configuration, timeout_seconds: float, tell: Callable[[str], None]
+    kube: Kube, configuration: Configuration, timeout_seconds: float, report: Callable[[str], None]
 ) -> None:
-    """Return when everything is ready; ``tell`` hears whenever what is missing changes.
+    """Return when everything is ready; ``report`` hears whenever what is missing changes.
 
     Raises Unavailable after ``timeout_seconds``, naming what is missing.
     """
@@ -70,7 +70,7 @@ async def wait(
                 if missing != said:
                     said = missing
                     for each in missing:
-                        tell(each)
+                        report(each)
                 if not missing:
                     return
                 await asyncio.sleep(LOOK_SECONDS)

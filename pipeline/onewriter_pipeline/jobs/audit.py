@@ -1,7 +1,7 @@
 """``onewriter-pipeline audit``: proof from stored data that each topic had one writer at a time.
 
 What logs, tables and the brokers' audit can show of docs/invariants.md; ends with 2 where something does
-not hold. Each task turns its part of a log into few facts, SQL puts them together: see ``auditing``.
+not hold. Each task turns its part of a log into few facts, SQL puts them together: see ``audit``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from onewriter_pipeline.auditing.audit import BOTH, LIVE, TABLE, Audit
+from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.jobs.options import (
     Violation,

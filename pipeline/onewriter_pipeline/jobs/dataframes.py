@@ -11,7 +11,7 @@ import click
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.errors import Invalid, NotFound
 from onewriter_pipeline.jobs.options import access_of, tables_of
-from onewriter_pipeline.reading.offsets import END_OF_LOG
+from onewriter_pipeline.read.offsets import END_OF_LOG
 from onewriter_pipeline.schema import COLD, HOT, TIERS
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from onewriter_pipeline.jobs.options import (
     tell,
     topic_options,
 )
-from onewriter_pipeline.reading.offsets import (
+from onewriter_pipeline.read.offsets import (
     Run,
     Span,
     divided,
@@ -46,8 +46,8 @@ from onewriter_pipeline.reading.offsets import (
     runs_between,
     tasks_for,
 )
-from onewriter_pipeline.reading.planning import BEGINNING, Selection, check_kept, logs_of
-from onewriter_pipeline.reading.spans import Reading
+from onewriter_pipeline.read.planning import BEGINNING, Selection, check_kept, logs_of
+from onewriter_pipeline.read.spans import Reading
 from onewriter_pipeline.tables.digest import shown as digest_shown
 from onewriter_pipeline.tables.files import check_there, discard, discard_run
 from onewriter_pipeline.tables.layout import (

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from onewriter_pipeline.auditing.audit import LIVE, TABLE, Audit, Report
+from onewriter_pipeline.audit.audit import LIVE, TABLE, Audit, Report
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs.options import (
@@ -37,8 +37,8 @@ _SEEN: Final = {
 
 def write(report: Report, folder: Path, now: datetime) -> list[Path]:
     """Write the page and its pictures into a folder; answers their paths. Raises Invalid."""
-    from onewriter_pipeline.reporting.balance import balance_of  # noqa: PLC0415 - pictures take a while
-    from onewriter_pipeline.reporting.pictures import pictures  # noqa: PLC0415
+    from onewriter_pipeline.report.balance import balance_of  # noqa: PLC0415 - pictures take a while
+    from onewriter_pipeline.report.pictures import pictures  # noqa: PLC0415
 
     now_ms = int(now.timestamp() * 1000)
     drawn = dict(pictures(report.timeline, report.holders, balance_of(report.timeline), now_ms))
@@ -56,7 +56,7 @@ def write(report: Report, folder: Path, now: datetime) -> list[Path]:
 
 
 def _page(report: Report, drawn: dict[str, bytes], now: datetime) -> str:
-    from onewriter_pipeline.reporting import page  # noqa: PLC0415 - as above
+    from onewriter_pipeline.report import page  # noqa: PLC0415 - as above
 
     source = "live logs" if report.tier == LIVE else "tables"
     lead = (
@@ -67,7 +67,7 @@ def _page(report: Report, drawn: dict[str, bytes], now: datetime) -> str:
 
 
 def _sections(report: Report, drawn: dict[str, bytes]) -> Iterator[str]:
-    from onewriter_pipeline.reporting.page import listed, picture, section, table  # noqa: PLC0415
+    from onewriter_pipeline.report.page import listed, picture, section, table  # noqa: PLC0415
 
     findings = [
         {
@@ -126,7 +126,7 @@ def _sections(report: Report, drawn: dict[str, bytes]) -> Iterator[str]:
 
 
 def _losses(report: Report) -> str:
-    from onewriter_pipeline.reporting.page import table  # noqa: PLC0415
+    from onewriter_pipeline.report.page import table  # noqa: PLC0415
 
     columns = [("log", "Topic"), ("after", "Behind"), ("last", "Up to")]
     return table(columns, report.losses) if report.losses else ""

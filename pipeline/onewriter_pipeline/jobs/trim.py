@@ -32,8 +32,8 @@ from onewriter_pipeline.jobs.options import (
     tell,
     topic_options,
 )
-from onewriter_pipeline.reading.planning import Selection, logs_of
-from onewriter_pipeline.reading.spans import trimmable_before
+from onewriter_pipeline.read.planning import Selection, logs_of
+from onewriter_pipeline.read.spans import trimmable_before
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
 from onewriter_pipeline.tables.reading_back import Altered, read_back
 from onewriter_pipeline.tables.table import Table

@@ -1,1 +1,1 @@
-"""Rows on their way into topics, exactly once: encoded, routed, staged, published as a whole."""
+"""The former name of ``onewriter_pipeline.publish``; version 0.3 removes it."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_pipeline.errors import Invalid, TableError
-from onewriter_pipeline.reading.limiting import Counts
-from onewriter_pipeline.reading.planning import Epochs
+from onewriter_pipeline.read.limiting import Counts
+from onewriter_pipeline.read.planning import Epochs
 from onewriter_pipeline.schema import ENTRY, EPOCH, LEDGER, PUBLISH_TIME, arrow_schema
 from onewriter_pipeline.tables.files import Place, line, opened_parquet, rows_at_once
 from onewriter_pipeline.tables.layout import MESSAGES, TableFile

@@ -20,8 +20,8 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.frames import Chunk, PublishPart
 from onewriter_pipeline.errors import PipelineError
-from onewriter_pipeline.reading.offsets import Span
-from onewriter_pipeline.reading.spans import Reading, read_chunks
+from onewriter_pipeline.read.offsets import Span
+from onewriter_pipeline.read.spans import Reading, read_chunks
 from onewriter_pipeline.schema import ENTRY, LEDGER
 from onewriter_pipeline.tables.digest import DIGESTS, row_hashes, runs_of, total
 from onewriter_pipeline.tables.files import FileWriter, Place, discard, line

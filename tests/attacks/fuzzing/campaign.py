@@ -34,8 +34,8 @@ from tests.attacks.guarded import ADMINISTRATOR, SECRET, token_of
 from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import EXCLUSIVE, RawClient
 
-from onewriter_broker.local.ports import free_ports
-from onewriter_broker.testing import LocalBrokers, running_brokers
+from onewriter_broker.testing.ports import free_ports
+from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 
 MEMORY_RATIO_MAX = 1.5
 LATENCY_RATIO_MAX = 2.0

@@ -10,10 +10,10 @@ from unittest.mock import MagicMock
 from aiohttp import web
 
 from onewriter.sidecar.http import HttpServer
-from onewriter.sidecar.owning import Owning
+from onewriter.sidecar.map_http import Sharing
+from onewriter.sidecar.ownerships import Owning
 from onewriter.sidecar.settings import Settings
-from onewriter.sidecar.sharing import Sharing
-from onewriter_broker.in_process import in_process_broker
+from onewriter_broker.testing.in_process import in_process_broker
 from onewriter_operator.webhook import Webhook
 
 Route = tuple[str, str]

@@ -13,9 +13,9 @@ from tests.contents import stored_in
 from tests.unit.broker.test_log_ranges import DamagedStore
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life
 
-from onewriter_broker.http import packed
-from onewriter_broker.http.blocks import STREAMS_MAX, Stream, one_more
 from onewriter_broker.http.metrics import BlockStreams
+from onewriter_broker.http.onewriter import packed
+from onewriter_broker.http.onewriter.blocks import STREAMS_MAX, Stream, one_more
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.log.api import Block
 from onewriter_broker.log.fake.server import FakeServer

@@ -14,7 +14,7 @@ from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, World, serving
 from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 
-from onewriter_broker.http import staging as http_staging
+from onewriter_broker.http.onewriter import staging as http_staging
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Refusal, Site
 from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.connection.gate import not_now
+from onewriter_broker.connection.admission import not_now
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import Command, decode_command
 from onewriter_core.wire.frames import FrameReader

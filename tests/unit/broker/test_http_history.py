@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.stamps import stamp_anew
 
-from onewriter_broker.http import history
-from onewriter_broker.http.history import READ_RECORDS, following, newest, shown
+from onewriter_broker.http.onewriter import history
+from onewriter_broker.http.onewriter.history import READ_RECORDS, following, newest, shown
 from onewriter_broker.log.api import Binding
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore

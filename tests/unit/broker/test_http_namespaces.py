@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.namespaces import (

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.lookups import (
     HINDERED_WAIT_SECONDS,
     NO_OWNER,

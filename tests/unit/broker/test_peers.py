@@ -12,8 +12,8 @@ from tests.cluster.pki import Authority
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.http.peers import ANSWER_BYTES_MAX, REASON_LENGTH_MAX, PeerRefused, Peers
-from onewriter_broker.local.ports import free_ports
 from onewriter_broker.settings import Settings
+from onewriter_broker.testing.ports import free_ports
 from onewriter_core.errors import Unavailable
 
 CREDENTIALS = "Bearer secret"

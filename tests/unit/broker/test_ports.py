@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from onewriter_broker.local import ports
-from onewriter_broker.local.ports import PORTS_OF_A_PROCESS, free_ports
+from onewriter_broker.testing import ports
+from onewriter_broker.testing.ports import PORTS_OF_A_PROCESS, free_ports
 
 ASK = """
 import sys
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 print(*(free_ports(2) for _ in range(100)), flush=True)
 sys.stdin.read()
 """

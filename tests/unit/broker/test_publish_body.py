@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.broker.turns import Others
 
-from onewriter_broker.http.publish_body import PARTS_MAX, PARTS_PER_TURN, Body, read_body
+from onewriter_broker.http.onewriter.publish_body import PARTS_MAX, PARTS_PER_TURN, Body, read_body
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Claimed
 from onewriter_core.ids import NUMBER_MAX

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_broker.authentication import Authenticated
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authentication import Authenticated
+from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection import listener
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.listener import ClientProtocol

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker import refusals
-from onewriter_broker.refusals import PER_TOPIC_MAX, TEXT_LENGTH_MAX, TopicRefusals
+from onewriter_broker.auth import refusals
+from onewriter_broker.auth.refusals import PER_TOPIC_MAX, TEXT_LENGTH_MAX, TopicRefusals
 from onewriter_core.authorization import Action
 from onewriter_core.ids import Identity, TopicName, is_printable
 

@@ -13,11 +13,11 @@ import jwt
 import pytest
 from tests.unit.broker.test_tokens import rsa_key
 
-from onewriter_broker import token_review
-from onewriter_broker.authentication import PEER, EitherAuthenticator
+from onewriter_broker.auth import token_review
+from onewriter_broker.auth.authentication import PEER, EitherAuthenticator
+from onewriter_broker.auth.token_review import ClusterKeys, TokenReviewAuthenticator
+from onewriter_broker.auth.tokens import Expected, StaticTokenAuthenticator, VerificationKey
 from onewriter_broker.kubernetes_api import Answer, ApiServer, KubernetesApi
-from onewriter_broker.token_review import ClusterKeys, TokenReviewAuthenticator
-from onewriter_broker.tokens import Expected, StaticTokenAuthenticator, VerificationKey
 from onewriter_core.errors import Refused, Unavailable
 from onewriter_core.ids import Identity
 

@@ -23,10 +23,9 @@ from cryptography.hazmat.primitives.serialization import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter_broker.authentication import AnonymousAuthenticator, Authenticated
-from onewriter_broker.authenticators import authenticator
-from onewriter_broker.settings import Settings
-from onewriter_broker.tokens import (
+from onewriter_broker.auth.authentication import AnonymousAuthenticator, Authenticated
+from onewriter_broker.auth.authenticators import authenticator
+from onewriter_broker.auth.tokens import (
     CLOCK_SKEW_SECONDS,
     KEY_FILE_BYTES_MAX,
     KEY_FILES_MAX,
@@ -38,6 +37,7 @@ from onewriter_broker.tokens import (
     load_keys,
     verify,
 )
+from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError, Refused, ServerError
 from onewriter_core.ids import Identity
 

@@ -11,7 +11,7 @@ from aiohttp import web
 from tests.contents import stored_in
 from tests.unit.broker.turns import Others
 
-from onewriter_broker.http import bulk, history
+from onewriter_broker.http.onewriter import bulk, history
 from onewriter_broker.http.site import ITEMS_PER_TURN, listing
 from onewriter_broker.log.api import Block, LogStore
 from onewriter_broker.log.fake.server import FakeServer

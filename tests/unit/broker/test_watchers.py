@@ -12,7 +12,7 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from onewriter_broker.http import watch as watch_module
+from onewriter_broker.http.onewriter import watch as watch_module
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers

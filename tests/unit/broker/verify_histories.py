@@ -19,7 +19,7 @@ from onewriter_broker.log.publishing import Entries, Publish
 from onewriter_broker.log.topic_log import TopicLog
 from onewriter_broker.topic.history.tenures import (
     audit_fields,
-    contender_fields,
+    group_fields,
     marker_fields,
     state_fields,
 )
@@ -37,10 +37,10 @@ from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Contender,
     Departure,
     Held,
     Member,
+    ProducerGroup,
     PromotionPolicy,
     Purpose,
     Slot,
@@ -73,10 +73,10 @@ class NobodyWaits:
         raise AssertionError
 
 
-def waiter(name: str, *, priority: int = 0, arrival: int = 0) -> Contender:
+def waiter(name: str, *, priority: int = 0, arrival: int = 0) -> ProducerGroup:
     """Somebody who waits for the whole topic."""
-    return Contender(
-        group=f"group-{name}-{arrival}",
+    return ProducerGroup(
+        group_id=f"group-{name}-{arrival}",
         slots=(WHOLE,),
         members=(Member(WHOLE, f"registration-{name}-{arrival}"),),
         is_partitioned=False,
@@ -159,9 +159,9 @@ class Story:
     async def fence(
         self,
         purpose: Purpose,
-        contender: Contender | None = None,
+        group: ProducerGroup | None = None,
         *,
-        left: Contender | None = None,
+        left: ProducerGroup | None = None,
         departure: Departure = Departure.NONE,
         slots: Sequence[int] = (),
         loads: tuple[int, int] = (0, 0),
@@ -177,8 +177,8 @@ class Story:
             ownership = self.slots[number].ownership
             tenure = ownership.tenure if isinstance(ownership, Held | Vacant) else None
             if purpose is Purpose.GRANT:
-                assert contender is not None
-                tenure = Tenure(NEW_EPOCH, contender.producer_name, contender.identity)
+                assert group is not None
+                tenure = Tenure(NEW_EPOCH, group.producer_name, group.identity)
             elif purpose in {Purpose.DEPOSE, Purpose.SHARE}:
                 tenure = None
             tenures.append((number, tenure))
@@ -186,7 +186,7 @@ class Story:
             self.claims,
             purpose,
             numbers,
-            contender,
+            group,
             departure,
             (),
             tuple(tenures),
@@ -286,14 +286,14 @@ class Story:
         record = {"topic": str(self.topic), "broker": self.binding.owner, "t": str(self.clock_ms)}
         assert await self.store.write_audit(self.binding, record | fields) is Outcome.DONE
 
-    async def resumed(self, contender: Contender) -> None:
+    async def resumed(self, group: ProducerGroup) -> None:
         """The holder came back under the epoch it had."""
         await self.audit(
             kind="resume",
             epoch=str(self.slots[WHOLE].epoch),
             ledger=str(self.ledger),
             cause=Departure.CONNECTION_LOST.value,
-            **contender_fields(contender),
+            **group_fields(group),
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.client.fake_broker import Clock, FakeBroker, fake_broker
 from tests.unit.client.sidecar_world import SidecarWorld, running_sidecar
 
-from onewriter import _connection
+from onewriter._transport.connection import Connection
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ async def pulsar_broker() -> AsyncIterator[FakeBroker]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all connections that are opened from now on."""
     clock = Clock()
-    monkeypatch.setattr(_connection.Connection.__init__, "__defaults__", (clock,))
+    monkeypatch.setattr(Connection.__init__, "__defaults__", (clock,))
     return clock
 
 

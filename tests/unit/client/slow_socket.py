@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from onewriter._connection import Connection
+from onewriter._transport.connection import Connection
 
 
 class SlowSocket:

@@ -22,8 +22,8 @@ from onewriter import (
     Producer,
     ProducerOptions,
     Refused,
-    _packing,
 )
+from onewriter._produce import packer
 from onewriter_core.wire import replies
 from onewriter_core.wire.compression import decompress
 from onewriter_core.wire.messages import (
@@ -365,7 +365,7 @@ async def test_a_batch_that_cannot_be_packed_is_refused_and_the_next_one_is_sent
 
     producer = await producer_of(client, Batching(delay_seconds=0), compression=Compression.ZSTD)
     with monkeypatch.context() as patched:
-        patched.setattr(_packing, "compress", fails)
+        patched.setattr(packer, "compress", fails)
         lost = [await producer.submit(b"lost"), await producer.submit(b"lost as well")]
         for receipt in lost:
             with pytest.raises(ConfigurationError, match="no room to compress"):

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.client.fake_broker import FakeBroker, client_of
 
 from onewriter import Client, ConfigurationError, Unavailable, sync
-from onewriter._leadership import CAPABILITY_SECONDS_MAX
+from onewriter._lead.leadership import CAPABILITY_SECONDS_MAX
 from onewriter_core.publish_rights import is_capability_of, parse_capability
 from onewriter_core.wire import replies
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from onewriter import MessageId, _chunk_expiry
-from onewriter._chunk_expiry import ChunkExpiry, ChunkLimits
+from onewriter import MessageId
+from onewriter._consume import chunk_expiry
+from onewriter._consume.chunk_expiry import ChunkExpiry, ChunkLimits
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 pytestmark = pytest.mark.looptime
@@ -55,7 +56,7 @@ async def test_not_while_more_may_have_come_that_was_not_seen() -> None:
 
 async def test_not_by_a_process_that_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
     half = Half()
-    monkeypatch.setattr(_chunk_expiry, "STALL_SECONDS", -1.0)  # every time is too late
+    monkeypatch.setattr(chunk_expiry, "STALL_SECONDS", -1.0)  # every time is too late
     await asyncio.sleep(PERIODS)
     assert half.given_up == []
     half.expiry.stop()

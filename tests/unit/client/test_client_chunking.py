@@ -25,8 +25,8 @@ from onewriter import (
     Producer,
     ProducerOptions,
     Refused,
-    _packing,
 )
+from onewriter._produce import packer
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.compression import compress
@@ -136,7 +136,7 @@ async def test_what_cannot_be_sent_even_so_is_refused(
     producer = await client.create_producer("orders", CHUNKING)
     with pytest.raises(Refused, match="no room"):
         await producer.send(LARGE, properties={"a": "b" * ENTRY_BYTES_MAX})
-    monkeypatch.setattr(_packing, "CONTENT_BYTES_MAX", len(LARGE) - 1)
+    monkeypatch.setattr(packer, "CONTENT_BYTES_MAX", len(LARGE) - 1)
     with pytest.raises(Refused, match="can be sent"):
         await producer.send(LARGE)
     assert (await producer.send(b"next")).entry == 1

@@ -178,7 +178,7 @@ async def test_a_token_file_is_read_at_each_connection_and_at_each_challenge(
 async def test_a_token_that_is_just_being_replaced_is_waited_for(
     broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter._connection.TOKEN_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("onewriter._transport.connection.TOKEN_RETRY_SECONDS", 0.01)
     token = tmp_path / "token"
     token.write_text("first")
     async with client_of(broker, token=token) as client:
@@ -316,7 +316,7 @@ async def test_pings_are_answered(broker: FakeBroker) -> None:
 async def test_a_broker_that_falls_silent_is_pinged_and_left(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter._connection.TICK_SECONDS", 0.02)
+    monkeypatch.setattr("onewriter._transport.connection.TICK_SECONDS", 0.02)
     limits = Limits(ping_after_seconds=0.2, silent_after_seconds=4.0)
     async with client_of(broker, limits=limits) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)

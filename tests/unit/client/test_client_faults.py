@@ -25,7 +25,7 @@ from onewriter import (
     Standing,
     Unavailable,
 )
-from onewriter._lookup import Directory
+from onewriter._transport.lookup import Directory
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack
@@ -77,7 +77,7 @@ async def test_a_token_source_that_fails_is_asked_again(broker: FakeBroker) -> N
 async def test_a_token_source_that_fails_at_a_challenge_is_asked_again(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter._connection.TOKEN_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("onewriter._transport.connection.TOKEN_RETRY_SECONDS", 0.01)
     answers: list[Any] = ["first", ZeroDivisionError(), ConfigurationError("no"), "second"]
 
     async def token() -> str:

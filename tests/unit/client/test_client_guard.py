@@ -310,7 +310,7 @@ async def test_a_commit_that_nobody_takes_is_not_sent(
         rests.set()
         return 3_600.0
 
-    monkeypatch.setattr("onewriter._transaction.Backoff.seconds", for_long)
+    monkeypatch.setattr("onewriter._lead.transaction.Backoff.seconds", for_long)
     broker.answers[pb.CommandPublishTogether] = broker.refuse(ServerError.SERVICE_NOT_READY)
     leadership = await leadership_of(client)
     transaction = leadership.transaction(announce=False, timeout_seconds=60)

@@ -21,7 +21,7 @@ from onewriter import (
     Refused,
     Unavailable,
 )
-from onewriter._leader import leader_in
+from onewriter._lead.announcement import leader_in
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.messages import parse_metadata
@@ -254,7 +254,7 @@ async def test_a_waiter_that_lost_its_connection_lets_lower_priorities_pass(
         asked.append(priority)
         return 0.0
 
-    monkeypatch.setattr("onewriter._tenure.requeue_delay_seconds", delay)
+    monkeypatch.setattr("onewriter._produce.tenure.requeue_delay_seconds", delay)
     broker.answers[pb.CommandProducer] = broker.queue
 
     async def lead() -> int:

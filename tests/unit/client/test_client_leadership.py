@@ -185,7 +185,7 @@ async def test_requeueing_after_a_loss_is_delayed_by_priority(
         asked.append(priority)
         return 0.0
 
-    monkeypatch.setattr("onewriter._tenure.requeue_delay_seconds", delay)
+    monkeypatch.setattr("onewriter._produce.tenure.requeue_delay_seconds", delay)
     fence_whoever_returns(broker)
     async with Candidacy(client, "orders", ProducerOptions(queue_priority=5)) as candidate:
         await candidate.lead()

@@ -33,10 +33,10 @@ from onewriter._config import (
     Backoff,
     parse_service_url,
 )
-from onewriter._connection import Connection
 from onewriter._errors import answer_of
-from onewriter._outbox import Outbox, Pending
-from onewriter._packing import Outgoing, Packed
+from onewriter._produce.outbox import Outbox, Pending
+from onewriter._produce.packer import Outgoing, Packed
+from onewriter._transport.connection import Connection
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.wire.values import MessageId as WireId
 

@@ -26,7 +26,7 @@ from onewriter import (
     Refused,
     Unavailable,
 )
-from onewriter._leader_search import ENTRIES_FIRST, stretches
+from onewriter._lead.search import ENTRIES_FIRST, stretches
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.messages import build_entry
@@ -229,7 +229,7 @@ async def test_an_older_one_is_not_taken_while_the_broker_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was away for longer than a topic may be quiet, between the older one and the newest."""
-    monkeypatch.setattr("onewriter._leader_search.QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("onewriter._lead.search.QUIET_SECONDS", 0.05)
     announce(topic, LeaderInfo(topic="t", epoch=1, identity="older"))
     topic.publish(b"1", b"2")
     announce(topic, SEEN)
@@ -263,7 +263,7 @@ async def test_what_was_trimmed_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broker names a last message that it has no more."""
-    monkeypatch.setattr("onewriter._leader_search.QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("onewriter._lead.search.QUIET_SECONDS", 0.05)
     topic.publish(b"1")
     topic.is_mute = True
     assert await asyncio.wait_for(client.leader("orders"), QUICK.operation_timeout_seconds) is None

@@ -141,7 +141,9 @@ async def test_a_delay_that_is_none_is_logged_and_the_default_one_counts(
 
 
 def test_a_broken_delay_gives_way_to_the_priorities_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewriter._tenure.requeue_delay_seconds", lambda priority: priority / 10)
+    monkeypatch.setattr(
+        "onewriter._produce.tenure.requeue_delay_seconds", lambda priority: priority / 10
+    )
     options = ProducerOptions(
         access_mode=AccessMode.WAIT_FOR_EXCLUSIVE, queue_priority=7, requeue_delay=fail
     )

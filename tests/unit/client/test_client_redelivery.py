@@ -18,7 +18,7 @@ from onewriter import (
     NoMessage,
     SubscriptionType,
 )
-from onewriter._stream import Stream
+from onewriter._consume.stream import Stream
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

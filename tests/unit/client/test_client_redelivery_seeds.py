@@ -9,8 +9,9 @@ import pytest
 from tests.unit.client.fake_broker import FakeBroker, FakeLink, client_of
 from tests.unit.client.fake_topic import LEDGER, FakeTopic
 
-from onewriter import Consumer, ConsumerOptions, MessageId, NoMessage, OutcomeUnknown, _stream
+from onewriter import Consumer, ConsumerOptions, MessageId, NoMessage, OutcomeUnknown
 from onewriter._config import Backoff
+from onewriter._consume import stream
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 SEEDS = 40
@@ -107,7 +108,7 @@ class Story:
 async def test_what_is_handed_out_next(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(_stream, "Backoff", lambda: Backoff(0.001, 0.01))
+    monkeypatch.setattr(stream, "Backoff", lambda: Backoff(0.001, 0.01))
     dice = random.Random(seed)
     topic = FakeTopic(broker)
     async with client_of(broker) as client:

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from onewriter import Fenced, OnewriterError, Unavailable
-from onewriter._serving import DRIFT, Serving
+from onewriter._lead.deadline import DRIFT, Serving
 
 SECONDS = 2.0
 

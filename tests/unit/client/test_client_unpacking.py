@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter import MessageId, _joining
+from onewriter import MessageId
+from onewriter._consume.chunks import CHUNKED_MAX, Joining
+from onewriter._consume.unpacker import Item, Unpacker, ack_set_of, permits_of
+from onewriter._consume.window import Window
 from onewriter._errors import ConfigurationError, Unreadable
-from onewriter._joining import CHUNKED_MAX, Joining
 from onewriter._message import Message
-from onewriter._unpacking import Item, Unpacker, ack_set_of, permits_of
-from onewriter._window import Window
 from onewriter_core.wire.compression import compress
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -154,7 +154,7 @@ def test_of_too_many_incomplete_messages_the_oldest_gives_way() -> None:
 
 
 def test_the_bytes_of_incomplete_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_joining, "CHUNKED_BYTES_MAX", 3)
+    monkeypatch.setattr("onewriter._consume.chunks.CHUNKED_BYTES_MAX", 3)
     chunks = Chunked()
     for number in range(4):
         chunks.comes(f"c{number}", 0, number=number)

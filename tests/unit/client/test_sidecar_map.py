@@ -16,7 +16,7 @@ from tests.unit.client.fake_broker import FakeBroker, begin, until
 from tests.unit.client.sidecar_world import Answer, SidecarWorld, running_sidecar
 from yarl import URL
 
-from onewriter.sidecar import sharing
+from onewriter.sidecar import map_http
 from onewriter.state import MemoryLog, SharedMap
 from onewriter.state.log import LogMessage
 from onewriter.state.memory import MemoryGrant
@@ -243,7 +243,7 @@ async def test_pages_of_keys_in_their_order(
     ]
     third = (await get(sidecar, "limits?after=b&limit=1")).body
     assert third["next"] == "c"
-    monkeypatch.setattr(sharing, "VALUES_PER_PAGE_BYTES", 4)
+    monkeypatch.setattr(map_http, "VALUES_PER_PAGE_BYTES", 4)
     cut = (await get(sidecar, "limits?values=true")).body
     assert ([each["key"] for each in cut["entries"]], cut["next"]) == (["a"], "a")
 

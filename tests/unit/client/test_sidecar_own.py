@@ -11,7 +11,7 @@ import pytest
 from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin
 from tests.unit.client.sidecar_world import SidecarWorld, running_sidecar
 
-from onewriter.sidecar import owning
+from onewriter.sidecar import ownerships
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.replies import wire_code
@@ -164,7 +164,7 @@ async def test_verified_asks_the_brokers(
     table.denied.add("b")
     over = await sidecar.call("GET", "/own?verified=true")
     assert [each["owned"] for each in over.body["ownerships"]] == [True, False]
-    monkeypatch.setattr(owning, "CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(ownerships, "CHECK_SECONDS", 0.05)
     broker.answers[pb.CommandOwn] = None
     unsure = await sidecar.call("GET", "/own?verified=true")
     assert unsure.body["verified"] is False
@@ -174,7 +174,7 @@ async def test_it_keeps_only_so_many(
     table: Table, sidecar: SidecarWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del table
-    monkeypatch.setattr(owning, "OWNERSHIPS_MAX", 2)
+    monkeypatch.setattr(ownerships, "OWNERSHIPS_MAX", 2)
     await own(sidecar, "a", "b")
     body = json.dumps({"group": "g", "resources": ["b", "c"]})
     answer = await sidecar.call("POST", "/own", body)

@@ -12,7 +12,7 @@ from tests.unit.client.fake_broker import begin
 from onewriter import ConfigurationError, MessageId, Unavailable
 from onewriter.sidecar.cli import sidecar
 from onewriter.sidecar.errors import Failure
-from onewriter.sidecar.remembered import Remembered
+from onewriter.sidecar.idempotency import Remembered
 from onewriter.sidecar.settings import Endpoint, Settings
 
 STORED = MessageId(7, 1)

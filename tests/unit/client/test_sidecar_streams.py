@@ -11,7 +11,7 @@ import pytest
 from tests.unit.client.fake_broker import FakeBroker, begin
 from tests.unit.client.sidecar_world import SidecarWorld, lose_the_topic, ndjson, running_sidecar
 
-from onewriter.sidecar import publishing
+from onewriter.sidecar import publish
 from onewriter_core.wire.values import Send
 
 
@@ -171,7 +171,7 @@ async def test_streams_are_bounded_in_number(broker: FakeBroker, tmp_path: Path)
 async def test_a_streams_messages_under_way_are_bounded(
     broker: FakeBroker, sidecar: SidecarWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publishing, "STREAM_BYTES_MAX", 1_000)
+    monkeypatch.setattr(publish, "STREAM_BYTES_MAX", 1_000)
     session = await sidecar.lead()
     held: list[Send] = []
     broker.answers[Send] = lambda _link, send: held.append(send)

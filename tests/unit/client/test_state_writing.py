@@ -9,7 +9,7 @@ from tests.unit.client.test_state_fold import RULES
 
 from onewriter.state.envelope import Stamp
 from onewriter.state.fold import Taken, Verdict
-from onewriter.state.writing import Outbox, PendingWrite
+from onewriter.state.pending_writes import Outbox, PendingWrite
 from onewriter_core.ids import Position
 
 ENTRY_BYTES_MAX = 1_000_000

@@ -14,7 +14,7 @@ import pytest
 import onewriter
 import onewriter.state
 import onewriter.sync
-from onewriter.state.watching import Watch
+from onewriter.state.watch import Watch
 from onewriter.sync._facade import Facade, sibling_of
 
 BLOCKING = {

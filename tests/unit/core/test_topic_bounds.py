@@ -45,7 +45,7 @@ def test_one_waiter_too_many_is_told_so() -> None:
     topic, _ = step(topic, asks("W", WAIT))
     (waiter,) = topic.queue
     waiters = tuple(
-        replace(waiter, group=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
+        replace(waiter, group_id=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
         for n in range(WAITERS_MAX)
     )
     full = replace(topic, queue=waiters)

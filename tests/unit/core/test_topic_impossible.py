@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from onewriter_core.ids import Identity
-from onewriter_core.topic.claims import start_claim
 from onewriter_core.topic.events import FenceRefused, FenceStored, ProducerGone, ProducerRequested
-from onewriter_core.topic.lookups import new_contender
+from onewriter_core.topic.fences import start_fence
+from onewriter_core.topic.lookups import new_group
 from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Claim,
     Departure,
     ImpossibleStep,
+    PendingFence,
     Purpose,
     Request,
     Topic,
@@ -26,18 +26,18 @@ from onewriter_core.topic.table import contend
 
 FRESH = Topic(partitioned(0))
 REQUEST = Request("A", "A", "A", AccessMode.EXCLUSIVE, identity=Identity("A"))
-CLAIMED, _ = step(FRESH, ProducerRequested(REQUEST, 0.0))
+FENCING, _ = step(FRESH, ProducerRequested(REQUEST, 0.0))
 
 
 def test_a_fence_that_nobody_asked_for() -> None:
     with pytest.raises(ImpossibleStep, match="fence 1 answered while None"):
         step(FRESH, FenceStored(1, 1, 0.0))
-    with pytest.raises(ImpossibleStep, match="fence 2 refused while Claim"):
-        step(CLAIMED, FenceRefused(2, "", 0.0))
+    with pytest.raises(ImpossibleStep, match="fence 2 refused while PendingFence"):
+        step(FENCING, FenceRefused(2, "", 0.0))
 
 
 def test_a_ledger_that_is_not_newer() -> None:
-    held, _ = step(CLAIMED, FenceStored(1, 5, 0.0))
+    held, _ = step(FENCING, FenceStored(1, 5, 0.0))
     fencing = replace(REQUEST, registration="B", mode=AccessMode.EXCLUSIVE_WITH_FENCING)
     taken, _ = step(held, ProducerRequested(fencing, 0.0))
     with pytest.raises(ImpossibleStep, match="ledger 5 fenced after 5"):
@@ -46,29 +46,29 @@ def test_a_ledger_that_is_not_newer() -> None:
 
 def test_two_claims_at_once() -> None:
     with pytest.raises(ImpossibleStep, match=r"while Purpose\.GRANT is in progress"):
-        start_claim(CLAIMED, Purpose.ROLL, (WHOLE,))
+        start_fence(FENCING, Purpose.ROLL, (WHOLE,))
 
 
 def test_a_grant_to_nobody() -> None:
     with pytest.raises(ImpossibleStep, match="is somebody's"):
-        start_claim(FRESH, Purpose.GRANT, (WHOLE,))
+        start_fence(FRESH, Purpose.GRANT, (WHOLE,))
 
 
 @pytest.mark.parametrize("purpose", [Purpose.DEPOSE, Purpose.SHARE])
 def test_a_fence_of_a_partition_that_there_is_not(purpose: Purpose) -> None:
-    claimed = replace(FRESH, claims=1, claim=Claim(1, purpose, (7,)))
+    fencing = replace(FRESH, fences_started=1, pending_fence=PendingFence(1, purpose, (7,)))
     with pytest.raises(ImpossibleStep, match="partition 7 was fenced, and there is none"):
-        step(claimed, FenceStored(1, 1, 0.0))
+        step(fencing, FenceStored(1, 1, 0.0))
 
 
 def test_a_holder_whom_nobody_knows() -> None:
-    held, _ = step(CLAIMED, FenceStored(1, 1, 0.0))
+    held, _ = step(FENCING, FenceStored(1, 1, 0.0))
     with pytest.raises(ImpossibleStep, match="held by A, which is unknown"):
         step(replace(held, holders=()), ProducerGone("A", Departure.CLOSED, 0.0))
 
 
 def test_a_shared_producer_that_contends() -> None:
     shared = replace(REQUEST, mode=AccessMode.SHARED)
-    contender = new_contender(FRESH, shared, (WHOLE,), is_partitioned=False)
+    group = new_group(FRESH, shared, (WHOLE,), is_partitioned=False)
     with pytest.raises(ImpossibleStep, match="never contends"):
-        contend(FRESH, contender, shared, 0.0)
+        contend(FRESH, group, shared, 0.0)

@@ -36,11 +36,11 @@ from onewriter_core.topic.model import (
     WAITERS_MAX,
     WHOLE,
     AccessMode,
-    Claim,
     Departure,
     Held,
     HeldBack,
     Member,
+    PendingFence,
     Purpose,
     RefusedGroup,
     Request,
@@ -87,8 +87,8 @@ def requested(
 
 
 FRESH = Topic(partitioned(0))
-CLAIMED = after(FRESH, requested("A", EXCLUSIVE))
-HELD = after(CLAIMED, FenceStored(1, 1, NOW))
+PENDING = after(FRESH, requested("A", EXCLUSIVE))
+HELD = after(PENDING, FenceStored(1, 1, NOW))
 WAITED = after(HELD, requested("B", WAIT))
 WAITED_TWICE = after(WAITED, requested("C", WAIT))
 LEFT = after(HELD, ProducerGone("A", Departure.CONNECTION_LOST, NOW))
@@ -112,9 +112,9 @@ def with_slot(topic: Topic, **changes: object) -> Topic:
     return replace(topic, slots=(replace(topic.slots[0], **changes),))  # type: ignore[arg-type]  # of any field
 
 
-def with_claim(topic: Topic, **changes: object) -> Topic:
-    assert topic.claim is not None
-    return replace(topic, claim=replace(topic.claim, **changes))  # type: ignore[arg-type]  # of any field
+def with_pending(topic: Topic, **changes: object) -> Topic:
+    assert topic.pending_fence is not None
+    return replace(topic, pending_fence=replace(topic.pending_fence, **changes))  # type: ignore[arg-type]  # of any field
 
 
 HOLDER, WAITER, TENURE = HELD.holders[0], WAITED.queue[0], Tenure(1, "A", Identity("A"))
@@ -124,7 +124,7 @@ STATES: dict[str, Topic] = {
     "each registration appears once": replace(
         WAITED, queue=(replace(WAITER, members=HOLDER.members),)
     ),
-    "each group appears once": replace(WAITED, queue=(replace(WAITER, group="A"),)),
+    "each group appears once": replace(WAITED, queue=(replace(WAITER, group_id="A"),)),
     "a tenure has its slot's epoch": with_slot(LEFT, epoch=0),
     "a Held slot's group is a known holder": replace(HELD, holders=()),
     "a holder holds what it was granted": with_slot(
@@ -140,21 +140,23 @@ STATES: dict[str, Topic] = {
     "a slot has one member": replace(
         HELD, holders=(replace(HOLDER, members=(*HOLDER.members, Member(WHOLE, "A2"))),)
     ),
-    "a request is deferred only by a claim or a reservation": replace(DEFERRED, claim=None),
-    "a claim's slots exist": with_claim(CLAIMED, slots=(3,)),
-    "the claim is the newest one": with_claim(CLAIMED, number=7),
-    "a grant or resume is somebody's": with_claim(CLAIMED, contender=None),
-    "who claims wants the claim's slots": with_claim(
-        PROMOTING, contender=replace(WAITER, slots=(0, 1))
+    "a request is deferred only by a pending fence or a reservation": replace(
+        DEFERRED, pending_fence=None
     ),
-    "newcomers are Shared": with_claim(CLAIMED, newcomers=(PRODUCER,)),
-    "no waiter is grantable while no claim is in progress": replace(LEFT, queue=(WAITER,)),
+    "a pending fence's slots exist": with_pending(PENDING, slots=(3,)),
+    "the pending fence is the newest one": with_pending(PENDING, number=7),
+    "a grant or resume is somebody's": with_pending(PENDING, group=None),
+    "a fenced group wants the fence's slots": with_pending(
+        PROMOTING, group=replace(WAITER, slots=(0, 1))
+    ),
+    "newcomers are Shared": with_pending(PENDING, newcomers=(PRODUCER,)),
+    "no waiter is grantable while no fence is pending": replace(LEFT, queue=(WAITER,)),
     "no writer is left without a fence of this dataset": with_slot(HELD, is_open=False),
     "no holder keeps what the store may have lost": with_slot(HELD, grants_lost=True),
     "waiters are bounded": replace(
         HELD,
         queue=tuple(
-            replace(WAITER, group=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
+            replace(WAITER, group_id=f"W{n}", members=(Member(WHOLE, f"W{n}"),), arrival=n)
             for n in range(WAITERS_MAX + 2)
         ),
     ),
@@ -246,7 +248,7 @@ STEPS: dict[str, StepMutant] = {
         TICK,
         mutated(lambda t: with_slot(t, ledger=2)),
     ),
-    "a new epoch is the ledger": (CLAIMED, STORED, mutated(lambda t: with_slot(t, ledger=2))),
+    "a new epoch is the ledger": (PENDING, STORED, mutated(lambda t: with_slot(t, ledger=2))),
     "a tenure begins with its epoch": (
         FRESH,
         TICK,
@@ -260,7 +262,7 @@ STEPS: dict[str, StepMutant] = {
     "who won is told in time": (
         SERVED,
         FenceStored(2, 2, NOW),
-        mutated(lambda t: replace(t, claim=None)),
+        mutated(lambda t: replace(t, pending_fence=None)),
     ),
     "a closed topic stays closed": (
         replace(FRESH, is_closed=True),
@@ -272,22 +274,22 @@ STEPS: dict[str, StepMutant] = {
         GONE,
         mutated(effects=lambda e: (*e, fence_of(e))),
     ),
-    "a claim ends by its answer": (
-        CLAIMED,
+    "a pending fence ends by its answer": (
+        PENDING,
         TICK,
-        mutated(lambda t: replace(t, claim=None)),
+        mutated(lambda t: replace(t, pending_fence=None)),
     ),
-    "a new claim is a fence asked for": (WAITED, GONE, mutated(effects=without(Fence))),
+    "a new pending fence is a fence asked for": (WAITED, GONE, mutated(effects=without(Fence))),
     "a fence stops its slots' writers": (
         HELD,
         requested("F", FENCING),
         mutated(effects=with_fence(stops=())),
     ),
     "a fence tells every slot's tenure": (WAITED, GONE, mutated(effects=with_fence(tenures=()))),
-    "a grant is of a slot that exists": (CLAIMED, STORED, mutated(effects=with_grant(slot=4))),
-    "who is granted writes": (CLAIMED, STORED, mutated(effects=with_grant(registration="B"))),
-    "a grant tells the stored epoch": (CLAIMED, STORED, mutated(effects=with_grant(epoch=7))),
-    "a resume keeps the epoch": (CLAIMED, STORED, mutated(effects=with_grant(resumed=True))),
+    "a grant is of a slot that exists": (PENDING, STORED, mutated(effects=with_grant(slot=4))),
+    "who is granted writes": (PENDING, STORED, mutated(effects=with_grant(registration="B"))),
+    "a grant tells the stored epoch": (PENDING, STORED, mutated(effects=with_grant(epoch=7))),
+    "a resume keeps the epoch": (PENDING, STORED, mutated(effects=with_grant(resumed=True))),
     "a resume needs the tenure": (
         SHARED_ONE,
         requested("T", SHARED),
@@ -315,7 +317,7 @@ STEPS: dict[str, StepMutant] = {
         mutated(lambda t: with_slot(t, ownership=SHARED_TWO.slots[0].ownership)),
     ),
     "who is removed is told": (WAITED, TICK, mutated(lambda t: replace(t, queue=()))),
-    "who may write is told once": (CLAIMED, STORED, mutated(effects=without(Grant))),
+    "who may write is told once": (PENDING, STORED, mutated(effects=without(Grant))),
     "nobody's writing turns into waiting": (
         SHARED_TWO,
         TICK,
@@ -362,22 +364,22 @@ STEPS: dict[str, StepMutant] = {
     "only a takeover deposes": (
         HELD,
         requested("F", FENCING),
-        mutated(effects=with_fence(contender=replace(HOLDER, mode=EXCLUSIVE))),
+        mutated(effects=with_fence(group=replace(HOLDER, mode=EXCLUSIVE))),
     ),
     "nobody who waits is overtaken": (
         WAITED_TWICE,
         GONE,
         mutated(
             lambda t: replace(
-                with_claim(t, contender=WAITED_TWICE.queue[1]), queue=WAITED_TWICE.queue[:1]
+                with_pending(t, group=WAITED_TWICE.queue[1]), queue=WAITED_TWICE.queue[:1]
             ),
-            with_fence(contender=WAITED_TWICE.queue[1]),
+            with_fence(group=WAITED_TWICE.queue[1]),
         ),
     ),
     "a handover takes the best who is meant": (
         WAITED_TWICE,
         HandoverRequested("admin", "", NOW),
-        mutated(effects=with_fence(contender=WAITED_TWICE.queue[1])),
+        mutated(effects=with_fence(group=WAITED_TWICE.queue[1])),
     ),
     "an administrator is answered once": (
         HELD,
@@ -410,5 +412,5 @@ def test_a_partition_added_is_no_violation() -> None:
 
 
 def test_a_claim_of_a_roll_is_nobodys() -> None:
-    rolling = replace(HELD, claims=2, claim=Claim(2, Purpose.ROLL, (WHOLE,)))
+    rolling = replace(HELD, fences_started=2, pending_fence=PendingFence(2, Purpose.ROLL, (WHOLE,)))
     check(rolling)

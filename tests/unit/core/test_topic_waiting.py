@@ -10,9 +10,9 @@ from onewriter_core.ids import Identity
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Contender,
     Loads,
     Member,
+    ProducerGroup,
     PromotionPolicy,
     Topic,
     partitioned,
@@ -29,9 +29,9 @@ def waiter(
     priority: int = 0,
     slots: tuple[int, ...] = (WHOLE,),
     host: str = "",
-) -> Contender:
-    return Contender(
-        group=name,
+) -> ProducerGroup:
+    return ProducerGroup(
+        group_id=name,
         slots=slots,
         members=(Member(slots[0], name),),
         is_partitioned=len(slots) > 1,
@@ -52,13 +52,16 @@ LINE = (waiter("low", 1, -1), waiter("first", 2), waiter("high", 4, 5), waiter("
 
 
 def topic_of(
-    queue: tuple[Contender, ...], policy: PromotionPolicy, partitions: int = 0, loads: Loads = ()
+    queue: tuple[ProducerGroup, ...],
+    policy: PromotionPolicy,
+    partitions: int = 0,
+    loads: Loads = (),
 ) -> Topic:
     return Topic(partitioned(partitions), policy, queue=queue, loads=loads)
 
 
-def order(queue: tuple[Contender, ...], topic: Topic) -> list[str]:
-    return [each.group for each in in_order(queue, topic)]
+def order(queue: tuple[ProducerGroup, ...], topic: Topic) -> list[str]:
+    return [each.group_id for each in in_order(queue, topic)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 from onewriter_http.limits import Limits
 from onewriter_http.routes import Routes
 from onewriter_http.server import Server

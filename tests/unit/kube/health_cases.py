@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.unit.kube.test_plan_tables import claim_facts, topic_facts
+from tests.unit.kube.plan.test_plan_tables import claim_facts, topic_facts
 
 from onewriter_operator.plan.claim import plan_claim
 from onewriter_operator.plan.topic import plan_topic
@@ -43,7 +43,7 @@ def _planned(name: str) -> Json:
         ("topics.yaml", topic_facts, plan_topic),
         ("claims.yaml", claim_facts, plan_claim),
     ):
-        for each in yaml.safe_load((HERE / "plans" / file).read_text()):
+        for each in yaml.safe_load((HERE / "plan" / file).read_text()):
             if each["name"] == name:
                 facts: Any = facts_of(each)
                 status = plan_of(facts).status

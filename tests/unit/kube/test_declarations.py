@@ -60,8 +60,8 @@ class World:
         for document in documents:
             self.store.put(document)
 
-    def word(self, name: str, kind: str = "ExclusiveTopic") -> str:
-        return self.declarations.standing(Key(kind, "shop", name)).word
+    def reason(self, name: str, kind: str = "ExclusiveTopic") -> str:
+        return self.declarations.standing(Key(kind, "shop", name)).reason
 
     def passed_on(self) -> dict[str, Json]:
         """Name to spec of what the brokers are told; they must be able to read it."""
@@ -81,7 +81,7 @@ class World:
 def test_topics_and_claims_are_passed_on() -> None:
     world = World(topic("orders"), claim("primary"))
     assert set(world.passed_on()) == {"orders", "primary"}
-    assert world.word("primary", "ProducerClaim") == "Accepted"
+    assert world.reason("primary", "ProducerClaim") == "Accepted"
 
 
 def test_the_same_state_has_the_same_revision_whoever_puts_it_together() -> None:
@@ -107,8 +107,8 @@ def test_a_status_alone_is_not() -> None:
 def test_of_two_objects_for_one_topic_the_older_counts() -> None:
     name = "persistent://shop/default/orders"
     world = World(topic("younger", made=5, topic=name), topic("older", made=1, topic=name))
-    assert world.word("older") == "Accepted"
-    assert world.word("younger") == "ResourceConflict"
+    assert world.reason("older") == "Accepted"
+    assert world.reason("younger") == "ResourceConflict"
     found = world.declarations.standing(Key("ExclusiveTopic", "shop", "younger"))
     assert found.rival == "shop/older"
     assert "shop/older" in found.message
@@ -118,7 +118,7 @@ def test_of_two_objects_for_one_topic_the_older_counts() -> None:
 def test_in_the_same_second_the_uid_decides() -> None:
     name = "persistent://shop/default/orders"
     world = World(topic("b", topic=name), topic("a", topic=name))
-    assert (world.word("a"), world.word("b")) == ("Accepted", "ResourceConflict")
+    assert (world.reason("a"), world.reason("b")) == ("Accepted", "ResourceConflict")
 
 
 def test_the_younger_takes_over_when_the_older_goes() -> None:
@@ -126,16 +126,16 @@ def test_the_younger_takes_over_when_the_older_goes() -> None:
     older = topic("older", made=1, topic=name)
     world = World(topic("younger", made=5, topic=name), older)
     world.store.remove(older)
-    assert world.word("younger") == "Accepted"
+    assert world.reason("younger") == "Accepted"
     assert set(world.passed_on()) == {"younger"}
 
 
 def test_a_claim_waits_for_its_topic_and_shares_its_fate() -> None:
     name = "persistent://shop/default/orders"
     world = World(claim("primary"))
-    assert world.word("primary", "ProducerClaim") == "TopicMissing"
+    assert world.reason("primary", "ProducerClaim") == "TopicMissing"
     world.put(topic("older", made=1, topic=name), topic("orders", made=2, topic=name))
-    assert world.word("primary", "ProducerClaim") == "NotServed"
+    assert world.reason("primary", "ProducerClaim") == "NotServed"
     assert set(world.passed_on()) == {"older"}
 
 
@@ -149,14 +149,14 @@ def test_a_claim_waits_for_its_topic_and_shares_its_fate() -> None:
 )
 def test_what_is_wrong_is_not_passed_on_and_keeps_nothing_else_back(spec: Json, word: str) -> None:
     world = World(topic("bad", **spec), topic("good"))
-    assert world.word("bad") == word
+    assert world.reason("bad") == word
     assert set(world.passed_on()) == {"good"}
 
 
 def test_a_topic_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     world = World(topic("orders", partitions=2))
     world.put(topic("orders", generation=2, partitions=-1))
-    assert world.word("orders") == "Invalid"
+    assert world.reason("orders") == "Invalid"
     assert world.passed_on()["orders"]["partitions"] == 2
 
 
@@ -164,8 +164,8 @@ def test_its_claims_stay_with_it() -> None:
     world = World(topic("orders"), claim("primary"))
     world.put(topic("orders", generation=2, compaction={"enabled": "perhaps"}))
     found = world.declarations.standing(Key("ExclusiveTopic", "shop", "orders"))
-    assert (found.word, found.is_kept, found.is_passed_on) == ("Invalid", True, True)
-    assert world.word("primary", "ProducerClaim") == "Accepted"
+    assert (found.reason, found.is_kept, found.is_passed_on) == ("Invalid", True, True)
+    assert world.reason("primary", "ProducerClaim") == "Accepted"
     assert set(world.passed_on()) == {"orders", "primary"}
     assert world.passed_on()["orders"] == {}
 
@@ -176,7 +176,7 @@ def test_a_claim_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     wrong["metadata"]["generation"] = 2
     world.put(wrong)
     found = world.declarations.standing(Key("ProducerClaim", "shop", "primary"))
-    assert (found.word, found.is_kept) == ("Invalid", True)
+    assert (found.reason, found.is_kept) == ("Invalid", True)
     assert world.passed_on()["primary"]["subject"] == {"serviceAccountName": "writer"}
 
 
@@ -184,7 +184,7 @@ def test_a_topic_with_a_wrong_spec_is_still_the_older_one() -> None:
     name = "persistent://shop/default/one"
     world = World(topic("older", made=1, topic=name), topic("younger", made=2, topic=name))
     world.put(topic("older", made=1, generation=2, topic=name, partitions=-1))
-    assert world.word("younger") == "ResourceConflict"
+    assert world.reason("younger") == "ResourceConflict"
     assert set(world.passed_on()) == {"older"}
 
 
@@ -192,7 +192,7 @@ def test_a_topic_with_a_wrong_spec_closes_like_any_other() -> None:
     world = World(topic("orders", deletionPolicy="Delete"), claim("primary"))
     spec: Json = {"deletionPolicy": "Delete", "partitions": -1}
     world.put(topic("orders", generation=2, going=True, **spec))
-    assert world.word("orders") == "Closing"
+    assert world.reason("orders") == "Closing"
     assert world.passed_on()["orders"]["access"] == {"requireClaim": True}
     assert "primary" not in world.passed_on()
 
@@ -214,7 +214,7 @@ def test_a_topic_that_goes_with_its_log_lets_nobody_in() -> None:
     world = World(
         topic("orders", deletionPolicy="Delete", going=True, access=access), claim("primary")
     )
-    assert world.word("orders") == "Closing"
+    assert world.reason("orders") == "Closing"
     passed = world.passed_on()
     assert set(passed) == {"orders"}
     assert passed["orders"]["access"] == {"requireClaim": True, "modes": ["Shared"]}

@@ -74,7 +74,7 @@ async def test_one_that_cannot_be_taken_in_keeps_no_other_back() -> None:
 
 
 async def test_others_have_their_turn_in_a_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "TURN_MAX", 10)
+    monkeypatch.setattr(engine, "BATCH_MAX", 10)
     loop = asyncio.get_running_loop()
     taken: list[int] = []
     between: list[int] = []

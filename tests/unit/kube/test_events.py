@@ -14,7 +14,7 @@ from onewriter_operator import events
 from onewriter_operator.documents import Key
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.plan.actions import EventReason, Tell
+from onewriter_operator.plan.actions import EmitEvent, EventReason
 
 Json = dict[str, Any]
 
@@ -62,7 +62,7 @@ class World:
     def tell(
         self, reason: EventReason = "EpochAdvanced", note: str = "Epoch 3", **more: Any
     ) -> None:
-        self.recorder.tell(TOPIC, Tell(reason, note, **more))
+        self.recorder.emit(TOPIC, EmitEvent(reason, note, **more))
 
 
 @contextlib.asynccontextmanager

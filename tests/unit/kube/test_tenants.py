@@ -46,7 +46,7 @@ def declared(tenancy: Tenancy, *documents: Json) -> Declarations:
 def words(declarations: Declarations, *keys: str) -> list[str]:
     split = [key.partition("/") for key in keys]
     return [
-        declarations.standing(Key("ExclusiveTopic", namespace, name)).word
+        declarations.standing(Key("ExclusiveTopic", namespace, name)).reason
         for namespace, _, name in split
     ]
 

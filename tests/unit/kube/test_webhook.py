@@ -16,7 +16,7 @@ import pytest
 from cryptography import x509
 from tests.cluster.pki import Authority
 
-from onewriter_broker.local.ports import free_ports
+from onewriter_broker.testing.ports import free_ports
 from onewriter_operator.admission import INJECT_LABEL, Injection, NotInjectable
 from onewriter_operator.webhook import Webhook
 

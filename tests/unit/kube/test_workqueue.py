@@ -25,9 +25,11 @@ def key(name: str) -> Key:
 
 @contextlib.asynccontextmanager
 async def running(
-    visit: Callable[[Key], Awaitable[float | None]], *, workers: int = 4, resync: float = 1000.0
+    reconcile: Callable[[Key], Awaitable[float | None]], *, workers: int = 4, resync: float = 1000.0
 ) -> AsyncIterator[WorkQueue]:
-    queue = WorkQueue(visit, workers=workers, resync_seconds=resync, randomness=random.Random(1))
+    queue = WorkQueue(
+        reconcile, workers=workers, resync_seconds=resync, randomness=random.Random(1)
+    )
     async with asyncio.TaskGroup() as group:
         task = group.create_task(queue.run())
         yield queue
@@ -41,10 +43,10 @@ def now() -> float:
 async def test_a_key_that_waits_is_visited_once() -> None:
     visits: list[Key] = []
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         visits.append(found)
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         for _ in range(10):
             queue.add(key("a"))
         queue.add(key("b"))
@@ -56,14 +58,14 @@ async def test_one_visit_at_a_time_and_one_more_for_what_changed_meanwhile() -> 
     under_way: list[Key] = []
     visits: list[float] = []
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         assert found not in under_way
         under_way.append(found)
         visits.append(now())
         await asyncio.sleep(1)
         under_way.remove(found)
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         queue.add(key("a"))
         await asyncio.sleep(0.5)
         for _ in range(5):
@@ -75,11 +77,11 @@ async def test_one_visit_at_a_time_and_one_more_for_what_changed_meanwhile() -> 
 async def test_different_keys_are_visited_beside_each_other() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         await asyncio.sleep(1)
         visits.append(now())
 
-    async with running(visit, workers=2) as queue:
+    async with running(reconcile, workers=2) as queue:
         for name in "abc":
             queue.add(key(name))
         await asyncio.sleep(5)
@@ -89,12 +91,12 @@ async def test_different_keys_are_visited_beside_each_other() -> None:
 async def test_a_visit_that_fails_is_repeated_with_growing_jittered_delays() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         visits.append(now())
         if len(visits) < 6:
             raise RuntimeError("a defect")
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         queue.add(key("a"))
         await asyncio.sleep(60)
     delays = [later - earlier for earlier, later in itertools.pairwise(visits)]
@@ -107,11 +109,11 @@ async def test_a_visit_that_fails_is_repeated_with_growing_jittered_delays() -> 
 async def test_the_delay_is_bounded() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         visits.append(now())
         raise RetryLater("not yet")
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         queue.add(key("a"))
         await asyncio.sleep(10_000)
     delays = [later - earlier for earlier, later in itertools.pairwise(visits)]
@@ -122,13 +124,13 @@ async def test_the_delay_is_bounded() -> None:
 async def test_a_visit_may_say_when_it_is_to_be_repeated() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> float | None:
+    async def reconcile(found: Key) -> float | None:
         visits.append(now())
         if len(visits) == 1:
             raise RetryLater("the server is busy", 7)
         return 3 if len(visits) == 2 else None
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         queue.add(key("a"))
         await asyncio.sleep(100)
     assert visits == pytest.approx([0, 7, 10])
@@ -137,12 +139,12 @@ async def test_a_visit_may_say_when_it_is_to_be_repeated() -> None:
 async def test_who_wants_to_be_left_alone_is_even_if_the_key_changes() -> None:
     visits: list[float] = []
 
-    async def visit(_: Key) -> None:
+    async def reconcile(_: Key) -> None:
         visits.append(now())
         if len(visits) == 1:
             raise RetryLater("busy", 30, is_firm=True)
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         queue.add(key("a"))
         for _ in range(20):
             await asyncio.sleep(1)
@@ -154,11 +156,11 @@ async def test_who_wants_to_be_left_alone_is_even_if_the_key_changes() -> None:
 async def test_nobody_is_left_alone_for_ever() -> None:
     visits: list[float] = []
 
-    async def visit(_: Key) -> None:
+    async def reconcile(_: Key) -> None:
         visits.append(now())
         raise RetryLater("busy", 1e9, is_firm=True)
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         queue.add(key("a"))
         await asyncio.sleep(workqueue.LATER_SECONDS_MAX + 1)
     assert len(visits) == 2
@@ -167,13 +169,13 @@ async def test_nobody_is_left_alone_for_ever() -> None:
 async def test_success_forgets_earlier_failures() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> float | None:
+    async def reconcile(found: Key) -> float | None:
         visits.append(now())
         if len(visits) in {1, 2, 3, 5}:
             raise RetryLater("not yet")
         return 50 if len(visits) == 4 else None
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         queue.add(key("a"))
         await asyncio.sleep(200)
     assert visits[5] - visits[4] <= workqueue.BACKOFF_SECONDS_MIN
@@ -182,10 +184,10 @@ async def test_success_forgets_earlier_failures() -> None:
 async def test_everything_is_visited_again_at_the_resync() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         visits.append(now())
 
-    async with running(visit, resync=100) as queue:
+    async with running(reconcile, resync=100) as queue:
         queue.add(key("a"))
         await asyncio.sleep(1000)
     delays = [later - earlier for earlier, later in itertools.pairwise(visits)]
@@ -197,11 +199,11 @@ async def test_everything_is_visited_again_at_the_resync() -> None:
 async def test_what_is_gone_is_not_visited_again() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> float:
+    async def reconcile(found: Key) -> float:
         visits.append(now())
         return GONE
 
-    async with running(visit, resync=10) as queue:
+    async with running(reconcile, resync=10) as queue:
         queue.add(key("a"))
         await asyncio.sleep(100)
         assert queue._entries == {}
@@ -211,10 +213,10 @@ async def test_what_is_gone_is_not_visited_again() -> None:
 async def test_a_flapping_object_is_visited_at_a_bounded_rate() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         visits.append(now())
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         for _ in range(1000):
             queue.add(key("a"))
             await asyncio.sleep(0.001)
@@ -224,10 +226,10 @@ async def test_a_flapping_object_is_visited_at_a_bounded_rate() -> None:
 async def test_an_earlier_appointment_counts() -> None:
     visits: list[float] = []
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         visits.append(now())
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         queue.add_after(key("a"), 50)
         queue.add_after(key("a"), 5)
         queue.add_after(key("a"), 20)
@@ -236,10 +238,10 @@ async def test_an_earlier_appointment_counts() -> None:
 
 
 async def test_old_appointments_do_not_pile_up() -> None:
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         return None
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         for _ in range(2000):
             queue.add(key("a"))
             await asyncio.sleep(0.2)
@@ -249,10 +251,10 @@ async def test_old_appointments_do_not_pile_up() -> None:
 async def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workqueue, "KEYS_MAX", 3)
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         return None
 
-    async with running(visit) as queue:
+    async with running(reconcile) as queue:
         for name in "abcde":
             queue.add(key(name))
         assert queue.refused == 2
@@ -263,16 +265,16 @@ async def test_results_are_observed() -> None:
     seen: list[str] = []
 
     class Observer:
-        def visited(self, found: Key, seconds: float, result: str) -> None:
+        def reconciled(self, found: Key, seconds: float, result: str) -> None:
             seen.append(result)
 
-    async def visit(found: Key) -> None:
+    async def reconcile(found: Key) -> None:
         if found.name == "later":
             raise RetryLater("x", 900)
         if found.name == "error":
             raise RuntimeError("x")
 
-    queue = WorkQueue(visit, workers=1, resync_seconds=900, observer=Observer())
+    queue = WorkQueue(reconcile, workers=1, resync_seconds=900, observer=Observer())
     async with asyncio.TaskGroup() as group:
         task = group.create_task(queue.run())
         for name in ("ok", "later", "error"):

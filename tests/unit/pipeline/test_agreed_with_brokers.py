@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.http import packed, publish_body
-from onewriter_broker.http import staging as http_staging
+from onewriter_broker.http.onewriter import packed, publish_body
+from onewriter_broker.http.onewriter import staging as http_staging
 from onewriter_broker.log import blocks as log_blocks
 from onewriter_broker.log import publishing
 from onewriter_broker.log.api import Block
@@ -17,10 +17,10 @@ from onewriter_broker.topic.publish import staged_rows
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX
 from onewriter_core import publish_rights
 from onewriter_core.ids import Position
-from onewriter_pipeline.auditing import observer
+from onewriter_pipeline.audit import observer
 from onewriter_pipeline.brokers import frames
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publishing import messages, packing, staging, writing
+from onewriter_pipeline.publish import messages, packing, staging, writing
 
 
 def test_a_part_that_is_packed_is_one_that_is_taken() -> None:

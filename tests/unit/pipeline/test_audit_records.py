@@ -15,19 +15,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.auditing import facts, history, kept, kept_segments, live
-from onewriter_pipeline.auditing.audit import BOTH, LIVE, TABLE, Audit, Report, unread
-from onewriter_pipeline.auditing.checks import LOGS
-from onewriter_pipeline.auditing.gathering import gathered, printed
-from onewriter_pipeline.auditing.inputs import NAMES, tables_of
-from onewriter_pipeline.auditing.judging import Finding
-from onewriter_pipeline.auditing.records import RECORDS, Records
+from onewriter_pipeline.audit import facts, history, kept, kept_segments, live
+from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit, Report, unread
+from onewriter_pipeline.audit.checks import LOGS
+from onewriter_pipeline.audit.gathering import gathered, printed
+from onewriter_pipeline.audit.inputs import NAMES, tables_of
+from onewriter_pipeline.audit.judging import Finding
+from onewriter_pipeline.audit.records import RECORDS, Records
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Invalid, TableError, Trimmed
 from onewriter_pipeline.jobs.offload_audit import audit_row
 from onewriter_pipeline.jobs.report import write
-from onewriter_pipeline.reading.planning import Selection
-from onewriter_pipeline.reporting.balance import balance_of
+from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.report.balance import balance_of
 from onewriter_pipeline.schema import arrow_schema
 from onewriter_pipeline.tables.files import Place, write_rows
 from onewriter_pipeline.tables.layout import AUDIT, SegmentRow
@@ -402,7 +402,7 @@ def test_balance_counts_what_each_host_leads() -> None:
 
 def test_pictures_leave_the_callers_backend_as_it_is() -> None:
     """``cli.run`` may be called in a notebook, whose pictures are drawn by a backend of its own."""
-    words = "import matplotlib as m; m.use('svg'); import onewriter_pipeline.reporting.pictures; "
+    words = "import matplotlib as m; m.use('svg'); import onewriter_pipeline.report.pictures; "
     done = subprocess.run(
         [sys.executable, "-c", words + "print(m.get_backend())"],
         capture_output=True,

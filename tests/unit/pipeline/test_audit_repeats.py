@@ -6,8 +6,8 @@ import random
 
 import pyarrow as pa
 
-from onewriter_pipeline.auditing import facts
-from onewriter_pipeline.auditing.repeats import doubtful
+from onewriter_pipeline.audit import facts
+from onewriter_pipeline.audit.repeats import doubtful
 
 
 def spread(first: int, last: int, *, log: str = "l", producer: str = "p") -> dict[str, object]:

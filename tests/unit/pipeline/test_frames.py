@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from onewriter_broker.http import packed
+from onewriter_broker.http.onewriter import packed
 from onewriter_broker.log.api import Block, Marker, StoredBlock
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from onewriter_pipeline.errors import Away, Invalid
-from onewriter_pipeline.leading.asking import Leader
-from onewriter_pipeline.leading.driver import Process, driver_of
-from onewriter_pipeline.leading.requests import BEGIN, END, Asking
+from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.driver import Process, driver_of
+from onewriter_pipeline.lead.requests import BEGIN, END, Asking
 
 SECONDS_MAX = 60.0
 

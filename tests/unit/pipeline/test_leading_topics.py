@@ -11,9 +11,9 @@ import pytest
 from onewriter import Fenced, OnewriterError, Refused, ServerError, Unavailable
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Away, Conflict, Invalid, NotAllowed, NotFound
-from onewriter_pipeline.leading import topics as topics_module
-from onewriter_pipeline.leading.requests import BEGIN, END, LEAD, Asking, Grant
-from onewriter_pipeline.leading.topics import Topics
+from onewriter_pipeline.lead import topics as topics_module
+from onewriter_pipeline.lead.requests import BEGIN, END, LEAD, Asking, Grant
+from onewriter_pipeline.lead.topics import Topics
 
 pytestmark = pytest.mark.looptime
 

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.reading.limiting import (
+from onewriter_pipeline.read.limiting import (
     Counts,
     behind_entries,
     behind_messages,
     is_even,
     shares,
 )
-from onewriter_pipeline.reading.offsets import Run, messages_of, runs_within
+from onewriter_pipeline.read.offsets import Run, messages_of, runs_within
 
 SIZES = [3, 1, 1, 10, 2, 2]
 

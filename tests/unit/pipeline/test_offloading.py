@@ -17,7 +17,7 @@ from onewriter_pipeline.brokers.segments import Segment, Segments, Trim
 from onewriter_pipeline.errors import Gap
 from onewriter_pipeline.jobs.offload import Batch, segment_rows
 from onewriter_pipeline.jobs.trim import REQUESTS_MAX, LogReport, going, trim_all
-from onewriter_pipeline.reading.offsets import Run
+from onewriter_pipeline.read.offsets import Run
 from onewriter_pipeline.schema import ENTRY, LEDGER
 from onewriter_pipeline.tables.digest import row_hashes, shown, total
 from onewriter_pipeline.tables.layout import MESSAGES, Coverage, SegmentRow

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.segments import Segment, Stretch
-from onewriter_pipeline.reading.offsets import (
+from onewriter_pipeline.read.offsets import (
     Run,
     Span,
     divided,

@@ -13,8 +13,8 @@ import pytest
 from onewriter_core.wire.messages import iterate_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publishing import packing
-from onewriter_pipeline.publishing.packing import (
+from onewriter_pipeline.publish import packing
+from onewriter_pipeline.publish.packing import (
     FRAME_BYTES,
     FRAME_BYTES_MAX,
     FRAME_ROWS,

@@ -12,11 +12,11 @@ from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Damaged
-from onewriter_pipeline.leading.requests import Grant
-from onewriter_pipeline.publishing import writing
-from onewriter_pipeline.publishing.packing import PackedPart
-from onewriter_pipeline.publishing.staging import Staging
-from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, EXACTLY_ONCE, Target
+from onewriter_pipeline.lead.requests import Grant
+from onewriter_pipeline.publish import writing
+from onewriter_pipeline.publish.packing import PackedPart
+from onewriter_pipeline.publish.staging import Staging
+from onewriter_pipeline.publish.writing import AT_LEAST_ONCE, EXACTLY_ONCE, Target
 
 AT = Position(5, 1)
 QUESTIONS: dict[str, Callable[[Broker], object]] = {

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.pipeline.scripted_broker import Answer, Request, Script, scripted_broker
 from tests.unit.pipeline.test_frames import STORED, block
 
-from onewriter_broker.http import packed
+from onewriter_broker.http.onewriter import packed
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers import connection as connection_module
 from onewriter_pipeline.brokers.broker import Broker

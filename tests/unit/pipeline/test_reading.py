@@ -14,8 +14,8 @@ from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.errors import EntriesLost, LogEnds, PipelineError, Trimmed
-from onewriter_pipeline.reading.offsets import Run, Span
-from onewriter_pipeline.reading.spans import Reading, Seen, read_span
+from onewriter_pipeline.read.offsets import Run, Span
+from onewriter_pipeline.read.spans import Reading, Seen, read_span
 
 LOG = "persistent://public/default/orders"
 

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publishing import routing
-from onewriter_pipeline.publishing.hashing import (
+from onewriter_pipeline.publish import routing
+from onewriter_pipeline.publish.hashing import (
     JAVA,
     MURMUR,
     java_string_hash,
     murmur3_32,
     partitions_of,
 )
-from onewriter_pipeline.publishing.routing import Router
+from onewriter_pipeline.publish.routing import Router
 
 LISTED = "persistent://public/default/"
 
@@ -201,3 +201,11 @@ def test_too_many_topics_are_refused(monkeypatch: pytest.MonkeyPatch, *, at_once
     of = router()
     with pytest.raises(Invalid, match="more than 3 topics"):
         routed(of, *([rows] if at_once else [rows.slice(each, 1) for each in range(4)]))
+
+
+def test_former_module_name_still_offers_the_choice_of_a_partition() -> None:
+    from onewriter_pipeline.publish import hashing
+    from onewriter_pipeline.publishing import hashing as former
+
+    assert former.partition_of is hashing.partition_of
+    assert former.partitions_of is hashing.partitions_of

@@ -11,7 +11,7 @@ import pytest
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.errors import Gap, TableError
-from onewriter_pipeline.reading.limiting import Counts
+from onewriter_pipeline.read.limiting import Counts
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables import wholeness
 from onewriter_pipeline.tables.files import FileWriter, by_folder

@@ -8,11 +8,11 @@ import re
 import pytest
 
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.leading.requests import EXCLUSIVE, WAIT_FOR_EXCLUSIVE, Grant
-from onewriter_pipeline.publishing.driving import IDLE_SECONDS
-from onewriter_pipeline.publishing.hashing import JAVA, MURMUR
-from onewriter_pipeline.publishing.staging import Part
-from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, EXACTLY_ONCE, StagedLog, publish
+from onewriter_pipeline.lead.requests import EXCLUSIVE, WAIT_FOR_EXCLUSIVE, Grant
+from onewriter_pipeline.publish.driving import IDLE_SECONDS
+from onewriter_pipeline.publish.hashing import JAVA, MURMUR
+from onewriter_pipeline.publish.staging import Part
+from onewriter_pipeline.publish.writing import AT_LEAST_ONCE, EXACTLY_ONCE, StagedLog, publish
 from pyspark_onewriter.sink_options import (
     APP_DEFAULT,
     CAPABILITY_OPTION,

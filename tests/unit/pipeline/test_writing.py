@@ -20,9 +20,9 @@ from onewriter_pipeline.errors import (
     MissingPart,
     PipelineError,
 )
-from onewriter_pipeline.leading.requests import Grant
-from onewriter_pipeline.publishing import staging, writing
-from onewriter_pipeline.publishing.writing import AT_LEAST_ONCE, EXACTLY_ONCE, Target
+from onewriter_pipeline.lead.requests import Grant
+from onewriter_pipeline.publish import staging, writing
+from onewriter_pipeline.publish.writing import AT_LEAST_ONCE, EXACTLY_ONCE, Target
 
 TOPICS = [f"t{number}" for number in range(5)]
 PATIENCE_SECONDS = 0.2

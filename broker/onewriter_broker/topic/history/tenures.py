@@ -17,8 +17,8 @@ from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.lookups import tenure_of as tenure_of_slot
 from onewriter_core.topic.model import (
     WHOLE,
-    Contender,
     Departure,
+    ProducerGroup,
     PromotionPolicy,
     Purpose,
     Reserved,
@@ -86,7 +86,7 @@ def state_fields(fence: Fence, slot: Slot, ledger: int, time_ms: int) -> dict[st
                 "claim": tenure.claim,
             }
         )
-    winner = fence.contender if fence.purpose is Purpose.GRANT else None
+    winner = fence.group if fence.purpose is Purpose.GRANT else None
     serve_seconds = max(slot.serve_seconds, 0.0 if winner is None else winner.serve_seconds)
     fields[SERVES] = str(round(serve_seconds * 1000))
     if fence.purpose is Purpose.SHARE:
@@ -146,11 +146,11 @@ def audit_fields(
     former = tenure_of_slot(first)
     if changes_hands and former is not None:
         fields |= former_fields(former)
-    if fence.contender is not None:
-        fields |= contender_fields(fence.contender) | {"policy": fence.policy.value}
+    if fence.group is not None:
+        fields |= group_fields(fence.group) | {"policy": fence.policy.value}
     is_balanced = fence.policy is PromotionPolicy.BALANCED
-    if fence.contender is not None and is_balanced:
-        fields |= {"host": fence.contender.host, "load": str(fence.load)}
+    if fence.group is not None and is_balanced:
+        fields |= {"host": fence.group.host, "load": str(fence.load)}
     if fence.best_loser is not None:
         loser = fence.best_loser
         chosen_by = {"host": loser.host, "load": fence.best_loser_load} if is_balanced else {}
@@ -172,18 +172,18 @@ def _cause(fence: Fence, first: Slot) -> Departure:
     return first.departure if fence.purpose is Purpose.GRANT and is_vacant else fence.departure
 
 
-def contender_fields(contender: Contender) -> dict[str, str]:
-    """A contender as the audit describes it."""
+def group_fields(group: ProducerGroup) -> dict[str, str]:
+    """A group as the audit describes it."""
     return {
-        "producer": contender.producer_name,
-        "subject": str(contender.identity),
-        "mode": contender.mode.name,
-        "priority": str(contender.priority),
-        "arrival": str(contender.arrival),
-        "claim": contender.claim,
-        "address": contender.address,
-        "incarnation": contender.group,
-    } | identity_fields(contender.identity)
+        "producer": group.producer_name,
+        "subject": str(group.identity),
+        "mode": group.mode.name,
+        "priority": str(group.priority),
+        "arrival": str(group.arrival),
+        "claim": group.claim,
+        "address": group.address,
+        "incarnation": group.group_id,
+    } | identity_fields(group.identity)
 
 
 def slot_of(

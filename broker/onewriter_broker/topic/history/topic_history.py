@@ -9,7 +9,7 @@ import structlog
 
 from onewriter_broker.log.api import Binding, BrokenKey, Outcome
 from onewriter_broker.topic.fencing import Shell
-from onewriter_broker.topic.history.tenures import contender_fields
+from onewriter_broker.topic.history.tenures import group_fields
 from onewriter_broker.topic.history.transitions import (
     HISTORY_MAX,
     LEADERLESS_MS,
@@ -85,7 +85,7 @@ class Story:
         numbers = {"epoch": str(record.epoch), "ledger": str(record.ledger)} | gap
         if record.purpose is Purpose.RESUME and holder is not None:
             told = {"kind": record.purpose.value, "cause": record.departure.value}
-            self.audit(told | numbers | contender_fields(holder))
+            self.audit(told | numbers | group_fields(holder))
         elif record.purpose is Purpose.GRANT and record.leaderless_seconds:
             # What the fence wrote could not know when it would be over.
             self.audit({"kind": READY} | numbers)

@@ -18,7 +18,7 @@ from onewriter_broker.log.api import LogStore
 from onewriter_broker.turns import Turns
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.effects import Record
-from onewriter_core.topic.model import WHOLE, Contender, Departure, Purpose, Tenure
+from onewriter_core.topic.model import WHOLE, Departure, ProducerGroup, Purpose, Tenure
 
 HISTORY_MAX: Final = 10
 """Transitions kept per topic, the latest ones."""
@@ -102,10 +102,8 @@ def noted(record: Record, at_ms: int) -> Transition:
     )
 
 
-def _holder(contender: Contender, epoch: int) -> Person:
-    return Person(
-        contender.producer_name, contender.identity, contender.claim, contender.address, epoch
-    )
+def _holder(group: ProducerGroup, epoch: int) -> Person:
+    return Person(group.producer_name, group.identity, group.claim, group.address, epoch)
 
 
 def _former(tenure: Tenure) -> Person:

@@ -36,9 +36,9 @@ class LeaderLoads:
     def note(self, name: str, topic: Topic) -> None:
         """Who leads a topic now; whoever is about to be granted it counts already."""
         hosts = tuple(holder.host for holder in topic.holders)
-        claim = topic.claim
-        if claim is not None and claim.purpose is Purpose.GRANT and claim.contender is not None:
-            hosts += (claim.contender.host,)
+        pending = topic.pending_fence
+        if pending is not None and pending.purpose is Purpose.GRANT and pending.group is not None:
+            hosts += (pending.group.host,)
         before = self._hosts.get(name, ())
         if hosts == before:
             return

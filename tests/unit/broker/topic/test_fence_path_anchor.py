@@ -54,7 +54,7 @@ async def test_a_waiter_is_granted_what_a_lost_holder_had_once_the_anchor_answer
         await until(lambda: told.ready)
         world.owner.anchor_answers = False
         runner.gone(holder, departure)
-        await until(lambda: runner.topic.claim is not None)
+        await until(lambda: runner.topic.pending_fence is not None)
         await asyncio.sleep(0.02)
         assert not waits.ready
         assert not waits.refusals
@@ -108,7 +108,7 @@ async def test_a_takeover_that_is_given_up_after_its_topic_left_is_nobodys_busin
         await until(lambda: told.ready)
         world.owner.anchor_answers = False
         _, rival = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
-        assert runner.topic.claim is not None
+        assert runner.topic.pending_fence is not None
         runner.unload("the topic is moving")
         assert [text for _, text in rival.refusals] == ["the topic is moving"]
         await runner.settled()

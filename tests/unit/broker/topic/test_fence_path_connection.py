@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import cast
 
-from onewriter_broker.authorization import Authorization
+from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.listener import ClientProtocol

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, Gates, World, serving, until
 from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 
-from onewriter_broker.http import history
+from onewriter_broker.http.onewriter import history
 from onewriter_broker.topic.history.presence import absent_since
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.topic.model import AccessMode, Departure

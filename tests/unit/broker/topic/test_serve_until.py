@@ -46,7 +46,12 @@ async def test_a_successor_waits_for_a_lost_holder_and_writes_are_out_at_once() 
         assured_at = runner._assured_at[WHOLE]
         successor, told = world.ask(runner, WAITING, "successor")
         runner.gone(producer, Departure.CONNECTION_LOST)
-        await until(lambda: runner.topic.claim is not None and runner.topic.claim.waits is not None)
+        await until(
+            lambda: (
+                runner.topic.pending_fence is not None
+                and runner.topic.pending_fence.waits is not None
+            )
+        )
         assert not told.ready
         assert runner.topic.slots[0].epoch > (producer.epoch or 0), "the fence is stored"
         assert not runner.assure(WHOLE, producer.epoch or 0), "and nobody is assured any more"
@@ -74,7 +79,7 @@ async def test_who_closes_is_not_waited_for() -> None:
         told = world.ask(runner, WAITING, "successor")[1]
         runner.gone(producer, Departure.CLOSED)
         await until(lambda: told.ready)
-        assert runner.topic.claim is None
+        assert runner.topic.pending_fence is None
 
 
 async def test_who_was_never_assured_is_not_waited_for() -> None:
@@ -110,7 +115,12 @@ async def test_another_broker_waits_also_where_the_grant_was_not_told_yet() -> N
         runner, producer, _ = await served(world)
         world.ask(runner, WAITING, "successor")
         runner.gone(producer, Departure.CONNECTION_LOST)
-        await until(lambda: runner.topic.claim is not None and runner.topic.claim.waits is not None)
+        await until(
+            lambda: (
+                runner.topic.pending_fence is not None
+                and runner.topic.pending_fence.waits is not None
+            )
+        )
         runner.unload("the bucket moves")
         loaded_at = asyncio.get_running_loop().time()
         told = world.ask(await world.load(), EXCLUSIVE, "third")[1]
@@ -141,7 +151,12 @@ async def test_a_winner_that_has_gone_is_skipped_and_the_next_one_waits_no_longe
         ghost, ghost_told = world.ask(runner, WAITING, "ghost")
         told = world.ask(runner, WAITING, "next")[1]
         runner.gone(producer, Departure.CONNECTION_LOST)
-        await until(lambda: runner.topic.claim is not None and runner.topic.claim.waits is not None)
+        await until(
+            lambda: (
+                runner.topic.pending_fence is not None
+                and runner.topic.pending_fence.waits is not None
+            )
+        )
         runner.gone(ghost, Departure.CONNECTION_LOST)
         await granted_after(told)
         assert not ghost_told.ready

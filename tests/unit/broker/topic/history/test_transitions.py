@@ -10,7 +10,7 @@ import pytest
 
 from onewriter_broker.log.api import LogStore
 from onewriter_broker.topic.history import transitions
-from onewriter_broker.topic.history.tenures import audit_fields, contender_fields
+from onewriter_broker.topic.history.tenures import audit_fields, group_fields
 from onewriter_broker.topic.history.transitions import HISTORY_MAX, Chronicles, noted, read_back
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Identity, TopicName
@@ -18,10 +18,10 @@ from onewriter_core.topic.effects import NEW_EPOCH, Fence, Record
 from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
-    Contender,
     Departure,
     Held,
     Member,
+    ProducerGroup,
     Purpose,
     Slot,
     Tenure,
@@ -32,9 +32,9 @@ OLD = Identity("system:serviceaccount:shop:writer", "u1", "pod-1", "node-1")
 NEW = Identity("system:serviceaccount:shop:writer", "u2", "pod-2", "node-2")
 
 
-def contender(identity: Identity = NEW, name: str = "winner") -> Contender:
-    return Contender(
-        group="g",
+def group(identity: Identity = NEW, name: str = "winner") -> ProducerGroup:
+    return ProducerGroup(
+        group_id="g",
         slots=(WHOLE,),
         members=(Member(WHOLE, "r"),),
         is_partitioned=False,
@@ -54,7 +54,7 @@ FORMER = Tenure(5, "loser", OLD, "losers")
 
 
 def record(departure: Departure = Departure.SILENT, purpose: Purpose = Purpose.GRANT) -> Record:
-    return Record((WHOLE,), purpose, 5, 9, 9, contender(), departure, 0.25, FORMER)
+    return Record((WHOLE,), purpose, 5, 9, 9, group(), departure, 0.25, FORMER)
 
 
 def audited(departure: Departure = Departure.SILENT) -> dict[str, str]:
@@ -63,7 +63,7 @@ def audited(departure: Departure = Departure.SILENT) -> dict[str, str]:
         1,
         Purpose.GRANT,
         (WHOLE,),
-        contender(),
+        group(),
         departure,
         (),
         ((WHOLE, Tenure(NEW_EPOCH, "winner", NEW, "writers")),),
@@ -89,7 +89,7 @@ def test_what_is_read_back_is_what_was_noted() -> None:
 
 
 def test_anonymous_holders_are_read_back_as_such() -> None:
-    fields = audited() | contender_fields(contender(Identity()))
+    fields = audited() | group_fields(group(Identity()))
     fields.pop("podUID"), fields.pop("pod"), fields.pop("node")
     found = read_back(fields)
     assert found is not None

@@ -1,0 +1,1 @@
+"""Authentication and authorization: which identity a client proves, and what that identity may do."""

@@ -1,0 +1,62 @@
+"""What a connection may not ask for now, though it might later: the broker, or the proof, lacks something.
+
+Until somebody has said what is wanted of topics, nobody can tell which of them exist and who may
+write. And an identity that was proved without the API server may go on with what it holds, and begin
+nothing. Both are answered so that clients come again.
+"""
+
+from __future__ import annotations
+
+from onewriter_broker.auth.authorization import UNKNOWN
+from onewriter_broker.connection.lookups import NO_OWNER
+from onewriter_broker.connection.rights import refused
+from onewriter_core.errors import Refused, ServerError
+from onewriter_core.topic.model import AccessMode
+from onewriter_core.wire import replies
+from onewriter_core.wire.commands import Command
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+UNCONFIRMED = "the identity cannot be verified now: a producer can only resume"
+
+
+def not_now(command: Command, *, is_told: bool, may_only_resume: bool) -> bytes | None:
+    """The answer to a command that has to wait; None: it may go on.
+
+    ``is_told``: what is wanted of topics is known. ``may_only_resume``: as in Authenticated.
+    """
+    if not is_told:
+        match command:
+            case pb.CommandLookup():
+                text = f"{NO_OWNER}: {UNKNOWN}"
+                return replies.lookup_failed(command.request_id, ServerError.METADATA_ERROR, text)
+            case pb.CommandPartitionedMetadata():
+                code = ServerError.METADATA_ERROR
+                return replies.partitions_failed(command.request_id, code, f"{NO_OWNER}: {UNKNOWN}")
+            case (
+                pb.CommandProducer()
+                | pb.CommandSubscribe()
+                | pb.CommandGetTopicsOfNamespace()
+                | pb.CommandOwn()
+            ):
+                return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNKNOWN)
+            case _:
+                return None
+    if not may_only_resume:
+        return None
+    match command:
+        case pb.CommandProducer() if not _is_resume(command):
+            return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
+        case pb.CommandSubscribe():
+            return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
+        case pb.CommandGetOrCreateSchema():
+            return refused(command, Refused(ServerError.SERVICE_NOT_READY, UNCONFIRMED))
+        case pb.CommandOwn() if not command.only_returns:
+            return replies.error(command.request_id, ServerError.SERVICE_NOT_READY, UNCONFIRMED)
+        case _:
+            return None
+
+
+def _is_resume(command: pb.CommandProducer) -> bool:
+    """Whether a producer carries the epoch that it holds: it is compared with the whole identity."""
+    is_shared = AccessMode(command.producer_access_mode) is AccessMode.SHARED
+    return command.HasField("topic_epoch") and not is_shared

@@ -1,0 +1,1 @@
+"""onewriter's own HTTP API. docs/http.md lists its routes."""

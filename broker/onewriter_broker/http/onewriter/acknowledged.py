@@ -1,0 +1,46 @@
+"""How far a reader of whole logs is: a durable subscription that follows it and never goes back.
+
+For whoever may consume the topic, not for administrators alone. What the subscription has not passed stays
+in the log, as for a consumer's.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiohttp import web
+
+from onewriter_broker.http.onewriter import positions
+from onewriter_broker.http.onewriter.bulk import TOPIC_PATH, one_log
+from onewriter_broker.http.routes import Routes, on_topic
+from onewriter_broker.http.site import Site, object_body, topic_of
+from onewriter_core.authorization import Action
+from onewriter_core.errors import Unavailable
+
+_PATH: Final = TOPIC_PATH + "/acknowledged/{subscription:[^/]+}"
+
+
+def add_routes(router: Routes, site: Site) -> None:
+    """See docs/http.md, "Following a reader"."""
+
+    async def acknowledge(request: web.Request) -> web.Response:
+        before = positions.read((await object_body(request)).get("before"), "before")
+        name, topics = topic_of(request), site.topics
+        site.check_topic(request, name)
+        topic_log, _, slot = await one_log(site, request)
+        subscription = request.match_info["subscription"]
+        await site.clients.owning.check_follower(topic_log.name, subscription)
+        # Nothing is waited for from there until it has moved: no owner comes in between.
+        topic = topics.loaded.get(str(name.base))
+        if topic is None or topic.runner.logs.get(slot) is not topic_log:
+            raise Unavailable(f"{name} is moving")
+        reached = await topic.subscriptions[slot].advance(subscription, before)
+        return web.json_response(
+            {
+                "topic": str(topic_log.name),
+                "subscription": subscription,
+                "before": positions.shown(reached),
+            }
+        )
+
+    router.add_put(_PATH, acknowledge, on_topic(Action.CHANGE_SUBSCRIPTION))

@@ -1,0 +1,286 @@
+"""What tells much of a log at once, for pipelines: its segments, its audit; and trimming it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from onewriter_broker.connection.lookups import wait_for_bucket
+from onewriter_broker.http.onewriter import history, positions
+from onewriter_broker.http.onewriter.ownerships import shows_owned
+from onewriter_broker.http.pulsar.topics import served
+from onewriter_broker.http.routes import Filtered, Routes, on_topic
+from onewriter_broker.http.site import Refusal, Site, flag, listing, number, object_body
+from onewriter_broker.log.api import VERSION_PREFIX, LogStore, Unit
+from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.topic.retention.retention import Stretch
+from onewriter_broker.topic.retention.segments import Page, Segment, SegmentIndexes
+from onewriter_broker.topic.retention.trimming import trim
+from onewriter_core.authorization import Action
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName
+
+TOPIC_PATH: Final = "/onewriter/v1/topics/{tenant}/{namespace}/{topic:[^/]+}"
+
+_AUDIT: Final = Filtered(
+    Action.OBSERVE, "the caller sees the records of the topics and resources that it may observe"
+)
+
+RECORDS_PER_PAGE: Final = 1_000
+RECORDS_PER_PAGE_MAX: Final = 5_000
+"""Records of the audit in one answer."""
+
+
+def add_routes(router: Routes, site: Site) -> None:
+    """See docs/http.md, "Reading whole logs"."""
+    _add_segments(router, site)
+    _add_trim(router, site)
+    _add_audit(router, site)
+
+
+async def one_log(site: Site, request: web.Request) -> tuple[TopicLog, int, int]:
+    """The log that the path means, its bucket and its slot; loaded, as for a consumer.
+
+    Raises Refusal, also for a partitioned topic: its partitions are logs of their own.
+    """
+    name, topic = await served(site, request)
+    if name.partition is None and topic.entry.partitions > 0:
+        raise Refusal(
+            400,
+            f"{name} has {topic.entry.partitions} partitions: name one, {name.with_partition(0)}",
+        )
+    slot = topic.slot_of(name)
+    return topic.runner.logs[slot], topic.bucket, slot
+
+
+# ------------------------------------------------------------ segments
+
+
+def _add_segments(router: Routes, site: Site) -> None:
+    indexes = SegmentIndexes()
+
+    async def segments(request: web.Request) -> web.Response:
+        after = positions.asked(request, "after") or EARLIEST
+        with_state = flag(request, "state")
+        topic_log, bucket, _ = await one_log(site, request)
+        epoch = _epoch(topic_log)  # no newer one than the segments show
+        try:
+            page = await indexes.page(topic_log, bucket, after)
+        except MalformedBlock as error:
+            raise Refusal(500, f"the log is damaged: {error}") from error
+        told, listed = _page(topic_log, epoch, page), _segments(page)
+        if with_state:
+            told["state"] = await _stored_state(site.store, topic_log.name, bucket)
+        return await listing(told, "segments", listed)
+
+    router.add_get(TOPIC_PATH + "/segments", segments, on_topic(Action.CONSUME))
+
+
+async def _stored_state(store: LogStore, name: TopicName, bucket: int) -> dict[str, Any]:
+    """What the store remembers beside a log, read after its blocks. Raises Undecided."""
+    state = await store.read_state(name)
+    unit = (await store.observe([bucket])).units.get(bucket, Unit())
+    trimmed = state.get(TRIMMED)
+    return {
+        "epoch": _number(state, "epoch"),
+        "ledger": _number(state, "ledger"),
+        "bucketLedger": unit.last_ledger,
+        "trimmed": positions.shown(Position.parse(trimmed)) if trimmed else None,
+        "published": {
+            field.removeprefix(VERSION_PREFIX): _number(state, field)
+            for field in sorted(state)
+            if field.startswith(VERSION_PREFIX)
+        },
+    }
+
+
+def _number(state: Mapping[str, str], field: str) -> int:
+    text = state.get(field, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
+    return {
+        "topic": str(topic_log.name),
+        "epoch": epoch,
+        "ledger": page.last.ledger,
+        "first": positions.shown(page.first),
+        "last": positions.shown(page.last),
+        "segments": [],
+        "complete": page.is_complete,
+        "next": positions.shown(page.next),
+    }
+
+
+def _segments(page: Page) -> Iterable[dict[str, Any]]:
+    """A page's segments, taken when they are asked for; but the last, which may grow meanwhile, now."""
+    last = [_segment(each, page.last) for each in page.segments[-1:]]
+    return chain((_segment(each, page.last) for each in page.segments[:-1]), last)
+
+
+def _segment(segment: Segment, end: Position) -> dict[str, Any]:
+    """A segment of a log that was committed so far."""
+    marker = segment.marker or {}
+    epoch = marker.get("epoch", "")
+    return {
+        "ledger": segment.ledger,
+        "epoch": int(epoch) if epoch.isdecimal() else None,
+        "producer": marker.get("producer"),
+        "subject": marker.get("subject"),
+        "cause": marker.get("cause"),
+        "mode": marker.get("mode"),
+        "open": segment.ledger == end.ledger,
+        "whole": segment.is_whole,
+        "first": None if segment.first is None else positions.shown(segment.first),
+        "last": None if segment.last is None else positions.shown(segment.last),
+        "entries": segment.entries,
+        "messages": segment.messages,
+        "bytes": segment.bytes,
+        "blocks": segment.blocks,
+        "oldestMs": segment.oldest_ms or None,
+        "newestMs": segment.newest_ms or None,
+        "chain": segment.chain.hex() or None,
+        "stretches": list(map(_stretch, segment.stretches)),
+        "publishers": list(map(_publisher, segment.publishers)),
+        "morePublishers": segment.has_more_publishers,
+    }
+
+
+def _publisher(by: str) -> dict[str, Any]:
+    """Who published, as a block says it: whoever wrote the block may have written anything."""
+    try:
+        told = msgspec.json.decode(by, type=dict[str, str])
+    except msgspec.DecodeError:
+        told = {}
+    return {"subject": told.get("subject"), "podUID": told.get("podUID")}
+
+
+def _stretch(stretch: Stretch) -> dict[str, Any]:
+    return {
+        "first": positions.shown(stretch.start),
+        "entries": stretch.entries,
+        "messages": stretch.messages,
+        "bytes": stretch.bytes,
+        "newestMs": stretch.newest_ms,
+    }
+
+
+# ------------------------------------------------------------ trimming
+
+
+def _add_trim(router: Routes, site: Site) -> None:
+    async def trim_log(request: web.Request) -> web.Response:
+        body = await object_body(request)
+        before = positions.read(body.get("before"), "before")
+        epoch, ledger = _whole(body, "epoch"), _whole(body, "ledger")
+        if epoch is None:
+            raise Refusal(400, "epoch is the log's newest epoch, which its segments tell")
+        topic_log, _, slot = await one_log(site, request)
+        current = _epoch(topic_log)
+        if epoch != current:
+            raise Refusal(409, f"the epoch of {topic_log.name} is {current}, not {epoch}")
+        if ledger is not None and ledger != topic_log.ledger:
+            text = f"the ledger of {topic_log.name} is {topic_log.ledger}, not {ledger}"
+            raise Refusal(409, text)
+        topic = site.topics.loaded.get(str(topic_log.name.base))
+        if topic is None or topic.runner.logs.get(slot) is not topic_log:
+            raise Unavailable(f"{topic_log.name} is moving")
+        topic_log.keep_uncompacted(is_wanted=topic.compaction_threshold > 0)
+        done = await trim(topic_log, topic.subscriptions[slot], before)
+        limit = done.cut.limited_by
+        return web.json_response(
+            {
+                "topic": str(topic_log.name),
+                "asked": positions.shown(before),
+                "trimmedBefore": positions.shown(done.cut.before),
+                "first": positions.shown(done.first),
+                "limitedBy": None
+                if limit is None
+                else {"what": limit.by, "name": limit.name or None},
+            }
+        )
+
+    router.add_post(TOPIC_PATH + "/trim", trim_log, on_topic(Action.TRIM))
+
+
+def _epoch(topic_log: TopicLog) -> int:
+    """The newest epoch that was granted there."""
+    return int(topic_log.state.get("epoch", "0"))
+
+
+def _whole(body: dict[str, object], name: str) -> int | None:
+    value = body.get(name)
+    if value is not None and (type(value) is not int or not 0 <= value <= NUMBER_MAX):
+        raise Refusal(400, f"{name} is a whole number")
+    return value
+
+
+# ------------------------------------------------------------ audit
+
+
+def _add_audit(router: Routes, site: Site) -> None:
+    async def records(request: web.Request) -> web.Response:
+        text = request.match_info["bucket"]
+        buckets = site.clients.settings.buckets
+        if not (text.isascii() and text.isdecimal()) or len(text) > 6 or int(text) >= buckets:
+            raise Refusal(404, f"there is no bucket {text[:20]}: they are 0 to {buckets - 1}")
+        bucket = int(text)
+        limit = number(request, "limit", RECORDS_PER_PAGE, RECORDS_PER_PAGE_MAX)
+        after = request.query.get("after", "")
+        if after and not history.RECORD_ID.fullmatch(after):
+            raise Refusal(400, "after is the id of an audit record")
+        await _require_bucket(site, request, bucket)
+        found = await site.store.read_audit(bucket, after=after, count=limit)
+        told = {
+            "bucket": bucket,
+            "records": [],
+            "next": found[-1][0] if found else after or None,
+            "complete": len(found) < limit,
+        }
+        is_all = site.sees_all(request)
+        return await listing(
+            told,
+            "records",
+            (
+                _record(record_id, fields)
+                for record_id, fields in found
+                if is_all or _is_shown(site, request, fields)
+            ),
+        )
+
+    router.add_get("/onewriter/v1/audit/{bucket}", records, _AUDIT)
+
+
+async def _require_bucket(site: Site, request: web.Request, bucket: int) -> None:
+    """Return if the bucket is served here; else send the client to the broker that does."""
+    owner = await wait_for_bucket(site.topics, bucket)
+    if site.topics.ownership.holding(bucket) is not None:
+        return
+    if owner is None or owner == site.addresses:
+        reason = site.topics.ownership.waiting_reason(bucket)
+        raise Unavailable(f"bucket {bucket} has no owner now" + (reason and f": {reason}"))
+    raise web.HTTPTemporaryRedirect(site.url_of(request, owner) + str(request.rel_url))
+
+
+def _is_shown(site: Site, request: web.Request, fields: Mapping[str, str]) -> bool:
+    """Whether the caller may see an audit record; those of a whole bucket are for roles alone."""
+    topic = fields.get("topic")
+    if topic is not None:
+        return site.shows(request, topic)
+    resource = fields.get("resource")
+    return resource is not None and shows_owned(
+        site, request, fields.get("group", ""), resource, fields.get("subject")
+    )
+
+
+def _record(record_id: str, fields: dict[str, str]) -> dict[str, Any]:
+    """A record as the topic's history shows it, and its time as a number, too."""
+    text = fields.get("t", fields.get("time", ""))
+    record = history.shown(record_id, fields)
+    record["timeMs"] = int(text) if text.isascii() and text.isdecimal() else None
+    return record

@@ -1,0 +1,122 @@
+"""A topic's story out of the audit stream: what every broker that served it wrote down.
+
+The stream belongs to a bucket, so a reading passes over other topics' records; it is bounded, and
+says where to go on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from onewriter_broker.http.pulsar.stats import iso
+from onewriter_broker.log.api import LogStore
+from onewriter_broker.topic.history.transitions import LEADERLESS_MS, READY
+from onewriter_broker.turns import Turns
+from onewriter_core.topic.model import Purpose
+
+READ_RECORDS: Final = 512
+"""Records that one read from the store asks for."""
+
+SCANNED_MAX: Final = 8_192
+"""Records that one request looks through at most."""
+
+RECORDS_PER_TURN: Final = 50
+"""Of those, looked at before others get a turn of the event loop: a millisecond or two."""
+
+_NUMBERS: Final = frozenset(
+    {"epoch", "oldEpoch", "ledger", "priority", "arrival", "leaderlessMs", "entries", "claimed"}
+)
+_DOCUMENTS: Final = frozenset({"previous", "nextWaiter", "former"})
+_NUMBER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
+
+RECORD_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}", re.ASCII)
+"""How the store names an audit record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Records of one topic, oldest first.
+
+    ``next``: the id to go on after, None when this is all there is now. ``is_cut``: earlier ones
+    may exist that this reading did not reach.
+    """
+
+    records: list[dict[str, Any]]
+    next: str | None
+    is_cut: bool
+
+
+async def newest(store: LogStore, bucket: int, topic: str, limit: int) -> Page:
+    """The last ``limit`` records. Raises Undecided."""
+    count = READ_RECORDS
+    while True:
+        found = await store.read_audit(bucket, count=count, reverse=True)
+        mine: list[dict[str, Any]] = []
+        turns = Turns(RECORDS_PER_TURN)
+        for record_id, fields in reversed(found):
+            await turns.step()
+            if _is_of(fields, topic):
+                _tell(mine, shown(record_id, fields))
+        is_all = len(found) < count
+        if is_all or len(mine) >= limit or count >= SCANNED_MAX:
+            last = found[0][0] if found else None
+            is_cut = not is_all or len(mine) > limit
+            return Page(mine[-limit:], last, is_cut)
+        count = min(count * 4, SCANNED_MAX)
+
+
+async def following(store: LogStore, bucket: int, topic: str, after: str, limit: int) -> Page:
+    """Up to ``limit`` records behind ``after``. Raises Undecided."""
+    records: list[dict[str, Any]] = []
+    scanned, turns = 0, Turns(RECORDS_PER_TURN)
+    while len(records) < limit and scanned < SCANNED_MAX:
+        found = await store.read_audit(bucket, after=after, count=READ_RECORDS)
+        for record_id, fields in found:
+            await turns.step()
+            if _is_of(fields, topic):
+                # What ends the page's last grant is still told with it.
+                if len(records) == limit and fields.get("kind") != READY:
+                    break
+                _tell(records, shown(record_id, fields))
+            after = record_id
+        scanned += len(found)
+        if len(found) < READ_RECORDS:
+            break
+    return Page(records, after, is_cut=False)
+
+
+def _is_of(fields: dict[str, str], topic: str) -> bool:
+    """A topic's own records, those of its ownership, and those of its whole bucket (an adoption)."""
+    return fields.get("topic", fields.get("resource", topic)) == topic
+
+
+def _tell(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
+    """Add a record; one that says when a winner could write is told with its grant, if that is here."""
+    if record.get("kind") == READY:
+        for granted in reversed(records):
+            is_same = granted.get("ledger") == record.get("ledger")
+            if is_same and granted.get("kind") == Purpose.GRANT.value:
+                granted[LEADERLESS_MS] = record.get(LEADERLESS_MS)
+                return
+    records.append(record)
+
+
+def shown(record_id: str, fields: dict[str, str]) -> dict[str, Any]:
+    """A record with its numbers as numbers; what cannot be read stays as it is."""
+    record: dict[str, Any] = {"id": record_id}
+    for name, text in fields.items():
+        record[name] = text
+        if name in _NUMBERS and _NUMBER.fullmatch(text):
+            record[name] = int(text)
+        elif name in _DOCUMENTS:
+            try:
+                record[name] = json.loads(text)
+            except ValueError:
+                continue
+    time_ms = record.pop("t", record.pop("time", ""))
+    if _NUMBER.fullmatch(str(time_ms)):
+        record["at"] = iso(int(time_ms))
+    return record

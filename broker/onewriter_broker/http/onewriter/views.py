@@ -1,0 +1,338 @@
+"""A topic as onewriter's own API shows it: who writes, since when, who is next, what happened.
+
+Pure translation of what the broker knows (or, for a topic that is not loaded, of what the log's
+state in the store says) to JSON. Every list is bounded, and says how much it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, assert_never
+
+from onewriter_broker.auth.refusals import Refusal
+from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
+from onewriter_broker.log.api import Observation
+from onewriter_broker.log.losses import Loss
+from onewriter_broker.topic.history.tenures import tenure_of
+from onewriter_broker.topic.history.transitions import Person, Transition
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.ids import Identity, TopicName
+from onewriter_core.topic.lookups import exclusive_owner
+from onewriter_core.topic.model import (
+    WHOLE,
+    Held,
+    ProducerGroup,
+    Reserved,
+    Shared,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+)
+from onewriter_core.topic.waiting import in_order
+
+Json = dict[str, Any]
+
+PARTITIONS_SHOWN_MAX: Final = 64
+WAITERS_SHOWN_MAX: Final = 100
+HOLDERS_SHOWN_MAX: Final = 64
+SHARED_SHOWN_MAX: Final = 100
+
+
+def summary(name: str, entry: CatalogEntry, *, is_declared: bool, owner: Json | None) -> Json:
+    """What every topic in a list has."""
+    return {
+        "name": name,
+        "partitions": entry.partitions,
+        "undivided": entry.is_undivided,
+        "declared": is_declared,
+        "declaredBy": entry.declared_by or None,
+        "owner": owner,
+    }
+
+
+def loaded_summary(topic: LoadedTopic) -> Json:
+    """What a list says besides of a topic that is served here."""
+    state = topic.runner.topic
+    return {
+        "loaded": True,
+        "epoch": state.epoch,
+        "state": state_of(state),
+        "holder": _first_holder(topic.runner),
+        "waiting": len(state.queue),
+    }
+
+
+def stored_summary(states: Sequence[Mapping[str, str]]) -> Json:
+    """The same of a topic that nobody has loaded, out of its logs' states."""
+    return {
+        "loaded": False,
+        "epoch": max((_epoch(state) for state in states), default=0),
+        "state": "Idle",
+        "holder": None,
+        "waiting": 0,
+    }
+
+
+def refusal(found: Refusal) -> Json:
+    """Somebody who lacks a right to a topic."""
+    return {
+        "subject": found.subject or None,
+        "podUID": found.pod_uid or None,
+        "right": found.right.value,
+        "count": found.count,
+        "last": iso(found.last_ms),
+    }
+
+
+def state_of(topic: Topic) -> str:
+    """The topic in a word; for a partitioned one, of its first partition."""
+    if topic.pending_fence is not None and topic.pending_fence.group is not None:
+        return "ChangingHands"
+    return _state_word(topic.slots[0]) if topic.slots else "Idle"
+
+
+def _state_word(slot: Slot) -> str:
+    match slot.ownership:
+        case Held():
+            return "Held"
+        case Shared():
+            return "Shared"
+        case Reserved():
+            return "Reserved"
+        case Vacant():
+            return "Vacant"
+        case _:
+            assert_never(slot.ownership)
+
+
+def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
+    """All that the broker knows of a topic it serves."""
+    runner = topic.runner
+    state = runner.topic
+    waiters = in_order(state.queue, state)
+    slots = state.slots
+    return loaded_summary(topic) | {
+        "holders": [holder(runner, each) for each in state.holders[:HOLDERS_SHOWN_MAX]],
+        "holdersOmitted": max(0, len(state.holders) - HOLDERS_SHOWN_MAX),
+        "sharedProducers": _shared(runner),
+        "waiters": [
+            waiter(runner, each, place, wall_ms)
+            for place, each in enumerate(waiters[:WAITERS_SHOWN_MAX], start=1)
+        ],
+        "waitersOmitted": max(0, len(waiters) - WAITERS_SHOWN_MAX),
+        "promotion": state.policy.value,
+        "claimInProgress": _claim(state),
+        "slots": [_slot(runner, slot, now) for slot in slots[:PARTITIONS_SHOWN_MAX]],
+        "slotsOmitted": max(0, len(slots) - PARTITIONS_SHOWN_MAX),
+        "durability": runner.logs[slots[0].number].durability.value if slots else None,
+        "transitions": [transition(each) for each in runner.story.history],
+    }
+
+
+def stored_status(base: TopicName, states: Mapping[int, Mapping[str, str]]) -> Json:
+    """What the store says of a topic that nobody has loaded. ``base`` names it in no field."""
+    del base
+    shown = list(states.items())[:PARTITIONS_SHOWN_MAX]
+    return stored_summary(list(states.values())) | {
+        "holders": [],
+        "waiters": [],
+        "slots": [
+            {
+                "partition": None if number == WHOLE else number,
+                "epoch": _epoch(state),
+                "ledger": int(state.get("ledger", "0")),
+                "state": "Idle",
+                "open": False,
+                "holder": None,
+                "tenure": _tenure(tenure_of(state)),
+            }
+            for number, state in shown
+        ],
+        "slotsOmitted": len(states) - len(shown),
+        "transitions": [],
+    }
+
+
+def _epoch(state: Mapping[str, str]) -> int:
+    return int(state.get("epoch", "0"))
+
+
+def holder(runner: TopicRunner, group: ProducerGroup) -> Json:
+    """An exclusive writer."""
+    first = group.slots[0] if group.slots else WHOLE
+    slot = runner.topic.slot(first)
+    granted = runner.logs[first].state.get("since") if first in runner.logs else None
+    connected = [
+        runner.producers[member.registration].since_ms
+        for member in group.members
+        if member.registration in runner.producers
+    ]
+    return _group(group) | {
+        "epoch": None if slot is None else slot.epoch,
+        "since": iso(int(granted)) if granted else None,
+        "connectedSince": iso(min(connected)) if connected else None,
+        "partitions": [number for number in group.slots[:PARTITIONS_SHOWN_MAX] if number >= 0],
+    }
+
+
+def waiter(runner: TopicRunner, group: ProducerGroup, place: int, wall_ms: int) -> Json:
+    """Somebody in line; ``place`` 1 is next."""
+    asked = [
+        runner.producers[member.registration].since_ms
+        for member in group.members
+        if member.registration in runner.producers
+    ]
+    since = min(asked) if asked else None
+    return _group(group) | {
+        "place": place,
+        "waitingSince": None if since is None else iso(since),
+        "waitingSeconds": None if since is None else max(0.0, (wall_ms - since) / 1000),
+    }
+
+
+def _group(group: ProducerGroup) -> Json:
+    return _identified(group.identity) | {
+        "producerName": group.producer_name,
+        "claim": group.claim or None,
+        "address": group.address,
+        "host": group.host or None,
+        "mode": MODE_NAMES[group.mode],
+        "priority": group.priority,
+        "arrival": group.arrival,
+    }
+
+
+def _first_holder(runner: TopicRunner) -> Json | None:
+    holders = runner.topic.holders
+    return holder(runner, holders[0]) if holders else None
+
+
+def _shared(runner: TopicRunner) -> list[Json]:
+    found: list[Json] = []
+    for slot in runner.topic.slots:
+        if isinstance(slot.ownership, Shared):
+            found += [
+                _identified(each.identity)
+                | {
+                    "producerName": each.producer_name,
+                    "partition": None if slot.number == WHOLE else slot.number,
+                }
+                for each in slot.ownership.producers[: SHARED_SHOWN_MAX - len(found)]
+            ]
+    return found
+
+
+def _claim(topic: Topic) -> Json | None:
+    pending = topic.pending_fence
+    if pending is None:
+        return None
+    return {
+        "purpose": pending.purpose.value,
+        "cause": pending.departure.value,
+        "producerName": exclusive_owner(topic, pending.slots) if pending.group else None,
+    }
+
+
+def _slot(runner: TopicRunner, slot: Slot, now: float) -> Json:
+    tenure: Tenure | None = None
+    holder_name: str | None = None
+    reserved: float | None = None
+    match slot.ownership:
+        case Held(kept, _):
+            holder_name = kept.producer_name
+        case Reserved(kept, until):
+            tenure, reserved = kept, max(0.0, until - now)
+        case Vacant(maybe):
+            tenure = maybe
+        case Shared():
+            pass
+        case _:
+            assert_never(slot.ownership)
+    topic_log = runner.logs[slot.number]
+    return {
+        "partition": None if slot.number == WHOLE else slot.number,
+        "epoch": slot.epoch,
+        "ledger": slot.ledger,
+        "state": _state_word(slot),
+        "open": slot.is_open and topic_log.is_writable,
+        "holder": holder_name,
+        "tenure": _tenure(tenure),
+        "reservedSeconds": reserved,
+        "leaderlessSeconds": None if slot.vacant_since is None else now - slot.vacant_since,
+        "lastPosition": str(topic_log.committed),
+        "entries": topic_log.ledger_entries,
+        "bytes": topic_log.ledger_bytes,
+    }
+
+
+def _tenure(tenure: Tenure | None) -> Json | None:
+    """A grant that its holder could still resume."""
+    if tenure is None:
+        return None
+    return _identified(tenure.identity) | {
+        "epoch": tenure.epoch,
+        "producerName": tenure.producer_name,
+        "claim": tenure.claim or None,
+    }
+
+
+def transition(found: Transition) -> Json:
+    """One line of the story, as the broker remembers it."""
+    return {
+        "at": iso(found.at_ms),
+        "kind": found.kind,
+        "cause": found.cause,
+        "oldEpoch": found.old_epoch,
+        "epoch": found.epoch,
+        "ledger": found.ledger,
+        "holder": _person(found.holder),
+        "previous": _person(found.previous),
+        "leaderlessMs": found.leaderless_ms,
+        "partitions": list(found.partitions[:PARTITIONS_SHOWN_MAX]),
+    }
+
+
+def _person(person: Person | None) -> Json | None:
+    if person is None:
+        return None
+    return _identified(person.identity) | {
+        "producerName": person.producer_name,
+        "claim": person.claim or None,
+        "address": person.address or None,
+        "epoch": person.epoch,
+    }
+
+
+def _identified(identity: Identity) -> Json:
+    """An identity, and the pod that it stands for."""
+    return {
+        "identity": str(identity),
+        "subject": identity.subject or None,
+        "podUID": identity.pod_uid or None,
+        "pod": identity.pod or None,
+        "node": identity.node or None,
+    }
+
+
+def loss(found: Loss) -> Json:
+    """Acknowledged entries that the store no longer has."""
+    return {
+        "topic": str(found.topic),
+        "after": str(found.after),
+        "last": str(found.last),
+        "entries": found.entries,
+    }
+
+
+def store(seen: Observation) -> Json:
+    """What the store is and holds."""
+    return {
+        "dataset": seen.replid,
+        "primary": seen.is_primary,
+        "replicas": seen.replicas,
+        "memoryBytesUsed": seen.memory_bytes_used,
+        "memoryBytesMax": seen.memory_bytes_max or None,
+    }

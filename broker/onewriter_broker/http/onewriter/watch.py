@@ -1,0 +1,149 @@
+"""``GET /onewriter/v1/watch``: every topic that this broker serves, and each change, as lines of JSON.
+
+A watcher has a set of topics that changed, not a queue of what happened: what it reads slowly, it
+reads once and as it is by then. So it costs the broker no more than a set of names, can never be
+behind by more than one round, and one that takes nothing at all is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable
+from typing import Any, Final
+
+import structlog
+from aiohttp import web
+
+from onewriter_broker.http.onewriter.status import served_status
+from onewriter_broker.http.routes import Routes, on_installation
+from onewriter_broker.http.site import EXPIRES, Refusal, Site
+from onewriter_broker.http.watchers import WATCHERS_MAX, Watcher
+from onewriter_core.authorization import Action
+
+PATH: Final = "/onewriter/v1/watch"
+
+GATHER_SECONDS: Final = 0.1
+"""At most one line per topic in this time; the latest state counts."""
+
+LOOK_SECONDS: Final = 1.0
+"""How often is looked whether other buckets are served, or wait."""
+
+PING_SECONDS: Final = 5.0
+"""Between two lines that say no more than that the broker is there."""
+
+WRITE_SECONDS: Final = 10.0
+"""A watcher that takes nothing for so long is cut off."""
+
+TOPICS_PER_TURN: Final = 16
+"""Topics told before others get a turn of the loop."""
+
+log = structlog.get_logger(__name__)
+
+
+def add_routes(router: Routes, site: Site) -> None:
+    """See docs/http.md, "Watching"."""
+
+    async def watch(request: web.Request) -> web.StreamResponse:
+        if site.watchers.is_full:
+            raise Refusal(429, f"{WATCHERS_MAX} are watching already")
+        response = web.StreamResponse(
+            headers={"Content-Type": "application/x-ndjson", "Cache-Control": "no-store"}
+        )
+        watcher = site.watchers.join(site.topics.loaded)
+        try:
+            await response.prepare(request)
+            await _Stream(site, watcher, response, request.get(EXPIRES)).run()
+        except TimeoutError:
+            log.warning("watcher.cut_off", address=request.remote)
+            if request.transport is not None:
+                request.transport.abort()
+        except ConnectionError:
+            log.debug("watcher.gone", address=request.remote)
+        finally:
+            site.watchers.leave(watcher)
+        return response
+
+    router.add_get(PATH, watch, on_installation(Action.OBSERVE))
+
+
+class _Stream:
+    """One watcher's lines. ``expires_at``: when its proof of identity ends, in Unix seconds."""
+
+    def __init__(
+        self,
+        site: Site,
+        watcher: Watcher,
+        response: web.StreamResponse,
+        expires_at: float | None,
+    ) -> None:
+        self._site = site
+        self._watcher = watcher
+        self._response = response
+        self._expires_at = expires_at
+        self._told: set[str] = set()
+        self._told_buckets: dict[str, Any] = {}
+
+    async def run(self) -> None:
+        """Tell what there is, then every change, until the broker stops or the proof expires.
+
+        Raises TimeoutError, ConnectionError.
+        """
+        loop = asyncio.get_running_loop()
+        await self._tell_changes()
+        await self._tell_buckets()
+        synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
+        await self._write([{"type": "SYNCED"} | synced])
+        ping_at = loop.time() + PING_SECONDS
+        while not self._watcher.is_ended and not self._is_expired():
+            if loop.time() >= ping_at:
+                await self._write([{"type": "PING"}])
+                ping_at = loop.time() + PING_SECONDS
+            await self._tell_buckets()
+            try:
+                async with asyncio.timeout_at(min(ping_at, loop.time() + LOOK_SECONDS)):
+                    await self._watcher.woken.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(GATHER_SECONDS)
+            await self._tell_changes()
+
+    async def _tell_changes(self) -> None:
+        names = self._watcher.take()
+        for start in range(0, len(names), TOPICS_PER_TURN):
+            await self._write(map(self._line, names[start : start + TOPICS_PER_TURN]))
+            await asyncio.sleep(0)
+
+    async def _tell_buckets(self) -> None:
+        """Which buckets are served here, and which should be and wait: where that has changed."""
+        ownership = self._site.topics.ownership
+        found = {
+            "type": "BUCKETS",
+            "count": self._site.clients.settings.buckets,
+            "served": sorted(ownership.served()),
+            "waiting": {str(bucket): text for bucket, text in sorted(ownership.waiting().items())},
+        }
+        if found != self._told_buckets:
+            self._told_buckets = found
+            await self._write([found])
+
+    def _line(self, name: str) -> dict[str, Any]:
+        topic = self._site.topics.loaded.get(name)
+        if topic is not None:
+            self._told.add(name)
+            status = served_status(self._site, topic, self._site.seen())
+            return {"type": "TOPIC", "topic": name, "status": status}
+        if name in self._told:
+            self._told.discard(name)
+            return {"type": "GONE", "topic": name}
+        return {}
+
+    async def _write(self, lines: Iterable[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines if line)
+        if text:
+            async with asyncio.timeout(WRITE_SECONDS):
+                await self._response.write(text.encode())
+
+    def _is_expired(self) -> bool:
+        return self._expires_at is not None and time.time_ns() / 1e9 >= self._expires_at

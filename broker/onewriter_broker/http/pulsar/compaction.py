@@ -1,0 +1,44 @@
+"""Pulsar's admin API for compaction by key: have it done, and ask how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from onewriter_broker.http.pulsar.topics import PATH, served, slots_of
+from onewriter_broker.http.routes import Routes, on_topic
+from onewriter_broker.http.site import NO_CONTENT, Refusal, Site
+from onewriter_broker.topic.compaction.schedule import Progress, Story
+from onewriter_core.authorization import Action
+
+_WORST = (Progress.RUNNING, Progress.ERROR, Progress.NOT_RUN, Progress.SUCCESS)
+"""Which of several partitions' answers is told."""
+
+
+def add_routes(router: Routes, site: Site) -> None:
+    """See docs/http.md, "Compaction"."""
+
+    async def trigger(request: web.Request) -> web.Response:
+        name, topic = await served(site, request)
+        begun = [
+            site.compactions.request(topic.runner.logs[slot]) for slot in slots_of(name, topic)
+        ]
+        if not any(begun):
+            raise Refusal(409, "Compaction already in progress")
+        return web.Response(status=NO_CONTENT)
+
+    async def status(request: web.Request) -> web.Response:
+        name, topic = await served(site, request)
+        logs = topic.runner.logs
+        stories = [site.compactions.story(logs[slot]) for slot in slots_of(name, topic)]
+        return web.json_response(status_of(stories))
+
+    router.add_put(PATH + "/compaction", trigger, on_topic(Action.ADMINISTER_TOPIC))
+    router.add_get(PATH + "/compaction", status, on_topic(Action.OBSERVE))
+
+
+def status_of(stories: Sequence[Story]) -> dict[str, object]:
+    """Pulsar's status of a long-running process, for one log or for all of a topic's."""
+    told = min(stories, key=lambda story: _WORST.index(story.progress))
+    return {"status": told.progress.value, "lastError": told.last_error}

@@ -1,0 +1,248 @@
+"""A real broker inside a test's process, with takeovers, partitions and failovers on command.
+
+The broker is the one that runs anywhere (app.Broker), over a store and an anchor in memory, in a thread
+with an event loop of its own. Reached through ``onewriter.testing``; all methods here are for any other
+thread, return when it is done, and take no longer than ORDER_SECONDS_MAX.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+from onewriter_broker.anchor.memory import MemoryAnchor
+from onewriter_broker.app import Broker, Parts
+from onewriter_broker.auth.authentication import AnonymousAuthenticator
+from onewriter_broker.auth.authenticators import authenticator
+from onewriter_broker.desired import Initial
+from onewriter_broker.log.fake.server import FakeServer
+from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.settings import Settings
+from onewriter_broker.testing.network import Gate
+from onewriter_broker.testing.ports import free_ports
+from onewriter_broker.tls import certificate_of
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.api.manifests import combine, parse
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import TopicName
+from onewriter_core.topic.events import Event, FenceRequested, HandoverRequested
+
+ORDER_SECONDS_MAX = 10.0
+"""Until an order is done."""
+
+STOP_SECONDS_MAX = 10.0
+
+POLL_SECONDS = 0.005
+
+BUCKETS = 8
+
+Result = TypeVar("Result")
+
+
+class InProcessBroker:
+    """``start`` it, ``stop`` it. ``manifests`` is YAML text; ``settings`` are the broker's, by name."""
+
+    def __init__(
+        self, *, manifests: str = "", settings: Mapping[str, object] | None = None
+    ) -> None:
+        port = free_ports(2)
+        chosen: dict[str, object] = {
+            "name": "in-process",
+            "port": port,
+            "http_port": port + 1,
+            "buckets": BUCKETS,
+        }
+        self._settings = Settings.model_validate(chosen | dict(settings or {}))
+        self._authenticator = authenticator(self._settings) or AnonymousAuthenticator()
+        self._desired = combine(parse(manifests, "manifests", []))
+        self._server = FakeServer()
+        self._server.add_replica("replica-1")
+        self._orders = itertools.count(1)
+        self._gates: dict[Gate, None] = {}
+        self._is_cut = False
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+        self._broker: Broker
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="onewriter broker", daemon=True)
+
+    @property
+    def service_url(self) -> str:
+        """For Pulsar clients."""
+        return f"pulsar://127.0.0.1:{self._settings.port}"
+
+    @property
+    def http_url(self) -> str:
+        """Administration, as everywhere."""
+        return f"http://127.0.0.1:{self._settings.http_port}"
+
+    # ------------------------------------------------------------ its life
+
+    def start(self) -> None:
+        """Returns when it serves. Raises what kept it from that."""
+        self._thread.start()
+        self._started.result(ORDER_SECONDS_MAX)
+
+    def stop(self) -> None:
+        """Heal what is cut, stop in order, wait for the thread."""
+        if self._thread.is_alive():
+            self.heal()
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(STOP_SECONDS_MAX)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        store = FakeLogStore(self._server.resolve, buckets=self._settings.buckets, replicas=1)
+        self._broker = Broker(
+            Parts(
+                settings=self._settings,
+                store=store,
+                anchor=MemoryAnchor(),
+                authenticator=self._authenticator,
+                desired=Initial(self._desired),
+                single_node=False,
+                certificate=certificate_of(self._settings),
+                through=lambda inner: Gate(inner, self._gates, lambda: self._is_cut),
+            )
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._broker.run(self._stop))
+            await self._broker.is_ready.wait()
+            await self._until_held()
+            self._started.set_result(None)
+
+    async def _until_held(self) -> None:
+        """Every bucket is held, in the dataset that counts now."""
+        replid = self._server.primary.replid
+        while True:
+            held = self._broker.ownership.held().values()
+            served = sum(holding.binding.replid == replid for holding in held)
+            if served == self._settings.buckets:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _do(self, work: Coroutine[object, object, Result]) -> Result:
+        async def bounded() -> Result:
+            async with asyncio.timeout(ORDER_SECONDS_MAX):
+                return await work
+
+        if not self._thread.is_alive():
+            work.close()
+            raise Unavailable("the broker does not run")
+        return asyncio.run_coroutine_threadsafe(bounded(), self._loop).result()
+
+    # ------------------------------------------------------------ takeovers
+
+    def fence(self, topic: str) -> int:
+        """Depose whoever writes; the next in line leads. Answers the epoch that ends all before it."""
+        return self._do(self._ordered(topic, lambda name: FenceRequested(name, None, self._now())))
+
+    def hand_over(self, topic: str) -> int:
+        """Give the topic to the first in line, without a gap; its epoch. Unavailable: nobody waits."""
+        return self._do(self._ordered(topic, lambda name: HandoverRequested(name, "", self._now())))
+
+    async def _ordered(self, topic: str, order: Callable[[str], Event]) -> int:
+        """Again while another change of hands is under way."""
+        runner = await self._runner(topic)
+        while True:
+            name = f"in-process-{next(self._orders)}"
+            answer = await runner.administer(order(name), name)
+            if not answer.refusal:
+                return answer.epoch
+            if runner.topic.pending_fence is None:
+                raise Unavailable(answer.refusal)
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _now(self) -> float:
+        return self._broker.now()
+
+    # ------------------------------------------------------------ the network
+
+    def partition(self, topic: str = "") -> None:
+        """Cut the network to whoever writes or waits for a topic, or to everybody.
+
+        Both sides believe their connections to live, until they notice the silence: the broker after
+        2.5 s at the defaults (then the next in line leads), our SDK after 5 s. Whoever of a topic
+        connects anew comes through; where everybody is cut off, nobody does.
+        """
+        self._do(self._cut(topic))
+
+    async def _cut(self, topic: str) -> None:
+        if not topic:
+            self._is_cut = True
+            peers = {gate.peer for gate in self._gates}
+        else:
+            runner = await self._runner(topic)
+            peers = {producer.request.address for producer in runner.producers.values()}
+            if not peers:
+                raise Unavailable(f"no producer holds {topic} or waits for it")
+        for gate in self._gates:
+            if gate.peer in peers and not gate.line.is_cut:
+                gate.line.cut()
+
+    def heal(self) -> None:
+        """End all partitions: what was under way arrives."""
+        self._do(self._heal())
+
+    async def _heal(self) -> None:
+        self._is_cut = False
+        for gate in list(self._gates):
+            if gate.line.is_cut:
+                gate.line.heal()
+
+    # ------------------------------------------------------------ the store
+
+    def lag(self) -> None:
+        """From now on the store's replica gets nothing: a failover loses what is written meanwhile."""
+        self._do(self._lag())
+
+    async def _lag(self) -> None:
+        for replica in self._server.primary.replicas:
+            replica.holds_replication = True
+
+    def fail_over(self) -> None:
+        """The store's replica, as far as it came, takes the primary's place; returns when served again.
+
+        Epochs stay, and holders with them, unless the replica lagged behind the grant itself.
+        """
+        self._do(self._fail_over())
+
+    async def _fail_over(self) -> None:
+        old = self._server.primary
+        replica = old.replicas[0]
+        self._server.promote(replica)
+        replica.holds_replication = False
+        self._server.demote(old, replica)
+        await self._until_held()
+
+    # ------------------------------------------------------------ inside
+
+    async def _runner(self, topic: str) -> TopicRunner:
+        return (await self._broker.topics.serve(TopicName.parse(topic).base)).runner
+
+
+@contextlib.contextmanager
+def in_process_broker(
+    *, manifests: str = "", settings: Mapping[str, object] | None = None
+) -> Iterator[InProcessBroker]:
+    """A started broker, stopped at the end."""
+    broker = InProcessBroker(manifests=manifests, settings=settings)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()

@@ -1,0 +1,74 @@
+"""When a message that lacks chunks is given up: the clock beside _consume/chunks.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from onewriter._consume.chunks import Joining
+from onewriter._message import MessageId
+from onewriter._transport.connection import STALL_SECONDS
+
+CHUNKS_EXPIRE_SECONDS = 60.0
+"""How long a message may lack its next chunk; what Pulsar's clients do unless told otherwise."""
+
+
+class ChunkLimits(NamedTuple):
+    """What is kept of messages of which not all chunks have come; 0 seconds: for ever."""
+
+    messages_max: int
+    expire_seconds: float
+
+
+class Receiver(Protocol):
+    """Who is told; see Role."""
+
+    def chunk_begun(self, first: MessageId) -> None: ...
+
+    def chunks_given_up(self, chunk_ids: Sequence[MessageId]) -> None: ...
+
+
+class ChunkExpiry:
+    """``joining`` for one receiver, and its clock; ``stop`` it in the end.
+
+    Nothing expires while more may have come that was not seen: when the process stood still, and
+    unless ``is_caught_up`` says that the broker may send.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        receiver: Receiver,
+        limits: ChunkLimits,
+        is_caught_up: Callable[[], bool],
+    ) -> None:
+        self.joining = Joining(topic, self._begun, receiver.chunks_given_up, limits.messages_max)
+        self._receiver = receiver
+        self._seconds = limits.expire_seconds
+        self._is_caught_up = is_caught_up
+        self._timer: asyncio.TimerHandle | None = None
+
+    def stop(self) -> None:
+        """Nothing comes any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _begun(self, first: MessageId) -> None:
+        self._receiver.chunk_begun(first)
+        if self._timer is None and self._seconds:
+            self._wind()
+
+    def _wind(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + self._seconds
+        self._timer = loop.call_at(due, self._rings, due)
+
+    def _rings(self, due: float) -> None:
+        self._timer = None
+        late_seconds = asyncio.get_running_loop().time() - due
+        if late_seconds < STALL_SECONDS and self._is_caught_up():
+            self.joining.expire()
+        if self.joining:
+            self._wind()

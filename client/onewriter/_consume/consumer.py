@@ -1,0 +1,358 @@
+"""A consumer: a topic's messages under a subscription, whose progress the broker keeps.
+
+What lives here: what is asked for, acknowledging, negative acknowledging, seeking. What does not:
+staying attached, the queue, redelivery (_consume/stream.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from onewriter._config import Limits
+from onewriter._consume.chunk_expiry import CHUNKS_EXPIRE_SECONDS, ChunkLimits
+from onewriter._consume.chunks import CHUNKED_MAX
+from onewriter._consume.link import Link
+from onewriter._consume.source import MessageSource
+from onewriter._consume.stream import Stream, pairs
+from onewriter._consume.unpacker import Item, ack_set_of
+from onewriter._consume.window import QUEUE_BYTES_MAX, QUEUE_MESSAGES_MAX, Window
+from onewriter._errors import (
+    Closed,
+    ConfigurationError,
+    OnewriterError,
+    OutcomeUnknown,
+    Unreadable,
+)
+from onewriter._message import EARLIEST, LATEST, Message, MessageId
+from onewriter._transport.connection import Spawn
+from onewriter._transport.lookup import Directory
+from onewriter_core.ids import TopicName
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import MessageId as WireId
+
+NEGATIVE_ACKNOWLEDGEMENTS_MAX = 10_000
+"""Messages that wait to be sent again; one more and all of them are, at once."""
+
+
+class SubscriptionType(enum.Enum):
+    """How the consumers of one subscription share its messages."""
+
+    EXCLUSIVE = pb.CommandSubscribe.EXCLUSIVE
+    """There is one consumer; another one is refused."""
+    FAILOVER = pb.CommandSubscribe.FAILOVER
+    """One of them receives everything, in order; the others stand by."""
+    SHARED = pb.CommandSubscribe.SHARED
+    """Each message goes to one of them; the order is not kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions:
+    """What a consumer is. ``name`` empty: it gets a random one.
+
+    ``start`` (EARLIEST or LATEST) is where a subscription begins that does not exist yet.
+    ``priority_level``: the lowest is served first. ``properties`` are the consumer's, others are
+    stored with a new subscription. ``negative_acknowledgement_seconds``: how long a message that
+    was acknowledged negatively is left in peace. ``queue_...``: how much the broker may send ahead.
+
+    ``chunk...``: so many messages are put together from chunks at once, of more the oldest is given
+    up; so is one of which no chunk has come for so long (0: never; else within twice that time).
+    Should it be completed later, Unreadable is raised in its place, and the message comes again
+    with the next redelivery. ``acknowledge_given_up``: it never does: its chunks are acknowledged,
+    so that what a producer left unfinished does not hold up the subscription.
+    """
+
+    kind: SubscriptionType = SubscriptionType.EXCLUSIVE
+    name: str = ""
+    start: MessageId = LATEST
+    priority_level: int = 0
+    read_compacted: bool = False
+    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    subscription_properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    negative_acknowledgement_seconds: float = 1.0
+    queue_messages_max: int = QUEUE_MESSAGES_MAX
+    queue_bytes_max: int = QUEUE_BYTES_MAX
+    chunked_messages_max: int = CHUNKED_MAX
+    chunks_expire_seconds: float = CHUNKS_EXPIRE_SECONDS
+    acknowledge_given_up: bool = False
+
+    def __post_init__(self) -> None:
+        if self.start not in {EARLIEST, LATEST}:
+            raise ConfigurationError("a new subscription begins at EARLIEST or LATEST; then seek")
+
+
+class Consumer(MessageSource):
+    """Consumes one topic. Made by ``Client.subscribe``; for one event loop.
+
+    Every message comes at least once, until it is acknowledged: also again after a lost connection.
+    ``async for message in consumer`` ends when the consumer is closed, and when everything of a
+    terminated topic is acknowledged. Closing leaves the subscription, and gives others what is not.
+    """
+
+    def __init__(
+        self,
+        topic: TopicName,
+        subscription: str,
+        options: ConsumerOptions,
+        *,
+        directory: Directory,
+        limits: Limits,
+        spawn: Spawn,
+        consumer_ids: Callable[[], int],
+    ) -> None:
+        stream = Stream(
+            topic,
+            self,
+            directory=directory,
+            limits=limits,
+            consumer_ids=consumer_ids,
+            window=Window(options.queue_messages_max, options.queue_bytes_max),
+            chunks=ChunkLimits(options.chunked_messages_max, options.chunks_expire_seconds),
+        )
+        super().__init__(topic, stream)
+        self.subscription = subscription
+        self.options = options
+        self.name = options.name or secrets.token_hex(5)
+        self._spawn = spawn
+        self._handed_out: MessageId | None = None
+        self._negative: dict[tuple[int, int], MessageId] = {}
+        self._negative_timer: asyncio.TimerHandle | None = None
+        spawn(stream.run())
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it is the one that receives; of a Failover subscription that is one of many."""
+        link = self._stream.link
+        return link is not None and link.is_active is not False
+
+    # ------------------------------------------------------------ receiving
+
+    async def receive(self, *, timeout_seconds: float | None = None) -> Message:
+        """The next message, however long it takes.
+
+        Raises NoMessage after ``timeout_seconds``, Unreadable for an entry that cannot be taken
+        apart (the next call goes on behind it), EndOfTopic, Closed, Refused. May be cancelled: nothing is lost.
+        """
+        return await self._stream.receive(timeout_seconds)
+
+    def receive_nowait(self) -> Message | None:
+        """The next message if it is here already; None: it is not. Raises as ``receive`` does."""
+        return self._stream.take_next()
+
+    async def has_message_available(self) -> bool:
+        """Whether the topic ends behind what was handed out, and what is acknowledged.
+
+        Of a Shared subscription another consumer may have it. Raises as ``last_message_id`` does.
+        """
+        if self._stream.queued_messages:
+            return True
+        last, mark = await self._stream.ends()
+        if last is None or (self._handed_out is not None and last <= self._handed_out):
+            return False
+        return last.position > mark.position
+
+    # ------------------------------------------------------------ acknowledging
+
+    async def acknowledge(self, message: Message | MessageId) -> None:
+        """It need not come again; returns when the broker has made that durable.
+
+        An id stands for a whole entry: of a batch give the message. Raises OutcomeUnknown (it may
+        come again), Unavailable and Refused (it does), Closed, ConfigurationError.
+        """
+        await self._acknowledge(message, is_cumulative=False)
+
+    async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
+        """The same for this message and all in front of it; not for Shared subscriptions."""
+        await self._acknowledge(message, is_cumulative=True)
+
+    def acknowledge_soon(self, message: Message | MessageId) -> None:
+        """Acknowledge without waiting: if the connection is lost the message may come again.
+
+        Raises ConfigurationError, Closed.
+        """
+        self._stream.check_open()
+        message_ids, _ = _acknowledged(message, is_cumulative=False)
+        self._negative.pop(_id_of(message).position, None)
+        if self._stream.link is not None:
+            self._stream.link.acknowledge_unanswered(message_ids, is_cumulative=False)
+
+    async def _acknowledge(self, message: Message | MessageId, *, is_cumulative: bool) -> None:
+        link = await self._stream.attached()
+        message_ids, cleared = _acknowledged(message, is_cumulative=is_cumulative)
+        self._negative.pop(_id_of(message).position, None)
+        try:
+            await link.acknowledge(message_ids, is_cumulative=is_cumulative)
+        except OutcomeUnknown:
+            raise
+        except OnewriterError:
+            if isinstance(message, Message) and message.batch is not None:
+                message.batch.remaining |= cleared
+            raise
+
+    def negative_acknowledge(self, message: Message | MessageId) -> None:
+        """Have it again after ``options.negative_acknowledgement_seconds``.
+
+        Its whole entry comes again, less what is acknowledged of it. Where the order is kept
+        (Exclusive, Failover) everything unacknowledged does. Raises Closed.
+        """
+        self._stream.check_open()
+        message_id = _id_of(message)
+        chunks = message.chunk_ids if isinstance(message, Message) else ()
+        for each in chunks or (message_id,):
+            self._negative[each.position] = each
+        if len(self._negative) > NEGATIVE_ACKNOWLEDGEMENTS_MAX:
+            self._send_negative()
+        elif self._negative_timer is None:
+            loop = asyncio.get_running_loop()
+            seconds = self.options.negative_acknowledgement_seconds
+            self._negative_timer = loop.call_later(seconds, self._send_negative)
+
+    def _send_negative(self) -> None:
+        self._stop_timer()
+        wanted, self._negative = self._negative, {}
+        link = self._stream.link
+        if not wanted or link is None or self._stream.end is not None:
+            return  # detached: all that is unacknowledged comes again
+        if self.keeps_order:
+            self._spawn(self._redeliver_quietly())
+            return
+        self._stream.drop_queued(lambda item: _id_of(item).position in wanted)
+        link.redeliver_messages([_wire_id(each) for each in wanted.values()])
+
+    async def _redeliver_quietly(self) -> None:
+        try:
+            await self._stream.redeliver()
+        except OnewriterError:
+            return  # it has ended, and says so to everybody who asks
+
+    async def redeliver_unacknowledged(self) -> None:
+        """Have everything again that is not acknowledged, the oldest first.
+
+        Returns when the broker has taken the request (where it does not say: when it was sent).
+        From the call on nothing is handed out that was sent before; where the order is kept the
+        next message is the first unacknowledged one. Shared subscriptions deal it out among all
+        consumers. A lost connection is no error: it returns once attached again, with redelivery.
+        Raises Closed, Refused.
+        """
+        self._handed_out = None
+        await self._stream.redeliver()
+
+    # ------------------------------------------------------------ moving and ending
+
+    async def seek(self, target: MessageId | int) -> None:
+        """Move the subscription, for all its consumers, to this message or to the first one that
+        was published at this time (milliseconds since 1970) or later; returns when attached there.
+
+        Acknowledge nothing afterwards that was received before. Raises Refused, Unavailable
+        (nothing moved), OutcomeUnknown, Closed.
+        """
+        if isinstance(target, MessageId):
+            command = pb.CommandSeek(message_id=_wire_data(target))
+        else:
+            command = pb.CommandSeek(message_publish_time=target)
+        await self._stream.seek(command)
+
+    async def unsubscribe(self) -> None:
+        """Delete the subscription, and end. Raises Refused (others are connected), Unavailable."""
+        link = await self._stream.attached()
+        await link.unsubscribe()
+        self._stream.was_closed = True
+        link.release()
+        self._stream.stop(Closed("unsubscribed by this program"))
+
+    def _stop_timer(self) -> None:
+        if self._negative_timer is not None:
+            self._negative_timer.cancel()
+            self._negative_timer = None
+
+    # ------------------------------------------------------------ its stream's role
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether messages come in their order, also again."""
+        return self.options.kind is not SubscriptionType.SHARED
+
+    def subscribe_command(self) -> pb.CommandSubscribe:
+        """What it asks its broker for."""
+        options = self.options
+        begins = pb.CommandSubscribe.EARLIEST if options.start == EARLIEST else None
+        return pb.CommandSubscribe(
+            topic=str(self.topic),
+            subscription=self.subscription,
+            sub_type=options.kind.value,
+            consumer_name=self.name,
+            priority_level=options.priority_level,
+            durable=True,
+            read_compacted=options.read_compacted,
+            initial_position=begins,
+            metadata=pairs(options.properties),
+            subscription_properties=pairs(options.subscription_properties),
+        )
+
+    async def attached(self, _link: Link) -> None:
+        """The broker knows where it goes on: with what is not acknowledged."""
+        self._handed_out = None
+
+    def wants(self, _item: Item) -> bool:
+        """Everything that the broker sends."""
+        return True
+
+    def chunk_begun(self, _first: MessageId) -> None:
+        """The broker has it until it is acknowledged."""
+
+    def chunks_given_up(self, chunk_ids: Sequence[MessageId]) -> None:
+        """They stay unacknowledged, unless the options say otherwise."""
+        link = self._stream.link
+        if self.options.acknowledge_given_up and link is not None:
+            message_ids = [_wire_id(each) for each in chunk_ids]
+            link.acknowledge_unanswered(message_ids, is_cumulative=False)
+
+    def handed_out(self, item: Item) -> None:
+        """Remember how far the application is."""
+        self._handed_out = max(_id_of(item), self._handed_out or EARLIEST)
+
+
+def _id_of(item: Item | MessageId) -> MessageId:
+    match item:
+        case Message():
+            return item.id
+        case Unreadable():
+            return item.message_id
+        case _:
+            return item
+
+
+def _wire_id(message_id: MessageId) -> WireId:
+    return WireId(message_id.ledger, message_id.entry, message_id.partition)
+
+
+def _wire_data(message_id: MessageId) -> pb.MessageIdData:
+    ledger, entry = message_id.position
+    data = pb.MessageIdData(ledger_id=ledger % 2**64, entry_id=entry % 2**64)
+    if message_id.batch_index >= 0:
+        data.batch_index = message_id.batch_index
+    return data
+
+
+def _acknowledged(message: Message | MessageId, *, is_cumulative: bool) -> tuple[list[WireId], int]:
+    """What an ACK says, and the bits that it clears of the message's batch."""
+    if isinstance(message, MessageId):
+        if message.batch_index >= 0:
+            raise ConfigurationError(f"{message} is one of a batch: acknowledge the message itself")
+        return [_wire_id(message)], 0
+    batch = message.batch
+    if batch is None:
+        chunks = () if is_cumulative else message.chunk_ids
+        return [_wire_id(each) for each in chunks or (message.id,)], 0
+    index = message.id.batch_index
+    cleared = batch.remaining & ((2 << index) - 1 if is_cumulative else 1 << index)
+    batch.remaining &= ~cleared
+    message_id = _wire_id(message.id)
+    if batch.remaining:
+        message_id.ack_set = ack_set_of(batch.remaining, batch.size)
+        message_id.batch_size = batch.size
+    return [message_id], cleared

@@ -1,0 +1,264 @@
+"""Leading a topic again and again: wait in line, lead a term, lose it or hand it over, wait again.
+
+::
+
+    QUEUEING ──▶ LEADING ──▶ QUEUEING ...        fenced, or its own release
+    (not connected, or waiting for the turn)
+    LEADING ──▶ STEPPING_DOWN ──▶ STANDING_ASIDE ──▶ QUEUEING     release, perhaps with a pause
+
+Each term has its own producer and an epoch above all earlier ones. A term that is over never comes
+back: what was begun under it fails, even if the next term is won at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+from onewriter._config import Backoff
+from onewriter._errors import Closed, Fenced, OnewriterError
+from onewriter._lead.leadership import Host, Leadership
+from onewriter._produce.producer import Producer
+from onewriter._produce.tenure import AccessMode, ProducerOptions, ProducerState
+from onewriter._signal import Signal, tell
+
+REFUSED_MAX_SECONDS = 5.0
+"""The longest pause after a broker refused the candidate: its claim may be on its way."""
+
+
+class Phase(enum.Enum):
+    """Where a candidate stands."""
+
+    QUEUEING = "queueing"
+    """In line, or on the way to it (``is_connected`` says which)."""
+    LEADING = "leading"
+    STEPPING_DOWN = "stepping-down"
+    """It releases the topic: messages that were taken are seen through, no more are."""
+    STANDING_ASIDE = "standing-aside"
+    """Out of the line, by its own wish."""
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A candidate's situation at one moment. ``version`` counts up with every change.
+
+    ``is_connected``: a broker knows us, as leader or in the line. ``latest_epoch`` is the newest
+    topic epoch that this candidate heard of, its own or another's. ``trouble``: why there is no
+    connection. ``last_term`` and ``loss``: the latest term that is over, and why. ``since`` is
+    seconds since 1970.
+    """
+
+    version: int
+    phase: Phase
+    term: Leadership | None
+    is_connected: bool
+    latest_epoch: int | None
+    trouble: str
+    last_term: Leadership | None
+    loss: OnewriterError | None
+    since: float
+
+
+class Candidacy:
+    """A candidate for one topic. ``async with`` it inside its client's.
+
+    ``options`` describe the producer of each term; its access mode is WaitForExclusive.
+    ``on_elected`` runs at the beginning of each term, before anybody is told that it leads. An
+    OnewriterError of it ends the term, anything else the candidacy: ``lead`` raises Closed then.
+    ``on_change`` is called at once with every new Standing; it must not block. What it raises, and
+    what ended the candidacy, goes to the loop's exception handler.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        topic: str,
+        options: ProducerOptions | None = None,
+        *,
+        on_elected: Callable[[Leadership], Awaitable[None]] | None = None,
+        on_change: Callable[[Standing], None] = lambda _standing: None,
+    ) -> None:
+        options = options or ProducerOptions()
+        self._host = host
+        self._topic = topic
+        self._options = replace(options, access_mode=AccessMode.WAIT_FOR_EXCLUSIVE)
+        self._on_elected = on_elected
+        self._on_change = on_change
+        self._changed = Signal()
+        self._wants = asyncio.Event()
+        self._wants.set()
+        self._runner: asyncio.Task[None] | None = None
+        self._producer: Producer | None = None
+        self.standing = Standing(
+            version=0,
+            phase=Phase.QUEUEING,
+            term=None,
+            is_connected=False,
+            latest_epoch=None,
+            trouble="",
+            last_term=None,
+            loss=None,
+            since=time.time_ns() / 1e9,
+        )
+
+    async def __aenter__(self) -> Self:
+        self._runner = self._host.spawn(self._run())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def term(self) -> Leadership | None:
+        """The term that it leads now; None while it does not."""
+        standing = self.standing
+        return standing.term if standing.phase is Phase.LEADING else None
+
+    async def lead(self) -> Leadership:
+        """Wait until it leads, for ever if need be. Raises Closed."""
+        while (term := self.term) is None:
+            if self.standing.phase is Phase.CLOSED:
+                trouble = self.standing.trouble
+                raise Closed(f"the candidacy was closed{trouble and f': {trouble}'}")
+            await self._changed.wait()
+        return term
+
+    async def terms(self) -> AsyncIterator[Leadership]:
+        """Each term in turn, until the candidacy is closed."""
+        while True:
+            try:
+                term = await self.lead()
+            except Closed:
+                return
+            yield term
+            await self._until_over(term)
+
+    async def change(self, version: int) -> Standing:
+        """Wait until the standing is newer than ``version``."""
+        await self._changed.until(lambda: self.standing.version > version)
+        return self.standing
+
+    async def release(self, *, rejoin: bool = True, timeout_seconds: float | None = None) -> None:
+        """Hand over: see through what was sent, leave, and let the next in line lead.
+
+        Then queue again, behind whoever waits; with ``rejoin=False`` stand aside until ``rejoin``
+        is called. Returns when the topic is released; at once while it does not lead.
+        """
+        if not rejoin:
+            self._wants.clear()
+        term = self.term
+        if term is not None:
+            self._stand(phase=Phase.STEPPING_DOWN)
+            await term.producer.close(timeout_seconds=timeout_seconds)
+        elif self.standing.phase is Phase.STEPPING_DOWN:
+            await self._changed.until(lambda: self.standing.phase is not Phase.STEPPING_DOWN)
+        elif not rejoin and self._producer is not None:
+            self._producer.abandon()
+
+    def rejoin(self) -> None:
+        """Queue again after standing aside."""
+        self._wants.set()
+
+    async def close(self, *, timeout_seconds: float | None = None) -> None:
+        """Release the topic and be no candidate any more."""
+        try:
+            await self.release(rejoin=False, timeout_seconds=timeout_seconds)
+        finally:
+            if self._runner is not None:
+                self._runner.cancel()
+            if self.standing.phase is not Phase.CLOSED:  # else it says why
+                self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble="")
+
+    # ------------------------------------------------------------ inside
+
+    async def _run(self) -> None:
+        backoff = Backoff(max_seconds=REFUSED_MAX_SECONDS)
+        has_queued = False
+        while True:
+            if not self._wants.is_set():
+                self._stand(phase=Phase.STANDING_ASIDE, term=None, is_connected=False)
+                await self._wants.wait()
+            self._stand(phase=Phase.QUEUEING, term=None)
+            if has_queued:
+                await asyncio.sleep(self._options.requeue_seconds())
+            has_queued = True
+            try:
+                await self._serve_one_term()
+            except OnewriterError as error:
+                self._stand(trouble=str(error), is_connected=False)
+                await asyncio.sleep(backoff.seconds())
+            except Exception as error:  # noqa: BLE001 - on_elected's: it ends this candidacy alone
+                self._failed(error)
+                return
+            else:
+                backoff.reset()
+
+    def _failed(self, error: Exception) -> None:
+        """The application cannot lead: be no candidate any more, and have its loop report why."""
+        self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble=repr(error))
+        asyncio.get_running_loop().call_exception_handler(
+            {"message": f"onewriter: the candidate for {self._topic} failed", "exception": error}
+        )
+
+    async def _serve_one_term(self) -> None:
+        """Queue, lead, lose. Raises when it never came to leading."""
+        producer = self._producer = self._host.start_producer(
+            self._topic, self._options, on_change=self._producer_changed
+        )
+        try:
+            try:
+                await producer.ready()
+            except Closed:
+                return  # it was told to stand aside
+            term = Leadership(producer, self._host)
+            self._stand(latest_epoch=term.epoch)
+            if self._on_elected is not None:
+                await self._on_elected(term)
+            if not term.is_over:
+                self._stand(phase=Phase.LEADING, term=term)
+            await term.over()
+        finally:
+            producer.abandon()
+
+    def _producer_changed(self, producer: Producer) -> None:
+        """Called by the producer itself: a loss is told in the turn of the loop that brought it."""
+        standing = self.standing
+        if standing.phase is Phase.CLOSED:
+            return
+        changes: dict[str, Any] = {
+            "is_connected": producer.state in {ProducerState.WAITING, ProducerState.READY},
+            "trouble": "" if producer.trouble is None else str(producer.trouble),
+        }
+        if producer.end is not None:
+            changes["phase"] = Phase.QUEUEING if self._wants.is_set() else Phase.STANDING_ASIDE
+            changes["trouble"] = ""
+            if standing.term is not None:
+                changes |= {"term": None, "last_term": standing.term, "loss": producer.end}
+            if isinstance(producer.end, Fenced) and producer.end.current_epoch is not None:
+                changes["latest_epoch"] = producer.end.current_epoch
+        self._stand(**changes)
+
+    def _stand(self, **changes: Any) -> None:
+        """Change the standing and tell everybody, unless it is as it was."""
+        standing = replace(self.standing, **changes)
+        if standing == self.standing:
+            return
+        has_moved = standing.phase is not self.standing.phase
+        since = time.time_ns() / 1e9 if has_moved else standing.since
+        self.standing = replace(standing, version=standing.version + 1, since=since)
+        self._changed.tell()
+        tell(self._on_change, self.standing)
+
+    async def _until_over(self, term: Leadership) -> None:
+        await self._changed.until(lambda: self.term is not term)

@@ -1,0 +1,195 @@
+"""``async with client.lead(topic) as leadership``: wait for one's turn, lead, hand over."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+from onewriter._config import Backoff
+from onewriter._errors import (
+    ConfigurationError,
+    Fenced,
+    OnewriterError,
+    OutcomeUnknown,
+    Partitioned,
+    Unavailable,
+)
+from onewriter._lead.announcement import IDENTITY_PROPERTY, LeaderInfo, host_name
+from onewriter._lead.leadership import ANNOUNCE_SECONDS, Host, Leadership
+from onewriter._produce.producer import Producer
+from onewriter._produce.tenure import AccessMode, ProducerOptions
+
+GROUP_NAME_BYTES = 4
+"""Random bytes in the name that the producers of a partitioned topic share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeadOptions:
+    """What ``Client.lead`` was told; its parameters, by name."""
+
+    producer: ProducerOptions
+    access_mode: AccessMode
+    identity: str
+    announce: bool
+    read_predecessor: bool
+    metadata: Any
+    timeout_seconds: float | None
+    handover_timeout_seconds: float | None
+    on_lost: Callable[[OnewriterError], None] | None
+
+
+class Lead:
+    """Made by ``Client.lead``; enter it once."""
+
+    def __init__(self, host: Host, topic: str, options: LeadOptions) -> None:
+        identity = options.identity or host_name()
+        if options.announce:  # what cannot be said is found out before anybody waits
+            LeaderInfo(
+                topic=topic, epoch=0, identity=identity, metadata=options.metadata
+            ).announcement()
+        self._host = host
+        self._topic = topic
+        self._options = options
+        self._identity = identity
+        self._producer_options = replace(
+            options.producer,
+            access_mode=options.access_mode,
+            properties={IDENTITY_PROPERTY: identity, **options.producer.properties},
+        )
+        self._asking: list[Producer] = []
+        self._leadership: Leadership | None = None
+
+    async def __aenter__(self) -> Leadership:
+        seconds = self._options.timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                leadership = await self._win()
+        except TimeoutError as error:
+            trouble = next((each.trouble for each in self._asking if each.trouble), None)
+            self._withdraw()
+            raise Unavailable(
+                f"not the leader of {self._topic} within {seconds:g} s: "
+                f"{trouble or 'it was not its turn'}"
+            ) from error
+        except BaseException:
+            self._withdraw()
+            raise
+        self._leadership = leadership
+        if self._options.on_lost is not None:
+            leadership.lost.call(self._options.on_lost)
+        return leadership
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._leadership is not None:
+            await self._leadership.handover(timeout_seconds=self._options.handover_timeout_seconds)
+
+    # ------------------------------------------------------------ inside
+
+    async def _win(self) -> Leadership:
+        """Ask until it leads and has said so. Raises Refused, ConfigurationError."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._ask()
+            except Fenced:
+                options = self._producer_options
+                if options.if_epoch is not None or not _queues(options):
+                    raise  # the condition cannot become true again; or it does not wait
+                await self._requeue(backoff)
+                continue
+            leadership = self._leadership_of(self._asking)
+            try:
+                await self._begin(leadership)
+            except (Fenced, Unavailable, OutcomeUnknown):
+                # Nobody was told that it leads: it gives the topic back and queues as anybody does.
+                await self._requeue(backoff)
+                continue
+            return leadership
+
+    async def _ask(self) -> None:
+        """Ask for the topic, or for all of its partitions as one. Raises what there is no leading with."""
+        options = self._producer_options
+        producer = self._host.start_producer(self._topic, options)
+        self._asking = [producer]
+        try:
+            await producer.ready()
+        except Partitioned as error:
+            self._check_partitioned()
+            options = replace(options, is_grouped=True, name=options.name or self._group_name())
+            self._asking = [
+                self._host.start_producer(f"{self._topic}-partition-{number}", options)
+                for number in range(error.partitions)
+            ]
+            for producer in self._asking:
+                await producer.ready()
+
+    def _leadership_of(self, producers: list[Producer]) -> Leadership:
+        partitions = producers if producers[0].options.is_grouped else ()
+        return Leadership(producers[0], self._host, identity=self._identity, partitions=partitions)
+
+    def _group_name(self) -> str:
+        """Of the producers of one attempt; no other attempt has it."""
+        return f"{self._identity}-{secrets.token_hex(GROUP_NAME_BYTES)}"
+
+    def _check_partitioned(self) -> None:
+        """Raises ConfigurationError for what a partitioned topic cannot have."""
+        options = self._options
+        if options.read_predecessor or options.metadata is not None:
+            raise ConfigurationError(
+                f"{self._topic} has partitions, so no leader is announced there: leave out"
+                " metadata and read_predecessor"
+            )
+
+    async def _begin(self, leadership: Leadership) -> None:
+        """What comes between the grant and the block. Raises what there is no leading with."""
+        metadata = self._options.metadata
+        if self._options.read_predecessor:
+            found = await self._newest_leader(leadership)
+            leadership.follow(found)
+            if metadata is None and found is not None:
+                metadata = found.metadata  # it is not lost if this one ends before it says more
+        if self._options.announce and not leadership.partitions:
+            await leadership.announce(metadata, timeout_seconds=ANNOUNCE_SECONDS)
+
+    async def _newest_leader(self, leadership: Leadership) -> LeaderInfo | None:
+        """Who led before: nobody else can write any more. Raises the loss, if that comes first."""
+        found: LeaderInfo | OnewriterError | None = None
+
+        async def read() -> None:
+            nonlocal found
+            try:
+                found = await self._host.leader(self._topic, timeout_seconds=math.inf)
+            except OnewriterError as error:
+                found = error
+
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(read())
+            leadership.lost.call(lambda _reason: reading.cancel())
+        end = leadership.lost.reason or found
+        if isinstance(end, OnewriterError):
+            raise end
+        return end
+
+    async def _requeue(self, backoff: Backoff) -> None:
+        self._withdraw()
+        await asyncio.sleep(max(backoff.seconds(), self._producer_options.requeue_seconds()))
+
+    def _withdraw(self) -> None:
+        for producer in self._asking:
+            producer.abandon()
+        self._asking = []
+
+
+def _queues(options: ProducerOptions) -> bool:
+    """Whether it waits for a topic that another producer holds."""
+    return options.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE

@@ -1,0 +1,1 @@
+"""Owning resources: ``own`` is the public part, ``requests`` asks the brokers."""

@@ -1,0 +1,448 @@
+"""Owning resources: topics, partitions or any text, each the only one of its group that does.
+
+::
+
+    async with client.own("capture", [("persistent://shop/default/orders", 1)]) as (orders,):
+        async with await orders.subscribe() as consumer:    # the group's single reader
+            ...
+        await orders.guarded("audit").send(b"...")          # and its single writer
+        await orders.lost                                   # told at once when it is over
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Protocol, Self, overload
+
+from onewriter._config import Address, Backoff
+from onewriter._consume.consumer import Consumer, ConsumerOptions
+from onewriter._errors import (
+    Closed,
+    ConfigurationError,
+    Fenced,
+    OnewriterError,
+    Unavailable,
+)
+from onewriter._lead.deadline import Serving
+from onewriter._lead.leadership import Loss
+from onewriter._own.requests import Asker, Given, Owners
+from onewriter._produce.guarded import Guarded, GuardedBy, GuardedTopics, Opener, over
+from onewriter._produce.tenure import ProducerOptions
+from onewriter._signal import Signal
+from onewriter_core.own.names import TOPIC_PREFIX
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+GENERATION_PROPERTY = "onewriter.own-generation"
+NONCE_PROPERTY = "onewriter.own-nonce"
+
+GENERATION_FIRST = 1
+"""What is asked for where no generation is named: it takes nothing from anybody."""
+
+NONCE_BYTES = 16
+
+Resources = Iterable[str | tuple[str, int]]
+
+
+class Host(Opener, Protocol):
+    """The client, as ownerships know it."""
+
+    async def subscribe(
+        self, topic: str, subscription: str, options: ConsumerOptions | None = None
+    ) -> Consumer:
+        """A consumer that is connected."""
+        ...
+
+
+class Ownership:
+    """One resource, owned until ``lost``: taken by somebody else, released, or refused at once.
+
+    It survives lost connections and the moves and deaths of brokers, if nobody came between. Like a
+    leadership it is an Authority: what is ``guarded`` by it is not appended once it is over.
+    """
+
+    def __init__(self, owned: Ownerships, host: Host, resource: str) -> None:
+        self.resource = resource
+        self.end: OnewriterError | None = None
+        """Why it is over; None while it is not."""
+        self._owned = owned
+        self._host = host
+        self.given: Given | None = None
+        """By which broker it was given, while that one has it as ours."""
+        self.known_generation = 0
+        """0: it was never given."""
+        self._enders: list[Callable[[OnewriterError], None]] = []
+        self.lost = Loss(self)
+        """Told at once when it is over: Fenced with the newer generation, Closed, or a Refused."""
+        self._guarded = GuardedTopics(self, host)
+        self.lost.call(self._guarded.over)
+
+    def __repr__(self) -> str:
+        state = "over" if self.end is not None else f"generation {self.known_generation}"
+        return f"<Ownership of {self.resource}, {state}>"
+
+    # ------------------------------------------------------------ what it is
+
+    @property
+    def group(self) -> str:
+        """The group that it is owned for; empty: none."""
+        return self._owned.asker.group
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether it is not known to be over."""
+        return self.end is None
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a broker has it as ours just now; else it is being asked to go on."""
+        return self.given is not None
+
+    @property
+    def generation(self) -> int:
+        """Above that of every earlier owner of anybody's. Raises what it was refused with."""
+        if self.known_generation == 0 and self.end is not None:
+            raise self.end
+        return self.known_generation
+
+    # ------------------------------------------------------------ proof
+
+    @property
+    def guard(self) -> GuardedBy:
+        """What a producer's properties say, so that its writes depend on this ownership."""
+        return GuardedBy(self.resource, self.generation, self.group)
+
+    def check_held(self) -> None:
+        """Raise Fenced, Closed, or what it was refused with, when it is over; asks nobody."""
+        over(self.end, self.generation)
+
+    async def check(self) -> None:
+        """Have the broker prove, by the store, that it is not over, at a moment after the call.
+
+        Raises Fenced or Refused when it is, Closed after ``release``, Unavailable when nobody
+        answered in time.
+        """
+        self.check_held()
+        await self._owned.go_on([self])
+        self.check_held()
+
+    @property
+    def serve_until(self) -> float:
+        """Until when ``may_serve`` says yes, by ``time.monotonic``; minus infinity: it says no."""
+        is_ours = self.is_owned and self.is_attached
+        return self._owned.serving_until if is_ours else -math.inf
+
+    def may_serve(self) -> bool:
+        """Whether one may act as the owner at this moment, or answer reads; asks nobody.
+
+        Needs ``serve_seconds``; without, it is always False and ``check`` says it. No successor
+        hears that it owns the resource before the answer turned to False.
+        """
+        return time.monotonic() < self.serve_until
+
+    def guarded(self, topic: str, options: ProducerOptions | None = None) -> Guarded:
+        """Write to ``topic`` for as long as this is ours; see ``Leadership.guarded``."""
+        return self._guarded.to(topic, options)
+
+    # ------------------------------------------------------------ reading
+
+    def consumer_options(self, options: ConsumerOptions | None = None) -> ConsumerOptions:
+        """Options to subscribe with, under the group's name, as its single reader.
+
+        Raises ConfigurationError where what is owned is a text, and not a topic named in full.
+        """
+        if not self.resource.startswith(TOPIC_PREFIX):
+            text = f"{self.resource!r} is owned as a text: to read a topic, own it by its full name"
+            raise ConfigurationError(f"{text}, {TOPIC_PREFIX}...")
+        options = options or ConsumerOptions()
+        properties = {
+            **options.properties,
+            GENERATION_PROPERTY: str(self.generation),
+            NONCE_PROPERTY: self._owned.asker.nonce,
+        }
+        return replace(options, properties=properties)
+
+    async def subscribe(self, options: ConsumerOptions | None = None) -> Consumer:
+        """Read the topic that is owned, as the group's only one; raises as ``Client.subscribe``.
+
+        Once this is over the consumer ends: nothing more is delivered to it, and what it still
+        acknowledges is refused.
+        """
+        self.check_held()
+        return await self._host.subscribe(self.resource, self.group, self.consumer_options(options))
+
+    async def release(self) -> None:
+        """Give it up, so that the next one need not depose anybody. Idempotent."""
+        await self._owned.release([self])
+
+    # ------------------------------------------------------------ inside
+
+    @property
+    def address(self) -> Address | None:
+        """The broker that has it as ours just now."""
+        return None if self.given is None else self.given.connection.address
+
+    def when_ended(self, callback: Callable[[OnewriterError], None]) -> None:
+        """Call it when it is over."""
+        self._enders.append(callback)
+
+    def give(self, given: Given) -> None:
+        """A broker said that it is ours."""
+        self._detach()
+        self.known_generation = given.generation
+        self.given = given
+        key = (self.group, self.resource, given.generation)
+        given.connection.owners.attach(key, self)
+
+    def _detach(self) -> Given | None:
+        given, self.given = self.given, None
+        if given is not None:
+            given.connection.owners.detach((self.group, self.resource, given.generation))
+        return given
+
+    def stop(self, reason: OnewriterError) -> None:
+        """It is over, for this reason; everybody who wants to know is told, once."""
+        if self.end is None:
+            self.end = reason
+            self._detach()
+            for callback in self._enders:
+                callback(reason)
+            self._owned.changed()
+
+    def on_ownership_lost(self, command: pb.CommandOwnershipLost) -> None:
+        """The broker says that it is over, or goes on elsewhere."""
+        if command.is_moving:
+            self._detach()
+            self._owned.detached(self)
+            return
+        current = command.current_generation if command.HasField("current_generation") else None
+        generation = self.known_generation
+        self.stop(Fenced(command.message, epoch=generation, current_epoch=current))
+
+    def on_owner_detached(self) -> None:
+        """The connection is gone."""
+        self.given = None
+        if self.end is None:
+            self._owned.detached(self)
+
+
+class Ownerships(Sequence[Ownership]):
+    """What one call of ``Client.own`` asked for, in its order. Leaving its block releases it."""
+
+    def __init__(
+        self,
+        owners: Owners,
+        host: Host,
+        asker: Asker,
+        wanted: Mapping[str, int],
+    ) -> None:
+        self.asker = asker
+        self._owners = owners
+        self._wanted = wanted
+        self._all = [Ownership(self, host, resource) for resource in wanted]
+        self._detached: dict[Ownership, None] = {}
+        self._news = Signal()
+        self._serving: Serving | None = None
+
+    @overload
+    def __getitem__(self, index: int) -> Ownership: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Ownership]: ...
+
+    def __getitem__(self, index: int | slice) -> Ownership | Sequence[Ownership]:
+        return self._all[index]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Ownership]:
+        return iter(self._all)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.release()
+
+    async def ask(self, timeout_seconds: float | None) -> None:
+        """Ask for all of it, once."""
+        answers = await self._owners.ask(self.asker, self._wanted, seconds=timeout_seconds)
+        for each in self._all:
+            answer = answers[each.resource]
+            if isinstance(answer, Given):
+                each.give(answer)
+            else:
+                each.stop(answer)
+
+    async def go_on(self, these: Sequence[Ownership]) -> None:
+        """Have brokers say that these are ours still; what is over is told so. Raises Unavailable."""
+        wanted = {each.resource: each.known_generation for each in these if each.end is None}
+        if not wanted:
+            return
+        at = {each.resource: each.address for each in these if each.address is not None}
+        answers = await self._owners.ask(self.asker, wanted, at=at, only_returns=True)
+        trouble: Unavailable | None = None
+        for each in these:
+            if each.end is not None or each.resource not in answers:
+                continue
+            answer = answers[each.resource]
+            if isinstance(answer, Given):
+                self._detached.pop(each, None)
+                if each.given is None or each.given.connection is not answer.connection:
+                    each.give(answer)
+            elif isinstance(answer, Unavailable):
+                trouble = answer
+            else:
+                each.stop(_with_generation(answer, each.known_generation))
+        if trouble is not None:
+            raise trouble
+
+    async def release(self, these: Sequence[Ownership] | None = None) -> None:
+        """Give these up, or all of it; who cannot be reached finds out by itself. Idempotent."""
+        given = []
+        for each in self._all if these is None else these:
+            owned = each.given
+            if each.end is None:
+                each.stop(Closed("released by this program"))
+                if owned is not None:
+                    given.append((each.resource, owned))
+        await self._owners.release(self.asker, given)
+
+    def detached(self, ownership: Ownership) -> None:
+        """Its broker is gone, or keeps it no longer."""
+        self._detached[ownership] = None
+        self._news.tell()
+
+    def changed(self) -> None:
+        """One of these is over."""
+        self._news.tell()
+
+    def abandon(self) -> None:
+        """The client ends."""
+        for each in self._all:
+            each.stop(Closed("the client was closed"))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of it is owned any more."""
+        return all(each.end is not None for each in self._all)
+
+    @property
+    def serving_until(self) -> float:
+        """The deadline that all of it has in common; minus infinity: none."""
+        return -math.inf if self._serving is None else self._serving.until
+
+    async def serve(self) -> None:
+        """Have the right to serve renewed until everything is over; nothing without that option."""
+        if self.asker.serve_seconds:
+            self._serving = Serving(
+                self.asker.serve_seconds,
+                lambda: self.go_on(self._all),
+                lambda: not self.is_over,
+            )
+            await self._serving.run()
+
+    async def keep(self) -> None:
+        """Go on elsewhere with what was detached, until everything is over."""
+        backoff = Backoff()
+        while not self.is_over:
+            await self._news.until(lambda: bool(self._detached) or self.is_over)
+            these = [each for each in self._detached if each.end is None]
+            self._detached.clear()
+            try:
+                await self.go_on(these)
+                backoff.reset()
+            except Unavailable:
+                self._detached.update(
+                    dict.fromkeys(each for each in these if each.end is None and not each.given)
+                )
+                await asyncio.sleep(backoff.seconds())
+
+
+class Own:
+    """Made by ``Client.own``: await it, or enter it."""
+
+    def __init__(
+        self,
+        owned: Ownerships,
+        start: Callable[[Ownerships], None],
+        timeout_seconds: float | None,
+    ) -> None:
+        self._owned = owned
+        self._start = start
+        self._timeout_seconds = timeout_seconds
+
+    def __await__(self) -> Generator[Any, None, Ownerships]:
+        return self._ask().__await__()
+
+    async def __aenter__(self) -> Ownerships:
+        return await self._ask()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._owned.release()
+
+    async def _ask(self) -> Ownerships:
+        try:
+            await self._owned.ask(self._timeout_seconds)
+        except BaseException:
+            await self._owned.release()
+            raise
+        self._start(self._owned)
+        return self._owned
+
+
+def wanted_of(resources: Resources) -> dict[str, int]:
+    """The generation for each resource. Raises ConfigurationError."""
+    wanted: dict[str, int] = {}
+    if not isinstance(resources, Iterable):
+        raise ConfigurationError(f"own needs a list of resources, not {resources!r}")
+    for each in resources:
+        name, generation = _named(each)
+        if not name:
+            raise ConfigurationError("a resource has no name")
+        if name in wanted:
+            raise ConfigurationError(f"{name} is named twice")
+        if not -(2**63) <= generation < 2**63:
+            raise ConfigurationError(f"generation {generation} of {name} is beyond 64 bits")
+        wanted[name] = generation
+    if not wanted:
+        raise ConfigurationError("own needs at least one resource")
+    return wanted
+
+
+def _named(each: object) -> tuple[str, int]:
+    match each:
+        case str(name):
+            return name, GENERATION_FIRST
+        case (str(name), int(generation)) if not isinstance(generation, bool):
+            return name, generation
+        case _:
+            text = "a resource is its name, or (name, generation)"
+            raise ConfigurationError(f"{text}, not {each!r}")
+
+
+def new_nonce() -> str:
+    """Nobody else's."""
+    return secrets.token_hex(NONCE_BYTES)
+
+
+def _with_generation(error: OnewriterError, generation: int) -> OnewriterError:
+    if isinstance(error, Fenced):
+        return Fenced(error.message, epoch=generation, current_epoch=error.current_epoch)
+    return error

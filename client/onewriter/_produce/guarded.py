@@ -1,0 +1,282 @@
+"""Writing elsewhere while proving that one still leads, or owns: guarded producers.
+
+A guarded producer is an ordinary one that names what its writes depend on (``GuardedBy``) in its
+properties. Where both topics lie in one bucket (``{orders}-audit`` lies with ``orders``) the store
+compares the two in the very call that appends. Elsewhere it is done in two steps: the broker of the
+guarding topic proves, after the send was begun, that the epoch is current, and the target keeps the
+highest number seen as a floor, below which it takes nothing any more (``seal`` raises it without a
+message).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from onewriter._config import Backoff
+from onewriter._errors import (
+    Closed,
+    ConfigurationError,
+    Fenced,
+    NotSent,
+    OnewriterError,
+    Refused,
+    ServerError,
+    Unavailable,
+)
+from onewriter._message import MessageId
+from onewriter._produce.producer import Producer
+from onewriter._produce.submitting import Handed, Submitting
+from onewriter._produce.tenure import ProducerOptions
+from onewriter._transport.checks import Check
+from onewriter_core.ids import InvalidTopicName, TopicName
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+GUARD_PROPERTY = "onewriter.guard"
+GUARD_NUMBER_PROPERTY = "onewriter.guard-number"
+GUARD_GROUP_PROPERTY = "onewriter.guard-group"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedBy:
+    """What writes depend on: a topic and its epoch, or a resource, its generation and its group."""
+
+    name: str
+    number: int
+    group: str | None = None
+
+    def properties(self) -> dict[str, str]:
+        """The producer properties that say so; any Pulsar client can set them."""
+        found = {GUARD_PROPERTY: self.name, GUARD_NUMBER_PROPERTY: str(self.number)}
+        return found if self.group is None else {**found, GUARD_GROUP_PROPERTY: self.group}
+
+
+class Authority(Protocol):
+    """What a guarded write depends on, as the one who has it knows it: a leadership, an ownership."""
+
+    @property
+    def guard(self) -> GuardedBy:
+        """How a broker is told."""
+        ...
+
+    def check_held(self) -> None:
+        """Raise Fenced or Closed when it is known to be over; asks nobody."""
+        ...
+
+    async def check(self) -> object:
+        """Have the broker prove that it is not over. Raises Fenced, Unavailable."""
+        ...
+
+
+class Opener(Protocol):
+    """The client, as far as it opens producers."""
+
+    def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run something that ends with the client at the latest."""
+        ...
+
+    async def create_producer(self, topic: str, options: ProducerOptions | None = None) -> Producer:
+        """A producer that may write."""
+        ...
+
+
+Open = Callable[[ProducerOptions], Awaitable[Producer]]
+
+
+class Guarded(Submitting):
+    """Writes to one topic that depend on an authority. Made by ``Leadership.guarded``.
+
+    Its producer is opened by the first call that needs it and lasts until ``close``, the end of the
+    client, or the first refusal. What an authority that is over tries to write is definitely not in
+    the log, and the call says so by Fenced (or Closed, after its own handover).
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        authority: Authority,
+        open_producer: Open,
+        options: ProducerOptions | None = None,
+    ) -> None:
+        options = options or ProducerOptions()
+        self.topic = topic
+        self._authority = authority
+        self._open = open_producer
+        self._options = replace(
+            options, properties={**options.properties, **authority.guard.properties()}
+        )
+        self._producer: Producer | None = None
+        self._opening = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
+    @property
+    def is_atomic(self) -> bool | None:
+        """Whether the store compares the guard in the very call that appends; None: not open yet."""
+        return None if self._producer is None else self._producer.guard_is_atomic
+
+    async def send(
+        self,
+        content: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        ordering_key: bytes | None = None,
+        event_time_ms: int = 0,
+        timeout_seconds: float | None = None,
+    ) -> MessageId:
+        """Append one message if the authority is not over; where it stands.
+
+        At some moment between the call and its answer the authority was the current one. Raises
+        Fenced, Closed, Refused and NotSent when the message is definitely not in the log, and
+        OutcomeUnknown when it may be.
+        """
+        seconds = self._options.send_timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = asyncio.get_running_loop().time() + seconds
+        producer = await self._proved(seconds)
+        return await producer.send(
+            content,
+            key=key,
+            properties=properties,
+            ordering_key=ordering_key,
+            event_time_ms=event_time_ms,
+            timeout_seconds=max(0.0, deadline - asyncio.get_running_loop().time()),
+        )
+
+    async def take(self, *message: *Handed) -> asyncio.Future[MessageId]:
+        producer = await self._proved(self._options.send_timeout_seconds)
+        return await producer.take(*message)
+
+    async def seal(self, *, timeout_seconds: float | None = None) -> None:
+        """Keep all earlier holders of the authority out of the topic, without a message.
+
+        When it returns nothing of an older number enters any more. A new leader calls it for the
+        topics of other buckets before it reads what they hold. Raises Fenced, Closed, Refused;
+        Unavailable when nobody answered in time: it may be sealed all the same, call it again.
+        """
+        seconds = self._options.send_timeout_seconds if timeout_seconds is None else timeout_seconds
+        backoff = Backoff()
+        trouble: Unavailable | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    try:
+                        await self._seal_once()
+                    except Unavailable as error:
+                        trouble = error
+                    else:
+                        return
+                    await asyncio.sleep(backoff.seconds())
+        except TimeoutError as error:
+            raise Unavailable(f"{self.topic} was not sealed in {seconds:g} s: {trouble}") from error
+
+    async def _seal_once(self) -> None:
+        await self._proof()
+        producer = await self.producer()
+        link = await producer.linked()
+        connection = link.connection
+        await connection.request(
+            pb.CommandSeal(request_id=connection.next_request_id(), producer_id=link.producer_id)
+        )
+
+    async def close(self, *, timeout_seconds: float | None = None) -> None:
+        """See through what was sent, and write no more."""
+        self._is_closed = True
+        if self._producer is not None:
+            await self._producer.close(timeout_seconds=timeout_seconds)
+
+    async def producer(self) -> Producer:
+        """The producer behind it, opened if need be. Raises as ``send`` does."""
+        async with self._opening:  # in the order of the calls
+            self._authority.check_held()
+            if self._is_closed:
+                raise Closed(f"the guarded producer of {self.topic} was closed")
+            if self._producer is None:
+                producer = await self._open(self._options)
+                if producer.guard_is_atomic is None:
+                    producer.abandon()
+                    raise Refused(
+                        ServerError.UNSUPPORTED_VERSION_ERROR,
+                        f"the broker of {self.topic} is not a onewriter broker: it does not support guards",
+                    )
+                self._producer = producer
+            return self._producer
+
+    async def _proved(self, seconds: float) -> Producer:
+        """The producer, once the authority was proved where the append does not do that."""
+        try:
+            async with asyncio.timeout(seconds):
+                producer = await self.producer()
+                if not producer.guard_is_atomic:
+                    await self._proof()
+                    self._authority.check_held()
+                return producer
+        except TimeoutError as error:
+            raise NotSent(f"{self.topic} could not be written within {seconds:g} s") from error
+
+    async def _proof(self) -> None:
+        """A check that begins now; those who ask together share one."""
+        try:
+            await self._authority.check()
+        except Fenced as fenced:
+            raise Fenced(
+                f"not appended: {fenced.message}",
+                epoch=self._authority.guard.number,
+                current_epoch=fenced.current_epoch,
+            ) from fenced
+
+
+class GuardedTopics:
+    """The guarded producers of one authority, by their topics; closed when it is ``over``."""
+
+    def __init__(self, authority: Authority, host: Opener) -> None:
+        self._authority = authority
+        self._host = host
+        self._topics: dict[TopicName, Guarded] = {}
+
+    def to(self, topic: str, options: ProducerOptions | None = None) -> Guarded:
+        """The one of that topic; ``options`` count for the first call. Raises ConfigurationError."""
+        try:
+            name = TopicName.parse(topic)
+        except InvalidTopicName as error:
+            raise ConfigurationError(str(error)) from error
+        found = self._topics.get(name)
+        if found is None or found.is_closed:
+
+            async def open_producer(asked: ProducerOptions) -> Producer:
+                return await self._host.create_producer(str(name), asked)
+
+            found = Guarded(str(name), self._authority, open_producer, options)
+            self._topics[name] = found
+        return found
+
+    def over(self, _reason: OnewriterError) -> None:
+        """Nothing more is written; what was taken is seen through."""
+        topics, self._topics = self._topics, {}
+        for guarded in topics.values():
+            self._host.spawn(guarded.close())
+
+
+def over(reason: OnewriterError | None, epoch: int) -> None:
+    """Raise what the use of something that is over raises: Fenced, or Closed after one's own end."""
+    if reason is None:
+        return
+    if isinstance(reason, Fenced):
+        raise Fenced(reason.message, epoch=epoch, current_epoch=reason.current_epoch) from reason
+    raise Closed(f"it is over: {reason}") from reason
+
+
+def judge(topic: str, epoch: int, answer: Check) -> None:
+    """Raise Fenced when a check says that the epoch is not the current one."""
+    if not answer.is_current:
+        raise Fenced(
+            f"epoch {epoch} of {topic} is over. Current epoch: {answer.epoch}",
+            epoch=epoch,
+            current_epoch=answer.epoch,
+        )

@@ -1,0 +1,263 @@
+"""Taking a producer's messages: bounded, in the order of the calls, packed one by one or in batches.
+
+What lives here: everything from the call to the outbox. What does not: writing (_produce/producer.py), and
+what becomes of messages there (_produce/outbox.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from onewriter._errors import ConfigurationError, OnewriterError, Refused
+from onewriter._produce.batch import Batch
+from onewriter._produce.outbox import Outbox, Pending, Receipt
+from onewriter._produce.packer import (
+    Outgoing,
+    Packed,
+    Packer,
+    checked_content,
+    described,
+    message_size,
+    too_large,
+)
+from onewriter._produce.queue import Line, Turn
+from onewriter._produce.tenure import ProducerOptions
+from onewriter._signal import Signal
+
+
+class Owner(Protocol):
+    """The producer whose intake it is."""
+
+    def may_send(self) -> bool:
+        """Whether it was granted its topic, and neither ended nor is being closed."""
+        ...
+
+    def check_open(self) -> None:
+        """Raises what it ended with, Closed while it is being closed."""
+        ...
+
+    def pump(self) -> None:
+        """Something is to be written."""
+        ...
+
+
+class Intake:
+    """``moved`` is told when there may be room again, and when the owner may send or has ended."""
+
+    def __init__(
+        self,
+        producer_id: int,
+        options: ProducerOptions,
+        outbox: Outbox,
+        moved: Signal,
+        owner: Owner,
+    ) -> None:
+        self._producer_id = producer_id
+        self._options = options
+        self._outbox = outbox
+        self._moved = moved
+        self._owner = owner
+        self._batch = None if options.batching is None else Batch(options.batching, self.seal)
+        self._packer = Packer(producer_id, options.name, options.compression)
+        self._loop = asyncio.get_running_loop()
+        self._line = Line()
+        """Calls that wait for room, and whoever writes otherwise, in their order."""
+        self._next_sequence_id = 0
+        self.message_bytes_max = 0
+        """Of one entry, as the broker says."""
+
+    @property
+    def next_sequence_id(self) -> int:
+        """Every entry so far was numbered below it."""
+        return self._next_sequence_id
+
+    @property
+    def gathered_messages(self) -> int:
+        """Taken, and in no entry yet."""
+        return 0 if self._batch is None else len(self._batch)
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Of these messages."""
+        return 0 if self._batch is None else self._batch.bytes
+
+    def begin(self, producer_name: str, next_sequence_id: int) -> None:
+        """The broker has granted the topic, under this name."""
+        self._packer = Packer(self._producer_id, producer_name, self._options.compression)
+        self._next_sequence_id = next_sequence_id
+
+    async def take(
+        self,
+        content: bytes,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int,
+    ) -> Receipt:
+        """Wait until there is room, in the order of the calls; the future of the receipt.
+
+        Raises ConfigurationError for what cannot be a message, Refused for one that no broker would
+        take, and what the owner has ended with.
+        """
+        content = checked_content(content)
+        if not self._line and self._may_take(len(content)) and not self._is_large(content):
+            return self._pack(content, key, ordering_key, properties, event_time_ms)
+        self._owner.check_open()
+        turn = self._line.stand()
+        try:
+            await turn.came()
+            while not self._may_take(len(content)):
+                self._owner.check_open()
+                await self._moved.wait()
+            if self._is_large(content):
+                return await self._pack_large(
+                    content,
+                    key=key,
+                    ordering_key=ordering_key,
+                    properties=properties,
+                    event_time_ms=event_time_ms,
+                )
+            return self._pack(content, key, ordering_key, properties, event_time_ms)
+        finally:
+            turn.over()
+
+    def stand(self) -> Turn:
+        """A place in line among the calls of ``take``: none of them is served during its turn."""
+        return self._line.stand()
+
+    def seal(self) -> None:
+        """What was gathered becomes an entry."""
+        messages = [] if self._batch is None else self._batch.take()
+        if not messages:
+            return
+        for message in messages:
+            message.sequence_id = self._next_sequence_id
+            self._next_sequence_id += 1
+        receipts = [message.receipt for message in messages]
+        pending = Pending(messages[0].sequence_id, b"", b"", receipts, messages, is_batch=True)
+        try:
+            pending.header, pending.entry = self._repack(messages)
+            self._check_size(len(pending.entry), "batches are not split into chunks")
+        except Refused as error:
+            code, text = error.code, error.message
+            pending.refuse(lambda: Refused(code, text))
+            return
+        except Exception as error:  # noqa: BLE001 - nobody else would tell those who wait
+            why = f"the batch cannot be packed: {error!r}"
+            pending.refuse(lambda: ConfigurationError(why))
+            return
+        self._outbox.add(pending)
+        self._owner.pump()
+
+    def withdraw(self, receipt: Receipt) -> bool:
+        """Take back a message that was never written to any connection; False: too late."""
+        is_withdrawn = self._batch is not None and self._batch.withdraw(receipt)
+        is_withdrawn = is_withdrawn or self._outbox.withdraw(receipt, self._repack)
+        if is_withdrawn:
+            self._moved.tell()
+        return is_withdrawn
+
+    def drop(self, refusal: Callable[[], OnewriterError]) -> None:
+        """What is in no entry yet never will be, and nobody waits for a turn any more."""
+        for message in () if self._batch is None else self._batch.take():
+            if not message.receipt.done():
+                message.receipt.set_exception(refusal())
+                message.receipt.exception()  # whoever handed it in may have gone
+        self._line.dissolve()
+
+    def pack_alone(self, content: bytes, **described: Any) -> tuple[int, bytes]:
+        """The next message as an entry that is published otherwise than by SEND: number and bytes.
+
+        Raises ConfigurationError for what cannot be a message, Refused for one that no broker would
+        take.
+        """
+        content = checked_content(content)
+        number = self._next_sequence_id
+        _, entry = self._packer.single(number, content, now_ms=_now_ms(), **described)
+        self._check_size(len(entry), "such a message is not split into chunks")
+        self._next_sequence_id = number + 1
+        return number, entry
+
+    # ------------------------------------------------------------ inside
+
+    def _may_take(self, size: int) -> bool:
+        if not self._owner.may_send():
+            return False
+        batch = self._batch
+        if batch is None:
+            return self._outbox.has_room(size)
+        return self._outbox.has_room(size, len(batch), batch.bytes)
+
+    def _pack(
+        self,
+        content: bytes,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int,
+    ) -> Receipt:
+        receipt: Receipt = self._loop.create_future()
+        if self._batch is not None:
+            said = described(key, ordering_key, properties, event_time_ms)
+            size = message_size(content, said)
+            self._check_size(size)
+            self._batch.add(Outgoing(content, key, ordering_key, said, receipt, size))
+            return receipt
+        number = self._next_sequence_id
+        header, entry = self._packer.single(
+            number,
+            content,
+            key=key,
+            ordering_key=ordering_key,
+            properties=properties,
+            event_time_ms=event_time_ms,
+            now_ms=_now_ms(),
+        )
+        self._check_size(len(entry))
+        self._next_sequence_id = number + 1
+        self._outbox.add(Pending(number, header, entry, (receipt,)))
+        self._owner.pump()
+        return receipt
+
+    def _is_large(self, content: bytes) -> bool:
+        """Whether it may need chunks; if it does not after all it is none the worse for it."""
+        return self._options.chunking and len(content) > self.message_bytes_max // 2
+
+    async def _pack_large(self, content: bytes, **described: Any) -> Receipt:
+        """A message out of any batch, in chunks if need be. Needs the turn."""
+        self.seal()
+        number = self._next_sequence_id
+        entries = await asyncio.to_thread(
+            self._packer.chunked,
+            number,
+            content,
+            now_ms=_now_ms(),
+            entry_bytes_max=self.message_bytes_max,
+            **described,
+        )
+        self._owner.check_open()
+        self._next_sequence_id = number + 1
+        receipt: Receipt = self._loop.create_future()
+        for header, entry in entries[:-1]:
+            self._outbox.add(Pending(number, header, entry, (receipt,), is_part=True))
+        self._outbox.add(Pending(number, *entries[-1], (receipt,)))
+        self._owner.pump()
+        return receipt
+
+    def _check_size(
+        self, size: int, why: str = "this producer does not split messages into chunks"
+    ) -> None:
+        if size > self.message_bytes_max:
+            raise too_large(
+                f"a message of {size} bytes; the broker takes {self.message_bytes_max}, and {why}"
+            )
+
+    def _repack(self, messages: Sequence[Outgoing]) -> Packed:
+        return self._packer.batch(messages, _now_ms())
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,301 @@
+"""Messages into entries: metadata, compression, batches. No I/O; the caller says what time it is.
+
+One entry is one SEND and one position in the log; a batch is many messages in one entry. Metadata
+of the usual shape is written by hand, everything else by protobuf: it is done per message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import google_crc32c
+
+from onewriter._errors import ConfigurationError, Refused, ServerError
+from onewriter._message import CONTENT_BYTES_MAX, MessageId
+from onewriter_core.wire.compression import compress
+from onewriter_core.wire.encoding import encode_send_header, encode_varint
+from onewriter_core.wire.frames import CHECKSUM_MAGIC
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+BATCH_MESSAGES_MAX = 1_000
+BATCH_BYTES_MAX = 128 * 1024
+BATCH_DELAY_SECONDS = 0.001
+"""What Pulsar's Java client does unless told otherwise."""
+
+CHUNK_CONTENT_SHARE_MIN = 1 / 4
+"""Of a chunk's entry: metadata, which each chunk repeats, may not take more than the rest."""
+
+MESSAGE_OVERHEAD_BYTES = 16
+"""Of a message in a batch: lengths, numbers."""
+
+_U32 = struct.Struct(">I")
+_crc32c: Callable[[bytes], int] = google_crc32c.value
+_crc32c_extended: Callable[[int, bytes], int] = google_crc32c.extend
+
+
+class Compression(enum.Enum):
+    """How contents are compressed: Pulsar's codecs, which every Pulsar client reads."""
+
+    NONE = pb.MessageMetadata.NONE
+    LZ4 = pb.MessageMetadata.LZ4
+    ZLIB = pb.MessageMetadata.ZLIB
+    ZSTD = pb.MessageMetadata.ZSTD
+    SNAPPY = pb.MessageMetadata.SNAPPY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batching:
+    """When messages that were handed in make up an entry: whichever limit comes first.
+
+    A batch is stored as one entry, whole or not at all. ``delay_seconds`` 0 gathers what comes in
+    one turn of the event loop. Raises ConfigurationError for limits that make no sense.
+    """
+
+    messages_max: int = BATCH_MESSAGES_MAX
+    bytes_max: int = BATCH_BYTES_MAX
+    delay_seconds: float = BATCH_DELAY_SECONDS
+
+    def __post_init__(self) -> None:
+        if self.messages_max < 1 or self.bytes_max < 1 or self.delay_seconds < 0:
+            raise ConfigurationError(
+                "a batch holds at least one message and one byte, and waits at least 0 s"
+            )
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A message of a batch that was not written to any connection yet."""
+
+    content: bytes
+    key: str | None
+    ordering_key: bytes | None
+    described: bytes
+    """Its metadata apart from size and number, see ``described``."""
+    receipt: asyncio.Future[MessageId]
+    size: int
+    sequence_id: int = -1
+
+
+def too_large(what: str) -> Refused:
+    """The refusal of a message that the broker would not take, without asking it."""
+    return Refused(ServerError.NOT_ALLOWED_ERROR, what)
+
+
+def message_size(content: bytes, described: bytes) -> int:
+    """About how many bytes a message takes in a batch."""
+    return len(content) + len(described) + MESSAGE_OVERHEAD_BYTES
+
+
+def checked_content(content: bytes) -> bytes:
+    """The content as it is now. Raises ConfigurationError for what is no bytes."""
+    if isinstance(content, bytes):
+        return content
+    if isinstance(content, bytearray | memoryview):
+        return bytes(content)
+    raise ConfigurationError(f"a message's content is bytes, not {type(content).__name__}")
+
+
+def described(
+    key: str | None,
+    ordering_key: bytes | None,
+    properties: Mapping[str, str] | None,
+    event_time_ms: int,
+) -> bytes:
+    """What is said about a message in a batch, serialised: a bad one must not harm the others.
+
+    Raises ConfigurationError for what cannot be said: wrong types, a negative time, text that is
+    not Unicode.
+    """
+    if key is None and ordering_key is None and not event_time_ms and not properties:
+        return b""
+    said = pb.SingleMessageMetadata()
+    _describe(said, key, ordering_key, properties, event_time_ms)
+    return said.SerializePartialToString()
+
+
+class Packed(NamedTuple):
+    """An entry and the SEND command that goes before it."""
+
+    header: bytes
+    entry: bytes
+
+
+class Packer:
+    """Packs for one producer, under the name that its broker knows it by."""
+
+    def __init__(self, producer_id: int, producer_name: str, compression: Compression) -> None:
+        self._producer_id = producer_id
+        self._name = producer_name
+        self._codec = compression.value
+        encoded = producer_name.encode()
+        self._head = b"\x0a" + encode_varint(len(encoded)) + encoded + b"\x10"
+        self._ms = -1
+        self._encoded_ms = b""
+
+    def single(
+        self,
+        sequence_id: int,
+        content: bytes,
+        *,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int,
+        now_ms: int,
+    ) -> Packed:
+        """One message as an entry of its own. Raises ConfigurationError for a bad description."""
+        if self._codec or key is not None or ordering_key is not None or properties:
+            is_usual = False
+        else:
+            is_usual = not event_time_ms
+        if is_usual:
+            metadata = self._head + encode_varint(sequence_id) + self._published(now_ms)
+        else:
+            said = self._metadata(sequence_id, now_ms)
+            _describe(said, key, ordering_key, properties, event_time_ms)
+            content = self._compressed(said, content)
+            metadata = said.SerializeToString()
+        entry = _entry(metadata, content)
+        return Packed(encode_send_header(self._producer_id, sequence_id, len(entry)), entry)
+
+    def chunked(
+        self,
+        sequence_id: int,
+        content: bytes,
+        *,
+        key: str | None,
+        ordering_key: bytes | None,
+        properties: Mapping[str, str] | None,
+        event_time_ms: int,
+        now_ms: int,
+        entry_bytes_max: int,
+    ) -> list[Packed]:
+        """A large message as the entries that carry it, each of at most so many bytes.
+
+        One if it fits when compressed, else chunks, as Pulsar's clients make and join them. Slow:
+        not for the event loop's thread. Raises ConfigurationError for a bad description, Refused
+        for a message that is too large even so.
+        """
+        if len(content) > CONTENT_BYTES_MAX:
+            raise too_large(f"a message of {len(content)} bytes; {CONTENT_BYTES_MAX} can be sent")
+        said = self._metadata(sequence_id, now_ms)
+        _describe(said, key, ordering_key, properties, event_time_ms)
+        content = self._compressed(said, content)
+        entry = _entry(said.SerializeToString(), content)
+        if len(entry) <= entry_bytes_max:
+            header = encode_send_header(self._producer_id, sequence_id, len(entry))
+            return [Packed(header, entry)]
+        said.uuid = str(uuid.uuid4())
+        said.total_chunk_msg_size = len(content)
+        said.num_chunks_from_msg = said.chunk_id = len(content)  # more than will be
+        room = entry_bytes_max - len(_entry(said.SerializeToString(), b""))
+        if room < entry_bytes_max * CHUNK_CONTENT_SHARE_MIN:
+            raise too_large("a message whose properties leave no room for content in its chunks")
+        said.num_chunks_from_msg = -(-len(content) // room)
+        return [
+            self._chunk(said, sequence_id, number, content[number * room : (number + 1) * room])
+            for number in range(said.num_chunks_from_msg)
+        ]
+
+    def _chunk(
+        self, said: pb.MessageMetadata, sequence_id: int, number: int, content: bytes
+    ) -> Packed:
+        said.chunk_id = number
+        entry = _entry(said.SerializeToString(), content)
+        header = encode_send_header(self._producer_id, sequence_id, len(entry), is_chunk=True)
+        return Packed(header, entry)
+
+    def batch(self, messages: Sequence[Outgoing], now_ms: int) -> Packed:
+        """Messages, numbered already, as one entry."""
+        first, last, count = messages[0], messages[-1], len(messages)
+        said = self._metadata(first.sequence_id, now_ms)
+        said.num_messages_in_batch = count
+        if count > 1:
+            said.highest_sequence_id = last.sequence_id
+        # For those who distribute by key: a batch has one only if all of its messages share it.
+        if first.key is not None and all(each.key == first.key for each in messages):
+            said.partition_key = first.key
+        if first.ordering_key is not None and all(
+            each.ordering_key == first.ordering_key for each in messages
+        ):
+            said.ordering_key = first.ordering_key
+        content = self._compressed(said, b"".join(_parts(messages)))
+        entry = _entry(said.SerializeToString(), content)
+        header = encode_send_header(
+            self._producer_id,
+            first.sequence_id,
+            len(entry),
+            num_messages=count,
+            highest_sequence_id=last.sequence_id if count > 1 else 0,
+        )
+        return Packed(header, entry)
+
+    def _metadata(self, sequence_id: int, now_ms: int) -> pb.MessageMetadata:
+        return pb.MessageMetadata(
+            producer_name=self._name, sequence_id=sequence_id, publish_time=now_ms
+        )
+
+    def _compressed(self, said: pb.MessageMetadata, content: bytes) -> bytes:
+        if not self._codec or not content:
+            return content  # the stock C++ client cannot read nothing from zlib
+        said.compression = self._codec
+        said.uncompressed_size = len(content)
+        return compress(self._codec, content)
+
+    def _published(self, now_ms: int) -> bytes:
+        """The field publish_time; many messages share a millisecond."""
+        if now_ms != self._ms:
+            self._ms, self._encoded_ms = now_ms, b"\x18" + encode_varint(now_ms)
+        return self._encoded_ms
+
+
+def _entry(metadata: bytes, content: bytes) -> bytes:
+    head = _U32.pack(len(metadata)) + metadata
+    checksum = _crc32c_extended(_crc32c(head), content)
+    return b"".join((CHECKSUM_MAGIC, _U32.pack(checksum), head, content))
+
+
+def _parts(messages: Sequence[Outgoing]) -> list[bytes]:
+    """What a batch consists of: length, metadata and content of each message."""
+    parts: list[bytes] = []
+    for each in messages:
+        metadata = (
+            each.described  # fields may come in any order
+            + b"\x18"
+            + encode_varint(len(each.content))
+            + b"\x40"
+            + encode_varint(each.sequence_id)
+        )
+        parts += (_U32.pack(len(metadata)), metadata, each.content)
+    return parts
+
+
+def _describe(
+    said: pb.MessageMetadata | pb.SingleMessageMetadata,
+    key: str | None,
+    ordering_key: bytes | None,
+    properties: Mapping[str, str] | None,
+    event_time_ms: int,
+) -> None:
+    """Raises ConfigurationError for what cannot be said."""
+    try:
+        if key is not None:
+            said.partition_key = key
+        if ordering_key is not None:
+            said.ordering_key = ordering_key
+        if event_time_ms:
+            said.event_time = event_time_ms
+        if properties:
+            said.properties.extend(
+                pb.KeyValue(key=name, value=value) for name, value in properties.items()
+            )
+            if not all(each.IsInitialized() for each in said.properties):
+                raise TypeError("a property lacks its name or its value")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigurationError(f"a message cannot be described so: {error}") from error

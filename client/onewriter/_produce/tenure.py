@@ -1,0 +1,347 @@
+"""Getting a topic and keeping it: granted, resumed under the same epoch, or lost for good.
+
+::
+
+    CONNECTING ──▶ WAITING ──▶ READY ◀──▶ DETACHED     any of them ──▶ ENDED
+                  (its turn)          (connection lost: the broker is asked
+                                       to go on under the same epoch)
+
+It never begins anew by itself: once granted it resumes that epoch or it ends. Whoever wants to lead
+again makes another producer (_lead/leadership.py), so no message can ride on a grant that was won back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from onewriter._config import Backoff, Limits, requeue_delay_seconds
+from onewriter._errors import (
+    FINAL_FOR_HOLDERS,
+    Closed,
+    ConfigurationError,
+    Fenced,
+    OnewriterError,
+    Refused,
+    Unavailable,
+)
+from onewriter._produce.packer import Batching, Compression
+from onewriter._produce.registration import Registration, Writer
+from onewriter._signal import Signal
+from onewriter._transport.connection import Connection
+from onewriter._transport.lookup import Directory
+from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import TopicName
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+log = logging.getLogger("onewriter")
+
+PRIORITY_PROPERTY = "onewriter.queue-priority"
+IF_EPOCH_PROPERTY = "onewriter.if-epoch"
+SERVE_SECONDS_PROPERTY = "onewriter.serve-seconds"
+
+PENDING_MESSAGES_MAX = 1_000
+PENDING_BYTES_MAX = 16 * 1024 * 1024
+"""What a producer keeps without a receipt; more waits. As much as a broker takes unanswered."""
+
+STABLE_SECONDS = 5.0
+"""A producer that could write for so long is resumed without a pause."""
+
+
+class AccessMode(enum.Enum):
+    """How a producer wants its topic (PIP-68)."""
+
+    SHARED = pb.SHARED
+    EXCLUSIVE = pb.EXCLUSIVE
+    WAIT_FOR_EXCLUSIVE = pb.WAIT_FOR_EXCLUSIVE
+    EXCLUSIVE_WITH_FENCING = pb.EXCLUSIVE_WITH_FENCING
+
+
+class ProducerState(enum.Enum):
+    """Where a producer stands: asking, in line, writing, cut off for a while, or over for good."""
+
+    CONNECTING = "connecting"
+    WAITING = "waiting"
+    READY = "ready"
+    DETACHED = "detached"
+    """It was ready; the broker is being asked to go on under the same epoch."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """What a producer is. ``name`` empty: the broker gives one.
+
+    ``queue_priority`` orders waiters, higher first (PIP-440; unknown to other brokers, which then
+    take them as they come), ``if_epoch`` makes a takeover conditional; both are onewriter's.
+    ``batching`` None: each message is an entry of its own. ``chunking``: a message larger than what
+    the broker takes goes in several entries, out of any batch; readers see it whole or not at all.
+    ``requeue_delay`` gives seconds to wait before it queues again after a lost connection, without
+    blocking; None: as PIP-440 words it, by the priority. That counts, too, and is logged, when it
+    raises or what it gives is no time (negative, infinite, no number). A resume is never delayed.
+    ``serve_seconds`` (at most 3): a leader may serve until a deadline, and its successors wait for it
+    (Leadership.may_serve); None: whoever leads asks each time. ``is_grouped``: of a partition, the
+    producer competes together with those of the topic's other partitions that have the same name and
+    connection, so that one epoch leads all of them (``Client.lead`` sets it).
+    """
+
+    access_mode: AccessMode = AccessMode.SHARED
+    name: str = ""
+    queue_priority: int | None = None
+    if_epoch: int | None = None
+    properties: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    pending_messages_max: int = PENDING_MESSAGES_MAX
+    pending_bytes_max: int = PENDING_BYTES_MAX
+    send_timeout_seconds: float = 30.0
+    batching: Batching | None = None
+    compression: Compression = Compression.NONE
+    chunking: bool = False
+    requeue_delay: Callable[[], float] | None = None
+    serve_seconds: float | None = None
+    is_grouped: bool = False
+
+    def requeue_seconds(self) -> float:
+        """How long to wait before it queues again; drawn anew each time."""
+        if self.requeue_delay is not None:
+            try:
+                return _checked_delay(self.requeue_delay())
+            except Exception:
+                log.exception("requeue_delay failed, so the default delay counts")
+        if self.access_mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
+            return 0.0  # nobody else waits in a line, so there is nobody to let pass
+        return requeue_delay_seconds(self.queue_priority or 0)
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether it wants its topic alone."""
+        return self.access_mode is not AccessMode.SHARED
+
+
+def _checked_delay(seconds: float) -> float:
+    """What the application gave. Raises TypeError and ValueError for what is no time to wait."""
+    if not 0 <= seconds < math.inf:  # neither is true of nan
+        raise ValueError(f"{seconds!r} is not a timeout in seconds")
+    return float(seconds)
+
+
+class Tenant(Writer, Protocol):
+    """The producer whose tenure it is. No method blocks or raises."""
+
+    def granted(self, answer: pb.CommandProducerSuccess) -> None:
+        """It may write, for the first time or again; called before anybody is told."""
+        ...
+
+    def changed(self) -> None:
+        """State or trouble changed."""
+        ...
+
+    def ended_with(self, end: OnewriterError, said_by: Connection | None) -> None:
+        """It will not write any more; ``said_by`` is where a broker said so. Called once."""
+        ...
+
+
+class Tenure:
+    """``run`` it; ``stop`` ends it from outside."""
+
+    def __init__(
+        self,
+        topic: TopicName,
+        options: ProducerOptions,
+        producer_id: int,
+        *,
+        directory: Directory,
+        limits: Limits,
+        tenant: Tenant,
+    ) -> None:
+        self.name = options.name
+        self.epoch: int | None = None
+        self.state = ProducerState.CONNECTING
+        self.end: OnewriterError | None = None
+        self.trouble: OnewriterError | None = None
+        self.was_ready = False
+        self.link: Registration | None = None
+        """The registration that may write; None unless READY."""
+        self.changes = Signal()
+        self._topic = topic
+        self._options = options
+        self._producer_id = producer_id
+        self._directory = directory
+        self._limits = limits
+        self._tenant = tenant
+        self._attempts = 0
+        self._carried_epoch: int | None = None
+        """What it brings when it comes back, whatever its mode: that tells a return from a beginning."""
+        self._registration: Registration | None = None
+
+    async def run(self) -> None:
+        """Ask until granted, resume until lost; returns when it has ended."""
+        backoff = Backoff()
+        now = asyncio.get_running_loop().time
+        try:
+            while self.end is None:
+                if self._attempts > 0 and self.epoch is None and self._options.is_exclusive:
+                    await asyncio.sleep(self._options.requeue_seconds())
+                try:
+                    await self._register()
+                except (OnewriterError, ProtocolError) as error:
+                    if self._is_final(error):
+                        self.stop(error)
+                        return
+                    self.trouble = error
+                    was_granted = self.was_ready or self.epoch is not None
+                    self._enter(ProducerState.DETACHED if was_granted else ProducerState.CONNECTING)
+                    await asyncio.sleep(backoff.seconds())
+                    continue
+                ready_at = now()
+                await self.changes.until(lambda: self.link is None)
+                if now() - ready_at > STABLE_SECONDS:
+                    backoff.reset()
+                else:
+                    await asyncio.sleep(backoff.seconds())
+        except Exception as defect:
+            self.stop(Closed(f"the producer failed: {defect!r}"))
+            raise
+
+    def stop(self, end: OnewriterError) -> None:
+        """It is over, for this reason."""
+        if self.end is not None:
+            return
+        self.end = end
+        self.link = None
+        registration = self._registration
+        said_by = None
+        if isinstance(end, Fenced) and registration is not None:
+            said_by = registration.connection
+        self._tenant.ended_with(end, said_by)
+        if registration is not None:
+            registration.withdraw()
+        self._enter(ProducerState.ENDED)
+
+    async def leave(self, link: Registration) -> bool:
+        """Give the topic back behind the last receipt; False when the connection was lost or closed."""
+        try:
+            await link.close()
+        except (Unavailable, Refused):
+            return False
+        if self.link is not link:
+            return False
+        link.release()
+        return True
+
+    # ------------------------------------------------------------ inside
+
+    def _is_final(self, error: OnewriterError) -> bool:
+        """Whether asking again is pointless."""
+        if isinstance(error, Fenced) and not self.was_ready and self.epoch is not None:
+            # Granted, and gone again before anybody heard of it: queue anew.
+            self.epoch = self._carried_epoch = None
+            return self._options.access_mode is not AccessMode.WAIT_FOR_EXCLUSIVE
+        if self.epoch is not None or self.was_ready:
+            return isinstance(error, Refused) and error.code in FINAL_FOR_HOLDERS
+        return isinstance(error, Refused | ConfigurationError)
+
+    async def _register(self) -> None:
+        """Ask once for the topic, or for going on with it; returns when it may write."""
+        self._attempts += 1
+        connection = await self._directory.owner_of(self._topic)
+        is_named_alone = self._topic.partition is not None and not self._options.is_grouped
+        if is_named_alone or (self._attempts == 1 and not self._options.is_grouped):
+            await self._directory.check_partitions(connection, self._topic)
+        if self._registration is not None:
+            self._registration.release()
+        registration = Registration(
+            connection, self._producer_id, self._tenant, on_detached=self._detached
+        )
+        self._registration = registration
+        asked_at = connection.now()
+        registration.ask(self._command())
+        answer = await self._first_answer(registration, asked_at)
+        self.name = answer.producer_name or self.name
+        if not answer.producer_ready:
+            answer = await self._turn(registration)
+        self._take_epoch(registration, answer)
+        # A grant may be old news to a process that was frozen meanwhile.
+        await connection.prove()
+        if not registration.is_open:
+            raise Unavailable("closed again at once")
+        self._became_ready(registration, answer)
+
+    async def _first_answer(
+        self, registration: Registration, asked_at: float
+    ) -> pb.CommandProducerSuccess:
+        seconds = self._limits.request_timeout_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await registration.answer()
+        except TimeoutError as error:
+            registration.withdraw()
+            raise Unavailable(f"no answer to PRODUCER within {seconds:g} s") from error
+        registration.connection.note_proof(asked_at)
+        return answer
+
+    async def _turn(self, registration: Registration) -> pb.CommandProducerSuccess:
+        """Wait in line, for ever if need be."""
+        if self.epoch is not None:
+            # A holder that is queued has lost (Pulsar may do that): it never waits for a new turn.
+            registration.withdraw()
+            raise Fenced("the topic has another writer", epoch=self.epoch)
+        self.trouble = None
+        self._enter(ProducerState.WAITING)
+        return await registration.ready()
+
+    def _take_epoch(self, registration: Registration, answer: pb.CommandProducerSuccess) -> None:
+        granted = answer.topic_epoch if answer.HasField("topic_epoch") else None
+        if not self._options.is_exclusive:
+            self._carried_epoch = granted
+            return
+        if self.epoch is not None and granted != self.epoch:
+            registration.withdraw()
+            raise Fenced(
+                f"the broker granted epoch {granted} instead of resuming {self.epoch}",
+                epoch=self.epoch,
+                current_epoch=granted,
+            )
+        self.epoch = self._carried_epoch = granted
+
+    def _became_ready(self, registration: Registration, answer: pb.CommandProducerSuccess) -> None:
+        self.link = registration
+        self.trouble = None
+        self._tenant.granted(answer)
+        self.was_ready = True
+        self._enter(ProducerState.READY)
+
+    def _detached(self, registration: Registration, reason: str) -> None:
+        if self.link is registration:
+            self.link = None
+            self.trouble = Unavailable(reason)
+            self._enter(ProducerState.DETACHED)
+
+    def _command(self) -> pb.CommandProducer:
+        options = self._options
+        properties = dict(options.properties)
+        if options.queue_priority is not None:
+            properties.setdefault(PRIORITY_PROPERTY, str(options.queue_priority))
+        if options.if_epoch is not None and self.epoch is None:
+            properties.setdefault(IF_EPOCH_PROPERTY, str(options.if_epoch))
+        if options.serve_seconds is not None:
+            properties.setdefault(SERVE_SECONDS_PROPERTY, f"{options.serve_seconds:g}")
+        return pb.CommandProducer(
+            topic=str(self._topic),
+            producer_name=self.name or None,
+            user_provided_producer_name=bool(options.name),
+            producer_access_mode=options.access_mode.value,
+            topic_epoch=self._carried_epoch,
+            epoch=self._attempts - 1,
+            metadata=[pb.KeyValue(key=name, value=value) for name, value in properties.items()],
+        )
+
+    def _enter(self, state: ProducerState) -> None:
+        self.state = state
+        self.changes.tell()
+        self._tenant.changed()

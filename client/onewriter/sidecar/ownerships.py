@@ -1,0 +1,303 @@
+"""``/own``: ownerships for an application in any language, kept by the sidecar.
+
+An application that asks again for what the sidecar owns already is given the same generation, so a
+restarted container goes on where it was. What is lost is shown until it is asked for anew or deleted,
+and told at once to whoever follows the events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from onewriter._client import Client
+from onewriter._errors import ConfigurationError, Fenced, OnewriterError, Unavailable
+from onewriter._own.own import GENERATION_FIRST, Ownership, Ownerships
+from onewriter._signal import Signal
+from onewriter.sidecar.errors import Failure
+from onewriter.sidecar.metrics import Metrics
+from onewriter.sidecar.routes import OWN_POD, SidecarRoutes
+from onewriter.sidecar.streams import EventStreams, event, wants_events
+
+OWNERSHIPS_MAX = 10_000
+"""What one sidecar keeps; more are refused."""
+
+CHANGES_MAX = 2 * OWNERSHIPS_MAX
+"""Ownerships whose change an event stream has not told yet; with more it is cut off."""
+
+POLL_SECONDS_MAX = 60.0
+"""The longest that ``?until=lost`` waits."""
+
+CHECK_SECONDS = 5.0
+"""How long ``?verified=true`` waits for the brokers' word."""
+
+_Key = tuple[str, str]
+"""Group and resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """An ownership, and what it was asked for together with."""
+
+    ownership: Ownership
+    owned_with: Ownerships
+
+
+class _Watcher:
+    """One event stream: whose change it has not told yet. Each is told as it is by then."""
+
+    def __init__(self, group: str | None, resource: str | None, present: Iterable[_Key]) -> None:
+        self._group = group
+        self._resource = resource
+        self.changed: dict[_Key, None] = {}
+        self.news = Signal()
+        for key in present:
+            self.tell(key)
+
+    def tell(self, key: _Key) -> None:
+        """Something became of it."""
+        if self.is_of(key):
+            self.changed[key] = None
+            self.news.tell()
+
+    def is_of(self, key: _Key) -> bool:
+        """Whether it is one that was asked for."""
+        return self._group in {None, key[0]} and self._resource in {None, key[1]}
+
+
+class Owning:
+    """Handles /own for one client, which is open while this is used; ``release`` it at the end."""
+
+    def __init__(self, client: Client, streams: EventStreams, metrics: Metrics) -> None:
+        self._client = client
+        self._streams = streams
+        self._owned: dict[_Key, _Owned] = {}
+        self._changing = asyncio.Lock()
+        """Asking twice at once would take a resource from ourselves."""
+        self._watchers: dict[_Watcher, None] = {}
+        self._news = Signal()
+        metrics.ownerships.set_function(
+            lambda: sum(each.ownership.is_owned for each in self._owned.values())
+        )
+
+    def add_routes(self, routes: SidecarRoutes) -> None:
+        """What it answers."""
+        routes.add_get("/own", self._show, OWN_POD)
+        routes.add_post("/own", self._own, OWN_POD)
+        routes.add_delete("/own", self._release, OWN_POD)
+
+    async def release(self) -> None:
+        """Give up everything, so that the next ones need not depose anybody."""
+        async with self._changing:
+            await self._give_up(list(self._owned))
+
+    # ------------------------------------------------------------ owning
+
+    async def _own(self, request: web.Request) -> web.Response:
+        """Own what is not owned yet; one answer per resource, in order."""
+        body = await _body(request)
+        group, identity = _text(body, "group"), _text(body, "identity")
+        wanted = _resources(body)
+        async with self._changing:
+            missing = [
+                (name, generation)
+                for name, generation in wanted
+                if not self._serves((group, name), generation)
+            ]
+            fresh = sum((group, name) not in self._owned for name, _ in missing)
+            if len(self._owned) + fresh > OWNERSHIPS_MAX:
+                raise Failure(429, "too-many", f"a sidecar keeps {OWNERSHIPS_MAX} ownerships")
+            if missing:
+                await self._ask(group, identity, missing)
+            return _answer([self._owned[group, name].ownership for name, _ in wanted])
+
+    async def _ask(self, group: str, identity: str, missing: list[tuple[str, int]]) -> None:
+        try:
+            owned = await self._client.own(group or None, missing, identity=identity)
+        except ConfigurationError as error:
+            raise Failure(400, "bad-request", str(error)) from error
+        for each in owned:
+            key = group, each.resource
+            self._owned[key] = _Owned(each, owned)
+            if each.is_owned:
+                self._tell(key)
+            each.lost.call(partial(self._ended, key))
+
+    def _serves(self, key: _Key, generation: int) -> bool:
+        """Whether it is owned already, as high as is asked for."""
+        present = self._owned.get(key)
+        if present is None or not present.ownership.is_owned:
+            return False
+        return 0 < generation <= present.ownership.generation
+
+    async def _release(self, request: web.Request) -> web.Response:
+        """Give resources up, and forget them."""
+        body = await _body(request)
+        group = _text(body, "group")
+        named = [(group, name) for name, _ in _resources(body)]
+        async with self._changing:
+            found = [key for key in named if key in self._owned]
+            await self._give_up(found)
+        return web.json_response({"released": [name for _, name in found]})
+
+    async def _give_up(self, keys: list[_Key]) -> None:
+        by_set: dict[int, tuple[Ownerships, list[Ownership]]] = {}
+        for key in keys:
+            owned = self._owned.pop(key)
+            _, these = by_set.setdefault(id(owned.owned_with), (owned.owned_with, []))
+            these.append(owned.ownership)
+            self._tell(key)
+        for owned_with, these in by_set.values():
+            await owned_with.release(these)
+
+    # ------------------------------------------------------------ showing
+
+    async def _show(self, request: web.Request) -> web.StreamResponse:
+        """All, or those of ``group`` and ``resource``; ``until=lost`` waits for one to be over."""
+        query = request.query
+        watcher = _Watcher(query.get("group"), query.get("resource"), ())
+        if wants_events(request):
+            return await self._events(request)
+        shown = [each for key, each in self._owned.items() if watcher.is_of(key)]
+        until = query.get("until")
+        if until not in {None, "lost"}:
+            raise Failure(400, "bad-query", "until is lost")
+        if until is not None:
+            await self._until_lost(shown, query.get("timeoutSeconds", "30"))
+        ownerships = [each.ownership for each in shown]
+        if query.get("verified") != "true":
+            return _answer(ownerships)
+        return _answer(ownerships, verified=await _verify(shown))
+
+    async def _until_lost(self, shown: list[_Owned], seconds: str) -> None:
+        try:
+            limit = min(float(seconds), POLL_SECONDS_MAX)
+        except ValueError as error:
+            raise Failure(400, "bad-query", "timeoutSeconds is a number") from error
+        try:
+            async with asyncio.timeout(limit):
+                await self._news.until(lambda: any(not each.ownership.is_owned for each in shown))
+        except TimeoutError:
+            return  # it is answered as it is
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """The present first, then whatever is owned, lost or released, at once."""
+        query = request.query
+        watcher = _Watcher(query.get("group"), query.get("resource"), self._owned)
+        self._watchers[watcher] = None
+
+        async def next_event() -> bytes | None:
+            await watcher.news.until(lambda: bool(watcher.changed))
+            if len(watcher.changed) > CHANGES_MAX:
+                return None  # it is too slow, and begins anew with the present
+            key = next(iter(watcher.changed))
+            del watcher.changed[key]
+            return event("ownership", self._view(key))
+
+        try:
+            return await self._streams.serve(request, next_event)
+        finally:
+            del self._watchers[watcher]
+
+    def _tell(self, key: _Key) -> None:
+        """Whoever waits looks again."""
+        self._news.tell()
+        for watcher in self._watchers:
+            if len(watcher.changed) <= CHANGES_MAX:
+                watcher.tell(key)
+
+    def _ended(self, key: _Key, _reason: OnewriterError) -> None:
+        self._tell(key)
+
+    def _view(self, key: _Key) -> dict[str, Any]:
+        found = self._owned.get(key)
+        if found is not None:
+            return _view(found.ownership)
+        return _forgotten(key)
+
+
+async def _verify(shown: list[_Owned]) -> bool:
+    """Whether the brokers have just said of each that it is ours, or that it is over."""
+    by_set: dict[int, tuple[Ownerships, list[Ownership]]] = {}
+    for each in shown:
+        _, these = by_set.setdefault(id(each.owned_with), (each.owned_with, []))
+        these.append(each.ownership)
+    questions = [owned_with.go_on(these) for owned_with, these in by_set.values()]
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            answers = await asyncio.gather(*questions, return_exceptions=True)
+    except TimeoutError:
+        return False
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, Unavailable):
+            raise answer
+    return not any(answers)
+
+
+def _answer(shown: list[Ownership], **facts: Any) -> web.Response:
+    return web.json_response({"ownerships": [_view(each) for each in shown], **facts})
+
+
+def _view(ownership: Ownership) -> dict[str, Any]:
+    end = ownership.end
+    return {
+        "resource": ownership.resource,
+        "group": ownership.group,
+        "owned": end is None,
+        "connected": ownership.is_attached,
+        "generation": ownership.known_generation or None,
+        "error": None if end is None else str(end),
+        "currentGeneration": end.current_epoch if isinstance(end, Fenced) else None,
+    }
+
+
+def _forgotten(key: _Key) -> dict[str, Any]:
+    """What was released."""
+    return {
+        "resource": key[1],
+        "group": key[0],
+        "owned": False,
+        "connected": False,
+        "generation": None,
+        "error": "released",
+        "currentGeneration": None,
+    }
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except (ValueError, RecursionError) as error:
+        raise Failure(400, "bad-request", "the body is not JSON") from error
+    if not isinstance(body, dict):
+        raise Failure(400, "bad-request", "the body is not a JSON object")
+    return body
+
+
+def _text(body: dict[str, Any], name: str) -> str:
+    found = body.get(name) or ""
+    if not isinstance(found, str):
+        raise Failure(400, "bad-request", f"{name} is text")
+    return found
+
+
+def _resources(body: dict[str, Any]) -> list[tuple[str, int]]:
+    """Names, or ``{"name", "generation"}``. Raises Failure."""
+    given = body.get("resources")
+    if not isinstance(given, list) or not given:
+        raise Failure(400, "bad-request", "resources is a list of at least one")
+    found: dict[str, int] = {}
+    for each in given:
+        named = {"name": each} if isinstance(each, str) else each
+        name = named.get("name") if isinstance(named, dict) else None
+        generation = named.get("generation", GENERATION_FIRST) if isinstance(named, dict) else None
+        if not isinstance(name, str) or type(generation) is not int or name in found:
+            text = 'each resource is a name, or {"name": ..., "generation": ...}, named once'
+            raise Failure(400, "bad-request", text)
+        found[name] = generation
+    return list(found.items())

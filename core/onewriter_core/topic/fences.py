@@ -1,0 +1,381 @@
+"""The one fence in progress, from its start to what its answer makes of the topic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from onewriter_core.errors import ServerError
+from onewriter_core.ids import Identity
+from onewriter_core.topic.answers import grant_shared, grants, not_ready
+from onewriter_core.topic.effects import NEW_EPOCH, Answer, Close, Effect, Fence, Record, Step
+from onewriter_core.topic.lookups import (
+    leaderless_seconds,
+    tenure_of,
+    with_holder,
+    with_slot,
+    without_absentees,
+    without_member,
+    writers,
+)
+from onewriter_core.topic.model import (
+    DEPOSED_MAX,
+    Departure,
+    Held,
+    ImpossibleStep,
+    PendingFence,
+    ProducerGroup,
+    Purpose,
+    Reserved,
+    Shared,
+    SharedProducer,
+    Slot,
+    Tenure,
+    Topic,
+    Vacant,
+    Waiting,
+)
+from onewriter_core.topic.refusals import with_refused_group
+from onewriter_core.topic.waiting import in_order, load_of
+
+
+def start_fence(
+    topic: Topic,
+    purpose: Purpose,
+    slots: tuple[int, ...],
+    group: ProducerGroup | None = None,
+    departure: Departure = Departure.NONE,
+    *,
+    newcomers: tuple[SharedProducer, ...] = (),
+    answers: str = "",
+) -> Step:
+    """Begin a fence over the slots, whose answer decides."""
+    if topic.pending_fence is not None:
+        raise ImpossibleStep(f"{purpose} while {topic.pending_fence.purpose} is in progress")
+    number = topic.fences_started + 1
+    changes_hands = purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    stops: list[str] = []
+    tenures: list[tuple[int, Tenure | None]] = []
+    deposed: list[tuple[int, tuple[Identity, ...]]] = []
+    for slot in (s for s in topic.slots if s.number in slots):
+        if changes_hands:
+            stops += writers(topic, slot)
+        deposed.append((slot.number, _deposed(slot, group, departure, purpose)))
+        tenures.append((slot.number, _new_tenure(slot, purpose, group)))
+    others = [w for w in topic.queue if group is None or w.group_id != group.group_id]
+    best_loser = next(iter(in_order(others, topic)), None)
+    pending = PendingFence(number, purpose, slots, group, newcomers, departure, answers)
+    fence = Fence(
+        number,
+        purpose,
+        slots,
+        group,
+        departure,
+        tuple(stops),
+        tuple(tenures),
+        tuple(deposed),
+        best_loser,
+        topic.policy,
+        0 if group is None else load_of(topic, group),
+        0 if best_loser is None else load_of(topic, best_loser),
+    )
+    return replace(topic, fences_started=number, pending_fence=pending), (fence,)
+
+
+def _known(group: ProducerGroup | None) -> ProducerGroup:
+    if group is None:
+        raise ImpossibleStep("a grant or a resume is somebody's")
+    return group
+
+
+def _first_slot(topic: Topic, pending: PendingFence) -> Slot:
+    slot = topic.slot(pending.slots[0])
+    if slot is None:
+        raise ImpossibleStep(f"partition {pending.slots[0]} was fenced, and there is none")
+    return slot
+
+
+def _new_tenure(slot: Slot, purpose: Purpose, group: ProducerGroup | None) -> Tenure | None:
+    match purpose:
+        case Purpose.GRANT:
+            winner = _known(group)
+            return Tenure(NEW_EPOCH, winner.producer_name, winner.identity, winner.claim)
+        case Purpose.SHARE | Purpose.DEPOSE:
+            return None
+        case Purpose.RESUME | Purpose.ROLL | Purpose.REFENCE:
+            return tenure_of(slot)
+        case _:
+            assert_never(purpose)
+
+
+def _deposed(
+    slot: Slot, group: ProducerGroup | None, departure: Departure, purpose: Purpose
+) -> tuple[Identity, ...]:
+    """Identities that lost a tenure other than by leaving: they may not simply fence again."""
+    if purpose not in {Purpose.GRANT, Purpose.DEPOSE}:
+        return slot.deposed
+    lost: Tenure | None = None
+    match slot.ownership:
+        case Held(tenure, _):
+            lost = tenure if departure is not Departure.HANDED_OVER else None
+        case Reserved(tenure, _):
+            lost = tenure
+        case Vacant(tenure):
+            lost = tenure if slot.departure is not Departure.CLOSED else None
+        case Shared():
+            lost = None
+        case _:
+            assert_never(slot.ownership)
+    winner = None if group is None else group.identity
+    names = [name for name in slot.deposed if name != winner]
+    if lost is not None and not lost.identity.is_anonymous and lost.identity != winner:
+        names = [name for name in names if name != lost.identity] + [lost.identity]
+    return tuple(names[-DEPOSED_MAX:])
+
+
+def fence_stored(
+    topic: Topic, number: int, ledger: int, now: float, assured_at: float | None
+) -> Step:
+    pending = topic.pending_fence
+    if topic.is_closed:
+        return topic, ()
+    if pending is None or pending.number != number or pending.waits is not None:
+        raise ImpossibleStep(f"fence {number} answered while {pending} is in progress")
+    fenced = [s for s in topic.slots if s.number in pending.slots]
+    newest = max((max(s.ledger, s.epoch) for s in fenced), default=0)
+    if ledger <= newest:
+        raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
+    serves_until = _serves_until(fenced, now if assured_at is None else assured_at)
+    if pending.purpose in {Purpose.GRANT, Purpose.SHARE} and serves_until > now:
+        return _awaiting(topic, pending, Waiting(ledger, serves_until, fenced[0]), now)
+    topic = replace(topic, pending_fence=None)
+    match pending.purpose:
+        case Purpose.GRANT:
+            return _granted(topic, pending, ledger, now)
+        case Purpose.DEPOSE:
+            return _vacated_by_order(topic, pending, ledger, now)
+        case Purpose.SHARE:
+            return _shared(topic, pending, ledger)
+        case Purpose.RESUME:
+            return _resumed(_opened(topic, pending, ledger), pending, now)
+        case Purpose.ROLL | Purpose.REFENCE:
+            return _opened(topic, pending, ledger), ()
+        case _:
+            assert_never(pending.purpose)
+
+
+def _serves_until(slots: list[Slot], assured_at: float) -> float:
+    """Until when somebody who was deposed by now may still act in the topic's name."""
+    return assured_at + max((s.serve_seconds for s in slots), default=0.0)
+
+
+def _awaiting(topic: Topic, pending: PendingFence, waits: Waiting, now: float) -> Step:
+    """The old writers are out, and are told; the new one is told once nobody else may serve."""
+    raises_epoch = pending.purpose is Purpose.GRANT
+    written = {s.number for s in topic.slots if isinstance(s.ownership, Held | Shared)}
+    topic, closes = _evicted(topic, pending, now)
+    for slot in (s for s in topic.slots if s.number in pending.slots):
+        topic = with_slot(
+            topic,
+            replace(
+                slot,
+                epoch=waits.ledger if raises_epoch else slot.epoch,
+                ledger=waits.ledger,
+                is_open=not pending.is_outdated,
+                ownership=Vacant(),
+                departure=pending.departure if slot.number in written else slot.departure,
+                vacant_since=now if slot.number in written else slot.vacant_since,
+                deposed=_deposed(slot, pending.group, pending.departure, pending.purpose),
+                grants_lost=False,
+            ),
+        )
+    return replace(topic, pending_fence=replace(pending, waits=waits)), closes
+
+
+def served_out(topic: Topic, now: float) -> Step:
+    """The time that a fence waited for may have passed: then it is decided."""
+    pending = topic.pending_fence
+    if pending is None or pending.waits is None or pending.waits.until > now:
+        return topic, ()
+    topic = replace(topic, pending_fence=None)
+    if pending.purpose is Purpose.SHARE:
+        return _shared(topic, pending, pending.waits.ledger)
+    return _granted(topic, pending, pending.waits.ledger, now)
+
+
+def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> Step:
+    group = _known(pending.group)
+    present = _first_slot(topic, pending)
+    first = present if pending.waits is None else pending.waits.first
+    was_held = isinstance(first.ownership, Held | Shared)
+    departure = pending.departure if was_held else first.departure
+    takes_over = isinstance(present.ownership, Held | Shared)
+    gap_seconds = 0.0 if takes_over else leaderless_seconds(present, now)
+    topic, closes = _evicted(topic, pending, now)
+    alive = bool(group.members)
+    tenure = Tenure(ledger, group.producer_name, group.identity, group.claim)
+    for slot in (s for s in topic.slots if s.number in pending.slots):
+        topic = with_slot(
+            topic,
+            replace(
+                slot,
+                epoch=ledger,
+                ledger=ledger,
+                is_open=not pending.is_outdated,
+                ownership=Held(tenure, group.group_id) if alive else Vacant(tenure),
+                departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
+                vacant_since=None if alive else now,
+                deposed=_deposed(slot, group, pending.departure, pending.purpose),
+                grants_lost=False,
+                serve_seconds=group.serve_seconds if alive else 0.0,
+            ),
+        )
+    if alive:
+        topic = with_holder(topic, group)
+    record = Record(
+        pending.slots,
+        Purpose.GRANT,
+        first.epoch,
+        ledger,
+        ledger,
+        group,
+        departure,
+        gap_seconds,
+        tenure_of(first),
+    )
+    answer = _answers(pending, ledger)
+    return topic, (*closes, *grants(topic, group, resumed=False), record, *answer)
+
+
+def _vacated_by_order(topic: Topic, pending: PendingFence, ledger: int, now: float) -> Step:
+    first = _first_slot(topic, pending)
+    topic, closes = _evicted(topic, pending, now)
+    for slot in (s for s in topic.slots if s.number in pending.slots):
+        topic = with_slot(
+            topic,
+            replace(
+                slot,
+                epoch=ledger,
+                ledger=ledger,
+                is_open=not pending.is_outdated,
+                ownership=Vacant(),
+                departure=pending.departure,
+                vacant_since=now,
+                deposed=_deposed(slot, None, pending.departure, pending.purpose),
+                grants_lost=False,
+            ),
+        )
+    record = Record(
+        pending.slots,
+        Purpose.DEPOSE,
+        first.epoch,
+        ledger,
+        ledger,
+        None,
+        pending.departure,
+        None,
+        tenure_of(first),
+    )
+    return topic, (*closes, record, *_answers(pending, ledger))
+
+
+def _shared(topic: Topic, pending: PendingFence, ledger: int) -> Step:
+    topic = _opened(topic, pending, ledger)
+    slot = _first_slot(topic, pending)
+    ownership = Shared(pending.newcomers) if pending.newcomers else Vacant()
+    topic = with_slot(
+        topic, replace(slot, ownership=ownership, vacant_since=None, serve_seconds=0.0)
+    )
+    return topic, tuple(grant_shared(slot, producer) for producer in pending.newcomers)
+
+
+def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
+    """The ledger that a resume had to wait for is open; the tenure may have ended meanwhile."""
+    slot = _first_slot(topic, pending)
+    group = _known(pending.group)
+    tenure = Tenure(slot.epoch, group.producer_name, group.identity)
+    match slot.ownership:
+        case Vacant(kept) | Reserved(kept, _) if kept == tenure and group.members:
+            return resume(topic, slot, group, now)
+        case _:
+            reason = "the store may have lost this grant"
+            return topic, tuple(not_ready(m.registration, reason) for m in group.members)
+
+
+def resume(topic: Topic, slot: Slot, group: ProducerGroup, now: float) -> Step:
+    """The tenure's holder is back and nobody came between: same epoch, same ledger."""
+    tenure = Tenure(slot.epoch, group.producer_name, group.identity, group.claim)
+    record = Record(
+        (slot.number,),
+        Purpose.RESUME,
+        slot.epoch,
+        slot.epoch,
+        slot.ledger,
+        group,
+        slot.departure,
+        leaderless_seconds(slot, now),
+        tenure,
+    )
+    topic = with_slot(
+        with_holder(topic, group),
+        replace(slot, ownership=Held(tenure, group.group_id), vacant_since=None),
+    )
+    return topic, (*grants(topic, group, resumed=True), record)
+
+
+def _opened(topic: Topic, pending: PendingFence, ledger: int) -> Topic:
+    slots = tuple(
+        replace(s, ledger=ledger, is_open=not pending.is_outdated)
+        if s.number in pending.slots
+        else s
+        for s in topic.slots
+    )
+    return replace(topic, slots=slots)
+
+
+def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
+    """Close whoever wrote the fence's slots; the rest of a partitioned holder stays."""
+    closes: list[Effect] = []
+    for slot in (s for s in topic.slots if s.number in pending.slots):
+        for registration in writers(topic, slot):
+            closes.append(Close(registration, pending.departure))
+            if isinstance(slot.ownership, Held):
+                topic = without_member(topic, slot.ownership.group_id, registration)
+    lost = set(pending.slots)
+    holders = tuple(
+        replace(h, slots=tuple(n for n in h.slots if n not in lost)) for h in topic.holders
+    )
+    topic = replace(topic, holders=holders)
+    return without_absentees(topic, pending.departure, now), tuple(closes)
+
+
+def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
+    """Nothing was written: the askers are told, the other waiters keep their place.
+
+    A handover is rolled back: its waiter goes on waiting where it stood.
+    """
+    pending = topic.pending_fence
+    if topic.is_closed:
+        return topic, ()
+    if pending is None or pending.number != number or pending.waits is not None:
+        raise ImpossibleStep(f"fence {number} refused while {pending} is in progress")
+    topic = replace(topic, pending_fence=None)
+    effects: tuple[Effect, ...] = ()
+    group = pending.group
+    if group is not None and pending.departure is Departure.HANDED_OVER:
+        if group.is_partitioned:
+            group = replace(group, slots=tuple(s.number for s in topic.slots))
+        if group.members:
+            topic = replace(topic, queue=(*topic.queue, group))
+    elif group is not None:
+        effects = tuple(not_ready(m.registration, reason) for m in group.members)
+        code = ServerError.SERVICE_NOT_READY
+        topic = with_refused_group(topic, group, code, reason, now)
+    effects += tuple(not_ready(p.registration, reason) for p in pending.newcomers)
+    if pending.answers:
+        effects += (Answer(pending.answers, topic.epoch, reason),)
+    return topic, effects
+
+
+def _answers(pending: PendingFence, epoch: int) -> tuple[Effect, ...]:
+    return (Answer(pending.answers, epoch),) if pending.answers else ()

@@ -1,0 +1,121 @@
+"""Actions whose answers a plan waits for: what brokers and pods are asked, and what they are ordered.
+
+An answer that may still come later is an answer too (``Unconfirmed``, ``is_open``, not known): it
+must not keep the rest of the visit, above all the status, from being done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final
+
+import structlog
+
+from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
+from onewriter_operator.documents import Json, metadata
+from onewriter_operator.kube import ApiRefused
+from onewriter_operator.plan.actions import (
+    Action,
+    DeleteLog,
+    Fence,
+    HandOver,
+    LookUpPod,
+    LookUpTopic,
+    RemovePod,
+)
+from onewriter_operator.plan.facts import DeletionResult, OrderResult, PodFacts, RemovalAttempt
+from onewriter_operator.plan.fenced import came_back
+from onewriter_operator.reconcile import removal
+from onewriter_operator.reconcile.api_calls import api_answer
+from onewriter_operator.reconcile.cache import TopicCache
+from onewriter_operator.reconcile.context import ReconcileContext
+
+UNCONFIRMED_SECONDS: Final = 5.0
+"""No broker could say whether a fenced pod is registered again: they are asked after so long."""
+
+log = structlog.get_logger(__name__)
+
+
+def has_answer(action: Action) -> bool:
+    """Whether the plan that asks for it waits for an answer."""
+    kinds = LookUpTopic | LookUpPod | Fence | HandOver | DeleteLog | RemovePod
+    return isinstance(action, kinds)
+
+
+class AnsweredActions:
+    """Asks them, and keeps the answers in the topic's cache."""
+
+    def __init__(self, context: ReconcileContext) -> None:
+        self._context = context
+
+    async def perform(self, document: Json, topic: str, cache: TopicCache, action: Action) -> None:
+        """Perform an action of an ExclusiveTopic for ``topic``. Raises RetryLater."""
+        now = asyncio.get_running_loop().time
+        match action:
+            case LookUpTopic(topic):
+                cache.stored = await self._context.fleet.stored(topic)
+                if cache.stored.is_known:
+                    self._context.note_declared_by(topic, cache.stored.declared_by)
+                    self._context.declarations.admit(document)
+                    self._context.fleet.declare()
+            case LookUpPod(namespace, name, uid):
+                cache.remember_pod(uid, await self._pod(namespace, name, uid), now())
+            case RemovePod():
+                former = cache.attempts.get(action.fence)
+                count = 0 if former is None else former[0].count
+                attempt = await self._remove(topic, action, count)
+                cache.attempts[action.fence] = (attempt, now())
+            case Fence(topic, epoch, order):
+                cache.fence = await _ordered(order, self._context.fleet.fence(topic, epoch))
+            case HandOver(topic, epoch, to, order):
+                handing = self._context.fleet.hand_over(topic, epoch, to)
+                cache.handover = await _ordered(order, handing)
+            case DeleteLog():
+                namespace = str(metadata(document)["namespace"])
+                cache.deletion = (await self._delete(action, namespace), now())
+            case _:
+                raise AssertionError(f"{action} is not a question")
+
+    async def _pod(self, namespace: str, name: str, uid: str) -> PodFacts:
+        """A pod; without the right to read it, no more than that it may be there."""
+        try:
+            return await api_answer(removal.look_up(self._context.kube, namespace, name, uid))
+        except ApiRefused as refused:
+            log.warning("pod.unreadable", namespace=namespace, pod=name, reason=str(refused))
+            return PodFacts()
+
+    async def _remove(self, topic: str, action: RemovePod, count: int) -> RemovalAttempt:
+        """Remove a pod, unless it has come back: its broker is asked, because its stream may be late.
+
+        ``count``: attempts that the API server has answered.
+        """
+        try:
+            view = await self._context.fleet.confirm(topic)
+        except (BrokerRefused, BrokerUnreachable) as error:
+            log.info("eviction.unconfirmed", pod=action.name, reason=str(error))
+            return RemovalAttempt("Unconfirmed", count, retry_after_seconds=UNCONFIRMED_SECONDS)
+        uid, _, epoch = action.fence.rpartition("@")
+        if came_back(view, {"podUID": uid, "epoch": int(epoch)}):
+            return RemovalAttempt("CameBack", count)
+        return await removal.remove(self._context.kube, action, count + 1)
+
+    async def _delete(self, action: DeleteLog, namespace: str) -> DeletionResult:
+        try:
+            is_gone = await self._context.fleet.delete(
+                action.topic, only_if_empty=action.only_if_empty, declared_by=namespace
+            )
+        except (BrokerRefused, BrokerUnreachable) as error:
+            return DeletionResult("Failed", str(error))
+        return DeletionResult("Deleted" if is_gone else "NotEmpty")
+
+
+async def _ordered(what: str, call: Awaitable[None]) -> OrderResult:
+    """What came of an order."""
+    try:
+        await call
+    except BrokerRefused as refused:
+        return OrderResult(what, "; ".join(refused.errors), is_news=True)
+    except BrokerUnreachable as error:
+        return OrderResult(what, f"unknown yet: {error}", is_news=True, is_open=True)
+    return OrderResult(what, is_news=True)

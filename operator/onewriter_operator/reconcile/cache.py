@@ -1,0 +1,100 @@
+"""What a visit remembers for the next one. All of it can be lost: status and brokers tell the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from onewriter_operator.documents import Json
+from onewriter_operator.plan.facts import (
+    DeletionResult,
+    OrderResult,
+    PodFacts,
+    RemovalAttempt,
+    StoredTopic,
+)
+
+POD_SECONDS: Final = 60.0
+"""A pod that is not watched is read anew after so long."""
+
+DELETION_SECONDS: Final = 5.0
+"""A failed deletion of a log is tried again after so long."""
+
+PODS_MAX: Final = 64
+"""Pods remembered per topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why an object that belongs to a topic cannot be written, and until when that is not tried.
+
+    ``is_foreign``: somebody else has its name.
+    """
+
+    message: str
+    until: float
+    is_foreign: bool = False
+
+
+@dataclass(slots=True)
+class ObjectCache:
+    """Of any object, by uid. Times are the loop's.
+
+    ``piece``: what the brokers are meant to have of it, and since when; ``editor``: who else had
+    written its status when the operator did so last, and when.
+    """
+
+    editor: tuple[str, str] = ("", "")
+    piece: tuple[str, float] = ("", 0.0)
+
+    def pending_seconds(self, piece: str, now: float) -> float:
+        """For how long the brokers have been meant to have this piece."""
+        if self.piece[0] != piece:
+            self.piece = (piece, now)
+        return now - self.piece[1]
+
+
+@dataclass(slots=True)
+class TopicCache(ObjectCache):
+    """Of an ExclusiveTopic."""
+
+    stored: StoredTopic | None = None
+    epoch_seen: int = 0
+    pods: dict[str, tuple[PodFacts, float]] = field(default_factory=dict)
+    fenced_since: dict[str, float] = field(default_factory=dict)
+    attempts: dict[str, tuple[RemovalAttempt, float]] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
+    obstacles: dict[str, Obstacle] = field(default_factory=dict)
+    fenced_pods: tuple[Json, ...] | None = None
+    ahead_since: float | None = None
+    fence: OrderResult | None = None
+    handover: OrderResult | None = None
+    deletion: tuple[DeletionResult, float] | None = None
+    drift: tuple[str, ...] = ()
+    reconcile_at: str = ""
+
+    def ahead_seconds(self, now: float, *, is_ahead: bool) -> float:
+        """For how long what is there has spoken of a later epoch than is known."""
+        if not is_ahead:
+            self.ahead_since = None
+            return 0.0
+        self.ahead_since = now if self.ahead_since is None else self.ahead_since
+        return now - self.ahead_since
+
+    def present_obstacles(self, now: float) -> dict[str, Obstacle]:
+        """What still is in the way, by kind/name."""
+        self.obstacles = {name: each for name, each in self.obstacles.items() if each.until > now}
+        return self.obstacles
+
+    def remember_pod(self, uid: str, facts: PodFacts, now: float) -> None:
+        """A pod was read."""
+        self.pods[uid] = (facts, now)
+        while len(self.pods) > PODS_MAX:
+            del self.pods[next(iter(self.pods))]
+
+    def known_pod(self, uid: str, now: float) -> PodFacts | None:
+        """A pod as it was read, if that still counts: a uid that is gone never comes back."""
+        found = self.pods.get(uid)
+        if found is None or (found[0].exists and now - found[1] > POD_SECONDS):
+            return None
+        return found[0]

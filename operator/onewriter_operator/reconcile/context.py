@@ -1,0 +1,71 @@
+"""What the visits to every kind of declared object share: whom they ask, and what they see of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from typing import Any
+
+from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.configuration import OptIn
+from onewriter_operator.declarations import Declarations
+from onewriter_operator.documents import TOPIC, Json, key_of, status_editor
+from onewriter_operator.events import Recorder
+from onewriter_operator.kube import Kube
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.reconcile.cache import ObjectCache
+from onewriter_operator.reconcile.followed_pods import FollowedPods
+from onewriter_operator.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileContext:
+    """The parts of the operator that a visit needs. ``wall_clock``: Unix time."""
+
+    kube: Kube
+    store: Store
+    declarations: Declarations
+    fleet: Fleet
+    recorder: Recorder
+    metrics: Metrics
+    followed: FollowedPods
+    wall_clock: Callable[[], float]
+    leader_services: OptIn = OptIn(enabled=True)
+    pod_deletion: OptIn = OptIn(enabled=True)
+    changed: Callable[[str], None] = lambda _topic: None
+
+    def note_declared_by(self, topic: str, namespace: str) -> None:
+        """A broker says which namespace declared a topic first: it decides whose object counts."""
+        if self.declarations.declared_by(topic, namespace):
+            self.fleet.declare()
+            self.changed(topic)
+
+    def facts(self, document: Json, cache: ObjectCache, fields: Container[str]) -> dict[str, Any]:
+        """The fields of ``plan.facts.Facts``; nobody else may write these ``fields`` of the status."""
+        key = key_of(document)
+        standing = self.declarations.standing(key)
+        found = self.fleet.view(standing.topic) if key.kind == TOPIC.kind else None
+        if found is not None and "declaredBy" in found.status:
+            self.note_declared_by(standing.topic, str(found.status["declaredBy"] or ""))
+            standing = self.declarations.standing(key)
+        view = self.fleet.view(standing.topic) if standing.is_passed_on else None
+        waiting = self.fleet.why_waiting(standing.topic) if standing.is_passed_on else ""
+        piece = self.declarations.piece(key)
+        applied = self.fleet.applied(key, piece)
+        if self.declarations.is_held_back(document):
+            applied = replace(applied, is_held_back=True)
+        editor = status_editor(document, fields)
+        return {
+            "document": document,
+            "now": self.wall_clock(),
+            "standing": standing,
+            "applied": applied,
+            "brokers": self.fleet.state(),
+            "view": None if view is None else view.status,
+            "view_age_seconds": self.fleet.age_seconds(standing.topic),
+            "bucket_waiting": waiting,
+            "is_lost": self.fleet.is_lost(standing.topic),
+            "pending_seconds": cache.pending_seconds(piece, asyncio.get_running_loop().time()),
+            "status_editor": editor[0] if editor != cache.editor else "",
+        }

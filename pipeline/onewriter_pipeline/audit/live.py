@@ -1,0 +1,200 @@
+"""Facts of live logs: who reads what, and how a task observes its part of a log through the brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
+from onewriter_pipeline.audit.observer import Observer
+from onewriter_pipeline.audit.records import Records
+from onewriter_pipeline.audit.repeats import Doubtful
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.frames import MarkerFrame
+from onewriter_pipeline.brokers.segments import LogState, Segment, Segments
+from onewriter_pipeline.errors import Away, Damaged, LogEnds, Trimmed
+from onewriter_pipeline.read.offsets import END_OF_LOG, divided, runs_between, tasks_for
+
+HOLES_MAX: Final = 1_000
+"""Places of one task at which a log goes on behind a hole."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Blocks and markers of one log that begin in [start, end); can be pickled."""
+
+    log: str
+    number: int
+    start: Position
+    end: Position
+    is_first: bool
+    exclusive: dict[int, bool]
+    printed: frozenset[str] = frozenset()
+    """Producers whose entries are to be told apart one by one."""
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What is known beside the blocks: records of the audit, and rows of LOGS, by log."""
+
+    records: Records = field(default_factory=Records)
+    held: dict[str, Segments] = field(default_factory=dict)
+    logs: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def look_around(broker: Broker, logs: Sequence[str]) -> Surroundings:
+    """What there is, in the order that lets fences and blocks that come meanwhile be told from wrong ones.
+
+    Fences whose records are read first must have left markers in what is read after that; the rest of
+    the audit is read behind the logs, by ``look_again``.
+    """
+    found = Surroundings()
+    count = broker.buckets()
+    buckets = {log: bucket_of(TopicName.parse(log), count) for log in logs}
+    for bucket in sorted(set(buckets.values())):
+        found.records.add(bucket, broker.audit(bucket))
+    settled: dict[str, int] = {}
+    for row in found.records.rows:
+        if row["kind"] == "fenced":
+            settled[row["log"]] = max(settled.get(row["log"], 0), row["ledger"])
+    for log in logs:
+        found.held[log] = _segments(broker, log, found.notes)
+        known = {"log": log, "bucket": buckets[log], "settled": settled.get(log, 0)}
+        found.logs.append(known)
+    return found
+
+
+def look_again(broker: Broker, found: Surroundings) -> None:
+    """What the store remembers of each log now, and what came to the audit meanwhile.
+
+    In this order: the state knows what the blocks show, and the audit when somebody had it forget an app.
+    """
+    for row in found.logs:
+        held = found.held[row["log"]]
+        if held.end < END_OF_LOG:
+            row.update(state_columns(broker.state(row["log"], held.end.previous)))
+    newest: dict[int, str] = {}
+    for known in found.records.rows:
+        newest[known["bucket"]] = known["id"]
+    for bucket in sorted({row["bucket"] for row in found.logs}):
+        found.records.add(bucket, broker.audit(bucket, newest.get(bucket, "")))
+
+
+def state_columns(state: LogState) -> dict[str, Any]:
+    """The columns of LOGS that say what the store remembers."""
+    return {
+        "state_epoch": state.epoch,
+        "state_ledger": state.ledger,
+        "bucket_ledger": state.bucket_ledger,
+        "published": list(state.published.items()),
+        "trimmed_ledger": None if state.trimmed is None else state.trimmed.ledger,
+        "trimmed_entry": None if state.trimmed is None else state.trimmed.entry,
+    }
+
+
+def _segments(broker: Broker, log: str, notes: list[str]) -> Segments:
+    """What the broker tells of a log; where it cannot tell, the log is read in one go."""
+    try:
+        return broker.segments(log)
+    except (Away, Damaged) as error:
+        notes.append(f"{log}: its segments are unknown ({error}); it was read in one piece")
+        return Segments(log, 0, 0, EARLIEST, END_OF_LOG, ())
+
+
+def parts_of(held: Iterable[Segments], cores: int) -> list[LogPart]:
+    """Divide logs among tasks: each block and marker belongs to one part."""
+    runs = {each.log: runs_between(each.segments) for each in held}
+    weight = sum(run.weight for each in runs.values() for run in each)
+    entries = sum(run.entries for each in runs.values() for run in each)
+    tasks = tasks_for(weight, entries, cores=cores, tasks_min=1, entries_max=0)
+    spans = [span for task in divided(list(runs.items()), max(1, tasks)) for span in task]
+    parts: list[LogPart] = []
+    for each in held:
+        cuts = [span.start for span in spans if span.log == each.log][1:]
+        edges = [each.first, *cuts, each.end]
+        for number in range(len(edges) - 1):
+            start, end = edges[number], edges[number + 1]
+            if start < end:
+                mine = _exclusive(each.segments, start, end)
+                parts.append(LogPart(each.log, number, start, end, number == 0, mine))
+    return parts
+
+
+def bytes_of(held: Iterable[Segments]) -> int | None:
+    """What there is to read of some logs; None: nobody knows."""
+    logs = list(held)
+    if any(each.end == END_OF_LOG for each in logs):
+        return None
+    return sum(segment.bytes for each in logs for segment in each.segments)
+
+
+def printing(parts: Iterable[LogPart], wanted: Mapping[str, Doubtful]) -> list[LogPart]:
+    """The parts of these logs, to be read once more for the prints of these producers."""
+    return [
+        replace(part, printed=frozenset(wanted[part.log].producers))
+        for part in parts
+        if part.log in wanted
+    ]
+
+
+def _exclusive(segments: Iterable[Segment], start: Position, end: Position) -> dict[int, bool]:
+    return {
+        each.ledger: each.epoch is not None and bool(each.producer)
+        for each in segments
+        if start.ledger <= each.ledger <= end.ledger
+    }
+
+
+def observe(access: Access, part: LogPart) -> Iterator[pa.RecordBatch]:
+    """The facts of a part. What cannot be read is a fact, too; raises PipelineError beside that."""
+    observer = Observer(part.log, part.number, part.exclusive, part.printed)
+    at: Position | None = part.start if part.is_first else part.start.previous
+    with Broker(access) as broker:
+        for _ in range(HOLES_MAX):
+            try:
+                yield from _observed(broker, part, at, observer)
+                break
+            except Trimmed as gone:
+                if gone.first is None or gone.first >= part.end:
+                    break
+                _note_hole(observer, part, gone)
+                at = gone.first
+            except LogEnds as ended:
+                observer.fault("S5", str(ended), ended.end)
+                break
+            except Damaged as damaged:
+                observer.fault("S7", f"a block cannot be read: {damaged}", at or part.start)
+                break
+        else:
+            text = f"there are more than {HOLES_MAX} holes: later entries were not checked"
+            observer.fault("S5", text, at or part.start)
+    yield from observer.due()
+
+
+def _observed(
+    broker: Broker, part: LogPart, at: Position | None, observer: Observer
+) -> Iterator[pa.RecordBatch]:
+    start = None if at == EARLIEST else at
+    end = None if part.end == END_OF_LOG else part.end
+    for frame in broker.frames(part.log, start, end, publishers=True):
+        if isinstance(frame, MarkerFrame):
+            if part.start <= frame.position < part.end:
+                observer.marker(frame)
+        elif frame.first < part.start and not part.is_first:
+            observer.seed(frame)
+        elif frame.first < part.end:
+            yield from observer.block(frame)
+
+
+def _note_hole(observer: Observer, part: LogPart, gone: Trimmed) -> None:
+    """A trim explains what is gone below its horizon, and nothing explains the rest."""
+    if gone.first is None:
+        return
+    if gone.trimmed is None or gone.first > gone.trimmed:
+        observer.fault("S5", f"{part.log}: {gone}", part.start, gone.first)
+    observer.cut(gone.first)

@@ -1,0 +1,441 @@
+"""Blocks and markers of a log, in their stored order, into facts. Pure; by arrays, chunk by chunk."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import google_crc32c
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.publishers import decode_publisher
+from onewriter_pipeline.audit import facts
+from onewriter_pipeline.audit.names import names_of
+from onewriter_pipeline.binaries import Bools, Signed
+from onewriter_pipeline.brokers.frames import BlockFrame, Chunk, Gatherer, MarkerFrame
+from onewriter_pipeline.decode.entries import Damage, Entries, Metadata, read_entries
+from onewriter_pipeline.decode.words import PADDING, words_of
+from onewriter_pipeline.tables.publishes import publish_of
+
+ORDINALS: Final = 1 << 40
+"""Ordinals of one task: more than it can read blocks."""
+
+TEXT_SHOWN_MAX: Final = 200
+"""Characters of a damaged name of a publisher that a sentence quotes."""
+
+_CHAIN_START: Final = bytes(16)
+_CHAIN_HEAD: Final = struct.Struct("<QQ")
+_NUMBER: Final = struct.Struct("<I")
+
+
+def chained(previous: bytes, block: BlockFrame) -> bytes:
+    """The hash of a block that follows on the one hashed as ``previous`` (docs/log-format.md)."""
+    digest = hashlib.blake2b(previous, digest_size=len(_CHAIN_START))
+    digest.update(_CHAIN_HEAD.pack(*block.first))
+    digest.update(block.lengths.astype("<u4").tobytes())
+    digest.update(_NUMBER.pack(google_crc32c.value(bytes(block.payload))))
+    return digest.digest()
+
+
+def _are(data: bytes, starts: Signed, stops: Signed, text: bytes) -> Bools:
+    """Whether ``data[starts[i] : stops[i]]`` is a text, for each ``i``."""
+    found: Bools = stops - starts == len(text)
+    letters = np.frombuffer(data, np.uint8)
+    at = starts[found][:, None] + np.arange(len(text))
+    found[found] = (letters[at] == np.frombuffer(text, np.uint8)).all(axis=1)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """An atomic publish whose last block is still to come."""
+
+    name: str
+    since: Position
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What is remembered of a block until its entries are observed."""
+
+    ordinal: int
+    entries: int
+    publish: str
+
+
+class Observer:
+    """Observes one log from one position on. Feed it in order; take what is ``due`` after each.
+
+    ``exclusive``: which ledgers are known to have one holder; those of markers are added to it.
+    ``number`` is that of the task: ordinals rise with it. ``printed``: producers whose entries are to be
+    told apart one by one, as their numbers leave it open whether one is there twice.
+    """
+
+    def __init__(
+        self,
+        log: str,
+        number: int,
+        exclusive: Mapping[int, bool],
+        printed: Collection[str] = frozenset(),
+    ) -> None:
+        self._log = log
+        self._printed = printed
+        self._ordinal = number * ORDINALS
+        self._exclusive = dict(exclusive)
+        self._gatherer = Gatherer(EARLIEST)
+        self._blocks: list[_Block] = []
+        self._rows: list[dict[str, Any]] = []
+        self._ledger = 0
+        self._next = 0
+        self._chain: bytes | None = None
+        self._open: _Open | None = None
+        self._named: tuple[int, str, str] | None = None
+
+    # ------------------------------------------------------------ feeding
+
+    def seed(self, block: BlockFrame) -> None:
+        """The block in front of the first one that is observed: what that one follows on."""
+        self._follow(block)
+        if block.publish and not block.ends_publish:
+            self._open = _Open(block.publish, block.first)
+
+    def block(self, block: BlockFrame) -> Iterator[pa.RecordBatch]:
+        """The next block."""
+        self._ordinal += 1
+        self._check_chain(block)
+        self._check_publish(block)
+        self._gatherer.add(block)
+        self._blocks.append(_Block(self._ordinal, len(block.lengths), block.publish))
+        if self._gatherer.is_due:
+            yield from self.due()
+
+    def marker(self, marker: MarkerFrame) -> None:
+        """The next marker."""
+        self._ordinal += 1
+        self._torn(marker.position)
+        fields = marker.fields
+        epoch = fields.get("epoch", "")
+        holder = fields.get("producer", "")
+        self._exclusive[marker.ledger] = bool(epoch.isdecimal() and holder)
+        self._ledger, self._next, self._chain = marker.ledger, 1, _CHAIN_START
+        time = fields.get("t", "")
+        self._add(
+            facts.MARKER,
+            ledger=marker.ledger,
+            first=0,
+            last=0,
+            epoch=int(epoch) if epoch.isdecimal() else None,
+            producer=holder or None,
+            subject=fields.get("subject") or "",
+            owner=fields.get("owner"),
+            time_ms=int(time) if time.isdecimal() else None,
+        )
+
+    def cut(self, first: Position) -> None:
+        """What was to come is gone: the log goes on at ``first``."""
+        self._ordinal += 1
+        self._chain, self._open, self._next = None, None, 0
+        self._add(facts.CUT, ledger=first.ledger, first=first.entry, last=first.entry)
+
+    def fault(self, predicate: str, sentence: str, *where: Position) -> None:
+        """Something is wrong at these positions."""
+        place = ",".join(map(str, where))
+        self._add(facts.FAULT, predicate=predicate, place=place, sentence=sentence)
+
+    def due(self) -> Iterator[pa.RecordBatch]:
+        """All facts that were not taken yet."""
+        chunk = self._gatherer.chunk()
+        if chunk is not None:
+            yield from self._observe(chunk)
+        if self._rows:
+            yield facts.facts_of(self._rows)
+            self._rows = []
+
+    # ------------------------------------------------------------ one block
+
+    def _add(self, kind: str, **columns: Any) -> None:
+        columns.setdefault("ordinal", self._ordinal)
+        self._rows.append({"log": self._log, "kind": kind} | columns)
+
+    def _follow(self, block: BlockFrame) -> None:
+        self._ledger = block.first.ledger
+        self._next, self._chain = block.last.entry + 1, block.chain
+
+    def _check_chain(self, block: BlockFrame) -> None:
+        ledger, entry = block.first
+        if ledger != self._ledger and self._ledger:
+            self._chain = None
+        follows = self._chain is not None and entry == self._next
+        if follows and chained(self._chain or _CHAIN_START, block) != block.chain:
+            self.fault(
+                "S7",
+                f"the entries {block.first} to {block.last} are not those that were written: their"
+                " hash does not follow on the one before",
+                block.first,
+                block.last,
+            )
+        if ledger >= self._ledger:
+            self._follow(block)
+
+    def _check_publish(self, block: BlockFrame) -> None:
+        if self._open is not None and block.publish != self._open.name:
+            self._torn(block.first)
+        if not block.publish:
+            return
+        self._note_publisher(block)
+        since = block.first if self._open is None else self._open.since
+        self._open = _Open(block.publish, since)
+        if block.ends_publish:
+            self._open = None
+            app, version = publish_of(block.publish)
+            self._add(
+                facts.PUBLISH,
+                ledger=since.ledger,
+                first=since.entry,
+                producer=app,
+                sequence=version,
+                last_sequence=version,
+            )
+
+    def _note_publisher(self, block: BlockFrame) -> None:
+        """Who published a block, where that is another one than before."""
+        app, _ = publish_of(block.publish)
+        named = None if block.by is None else (block.first.ledger, app, block.by)
+        if named == self._named:
+            return
+        self._named = named
+        if block.by is None:
+            return
+        publisher = decode_publisher(block.by)
+        if publisher is None:
+            text = f"{block.by[:TEXT_SHOWN_MAX]!r}"
+            sentence = f"publish {block.publish} names a publisher that cannot be read: {text}"
+            self.fault("S15", sentence, block.first)
+            return
+        self._add(
+            facts.PUBLISHER,
+            ledger=block.first.ledger,
+            first=block.first.entry,
+            producer=app,
+            uuid=block.publish,
+            subject=publisher.subject,
+            pod_uid=publisher.pod_uid,
+        )
+
+    def _torn(self, position: Position) -> None:
+        if self._open is not None:
+            self.fault(
+                "S15",
+                f"only a part of publish {self._open.name} is before {position}",
+                self._open.since,
+                position,
+            )
+            self._open = None
+
+    # ------------------------------------------------------------ many entries
+
+    def _observe(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        blocks, self._blocks = self._blocks, []
+        sizes = np.array([each.entries for each in blocks], np.int64)
+        atomic = np.repeat(np.array([bool(each.publish) for each in blocks]), sizes)
+        ordinals = np.repeat(np.array([each.ordinal for each in blocks], np.int64), sizes)
+        self._runs(chunk, ordinals)
+        data = chunk.payload + PADDING
+        entries = read_entries(data, words_of(data), chunk.offsets, verify_checksums=False)
+        readable = (entries.damage == Damage.NONE) | (entries.damage == Damage.ENCRYPTED)
+        unread = np.flatnonzero(
+            ~readable & ~atomic
+        )  # those of a publish are found not to be its own
+        if len(unread):
+            self._add(facts.UNREAD, ordinal=int(ordinals[unread[0]]), entries=len(unread))
+        if atomic.any():
+            self._check_own(chunk, entries, data, readable)
+        which = np.flatnonzero(readable & ~atomic)
+        if not len(which):
+            return
+        writers = _Writers(chunk, entries, data, which)
+        self._rows += [
+            {"log": self._log, "ordinal": int(ordinals[index])} | row
+            for index, row in writers.rows()
+        ]
+        known = {ledger: flag for ledger, flag in self._exclusive.items() if flag}
+        shared = which[~np.isin(chunk.ledger[which], np.fromiter(known, np.int64, len(known)))]
+        self._rows += [
+            {"log": self._log, "ordinal": int(ordinals[index])} | row
+            for index, row in writers.spreads(shared)
+        ]
+        shared = writers.of(self._printed, shared)
+        if len(shared):
+            yield facts.prints_of(self._log, writers.prints(shared, ordinals))
+
+    def _check_own(self, chunk: Chunk, entries: Entries, data: bytes, readable: Bools) -> None:
+        """The entries of an atomic publish are by its app, under its version."""
+        said = entries.metadata
+        sequence, (starts, stops) = (
+            said.signed(Metadata.SEQUENCE_ID),
+            said.slices(Metadata.PRODUCER_NAME),
+        )
+        for part in chunk.publishes:
+            here = slice(part.start, part.stop)
+            app, version = publish_of(part.name)
+            own = readable[here] & (sequence[here] == version)
+            own[own] = _are(data, starts[here][own], stops[here][own], app.encode())
+            if not own.all():
+                at = part.start + int(np.flatnonzero(~own)[0])
+                text = f"an entry among those of publish {part.name} is not its own"
+                self.fault("S15", text, Position(int(chunk.ledger[at]), int(chunk.entry[at])))
+
+    def _runs(self, chunk: Chunk, ordinals: Signed) -> None:
+        breaks = (np.diff(chunk.ledger) != 0) | (np.diff(chunk.entry) != 1)
+        breaks |= np.diff(ordinals) > 1  # a marker stands between them
+        starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
+        stops = [*(starts[1:] - 1).tolist(), len(chunk) - 1]
+        messages = np.add.reduceat(chunk.messages.astype(np.int64), starts)
+        for number, (start, stop) in enumerate(zip(starts.tolist(), stops, strict=True)):
+            self._add(
+                facts.RUN,
+                ordinal=int(ordinals[start]),
+                ledger=int(chunk.ledger[start]),
+                first=int(chunk.entry[start]),
+                last=int(chunk.entry[stop]),
+                entries=stop - start + 1,
+                messages=int(messages[number]),
+                bytes=int(chunk.offsets[stop + 1] - chunk.offsets[start]),
+            )
+
+
+def _rises(sequence: Signed, part: Signed) -> Bools:
+    """For each entry but the first: whether it is numbered above the one before it."""
+    is_next_part = (sequence[1:] == sequence[:-1]) & (part[1:] > part[:-1])
+    rises: Bools = (sequence[1:] > sequence[:-1]) | is_next_part
+    return rises
+
+
+class _Writers:
+    """Some entries of a chunk, told apart by ledger and producer."""
+
+    def __init__(self, chunk: Chunk, entries: Entries, data: bytes, which: Signed) -> None:
+        said = entries.metadata
+        self._chunk, self._data = chunk, data
+        self._codes = np.full(len(chunk), -1, np.int64)
+        self._codes[which], self._names = names_of(
+            data, *said.slices(Metadata.PRODUCER_NAME), which
+        )
+        self._sequence = said.signed(Metadata.SEQUENCE_ID)
+        self._published = said.signed(Metadata.PUBLISH_TIME)
+        self._part = np.where(said.has(Metadata.CHUNK_ID), said.signed_32(Metadata.CHUNK_ID), 0)
+        self._uuids = said.slices(Metadata.UUID)
+        self._which = which
+
+    def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Facts, each with the index of the entry that it begins with."""
+        for mine in self._told_apart(self._which):
+            yield from self._writer(mine)
+
+    def spreads(self, shared: Signed) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The numbers of these entries, by producer; each with the index of the entry that it begins with."""
+        for mine in self._told_apart(shared):
+            sequence, part = self._sequence[mine], self._part[mine]
+            who = {
+                "ledger": int(self._chunk.ledger[mine[0]]),
+                "producer": self._names[self._codes[mine[0]]],
+            }
+            yield (
+                int(mine[0]),
+                who
+                | {
+                    "kind": facts.SPREAD if _rises(sequence, part).all() else facts.TANGLE,
+                    "sequence": int(sequence.min()),
+                    "last_sequence": int(sequence.max()),
+                    "entries": len(mine),
+                },
+            )
+
+    def of(self, producers: Collection[str], which: Signed) -> Signed:
+        """Those entries that are by one of these producers."""
+        codes = [code for code, name in enumerate(self._names) if name in producers]
+        return which[np.isin(self._codes[which], np.array(codes, np.int64))]
+
+    def _told_apart(self, which: Signed) -> Iterator[Signed]:
+        """These entries by ledger and producer, each in their stored order."""
+        if not len(which):
+            return
+        ledger, codes = self._chunk.ledger, self._codes
+        if len(self._names) > 1:
+            which = which[np.lexsort((codes[which], ledger[which]))]
+        breaks = (np.diff(ledger[which]) != 0) | (np.diff(codes[which]) != 0)
+        starts = [0, *(np.flatnonzero(breaks) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], len(which)], strict=True):
+            yield which[start:stop]
+
+    def _writer(self, mine: Signed) -> Iterator[tuple[int, dict[str, Any]]]:
+        first, last = int(mine[0]), int(mine[-1])
+        who = {
+            "ledger": int(self._chunk.ledger[first]),
+            "producer": self._names[self._codes[first]],
+        }
+        yield (
+            first,
+            who
+            | self._numbers(first)
+            | {f"last_{name}": value for name, value in self._numbers(last).items()}
+            | {
+                "kind": facts.WRITER,
+                "first": int(self._chunk.entry[first]),
+                "last": int(self._chunk.entry[last]),
+                "entries": len(mine),
+            },
+        )
+        falls, torn = self._wrong(mine)
+        for kind, found in ((facts.FALL, falls), (facts.TORN, torn)):
+            if found.any():
+                here = int(np.flatnonzero(found)[0]) + 1
+                before, after = int(mine[here - 1]), int(mine[here])
+                entry = self._chunk.entry
+                places = {"first": int(entry[before]), "last": int(entry[after])}
+                numbers = {f"last_{n}": v for n, v in self._numbers(before).items()}
+                count = {"entries": int(found.sum()), "kind": kind}
+                yield after, who | self._numbers(after) | numbers | places | count
+
+    def _numbers(self, index: int) -> dict[str, Any]:
+        start, stop = (int(each[index]) for each in self._uuids)
+        return {
+            "sequence": int(self._sequence[index]),
+            "chunk": int(self._part[index]),
+            "published_ms": int(self._published[index]),
+            "uuid": self._data[start:stop].decode(errors="replace"),
+        }
+
+    def _wrong(self, mine: Signed) -> tuple[Bools, Bools]:
+        """For each entry but the first: whether its number falls; whether a chunk lacks in front of it."""
+        part = self._part[mine]
+        rises = _rises(self._sequence[mine], part)
+        falls: Bools = ~rises & (np.diff(self._published[mine]) <= 0)
+        torn: Bools = np.zeros(len(rises), np.bool_)
+        for index in np.flatnonzero(rises & (part[1:] > 0)).tolist():
+            before, after = self._numbers(int(mine[index])), self._numbers(int(mine[index + 1]))
+            follows = after["uuid"] == before["uuid"] and after["chunk"] == before["chunk"] + 1
+            torn[index] = not follows
+        return falls, torn
+
+    def prints(self, which: Signed, ordinals: NDArray[np.int64]) -> dict[str, Any]:
+        """Columns of what tells these entries apart."""
+        offsets, data = self._chunk.offsets, self._data
+        slices = map(slice, offsets[which].tolist(), offsets[which + 1].tolist())
+        return {
+            "ordinal": ordinals[which],
+            "ledger": self._chunk.ledger[which],
+            "first": self._chunk.entry[which],
+            "producer": np.array(self._names, object)[self._codes[which]],
+            "sequence": self._sequence[which],
+            "print": np.fromiter(
+                map(zlib.crc32, map(data.__getitem__, slices)), np.int64, len(which)
+            ),
+        }

@@ -1,0 +1,53 @@
+"""Whose numbers leave it open whether an entry is stored twice, where nobody had a ledger alone. Pure.
+
+Numbers that rise in each chunk, and from chunk to chunk, are there once. So only the entries of the other
+producers are compared one by one: most logs have none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onewriter_pipeline.audit import facts
+
+
+@dataclass(slots=True)
+class Doubtful:
+    """Producers of one log, and how many entries they wrote where nobody had it alone."""
+
+    producers: set[str] = field(default_factory=set)
+    entries: int = 0
+
+
+def doubtful(observed: pa.Table) -> dict[str, Doubtful]:
+    """Producers whose numbers fall within a chunk, or stand in two chunks, by log."""
+    kinds = pa.array([facts.SPREAD, facts.TANGLE])
+    columns = ["log", "producer", "sequence", "last_sequence", "entries", "kind"]
+    order = [(name, "ascending") for name in columns[:3]]
+    numbers = observed.filter(pc.is_in(observed["kind"], kinds)).select(columns).sort_by(order)
+    if not len(numbers):
+        return {}
+    first, last = (np.asarray(numbers[name]) for name in ("sequence", "last_sequence"))
+    is_open = np.asarray(pc.equal(numbers["kind"], facts.TANGLE)).copy()
+    same = _same_as_before(numbers["log"]) & _same_as_before(numbers["producer"])
+    # Of ranges in the order of their beginnings some overlap only if two that follow each other do.
+    is_open[1:] |= same & (first[1:] <= last[:-1])
+    found: dict[str, Doubtful] = {}
+    for row in numbers.filter(pa.array(is_open)).select(["log", "producer"]).to_pylist():
+        found.setdefault(row["log"], Doubtful()).producers.add(row["producer"])
+    for log, each in found.items():
+        mine = pc.and_(
+            pc.equal(numbers["log"], log),
+            pc.is_in(numbers["producer"], pa.array(sorted(each.producers))),
+        )
+        each.entries = int(pc.sum(numbers.filter(mine)["entries"]).as_py())
+    return found
+
+
+def _same_as_before(column: pa.ChunkedArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    whole = column.combine_chunks()
+    return np.asarray(pc.equal(whole[1:], whole[:-1]))

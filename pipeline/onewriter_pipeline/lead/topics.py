@@ -1,0 +1,443 @@
+"""The topics that a driver leads, for which of its writes, and for how long. No processes, no sockets.
+
+A *use* is one query, or one batch write. Uses of one driver share the leadership of a topic: it is the
+driver that leads. A topic is given back when its last use has ended: a batch write with its commit or
+abort; a query when it fails, or when no batch came within its idle time.
+
+A batch keeps the epochs that it began under. Was one of them lost meanwhile, the batch fails, and so does
+the next one of that use if nobody was told yet: a query that was superseded stops. Whatever begins later
+leads again as its access mode permits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from onewriter import (
+    AccessMode,
+    Client,
+    ConfigurationError,
+    Fenced,
+    Leadership,
+    OnewriterError,
+    ProducerOptions,
+    Refused,
+    ServerError,
+    Tls,
+    Unavailable,
+)
+from onewriter_core.ids import TopicName
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.errors import Away, Conflict, Invalid, NotAllowed, NotFound, PipelineError
+from onewriter_pipeline.lead.requests import (
+    BEGIN,
+    EXCLUSIVE,
+    EXCLUSIVE_WITH_FENCING,
+    WAIT_FOR_EXCLUSIVE,
+    Asking,
+    Grant,
+)
+
+USES_MAX: Final = 1_000
+"""Queries and batch writes of one driver at once."""
+
+TOPICS_MAX: Final = 1_000
+"""Topics that one driver leads at once."""
+
+BATCH_SECONDS_MAX: Final = 6 * 3600.0
+"""A batch that has not ended by then has not come to its end: what it staged has expired."""
+
+CAPABILITY_SECONDS: Final = BATCH_SECONDS_MAX
+"""How long executors may stage with what they were given."""
+
+NAME_DEFAULT: Final = "spark"
+NAME_CHARACTERS: Final = 100
+NAME_BYTES: Final = 4
+"""Of the producer that leads: the app, so much of it, and random bytes."""
+
+RELEASE_SECONDS: Final = 10.0
+"""How long giving a topic back may take."""
+
+_MODES: Final = {
+    EXCLUSIVE: AccessMode.EXCLUSIVE,
+    EXCLUSIVE_WITH_FENCING: AccessMode.EXCLUSIVE_WITH_FENCING,
+    WAIT_FOR_EXCLUSIVE: AccessMode.WAIT_FOR_EXCLUSIVE,
+}
+
+log = logging.getLogger("onewriter")
+
+
+class Opening(Protocol):
+    """Makes a client of the SDK for the brokers that a request names."""
+
+    def __call__(self, access: Access, service_url: str) -> Client:
+        """A client that is not open yet. Raises ConfigurationError."""
+        ...
+
+
+def client_of(access: Access, service_url: str) -> Client:
+    """A client with the same credentials as the connector's. Raises ConfigurationError."""
+    token: str | Path | None = Path(access.token_file) if access.token_file else access.token
+    tls = Tls(
+        ca_file=_path(access.ca_file),
+        certificate_file=_path(access.certificate_file),
+        key_file=_path(access.key_file),
+        check_host_name=access.verify,
+        verify=access.verify,
+    )
+    return Client(service_url, token=token or None, tls=tls, version="onewriter-spark")
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+@dataclass(slots=True)
+class _Use:
+    """A query or a batch write."""
+
+    key: str
+    idle_seconds: float
+    is_in_batch: bool = True
+    grants: dict[str, int] = field(default_factory=dict)
+    """The epoch of each topic that it uses."""
+    lost: dict[str, str] = field(default_factory=dict)
+    """Topics that were lost since, and why."""
+    ends_at: float = 0.0
+    """When it counts as over, by the loop's clock."""
+
+
+class _Led:
+    """A topic that is led."""
+
+    def __init__(self, name: str, place: tuple[Access, str], leadership: Leadership) -> None:
+        self.name = name
+        self.place = place
+        self.leadership = leadership
+        self.uses: set[str] = set()
+
+
+class _Room:
+    """A client for one kind of access, in a task of its own: open while its topics are led."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._stop = asyncio.Event()
+        self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self.users = 0
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def client(self) -> Client:
+        """The client, open."""
+        return await asyncio.shield(self._opened)
+
+    async def close(self) -> None:
+        """Close it and wait until it is closed."""
+        self._stop.set()
+        await asyncio.wait((self._task,))
+
+    async def _run(self) -> None:
+        try:
+            async with self._client:
+                self._opened.set_result(self._client)
+                await self._stop.wait()
+        except Exception as error:
+            log.exception("a client of the leader process failed")
+            if not self._opened.done():
+                self._opened.set_exception(error)
+
+
+class Topics:
+    """All that one driver leads. For one event loop; ``close`` gives everything back."""
+
+    def __init__(self, opening: Opening = client_of) -> None:
+        self._opening = opening
+        self._uses: dict[str, _Use] = {}
+        self._led: dict[tuple[Access, str], _Led] = {}
+        self._rooms: dict[tuple[Access, str], _Room] = {}
+        self._locks: dict[tuple[Access, str], asyncio.Lock] = {}
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it leads nothing, and nobody uses it."""
+        return not self._uses and not self._led
+
+    def status(self) -> dict[str, Any]:
+        """What is led, and for whom."""
+        return {
+            "topics": {led.name: led.leadership.epoch for led in self._led.values()},
+            "uses": {use.key: use.is_in_batch for use in self._uses.values()},
+        }
+
+    async def begin(self, asking: Asking) -> dict[str, Grant]:
+        """A batch begins: its topics' grants. Raises PipelineError."""
+        use = self._uses.get(asking.use)
+        if use is None:
+            if len(self._uses) >= USES_MAX:
+                raise Invalid(
+                    f"this driver has {USES_MAX} queries and batch writes at once already"
+                )
+            use = self._uses[asking.use] = _Use(asking.use, asking.idle_seconds)
+        elif not use.is_in_batch:
+            for led in [each for each in self._led.values() if use.key in each.uses]:
+                await self._prove(led)
+            if use.lost:
+                await self._drop(use)
+                raise Conflict("; ".join(use.lost.values()))
+        is_new = not use.is_in_batch or not use.grants
+        use.is_in_batch, use.ends_at = True, self._now() + BATCH_SECONDS_MAX
+        if is_new:
+            try:
+                return await self._lead_all(use, asking)
+            except BaseException:
+                await self._drop(use)
+                raise
+        # The same batch asks again: for its commit, in another process.
+        return {topic: Grant(epoch) for topic, epoch in use.grants.items()}
+
+    async def lead(self, asking: Asking) -> dict[str, Grant]:
+        """More topics of a batch; each one that it began with is led under the same epoch still.
+
+        Raises PipelineError: Conflict where that is not so.
+        """
+        use = self._uses.get(asking.use)
+        if use is None:
+            use = self._uses[asking.use] = _Use(asking.use, asking.idle_seconds)
+            use.ends_at = self._now() + BATCH_SECONDS_MAX
+        for topic, epoch in asking.topics.items():
+            if topic in use.lost:
+                raise Conflict(use.lost[topic])
+            if epoch and use.grants.get(topic) != epoch:
+                raise Conflict(
+                    f"this batch began under epoch {epoch} of {topic}, which its driver has given up"
+                    " since; nothing was published"
+                )
+        return await self._lead_all(use, asking)
+
+    async def end(self, asking: Asking) -> None:
+        """A batch has ended; ``is_over``: so has its use."""
+        use = self._uses.get(asking.use)
+        if use is None:
+            return
+        if asking.is_over:
+            await self._drop(use)
+        else:
+            use.is_in_batch, use.ends_at = False, self._now() + use.idle_seconds
+
+    async def sweep(self) -> None:
+        """Give back what no use needs any more: call it now and then."""
+        now = self._now()
+        if len(self._locks) > TOPICS_MAX:
+            self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
+        for use in [each for each in self._uses.values() if each.ends_at <= now]:
+            log.info("use %s is over: no batch came in time", use.key)
+            await self._drop(use)
+
+    async def close(self) -> None:
+        """Give everything back."""
+        for use in list(self._uses.values()):
+            await self._drop(use)
+        for room in list(self._rooms.values()):
+            await room.close()
+        self._rooms.clear()
+
+    # ------------------------------------------------------------ inside
+
+    async def _lead_all(self, use: _Use, asking: Asking) -> dict[str, Grant]:
+        if asking.access is None:
+            raise Invalid("the request names no broker")
+        grants: dict[str, Grant] = {}
+        for topic in asking.topics:
+            led = await self._leading(use, topic, asking, asking.access)
+            if led.leadership.epoch != (asking.topics[topic] or led.leadership.epoch):
+                raise Conflict(f"this driver has given up {topic} since the batch began")
+            led.uses.add(use.key)
+            use.grants[topic] = led.leadership.epoch
+            grants[topic] = Grant(led.leadership.epoch, _capability(led.leadership, asking.app))
+        return grants
+
+    async def _leading(self, use: _Use, topic: str, asking: Asking, access: Access) -> _Led:
+        """A topic that is led, from now on if it was not. Raises PipelineError."""
+        name = TopicName.parse(topic)
+        async with self._lock(access, topic):
+            for each in dict.fromkeys((topic, str(name.base))):
+                led = self._led.get((access, each))
+                if led is not None and await self._goes_on(led, use, is_new=asking.what == BEGIN):
+                    return led
+            if len(self._led) >= TOPICS_MAX:
+                raise Invalid(f"this driver leads {TOPICS_MAX} topics already")
+            return await self._win(topic, asking, access)
+
+    async def _goes_on(self, led: _Led, use: _Use, *, is_new: bool) -> bool:
+        """Whether a topic that is led covers what is asked for; else it was given back.
+
+        Partitions that were added since belong to the leader under other epochs: if nobody else uses the
+        topic, it is led again, all partitions under one epoch.
+        """
+        leadership = led.leadership
+        if is_new:
+            await self._prove(led)
+        if leadership.is_over or not self._is_led(led):
+            return False
+        if not is_new or led.uses - {use.key} or not leadership.partitions:
+            return True
+        room = self._rooms[led.place]
+        with contextlib.suppress(OnewriterError):
+            count = await (await room.client()).partitions_of(led.name)
+            if count > len(leadership.partitions):
+                await self._release(led)
+                return False
+        return True
+
+    async def _prove(self, led: _Led) -> None:
+        """Learn of a loss before the connection brings the news. A broker that cannot be asked proves nothing."""
+        try:
+            await led.leadership.check()
+        except Fenced as error:
+            self._lost(led, error)
+        except OnewriterError:
+            log.info("epoch %d of %s could not be checked", led.leadership.epoch, led.name)
+
+    def _is_led(self, led: _Led) -> bool:
+        return self._led.get((led.place[0], led.name)) is led
+
+    async def _win(self, topic: str, asking: Asking, access: Access) -> _Led:
+        place = access, asking.service_url
+        async with self._client(place) as client:
+            lead = client.lead(
+                topic,
+                access_mode=_MODES[asking.mode],
+                announce=False,
+                timeout_seconds=asking.wait_seconds or None,
+                options=ProducerOptions(name=_name(asking.app)),
+            )
+            with _understood(topic):
+                leadership = await lead.__aenter__()
+            self._rooms[place].users += 1
+        led = self._led[access, topic] = _Led(topic, place, leadership)
+        leadership.lost.call(lambda reason: self._lost(led, reason))
+        return led
+
+    @contextlib.asynccontextmanager
+    async def _client(self, place: tuple[Access, str]) -> AsyncIterator[Client]:
+        room = self._rooms.get(place)
+        if room is None:
+            with _understood("the brokers"):
+                room = self._rooms[place] = _Room(self._opening(*place))
+        room.users += 1
+        try:
+            yield await room.client()
+        finally:
+            await self._leave(place)
+
+    async def _leave(self, place: tuple[Access, str]) -> None:
+        room = self._rooms[place]
+        room.users -= 1
+        if room.users == 0:
+            del self._rooms[place]
+            await room.close()
+
+    def _lost(self, led: _Led, reason: OnewriterError) -> None:
+        """A leadership is over; called in the turn of the loop that brought the news."""
+        if not self._is_led(led):
+            return  # it was given back
+        del self._led[led.place[0], led.name]
+        epoch = led.leadership.epoch
+        log.warning("epoch %d of %s is over: %s", epoch, led.name, reason)
+        text = (
+            f"this driver does not lead {led.name} any more: epoch {epoch} is over ({reason});"
+            " nothing more is published under it"
+        )
+        for use in [self._uses[key] for key in led.uses if key in self._uses]:
+            for topic in use.grants:
+                if led.name in {topic, str(TopicName.parse(topic).base)}:
+                    use.lost[topic] = text
+        asyncio.get_running_loop().create_task(self._leave(led.place)).add_done_callback(_note)
+
+    async def _drop(self, use: _Use) -> None:
+        """A use is over: its topics are given back, unless others use them."""
+        if self._uses.get(use.key) is use:
+            del self._uses[use.key]
+        for led in list(self._led.values()):
+            if use.key in led.uses:
+                led.uses.discard(use.key)
+                # A write that begins meanwhile waits: until the topic was given back, its own driver holds it.
+                async with self._lock(led.place[0], led.name):
+                    if not led.uses:
+                        await self._release(led)
+
+    def _lock(self, access: Access, topic: str) -> asyncio.Lock:
+        """Held while a topic, or a partition of it, is won or given back."""
+        return self._locks.setdefault((access, str(TopicName.parse(topic).base)), asyncio.Lock())
+
+    async def _release(self, led: _Led) -> None:
+        if not self._is_led(led):
+            return
+        del self._led[led.place[0], led.name]
+        with contextlib.suppress(OnewriterError):
+            await led.leadership.handover(timeout_seconds=RELEASE_SECONDS)
+        await self._leave(led.place)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+def _name(app: str) -> str:
+    """The producer name of one attempt to lead: status and history show it."""
+    return f"{(app or NAME_DEFAULT)[:NAME_CHARACTERS]}-{secrets.token_hex(NAME_BYTES)}"
+
+
+def _capability(leadership: Leadership, app: str) -> str:
+    """What executors, and whoever commits, show to stage and publish as an app; empty: not known yet."""
+    if not app:
+        return ""
+    try:
+        return leadership.capability(app, expires_seconds=CAPABILITY_SECONDS)
+    except Unavailable:  # a broker of an earlier release asks for none
+        return ""
+
+
+def _note(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a client could not be closed", exc_info=task.exception())
+
+
+@contextlib.contextmanager
+def _understood(topic: str) -> Iterator[None]:
+    """The SDK's errors as the pipeline's."""
+    try:
+        yield
+    except Fenced as error:
+        raise Conflict(f"another producer holds {topic}: {error}") from error
+    except Refused as error:
+        raise _refusal(topic, error) from error
+    except Unavailable as error:
+        raise Away(f"{topic} cannot be led: {error}") from error
+    except ConfigurationError as error:
+        raise Invalid(str(error)) from error
+    except OnewriterError as error:
+        raise Away(f"{topic} cannot be led: {error}") from error
+
+
+def _refusal(topic: str, error: Refused) -> PipelineError:
+    match error.code:
+        case ServerError.AUTHORIZATION_ERROR | ServerError.AUTHENTICATION_ERROR:
+            return NotAllowed(f"{topic} may not be led with this token: {error}")
+        case ServerError.TOPIC_NOT_FOUND:
+            return NotFound(f"{topic}: {error}")
+        case (
+            ServerError.TOPIC_TERMINATED_ERROR
+            | ServerError.PRODUCER_BUSY
+            | ServerError.PRODUCER_FENCED
+        ):
+            return Conflict(f"{topic}: {error}")
+        case _:
+            return Invalid(f"{topic} cannot be led: {error}")

@@ -1,5 +1,0 @@
-"""The leader process of one driver: started by ``asking.py``, never by a person."""
-
-from onewriter_pipeline.leading.process import main
-
-main()

@@ -1,0 +1,336 @@
+"""Pictures of the history of writers, as PNG. Nothing here asks for data or decides anything."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC
+from typing import Any, Final
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from onewriter_pipeline.report.balance import Balance
+
+TOPICS_MAX: Final = 40
+"""Topics of the timeline; those with the most tenures are shown."""
+
+NAMES_MAX: Final = 12
+"""Holders, hosts or causes that have a colour of their own; the others share one."""
+
+EPOCH_SHARE_MIN: Final = 0.03
+"""A tenure that takes less of the picture's width does not show its epoch."""
+
+SHORTEST_MS: Final = 0.5
+"""Where windows stand that took less: they are known in whole milliseconds, and 0 has no place on the axis."""
+
+LAST_SHARE: Final = 0.15
+"""How far behind the last change pictures go on, of the time up to it: the rest shows nothing new."""
+
+BARS_MAX: Final = 20
+"""Holders in the picture of their load."""
+
+Row = Mapping[str, Any]
+
+_COLOURS: Final = (
+    *("#3b6fb6", "#e08a2e", "#4a9d5b", "#8a63b8", "#c9587a", "#3fa7ad"),
+    *("#9a7b4f", "#6d7f99", "#b3a32c", "#7fb069", "#a05195", "#5c8fd6"),
+)
+_OTHERS: Final = "#b9bec6"
+_NOBODY: Final = "#c8102e"
+_INK: Final = "#2b2f36"
+_WIDTH_INCHES: Final = 10.5
+_DOTS_PER_INCH: Final = 110
+_STYLE: Final[Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.edgecolor": "#9aa1ab",
+    "axes.labelcolor": _INK,
+    "axes.titlecolor": _INK,
+    "axes.titleweight": "bold",
+    "axes.titlesize": 11.5,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e8ec",
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.frameon": False,
+}
+
+
+def _figure(height_inches: float) -> tuple[Figure, Axes]:
+    figure = Figure(
+        figsize=(_WIDTH_INCHES, height_inches), dpi=_DOTS_PER_INCH, layout="constrained"
+    )
+    return figure, figure.add_subplot()
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _day(time_ms: float) -> float:
+    """As matplotlib counts: days since 1970."""
+    return time_ms / 86_400_000
+
+
+def _dated(axes: Axes) -> None:
+    # Its dates have no types.
+    locator = AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
+    form = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(form)
+    axes.set_xlabel("UTC")
+
+
+def _coloured(names: Sequence[str]) -> dict[str, str]:
+    """A colour for each name; those behind the first ones share one."""
+    return {
+        name: _COLOURS[number] if number < NAMES_MAX else _OTHERS
+        for number, name in enumerate(names)
+    }
+
+
+def _short(topic: str) -> str:
+    return topic.removeprefix("persistent://").removeprefix("public/default/")
+
+
+def _ranked(rows: Sequence[Row], key: str) -> list[str]:
+    """The values of a column, the most frequent first."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[str(row[key])] = counts.get(str(row[key]), 0) + 1
+    return sorted(counts, key=lambda name: (-counts[name], name))
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts numbers in names as numbers."""
+    return [
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ]
+
+
+def timeline(tenures: Sequence[Row], now_ms: int) -> bytes:
+    """Who led each topic, one row per topic; the windows in which nobody did."""
+    with mpl.rc_context(_STYLE):
+        topics = _ranked(tenures, "topic")[:TOPICS_MAX]
+        places = {topic: number for number, topic in enumerate(sorted(topics, key=_natural))}
+        shown = [row for row in tenures if row["topic"] in places]
+        led = [row for row in shown if row["producer"]]
+        holders = _ranked(led, "producer")
+        colours = _coloured(holders)
+        figure, axes = _figure(1.9 + 0.34 * max(2, len(topics)))
+        begin = min((row["since_ms"] for row in shown), default=now_ms)
+        wide_ms = max(1, now_ms - begin) * EPOCH_SHARE_MIN
+        for row in led:
+            place = places[row["topic"]]
+            _bar(axes, row, place, colours[row["producer"]], now_ms)
+            if (row["until_ms"] or now_ms) - row["since_ms"] > wide_ms:
+                _epoch(axes, row, place)
+        for row in shown:
+            _gap(axes, row, places[row["topic"]], now_ms)
+        axes.set_yticks(range(len(places)), [_short(topic) for topic in places])
+        axes.set_ylim(len(places) - 0.4, -0.6)
+        axes.grid(visible=False, axis="y")
+        axes.set_title(
+            _counted(
+                "Who led when, by epoch", len(topics), len(_ranked(tenures, "topic")), "topics"
+            )
+        )
+        _dated(axes)
+        handles = [Patch(color=colours[name], label=name[:24]) for name in holders[:NAMES_MAX]]
+        if len(holders) > NAMES_MAX:
+            handles.append(Patch(color=_OTHERS, label=f"{len(holders) - NAMES_MAX} others"))
+        handles.append(Patch(color=_NOBODY, label="nobody"))
+        figure.legend(handles=handles, loc="outside lower left", ncols=7, fontsize=8.5)
+        return _png(figure)
+
+
+def _bar(axes: Axes, row: Row, place: int, colour: str, now_ms: int) -> None:
+    start, end = _day(row["since_ms"]), _day(row["until_ms"] or now_ms)
+    axes.barh(
+        place,
+        max(end - start, 0),
+        left=start,
+        height=0.72,
+        color=colour,
+        edgecolor="white",
+        linewidth=0.6,
+    )
+
+
+def _epoch(axes: Axes, row: Row, place: int) -> None:
+    axes.text(
+        _day(row["since_ms"]), place, f" {row['epoch']}", va="center", fontsize=7.5, color="white"
+    )
+
+
+def _gap(axes: Axes, row: Row, place: int, now_ms: int) -> None:
+    """Without a writer: in front of a grant, and behind a fence that granted nobody anything."""
+    since = row["since_ms"]
+    if not row["producer"]:
+        start, end = since, row["until_ms"] or now_ms
+    elif row["leaderless_ms"]:
+        start, end = since - row["leaderless_ms"], since
+    else:
+        return
+    left, right = _day(start), _day(end)
+    axes.plot(
+        [left, right], [place, place], color=_NOBODY, linewidth=3, solid_capstyle="butt", zorder=3
+    )
+
+
+def _counted(title: str, shown: int, total: int, what: str) -> str:
+    return title if shown == total else f"{title} ({shown} of {total} {what})"
+
+
+def leaderless(tenures: Sequence[Row]) -> bytes:
+    """How long topics were without a writer, by why the one before no longer wrote."""
+    with mpl.rc_context(_STYLE):
+        measured = [row for row in tenures if row["leaderless_ms"] is not None]
+        figure, axes = _figure(4.2)
+        axes.set_title("How long no producer could write")
+        axes.set_ylabel("windows")
+        if not measured:
+            _nothing(axes, "no window was measured")
+            return _png(figure)
+        causes = _ranked(measured, "cause")
+        colours = _coloured(causes)
+        by_cause = {
+            cause: np.array(
+                [row["leaderless_ms"] for row in measured if row["cause"] == cause], float
+            )
+            for cause in causes
+        }
+        exact = np.concatenate(list(by_cause.values()))
+        every = exact.clip(min=SHORTEST_MS)
+        edges = np.geomspace(every.min() * 0.9, max(every.max() * 1.1, every.min() * 2), 42)
+        axes.hist(
+            [values.clip(min=SHORTEST_MS) for values in by_cause.values()],
+            bins=list(edges),
+            stacked=True,
+            color=[colours[cause] for cause in causes],
+            label=[_told(cause, by_cause[cause]) for cause in causes],
+            edgecolor="white",
+            linewidth=0.4,
+        )
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _milliseconds(value)))
+        axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_xlabel("from the end of one writer until the next may write")
+        for share, style in ((50, "-"), (99, "--")):
+            value = float(np.percentile(exact, share))
+            place = max(value, SHORTEST_MS)
+            axes.axvline(place, color=_INK, linestyle=style, linewidth=1)
+            axes.annotate(
+                f" p{share} {_milliseconds(value)}",
+                (place, 1),
+                xycoords=("data", "axes fraction"),
+                va="top" if share == 50 else "bottom",
+                fontsize=8.5,
+            )
+        figure.legend(loc="outside lower left", ncols=2, fontsize=8.5)
+        return _png(figure)
+
+
+def _told(cause: str, values: Any) -> str:
+    p50, p99 = (_milliseconds(float(np.percentile(values, share))) for share in (50, 99))
+    return f"{cause}: {len(values)} times, p50 {p50}, p99 {p99}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value / 1000:.3g} s" if value >= 1000 else f"{value:.3g} ms"
+
+
+def _nothing(axes: Axes, why: str) -> None:
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", color="#7b828d")
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+def load(holders: Sequence[Row]) -> bytes:
+    """What each holder wrote."""
+    with mpl.rc_context(_STYLE):
+        shown = sorted(holders, key=lambda row: (-row["bytes"], row["producer"]))[:BARS_MAX]
+        figure, axes = _figure(1.5 + 0.32 * max(2, len(shown)))
+        axes.set_title(_counted("What each holder wrote", len(shown), len(holders), "holders"))
+        if not shown:
+            _nothing(axes, "nothing was written")
+            return _png(figure)
+        sizes = [row["bytes"] / 2**20 for row in shown]
+        axes.barh(range(len(shown)), sizes, height=0.7, color=_COLOURS[0])
+        for place, row in enumerate(shown):
+            text = f"  {row['messages']:,} messages, {row['epochs'] or 'no'} epochs"
+            axes.text(sizes[place], place, text, va="center", fontsize=8.5, color=_INK)
+        axes.set_yticks(range(len(shown)), [str(row["producer"])[:40] for row in shown])
+        axes.set_ylim(len(shown) - 0.4, -0.6)
+        axes.set_xlim(0, max(sizes) * 1.32 or 1)
+        axes.set_xlabel("MiB, as stored")
+        axes.grid(visible=False, axis="y")
+        return _png(figure)
+
+
+def balance(led: Balance, now_ms: int) -> bytes:
+    """How many topics each host led, one on the other, and how far the hosts were apart."""
+    with mpl.rc_context(_STYLE):
+        figure, axes = _figure(4.2)
+        axes.set_title("Topics led by each host")
+        if not led.times_ms:
+            _nothing(axes, "no host led a topic")
+            return _png(figure)
+        days = [_day(time) for time in (*led.times_ms, max(now_ms, led.times_ms[-1]))]
+        hosts = sorted(led.led, key=lambda host: (-max(led.led[host]), host))
+        colours = _coloured(hosts)
+        below = np.zeros(len(days), int)
+        for host in hosts:
+            above = below + np.array([*led.led[host], led.led[host][-1]])
+            axes.fill_between(days, below, above, step="post", color=colours[host], linewidth=0)
+            below = above
+        spread = [*led.spread, led.spread[-1]]
+        axes.step(days, spread, where="post", color=_INK, linewidth=1.6)
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set_ylim(bottom=0)
+        axes.set_ylabel("topics")
+        _dated(axes)
+        handles: list[Artist] = [
+            Patch(color=colours[name], label=name[:28]) for name in hosts[:NAMES_MAX]
+        ]
+        if len(hosts) > NAMES_MAX:
+            handles.append(Patch(color=_OTHERS, label=f"{len(hosts) - NAMES_MAX} others"))
+        handles.append(Line2D([], [], color=_INK, label="most less fewest"))
+        figure.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=8.5)
+        return _png(figure)
+
+
+def shown_until(tenures: Sequence[Row], now_ms: int) -> int:
+    """Where pictures over time end: now, or a little behind the last change."""
+    begins = [int(row["since_ms"]) for row in tenures]
+    if not begins or min(begins) == max(begins):
+        return now_ms
+    behind = round((max(begins) - min(begins)) * LAST_SHARE)
+    return min(now_ms, max(begins) + behind)
+
+
+def pictures(
+    tenures: Sequence[Row], holders: Sequence[Row], led: Balance, now_ms: int
+) -> Iterator[tuple[str, bytes]]:
+    """All of them, by name."""
+    until_ms = shown_until(tenures, now_ms)
+    yield "timeline", timeline(tenures, until_ms)
+    yield "leaderless", leaderless(tenures)
+    yield "load", load(holders)
+    yield "balance", balance(led, until_ms)

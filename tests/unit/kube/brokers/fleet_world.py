@@ -1,0 +1,98 @@
+"""A fleet that follows brokers which speak HTTP, and what it is told and heard to say."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from typing import Any
+
+import pytest
+from tests.unit.kube.fake_broker import FakeBroker
+
+from onewriter_operator.brokers import delays, fleet
+from onewriter_operator.brokers.client import Credentials
+from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.declarations import Declarations
+from onewriter_operator.documents import Key
+from onewriter_operator.store import Store
+
+TOPIC = "persistent://shop/default/orders"
+
+
+KEY = Key("ExclusiveTopic", "shop", "orders")
+
+
+def topic(name: str = "orders", generation: int = 1, **spec: Any) -> dict[str, Any]:
+    about = {"name": name, "namespace": "shop", "uid": f"uid-{name}", "generation": generation}
+    return {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ExclusiveTopic",
+        "metadata": about,
+        "spec": spec,
+        "status": {"observedGeneration": 1},
+    }
+
+
+class Heard:
+    """A listener that notes what it hears."""
+
+    def __init__(self) -> None:
+        self.topics: list[tuple[str, set[str] | None]] = []
+        self.applied_keys: list[Key] = []
+        self.fleet_changes = 0
+        self.drifts: list[str] = []
+        self.waiting: list[str] = []
+
+    def topic_changed(self, topic: str, claims: Collection[str] | None) -> None:
+        self.topics.append((topic, None if claims is None else set(claims)))
+
+    def applied(self, keys: Collection[Key]) -> None:
+        self.applied_keys += keys
+
+    def fleet_changed(self) -> None:
+        self.fleet_changes += 1
+
+    def buckets_changed(self, topics_in: Callable[[Iterable[str]], Collection[str]]) -> None:
+        self.waiting += topics_in([TOPIC])
+
+    def drifted(self, broker: str) -> None:
+        self.drifts.append(broker)
+
+
+class World:
+    def __init__(self, *brokers: FakeBroker, credentials: Credentials | None = None) -> None:
+        self.store = Store()
+        self.declarations = Declarations(self.store)
+        self.heard = Heard()
+        urls = {broker.name: broker.url for broker in brokers}
+        self.fleet = Fleet(urls, credentials or Credentials(None), self.declarations, self.heard)
+
+    def declare(self, *documents: dict[str, Any]) -> None:
+        for document in documents:
+            self.store.put(document)
+        self.fleet.declare()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[World]:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(self.fleet.run())
+            yield self
+            task.cancel()
+
+    def is_everywhere(self) -> bool:
+        return self.fleet.applied(KEY, self.declarations.piece(KEY)).is_everywhere
+
+
+async def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+def make_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the fleet wait for moments only."""
+    monkeypatch.setattr(delays, "RETRY_SECONDS_MIN", 0.02)
+    monkeypatch.setattr(delays, "RETRY_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(delays, "GATHER_SECONDS_MIN", 0.01)
+    monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.3)

@@ -1,0 +1,312 @@
+"""The fleet against brokers that speak HTTP: telling them what is declared, losing and finding them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.cluster.pki import Authority
+from tests.unit.kube.brokers.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
+from tests.unit.kube.fake_broker import FakeBroker, status
+
+from onewriter_operator.brokers import client, fleet
+from onewriter_operator.brokers.client import BrokerUnreachable, Credentials
+from onewriter_operator.documents import Key
+from onewriter_operator.plan.facts import Applied
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_impatient(monkeypatch)
+
+
+async def test_every_broker_is_told_what_is_declared() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+        assert one.topics() == two.topics() == [TOPIC]
+        assert one.revision == two.revision
+        assert KEY in world.heard.applied_keys
+        assert world.fleet.state().all_synced
+
+
+async def test_a_burst_is_told_in_few_calls() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        for number in range(200):
+            world.declare(topic(f"t{number}"))
+            await asyncio.sleep(0)
+        await until(lambda: len(broker.topics()) == 200)
+        assert len(broker.bodies) <= 20
+
+
+async def test_it_settles_when_all_brokers_were_heard_or_their_time_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running():
+        async with World(one, two).running() as world:
+            assert world.fleet.state().is_settling
+            await until(lambda: world.fleet.state().all_synced)
+            assert not world.fleet.state().is_settling
+        two.is_down = True
+        monkeypatch.setattr(fleet, "SETTLE_SECONDS", 0.5)
+        async with World(one, two).running() as world:
+            await until(lambda: world.fleet.state().synced == 1)
+            assert world.fleet.state().is_settling
+            changes = world.heard.fleet_changes
+            await until(lambda: not world.fleet.state().is_settling)
+            assert world.heard.fleet_changes == changes + 1
+
+
+async def test_an_operator_that_starts_tells_brokers_nothing_that_they_have() -> None:
+    broker = FakeBroker()
+    async with broker.running():
+        async with World(broker).running() as world:
+            world.declare(topic())
+            await until(world.is_everywhere)
+        async with World(broker).running() as world:
+            world.declare(topic())
+            await until(world.is_everywhere)
+            assert KEY in world.heard.applied_keys
+            assert len(broker.bodies) == 1
+            world.declare(topic(generation=2, partitions=2))
+            await until(lambda: len(broker.bodies) == 2)
+
+
+async def test_an_operator_that_starts_takes_nothing_from_brokers_before_it_has_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    new = topic("new") | {"status": {"observedGeneration": -1}}
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.store.put(new)
+        world.declarations.start()
+        world.declare(topic())
+        await until(lambda: world.fleet.state().all_synced)
+        await asyncio.sleep(0.2)
+        assert broker.bodies == []
+        world.declarations.admit(new)
+        world.declare()
+        await until(lambda: len(broker.topics()) == 2)
+        assert len(broker.bodies) == 1
+    monkeypatch.setattr(fleet, "SETTLE_SECONDS", 0.3)
+    async with broker.running(), World(broker).running() as world:
+        world.store.put(new)
+        world.declarations.start()
+        world.declare(topic())
+        await until(lambda: broker.topics() == [TOPIC])  # nobody could say, in all that time
+
+
+async def test_a_broker_that_comes_back_is_catching_up_until_it_was_told() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+
+        def applied() -> Applied:
+            return world.fleet.applied(KEY, world.declarations.piece(KEY))
+
+        assert not applied().is_catching_up
+        broker.revision, broker.desired, broker.incarnation = None, None, "broker-0/2"
+        broker.refuse_put = ["not yet"]
+        seen = world.heard.applied_keys.copy()
+        broker.cut()
+        await until(lambda: world.heard.applied_keys != seen)
+        assert applied().refusal
+        assert not applied().is_catching_up  # it was told, and said no
+        broker.refuse_put = None
+        broker.cut()
+        await until(world.is_everywhere)
+
+
+async def test_what_is_not_understood_is_a_problem_of_that_broker_alone() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        one._tell({"type": "TOPIC", "topic": TOPIC})  # and no status
+        await until(lambda: "not understood" in "".join(world.fleet.state().problems))
+        two.serve(TOPIC)
+        await until(lambda: world.fleet.view(TOPIC))
+        await until(lambda: not world.fleet.state().problems)
+
+
+async def test_an_answer_that_is_no_json_is_no_answer() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+
+        async def proxy(request: Any) -> Any:
+            return web.Response(text="<html>it works</html>")
+
+        assert broker._runner is not None
+        for route in broker._runner.app.router.routes():
+            if route.method in {"PUT", "DELETE"} or "partitions" in str(route.resource):
+                route._handler = proxy
+        world.declare(topic())
+        with pytest.raises(BrokerUnreachable):
+            await world.fleet.delete(TOPIC, only_if_empty=False)
+        broker.serve(TOPIC)
+        await until(lambda: world.fleet.view(TOPIC))  # it goes on being followed
+
+
+async def test_what_a_broker_says_of_a_topic_it_does_not_serve_confirms_nothing() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        assert await world.fleet.confirm(TOPIC) is None
+        broker.serve(TOPIC, status(4))
+        found = await world.fleet.confirm(TOPIC)
+        assert found is not None
+        assert found["epoch"] == 4
+        broker.serve(TOPIC, status(4, served=False, waitingReason="the bucket has no owner"))
+        with pytest.raises(BrokerUnreachable, match="no owner"):
+            await world.fleet.confirm(TOPIC)
+
+
+async def test_who_asks_while_a_connection_is_made_anew_is_told_so() -> None:
+    broker = FakeBroker()
+    async with broker.running():
+        found = client.BrokerClient("broker-0", broker.url, Credentials(None))
+        await found.open()
+        session = found._session
+        assert session is not None
+        close = session.close
+        asked: list[str] = []
+
+        async def slowly() -> None:
+            with pytest.raises(BrokerUnreachable):
+                await found.revision()
+            asked.append("revision")
+            await close()
+
+        session.close = slowly  # type: ignore[method-assign]
+        await found.open()
+        assert asked == ["revision"]
+        assert await found.revision() == ""
+        await found.close()
+
+
+async def test_the_same_state_is_not_told_twice() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+        world.fleet.declare()
+        world.declare(topic() | {"status": {"observedGeneration": 1, "epoch": 4}})
+        await asyncio.sleep(0.2)
+        assert len(broker.bodies) == 1
+
+
+async def test_a_broker_that_is_away_is_told_when_it_comes() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    two.is_down = True
+    async with one.running(), two.running(), World(one, two).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)  # of those that can be reached
+        state = world.fleet.state()
+        assert (state.expected, state.synced) == (2, 1)
+        assert "broker-1: 503" in state.problems[0]
+        two.is_down = False
+        await until(lambda: two.topics() == [TOPIC])
+        await until(lambda: world.fleet.state().all_synced)
+
+
+async def test_a_broker_that_lost_its_state_is_told_again() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+        broker.revision, broker.desired, broker.incarnation = None, None, "broker-0/2"
+        broker.cut()
+        await until(lambda: broker.topics() == [TOPIC])
+        assert world.heard.drifts == []  # a restart is no drift
+
+
+async def test_a_state_that_somebody_else_handed_over_is_drift(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fleet, "CHECK_SECONDS", 0.05)
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(world.is_everywhere)
+        broker.revision = "by hand"
+        await until(lambda: world.heard.drifts == ["broker-0"])
+        await until(lambda: broker.revision != "by hand")
+
+
+async def test_one_object_that_a_broker_refuses_keeps_no_other_back() -> None:
+    broker = FakeBroker()
+    async with broker.running(), World(broker).running() as world:
+        put = broker._put
+
+        async def picky(request: Any) -> Any:
+            body = await request.json()
+            bad = [each for each in body["topics"] if each["metadata"]["name"] == "bad"]
+            broker.refuse_put = ["ExclusiveTopic shop/bad, spec: no"] if bad else None
+            return await put(request)
+
+        monkeypatched = broker._runner
+        assert monkeypatched is not None
+        for route in monkeypatched.app.router.routes():
+            if route.method == "PUT":
+                route._handler = picky
+        world.declare(topic(), topic("bad"), topic("badger"))
+        await until(world.is_everywhere)
+        await until(lambda: len(broker.topics()) == 2)
+        bad = Key("ExclusiveTopic", "shop", "bad")
+        found = world.fleet.applied(bad, world.declarations.piece(bad))
+        assert found.refusal == "broker-0: ExclusiveTopic shop/bad, spec: no"
+        assert not found.is_everywhere
+        badger = Key("ExclusiveTopic", "shop", "badger")
+        assert world.fleet.applied(badger, world.declarations.piece(badger)).is_everywhere
+
+
+async def test_a_refusal_that_names_nobody_is_everybodys() -> None:
+    broker = FakeBroker()
+    broker.refuse_put = ["this broker reads manifest files"]
+    async with broker.running(), World(broker).running() as world:
+        world.declare(topic())
+        await until(lambda: world.fleet.applied(KEY, world.declarations.piece(KEY)).refusal)
+        broker.refuse_put = None
+        world.declare(topic(generation=2, partitions=2))
+        await until(world.is_everywhere)
+
+
+async def test_a_certificate_that_has_expired_is_named_and_one_that_was_renewed_is_taken(
+    tmp_path: Path,
+) -> None:
+    authority = Authority(tmp_path / "pki")
+    files = [str(authority.directory / f"broker.{part}") for part in ("crt", "key")]
+    authority.server("broker", ["127.0.0.1"], is_expired=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files)
+    broker = FakeBroker()
+    trust = Credentials(None, authority.certificate)
+    async with broker.running(tls=context), World(broker, credentials=trust).running() as world:
+        await until(lambda: "certificate has expired" in "".join(world.fleet.state().problems))
+        assert world.fleet.state().synced == 0
+        authority.server("broker", ["127.0.0.1"])
+        context.load_cert_chain(*files)
+        await until(lambda: world.fleet.state().all_synced)
+
+
+async def test_an_authority_that_was_renewed_is_read_again(tmp_path: Path) -> None:
+    former, authority = Authority(tmp_path / "former"), Authority(tmp_path / "pki")
+    authority.server("broker", ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority.directory / "broker.crt", authority.directory / "broker.key")
+    trusted = tmp_path / "ca.crt"
+    trusted.write_bytes(former.certificate.read_bytes())
+    broker = FakeBroker()
+    trust = Credentials(None, trusted)
+    async with broker.running(tls=context), World(broker, credentials=trust).running() as world:
+        await until(lambda: "verify failed" in "".join(world.fleet.state().problems))
+        trusted.write_bytes(authority.certificate.read_bytes())
+        await until(lambda: world.fleet.state().all_synced)

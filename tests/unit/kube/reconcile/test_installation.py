@@ -1,0 +1,264 @@
+"""Visits to the installation: level-based, quiet, and one refusal stops nothing else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.unit.kube.installation_configurations import configured
+
+from onewriter_operator.documents import Key, Kind, key_of
+from onewriter_operator.events import Recorder
+from onewriter_operator.kube import ApiRefused, Kube
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.plan.actions import EmitEvent
+from onewriter_operator.reconcile.installation import (
+    ROLLOUT_WAIT_SECONDS_MAX,
+    InstallationReconciler,
+)
+
+Json = dict[str, Any]
+
+OWNER: Json = {
+    "apiVersion": "v1",
+    "kind": "ConfigMap",
+    "metadata": {"name": "onewriter-config", "namespace": "onewriter", "uid": "owner-1"},
+}
+
+
+class Server:
+    """An API server of the installation's namespace; refuses what it is told to."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, Json] = {}
+        self.refused: dict[Key, ApiRefused] = {}
+        self.writes: list[Key] = []
+        self._version = 0
+        self.put(OWNER)
+
+    def put(self, document: Json) -> Json:
+        self._version += 1
+        found = copy.deepcopy(document)
+        found["metadata"]["resourceVersion"] = str(self._version)
+        found["metadata"].setdefault("uid", str(self._version))
+        self.objects[key_of(found)] = found
+        return copy.deepcopy(found)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        return copy.deepcopy(self.objects.get(Key(kind.kind, namespace, name)))
+
+    async def create(self, kind: Kind, document: Json) -> Json:
+        self.writes.append(key_of(document))
+        return self.put(document)
+
+    async def apply(self, kind: Kind, document: Json) -> Json:
+        self.writes.append(key_of(document))
+        if key_of(document) in self.refused:
+            raise self.refused[key_of(document)]
+        return self.put(document)
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Json]:
+        return [each for key, each in self.objects.items() if key.kind == kind.kind]
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        del self.objects[Key(kind.kind, namespace, name)]
+
+
+class Told:
+    def __init__(self) -> None:
+        self.said: list[EmitEvent] = []
+
+    def emit(self, about: Json, told: EmitEvent) -> None:
+        self.said.append(told)
+
+
+def world(
+    now: Callable[[], float] = lambda: 0.0, more: Json | None = None
+) -> tuple[Server, Told, InstallationReconciler]:
+    server, told = Server(), Told()
+    configuration = configured(more, namespace="onewriter")
+    recorder = cast("Recorder", told)
+    return (
+        server,
+        told,
+        InstallationReconciler(cast("Kube", server), configuration, recorder, Metrics(), now),
+    )
+
+
+def key(kind: str, name: str) -> Key:
+    return Key(kind, "onewriter", name)
+
+
+STORE = key("StatefulSet", "onewriter-valkey")
+BROKERS = key("StatefulSet", "onewriter-broker")
+
+
+async def test_what_is_there_is_not_written_again() -> None:
+    server, told, installation = world()
+    await installation.reconcile()
+    assert {STORE, BROKERS} <= server.objects.keys()
+    server.writes.clear()
+    await installation.reconcile()
+    assert server.writes == []
+    assert told.said == []
+
+
+async def test_what_was_changed_is_put_right_and_said() -> None:
+    server, told, installation = world()
+    await installation.reconcile()
+    changed = copy.deepcopy(server.objects[BROKERS])
+    changed["spec"]["replicas"] = 9
+    server.put(changed)
+    await installation.reconcile()
+    assert server.objects[BROKERS]["spec"]["replicas"] == 3
+    assert [each.reason for each in told.said] == ["DriftRepaired"]
+
+
+def certificate(content: str) -> str:
+    return f"-----BEGIN CERTIFICATE-----\n{content}\n-----END CERTIFICATE-----\n"
+
+
+AUTHORITY = key("ConfigMap", "onewriter-broker-ca")
+
+
+async def test_the_brokers_authority_is_published_and_followed(tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    server, _, installation = world(more={"operator": {"brokerCaFile": str(file)}})
+    await installation.reconcile()
+    assert AUTHORITY not in server.objects, "there is none yet"
+    for content in ("b25l", "dHdv"):  # the second time it was renewed
+        file.write_text(certificate(content))
+        await installation.reconcile()
+        assert server.objects[AUTHORITY]["data"] == {"ca.crt": certificate(content)}
+        server.writes.clear()
+        await installation.reconcile()
+        assert server.writes == [], "nothing is written twice"
+    file.unlink()
+    await installation.reconcile()
+    assert server.objects[AUTHORITY]["data"] == {"ca.crt": certificate("dHdv")}, "it stays"
+
+
+def runs(server: Server, key: Key, *, rolls: bool) -> None:
+    """What the StatefulSet's controller says of it."""
+    found = copy.deepcopy(server.objects[key])
+    revisions = {"currentRevision": "1", "updateRevision": "2" if rolls else "1"}
+    found["status"] = {"observedGeneration": 1, **revisions}
+    server.put(found)
+
+
+def change(server: Server, key: Key) -> None:
+    changed = copy.deepcopy(server.objects[key])
+    changed["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 1
+    server.put(changed)
+    server.writes.clear()
+
+
+@pytest.mark.parametrize(("first", "second"), [(STORE, BROKERS), (BROKERS, STORE)])
+async def test_store_and_brokers_are_replaced_one_after_the_other(first: Key, second: Key) -> None:
+    """A broker that goes while the store is away cannot leave in order: epochs would be lost."""
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.reconcile()
+    runs(server, first, rolls=True)
+    change(server, second)
+    assert await installation.reconcile(), "it waits"
+    now = ROLLOUT_WAIT_SECONDS_MAX - 1
+    assert await installation.reconcile(), "it still does"
+    assert server.writes == []
+    runs(server, first, rolls=False)
+    assert not await installation.reconcile()
+    assert server.writes == [second]
+
+
+async def test_a_change_that_the_controller_has_not_seen_counts_as_a_rollout() -> None:
+    server, _, installation = world()
+    await installation.reconcile()
+    runs(server, STORE, rolls=False)
+    server.objects[STORE]["metadata"]["generation"] = 2
+    change(server, BROKERS)
+    assert await installation.reconcile()
+
+
+async def test_a_rollout_that_is_stuck_does_not_keep_the_other_back_for_ever() -> None:
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.reconcile()
+    runs(server, STORE, rolls=True)
+    change(server, BROKERS)
+    assert await installation.reconcile()
+    now = ROLLOUT_WAIT_SECONDS_MAX
+    assert not await installation.reconcile()
+    assert server.writes == [BROKERS]
+
+
+async def test_a_rollout_that_goes_on_is_not_stuck() -> None:
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.reconcile()
+    runs(server, BROKERS, rolls=True)
+    change(server, STORE)
+    for done in range(5):
+        now = 0.75 * ROLLOUT_WAIT_SECONDS_MAX * done
+        server.objects[BROKERS]["status"]["updatedReplicas"] = done
+        assert await installation.reconcile(), f"{done} of 5 brokers are new"
+    assert server.writes == []
+
+
+async def test_a_wait_ends_with_its_rollout_although_something_else_is_refused() -> None:
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.reconcile()
+    policy = next(each for each in server.objects if each.kind == "NetworkPolicy")
+    server.put({**server.objects[policy], "spec": {}})
+    server.refused[policy] = ApiRefused(403, "quota")
+    for now in (0.0, 10.0 * ROLLOUT_WAIT_SECONDS_MAX):
+        runs(server, STORE, rolls=True)
+        change(server, BROKERS)
+        with pytest.raises(ApiRefused):
+            await installation.reconcile()
+        assert BROKERS not in server.writes, f"it waits at {now}"
+        runs(server, STORE, rolls=False)
+        with pytest.raises(ApiRefused):
+            await installation.reconcile()
+
+
+async def test_an_object_that_is_refused_keeps_no_other_back() -> None:
+    server, _, installation = world()
+    server.refused[STORE] = ApiRefused(422, "volumeClaimTemplates cannot change")
+    with pytest.raises(ApiRefused, match="StatefulSet/onewriter-valkey: volumeClaim"):
+        await installation.reconcile()
+    assert BROKERS in server.objects
+    del server.refused[STORE]
+    await installation.reconcile()
+    assert STORE in server.objects
+
+
+async def test_a_server_that_is_busy_is_asked_again_when_it_says() -> None:
+    server, _, installation = world()
+    server.refused[STORE] = ApiRefused(422, "no")
+    server.refused[BROKERS] = ApiRefused(429, "busy", 17)
+    with pytest.raises(ApiRefused) as raised:
+        await installation.reconcile()
+    assert raised.value.retry_after_seconds == 17
+
+
+async def test_while_it_is_being_uninstalled_nothing_comes_back() -> None:
+    server, _, installation = world()
+    await installation.reconcile()
+    del server.objects[key("ConfigMap", "onewriter-config")]
+    del server.objects[STORE]
+    await installation.reconcile()
+    assert STORE not in server.objects
+
+
+async def test_objects_belong_to_the_owner_that_is_there_now() -> None:
+    server, _, installation = world()
+    await installation.reconcile()
+    owner = copy.deepcopy(OWNER)
+    owner["metadata"]["uid"] = "owner-2"
+    server.put(owner)
+    await installation.reconcile()
+    assert server.objects[STORE]["metadata"]["ownerReferences"][0]["uid"] == "owner-2"

@@ -1,0 +1,414 @@
+"""Visits to ExclusiveTopics: what is asked, what is written, and that one failure stops no other thing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import pytest
+from tests.unit.kube.fake_broker import contender, status, transition
+
+from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
+from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.brokers.views import View
+from onewriter_operator.declarations import Declarations
+from onewriter_operator.documents import CLAIM, POD, SERVICE, SLICE, TOPIC, Key, Kind, key_of
+from onewriter_operator.events import Recorder
+from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.metrics import Metrics
+from onewriter_operator.plan import fenced
+from onewriter_operator.plan.actions import EmitEvent
+from onewriter_operator.plan.facts import Applied, FleetState, StoredTopic
+from onewriter_operator.reconcile import topics
+from onewriter_operator.reconcile.context import ReconcileContext
+from onewriter_operator.reconcile.followed_pods import FollowedPods
+from onewriter_operator.reconcile.topics import TopicReconciler
+from onewriter_operator.store import Store
+from onewriter_operator.workqueue import GONE, RetryLater
+
+Json = dict[str, Any]
+
+ORDERS = Key(TOPIC.kind, "shop", "orders")
+NAME = "persistent://shop/default/orders"
+LEADER = {"leaderService": {"name": "leader", "ports": [{"port": 80}]}}
+
+
+class Server:
+    """An API server of a few objects; ``failures`` are raised by the calls that they are named for."""
+
+    def __init__(self) -> None:
+        self.objects: dict[Key, Json] = {}
+        self.failures: dict[str, Exception] = {}
+        self.calls: list[str] = []
+        self._version = 100
+
+    def seen(self, verb: str, key: Key) -> None:
+        call = f"{verb} {key.kind}/{key.name}"
+        self.calls.append(call)
+        if call in self.failures:
+            raise self.failures[call]
+
+    def put(self, document: Json) -> Json:
+        self._version += 1
+        found = copy.deepcopy(document)
+        found["metadata"] |= {"resourceVersion": str(self._version)}
+        found["metadata"].setdefault("uid", f"uid-{found['kind']}-{found['metadata']['name']}")
+        self.objects[key_of(found)] = found
+        return copy.deepcopy(found)
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Json | None:
+        key = Key(kind.kind, namespace, name)
+        self.seen("get", key)
+        return copy.deepcopy(self.objects.get(key))
+
+    async def apply(self, kind: Kind, document: Json) -> Json:
+        self.seen("apply", key_of(document))
+        return self.put(document)
+
+    async def apply_status(self, kind: Kind, document: Json) -> Json:
+        self.seen("status", key_of(document))
+        return self.put(self.objects[key_of(document)] | {"status": document["status"]})
+
+    async def set_finalizers(self, kind: Kind, document: Json, finalizers: tuple[str, ...]) -> Json:
+        self.seen("finalizers", key_of(document))
+        found = self.objects[key_of(document)]
+        found["metadata"]["finalizers"] = list(finalizers)
+        return self.put(found)
+
+    async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
+        self.seen("delete", Key(kind.kind, namespace, name))
+        self.objects.pop(Key(kind.kind, namespace, name), None)
+
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        self.seen("evict", Key(POD.kind, namespace, name))
+
+
+class OneBroker:
+    """A fleet of one broker that says what a test wants."""
+
+    def __init__(self) -> None:
+        self.status: Json | None = None
+        self.answer: Json | Exception | None = None
+        self.fence_answer: Exception | None = None
+        self.fences: list[int] = []
+        self.is_undivided = False
+
+    def view(self, topic: str) -> View | None:
+        return None if self.status is None else View("broker-0", self.status, 0.0)
+
+    def applied(self, key: Key, piece: str) -> Applied:
+        return Applied(1, is_everywhere=bool(piece))
+
+    def state(self) -> FleetState:
+        return FleetState()
+
+    def why_waiting(self, topic: str) -> str:
+        return ""
+
+    def is_lost(self, topic: str) -> bool:
+        return False
+
+    def age_seconds(self, topic: str) -> float:
+        return 3600.0
+
+    def declare(self) -> None:
+        return
+
+    async def stored(self, topic: str) -> StoredTopic:
+        return StoredTopic(exists=self.is_undivided, is_undivided=self.is_undivided)
+
+    async def confirm(self, topic: str) -> Json | None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.status if self.answer is None else self.answer
+
+    async def fence(self, topic: str, epoch: int) -> None:
+        self.fences.append(epoch)
+        if self.fence_answer is not None:
+            raise self.fence_answer
+
+
+class Told:
+    """A recorder that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[EmitEvent] = []
+
+    def emit(self, about: Json, told: EmitEvent) -> None:
+        self.said.append(told)
+
+    def reasons(self) -> list[str]:
+        return [each.reason for each in self.said]
+
+
+class World:
+    """One topic, as a reconciler sees it."""
+
+    def __init__(self, spec: Json | None = None, annotations: Json | None = None) -> None:
+        self.server, self.brokers, self.told = Server(), OneBroker(), Told()
+        self.store = Store()
+        self.declarations = Declarations(self.store)
+        self.followed = FollowedPods(cast("Kube", self.server), lambda _: None)
+        self.reconciler = TopicReconciler(
+            ReconcileContext(
+                cast("Kube", self.server),
+                self.store,
+                self.declarations,
+                cast("Fleet", self.brokers),
+                cast("Recorder", self.told),
+                Metrics(),
+                self.followed,
+                lambda: 1_000.0,
+            )
+        )
+        about = {"name": "orders", "namespace": "shop", "uid": "t1", "generation": 1}
+        self.put(
+            {
+                "apiVersion": TOPIC.api_version,
+                "kind": TOPIC.kind,
+                "metadata": about | {"annotations": annotations or {}},
+                "spec": spec or {},
+                "status": {"observedGeneration": -1},
+            }
+        )
+
+    def put(self, document: Json) -> None:
+        """An object, there and seen to be there."""
+        self.store.put(self.server.put(document))
+
+    def fenced(self, **more: Any) -> None:
+        """The writer of epoch 2 in pod writer-0 was silent."""
+        former = contender("w0", "primary", "writer-0", epoch=2)
+        now = contender("w1", "primary", "writer-1", epoch=3)
+        story = [transition(3, "Silent", now, former)]
+        self.brokers.status = status(3, holders=[now], transitions=story, **more)
+        self.pod("writer-0")
+
+    def pod(self, name: str) -> None:
+        about = {"name": name, "namespace": "shop", "uid": f"uid-{name}"}
+        self.put({"kind": POD.kind, "metadata": about, "status": {"podIP": "10.0.0.1"}})
+
+    async def reconcile(self) -> float | None:
+        return await self.reconciler.reconcile(ORDERS)
+
+    @property
+    def status(self) -> Json:
+        found: Json = self.server.objects[ORDERS]["status"]
+        return found
+
+    def condition(self, of: str) -> str:
+        return next(
+            f"{each['status']}/{each['reason']}"
+            for each in self.status.get("conditions", ())
+            if each["type"] == of
+        )
+
+    def outcome(self) -> str:
+        return str(self.status["fencedPods"][0]["outcome"])
+
+    def calls(self, verb: str) -> list[str]:
+        return [call for call in self.server.calls if call.startswith(verb)]
+
+
+@pytest.fixture(autouse=True)
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fenced, "GRACE_SECONDS", 0.0)
+
+
+# ------------------------------------------------------------ what belongs to a topic
+
+
+async def test_a_service_that_is_refused_is_said_and_keeps_nothing_else_back() -> None:
+    world = World(LEADER)
+    world.server.failures["apply Service/leader"] = ApiRefused(403, "exceeded quota")
+    after = await world.reconcile()
+    assert world.condition("Stalled") == "True/ServiceRefused"
+    assert world.condition("Serving") == "True/Idle"
+    assert "apply EndpointSlice/leader-leader-ipv4" in world.server.calls
+    assert after is not None
+    assert after <= topics.REFUSED_SECONDS
+    await world.reconcile()
+    assert len(world.calls("apply Service")) == 1  # not before its time
+
+
+async def test_it_is_tried_again_as_soon_as_a_person_wants_it() -> None:
+    world = World(LEADER)
+    world.server.failures["apply Service/leader"] = ApiRefused(500, "a webhook is away")
+    await world.reconcile()
+    assert world.condition("PolicyApplied") == "False/ServiceRefused"
+    world.server.failures.clear()
+    asked = copy.deepcopy(world.server.objects[ORDERS])
+    asked["metadata"]["annotations"] = {"onewriter.dev/reconcile-at": "now"}
+    world.put(asked)
+    await world.reconcile()
+    assert world.condition("PolicyApplied") == "True/Applied"
+
+
+async def test_a_topic_that_can_have_no_partitions_is_looked_up_again_until_it_can() -> None:
+    world = World({"partitions": 3})
+    world.brokers.is_undivided = True
+    assert await world.reconcile() == topics.REFUSED_SECONDS
+    assert world.condition("PolicyApplied") == "False/Undivided"
+    world.brokers.is_undivided = False  # it was deleted
+    assert await world.reconcile() is None
+    assert world.condition("PolicyApplied") == "True/Applied"
+
+
+async def test_what_fails_again_and_again_does_not_keep_a_visit_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "FAILING_SECONDS", -1.0)
+    world = World(LEADER)
+    world.server.failures["apply Service/leader"] = ApiRefused(500, "a webhook is away")
+    await world.reconcile()
+    assert len(world.calls("apply Service")) == 1 + topics.REPLANS_MAX
+    assert world.condition("Serving") == "True/Idle"
+
+
+async def test_the_status_is_written_though_a_service_has_to_wait() -> None:
+    world = World(LEADER)
+    world.server.failures["apply Service/leader"] = ApiUnreachable("timed out")
+    with pytest.raises(RetryLater):
+        await world.reconcile()
+    assert world.condition("Ready") == "True/Ready"
+
+
+async def test_a_busy_server_is_left_alone_for_as_long_as_it_says() -> None:
+    world = World()
+    world.server.failures["status ExclusiveTopic/orders"] = ApiRefused(429, "busy", 0)
+    with pytest.raises(RetryLater) as raised:
+        await world.reconcile()
+    assert raised.value.is_firm
+    assert raised.value.after_seconds == 1.0
+
+
+async def test_a_name_that_belongs_to_somebody_else_is_tried_again_later() -> None:
+    world = World(LEADER)
+    world.server.put({"kind": SERVICE.kind, "metadata": {"name": "leader", "namespace": "shop"}})
+    after = await world.reconcile()
+    assert world.condition("Stalled") == "True/ServiceTaken"
+    assert after is not None
+    assert after <= topics.REFUSED_SECONDS
+    assert world.calls("apply") == []
+
+
+async def test_what_people_make_go_with_a_topic_is_left_alone() -> None:
+    world = World(LEADER)
+    owner = {"kind": TOPIC.kind, "name": "orders", "uid": "t1"}
+    about = {"name": "primary", "namespace": "shop", "uid": "c1", "ownerReferences": [owner]}
+    spec = {"topicRef": {"name": "orders"}, "subject": {"serviceAccountName": "writer"}}
+    world.put(
+        {
+            "apiVersion": CLAIM.api_version,
+            "kind": CLAIM.kind,
+            "metadata": about,
+            "spec": spec,
+        }
+    )
+    await world.reconcile()
+    assert world.condition("Ready") == "True/Ready"
+    assert world.calls("delete") == []
+
+
+async def test_a_label_of_an_epoch_that_nobody_knows_is_put_right_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(LEADER)
+    await world.reconcile()
+    key = Key(SLICE.kind, "shop", "leader-leader-ipv4")
+    forged = copy.deepcopy(world.server.objects[key])
+    forged["metadata"]["labels"]["onewriter.dev/epoch"] = "999"
+    world.put(forged)
+    await world.reconcile()
+    assert world.server.objects[key]["metadata"]["labels"]["onewriter.dev/epoch"] == "999"
+    monkeypatch.setattr("onewriter_operator.plan.topic.AHEAD_SECONDS", 0.0)
+    await world.reconcile()
+    assert world.server.objects[key]["metadata"]["labels"]["onewriter.dev/epoch"] == "0"
+    assert world.condition("Drifted") == "True/Repaired"
+
+
+# ------------------------------------------------------------ fenced pods
+
+
+async def test_a_stale_pod_is_evicted_after_its_broker_was_asked() -> None:
+    world = World()
+    world.fenced()
+    await world.reconcile()
+    assert world.calls("evict") == ["evict Pod/writer-0"]
+    assert world.outcome() == "Evicted"
+    assert "PodEvicted" in world.told.reasons()
+    await world.reconcile()
+    assert len(world.calls("evict")) == 1
+
+
+async def test_one_that_its_broker_knows_again_is_not_whatever_the_stream_says() -> None:
+    world = World()
+    world.fenced()
+    assert world.brokers.status is not None
+    back = contender("w0", "primary", "writer-0", place=1)
+    world.brokers.answer = world.brokers.status | {"waiters": [back]}
+    await world.reconcile()
+    assert world.calls("evict") == []
+    assert world.outcome() == "CameBack"
+
+
+@pytest.mark.parametrize("error", [BrokerUnreachable("gone"), BrokerRefused(400, ["no"])])
+async def test_nobody_is_touched_while_no_broker_can_say(error: Exception) -> None:
+    world = World()
+    world.fenced()
+    world.brokers.answer = error
+    after = await world.reconcile()
+    assert world.calls("evict") == []
+    assert world.outcome() == "Pending"
+    assert after is not None
+    assert after <= 5.0
+    assert world.condition("WriterActive") == "True/Held"
+
+
+async def test_an_eviction_without_an_answer_stops_nothing_else() -> None:
+    world = World()
+    world.fenced()
+    world.server.failures["evict Pod/writer-0"] = ApiUnreachable("timed out")
+    await world.reconcile()
+    assert world.outcome() == "EvictionFailed"
+    assert world.condition("WriterActive") == "True/Held"
+
+
+async def test_without_the_right_to_read_pods_it_is_said_what_could_not_be_done() -> None:
+    world = World(LEADER)
+    world.fenced()
+    world.store.remove(world.server.objects.pop(Key(POD.kind, "shop", "writer-0")))
+    for name in ("writer-0", "writer-1"):
+        world.server.failures[f"get Pod/{name}"] = ApiRefused(403, "forbidden")
+    world.server.failures["evict Pod/writer-0"] = ApiRefused(403, "forbidden")
+    await world.reconcile()
+    assert world.outcome() == "EvictionFailed"
+    assert world.condition("WriterActive") == "True/Held"
+
+
+# ------------------------------------------------------------ orders of a person
+
+
+async def test_a_fence_that_no_broker_decides_is_asked_for_again() -> None:
+    world = World(annotations={"onewriter.dev/fence": "3"})
+    world.brokers.status = status(3, holders=[contender("w1", epoch=3)])
+    world.brokers.fence_answer = BrokerUnreachable("403: no right")
+    assert await world.reconcile() == 5.0
+    assert world.condition("WriterActive") == "True/Held"
+    assert "403: no right" in next(e.note for e in world.told.said if e.reason == "FencedByOrder")
+    world.brokers.fence_answer = None
+    await world.reconcile()
+    await world.reconcile()
+    assert world.brokers.fences == [3, 3]
+    assert [each.note for each in world.told.said][-1].endswith("done")
+
+
+# ------------------------------------------------------------ its end
+
+
+async def test_an_object_that_is_gone_is_forgotten() -> None:
+    world = World(LEADER)
+    await world.reconcile()
+    world.store.remove(world.server.objects[ORDERS])
+    assert await world.reconcile() == GONE
+    assert world.reconciler._caches == {}
