@@ -11,7 +11,8 @@ from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, wa
 
 from onewriter_broker.log.fake.server import FakeServer
 from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.topic.retention.retention import Retention, retention
+from onewriter_broker.topic.retention import retention
+from onewriter_broker.topic.retention.retention import Retention
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import Purpose
