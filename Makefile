@@ -8,11 +8,12 @@ RUN_STAMP := $(VENV)/.installed-to-run
 DATA ?= var
 SEEDS ?= 300
 UPGRADE ?= --upgrade
+SDK := onewriter onewriter.sync onewriter.testing
 
 # Tests start brokers by the thousand; what Python compiled of the sources is kept between them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-rest test-all mutants requirements check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference clean help
+.PHONY: run test test-rest test-all mutants requirements check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference docs docs-serve clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -124,7 +125,14 @@ chart: $(STAMP)  ## Write what of the chart follows from models
 	$(BIN)/python -m charts.generator
 
 reference: $(STAMP)  ## The SDK's API reference as HTML, into dist/reference
-	$(BIN)/pdoc onewriter onewriter.sync onewriter.testing --template-directory docs/reference --output-directory dist/reference
+	$(BIN)/pdoc $(SDK) --template-directory docs/generator/pdoc --output-directory dist/reference
+
+docs: $(STAMP)  ## The documentation site, into dist/site; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	$(BIN)/pdoc $(SDK) --template-directory docs/generator/pdoc --output-directory dist/site/reference/sdk
+
+docs-serve: $(STAMP)  ## The documentation site on http://127.0.0.1:8000, rebuilt after each change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 requirements: | $(BIN)/python  ## Write the hashed requirements with the newest versions (UPGRADE= keeps the versions)
 	$(PIP_INSTALL) uv

@@ -25,7 +25,7 @@ from onewriter_pipeline.audit.audit import Audit
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import cores_of, on_spark
 from onewriter_pipeline.jobs.offload import Offload
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.tables.tables import Tables
 
 MEGA = 1e6

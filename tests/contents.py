@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
-from onewriter_broker.log.api import Block, Marker, OwnedRecord, StoredBlock, Unit
-from onewriter_broker.log.blocks import decode_entry, pack_u32
-from onewriter_broker.log.compacted import CompactedBlock, decode_block, head_of
-from onewriter_broker.log.fake.commands import shown, stream_id
-from onewriter_broker.log.fake.keyspace import Fields, Hash, Keyspace, Stream
-from onewriter_broker.log.fake.server import FakeNode
-from onewriter_broker.log.keys import MEMBERS
+from onewriter_broker.log.store.api import Block, Marker, OwnedRecord, StoredBlock, Unit
+from onewriter_broker.log.store.blocks import decode_entry, pack_u32
+from onewriter_broker.log.store.compacted import CompactedBlock, decode_block, head_of
+from onewriter_broker.log.store.fake.commands import shown, stream_id
+from onewriter_broker.log.store.fake.keyspace import Fields, Hash, Keyspace, Stream
+from onewriter_broker.log.store.fake.server import FakeNode
+from onewriter_broker.log.store.keys import MEMBERS
 from onewriter_core.ids import TopicName
 
 Item = TypeVar("Item")

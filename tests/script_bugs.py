@@ -8,8 +8,8 @@ import pytest
 from tests.mutants.mutant import Mutant
 from tests.mutants.planting import ROOT, file_of, planted
 
-from onewriter_broker.log import redis_primary, redis_scripts
-from onewriter_broker.log.redis_scripts import Script
+from onewriter_broker.log.store.redis import primary, script_calls
+from onewriter_broker.log.store.redis.script_calls import Script
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
@@ -17,12 +17,12 @@ def plant(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
     right = file_of(mutant, ROOT).read_bytes()
     wrong = planted(mutant, right.decode()).encode()
     changed: dict[Script, Script] = {}
-    for name, script in vars(redis_scripts).items():
+    for name, script in vars(script_calls).items():
         if isinstance(script, Script) and right in script.source:
             source = script.source.replace(right, wrong)
             digest = hashlib.sha1(source, usedforsecurity=False).hexdigest()
             changed[script] = Script(source, digest)
-            monkeypatch.setattr(redis_scripts, name, changed[script])
+            monkeypatch.setattr(script_calls, name, changed[script])
     assert changed, f"no script contains {mutant.target}"
-    all_scripts = tuple(changed.get(script, script) for script in redis_scripts.ALL_SCRIPTS)
-    monkeypatch.setattr(redis_primary, "ALL_SCRIPTS", all_scripts)
+    all_scripts = tuple(changed.get(script, script) for script in script_calls.ALL_SCRIPTS)
+    monkeypatch.setattr(primary, "ALL_SCRIPTS", all_scripts)

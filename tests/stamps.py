@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from onewriter_broker.log.api import Binding, LogStore, Outcome
+from onewriter_broker.log.store.api import Binding, LogStore, Outcome
 
 _births = itertools.count(1)
 

@@ -139,7 +139,7 @@ REFERENCE = ("onewriter", "onewriter.sync", "onewriter.testing")
 """The modules of the SDK that people import, as ``make reference`` documents them."""
 
 REFERENCE_OPTIONS = (
-    *("--template-directory", "docs/reference"),
+    *("--template-directory", "docs/generator/pdoc"),
     *("--output-directory", "dist/reference"),
 )
 

@@ -19,21 +19,21 @@ from onewriter_broker.auth.registrations import Registrations
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.listener import listen
 from onewriter_broker.desired import Desired, Initial, tenancy_of
-from onewriter_broker.dispatch.reading import ReadBudget
+from onewriter_broker.dispatch.readers import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.peers import Peers
 from onewriter_broker.http.server import HttpServer
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import Watchers
-from onewriter_broker.log.api import Binding, BrokenKey, Durability, LogStore, Outcome
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.losses import Loss
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, LogStore, Outcome
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.namespaces import Namespaces
 from onewriter_broker.ownership.bucket_events import Several
 from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.leaving import leave
+from onewriter_broker.ownership.departure import leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
 from onewriter_broker.quotas.book import Quota, QuotaBook

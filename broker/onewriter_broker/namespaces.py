@@ -16,7 +16,7 @@ from typing import Final
 
 import structlog
 
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 
 REFRESH_SECONDS: Final = 1.0

@@ -32,10 +32,10 @@ from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import read_initial
 from onewriter_broker.kubernetes_api import ApiServer, KubernetesApi, in_cluster
 from onewriter_broker.local.supervisor import REFUSED_CODE, Heartbeat
-from onewriter_broker.log.api import Durability
-from onewriter_broker.log.redis_primary import RedisSettings
-from onewriter_broker.log.redis_store import RedisLogStore
-from onewriter_broker.log.server_checks import check_server, judge
+from onewriter_broker.log.store.api import Durability
+from onewriter_broker.log.store.redis.primary import RedisSettings
+from onewriter_broker.log.store.redis.server_checks import check_server, judge
+from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import certificate_of

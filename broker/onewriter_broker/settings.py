@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from onewriter_broker.log.api import Durability
+from onewriter_broker.log.store.api import Durability
 from onewriter_core.api.tenancy import read_exceptions
 from onewriter_core.authorization import ConsumersDefault
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import structlog
 
-from onewriter_broker.log.api import Durability, LogStore, Observation
+from onewriter_broker.log.store.api import Durability, LogStore, Observation
 from onewriter_core.errors import OnewriterError
 
 LOOK_SECONDS = 0.5

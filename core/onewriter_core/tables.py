@@ -87,9 +87,9 @@ def status(answer: Json) -> None:
     properties(facts)
     section("waiters", answer["waiters"], _waiters)
     section("shared producers", answer.get("sharedProducers") or [], _shared)
-    slots = answer["slots"]
-    if len(slots) > 1:
-        section("partitions", slots, _slots)
+    partitions = answer["slots"]
+    if len(partitions) > 1:
+        section("partitions", partitions, _partitions)
     section("transitions", answer["transitions"], _transitions)
     section("lost entries", answer.get("losses") or [], _losses)
     section("refused", answer.get("refusals") or [], _refusals)
@@ -146,7 +146,7 @@ def _shared(rows: Sequence[Json]) -> None:
     )
 
 
-def _slots(rows: Sequence[Json]) -> None:
+def _partitions(rows: Sequence[Json]) -> None:
     table(
         ("PARTITION", "EPOCH", "LEDGER", "STATE", "HOLDER"),
         (

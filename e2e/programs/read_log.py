@@ -10,9 +10,9 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from onewriter_broker.log.api import Marker
-from onewriter_broker.log.redis_store import RedisLogStore
-from onewriter_broker.log.topic_log import last_position, payloads
+from onewriter_broker.log.store.api import Marker
+from onewriter_broker.log.store.redis.store import RedisLogStore
+from onewriter_broker.log.topic_log.log import last_position, payloads
 from onewriter_broker.process import redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.verify.cli import verify_command

@@ -1,8 +1,8 @@
-"""What a stream has in front of it: where its topics begin and end, runs of entries, and tasks.
+"""The planners of reads: where topics begin and end, which runs of entries are read, and the tasks that read them.
 
-``Backlog`` is of the live log alone; ``TieredBacklog`` begins in the tables, and, unless these are all that
-is read, goes on in the log. Offsets are positions in the log either way, so that the rows of a batch do
-not depend on which of the two gives them.
+``Backlog`` plans reads of the live log. ``TieredBacklog`` plans reads of the tables and, unless the tables alone are
+read, of the live log after them. Both plan batches and streams. Offsets are positions in the log in any case, so the
+rows of a read do not depend on the tier that returns them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from pyspark.sql.datasource import InputPartition
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.frames import BlockFrame
-from onewriter_pipeline.brokers.positions import shown
+from onewriter_pipeline.brokers.names import shown
 from onewriter_pipeline.brokers.segments import Segments
-from onewriter_pipeline.errors import Gap, LogEnds, Trimmed
-from onewriter_pipeline.read.limiting import (
-    Counts,
+from onewriter_pipeline.errors import Gap, Invalid, LogEnds, Trimmed
+from onewriter_pipeline.read.batch_limits import (
+    EntryCounts,
     behind_entries,
     behind_messages,
     is_even,
     shares,
 )
 from onewriter_pipeline.read.offsets import Run, of_epochs, runs_between, runs_within
-from onewriter_pipeline.read.planning import (
+from onewriter_pipeline.read.selection import (
     Bound,
     Kind,
+    Selection,
     check_epochs,
     check_kept,
     check_names,
@@ -40,12 +41,11 @@ from onewriter_pipeline.read.planning import (
     selected,
 )
 from pyspark_onewriter.options import ReadOptions
-from pyspark_onewriter.source import Task, tasks_of
-from pyspark_onewriter.tiers import counted, divided_pieces
+from pyspark_onewriter.tasks import Task, counted, divided_pieces, tasks_of
 
 if TYPE_CHECKING:
-    from onewriter_pipeline.tables.reading import Piece
-    from pyspark_onewriter.kept import Kept
+    from onewriter_pipeline.tables.pieces import Piece
+    from pyspark_onewriter.snapshot import TableSnapshot
 
 Positions = Mapping[str, Position]
 
@@ -56,6 +56,34 @@ class Backlog:
     def __init__(self, options: ReadOptions, broker: Broker) -> None:
         self._options = options
         self._broker = broker
+        self._seen: dict[str, Segments] = {}
+        """The segments of logs that count until the end of a plan."""
+        self._is_batch = False
+
+    def selected_range(self) -> tuple[Positions, Positions]:
+        """Where a batch read begins and ends in each log. What each log has now counts for ``tasks``.
+
+        Raises Invalid for a range that ends before it begins, and Trimmed for topic epochs that are gone.
+        """
+        selection = self._options.selection
+        begins: dict[str, Position] = {}
+        ends: dict[str, Position] = {}
+        for log, held in self.look(selection).items():
+            begins[log] = resolved(self._broker, held, selection.starting)
+            ends[log] = resolved(self._broker, held, selection.ending)
+            if Kind.POSITIONS in {selection.starting.kind, selection.ending.kind}:
+                _check_order(log, begins[log], ends[log])
+            if self._options.reading.fail_on_loss:
+                check_epochs(self._broker, held, selection.epochs)
+        return begins, ends
+
+    def look(self, selection: Selection) -> dict[str, Segments]:
+        """The segments of the selected logs; they count for all of a batch read. Raises Invalid."""
+        self._is_batch = True
+        logs = logs_of(self._broker, selection)
+        _check_bounds(selection, logs)
+        self._seen = {log: self._broker.segments(log) for log in logs}
+        return self._seen
 
     def initial(self) -> Positions:
         """Where a new query begins."""
@@ -90,25 +118,26 @@ class Backlog:
         runs = runs_between(held.segments, begin, end)
         if self._options.reading.fail_on_loss:
             check_kept(self._broker, held, begin)
-            _check_reached(log, runs, begin, end)
+            if not self._is_batch:
+                _check_reached(log, runs, begin, end)
         return runs
 
     def _held(self, log: str, begin: Position) -> Segments:
         """What the log has from a position on."""
-        return self._broker.segments(log, after=begin.previous)
+        return self._seen.get(log) or self._broker.segments(log, after=begin.previous)
 
     def _groups(self, runs: Sequence[Run]) -> list[list[Run]]:
         """Those of the epochs that are read, in groups that follow each other in the log."""
         epochs = self._options.selection.epochs
         return [list(runs)] if epochs is None else of_epochs(runs, epochs)
 
-    def counts(self, log: str, begin: Position, end: Position) -> Iterator[Counts]:
+    def counts(self, log: str, begin: Position, end: Position) -> Iterator[EntryCounts]:
         """How many messages the entries of [begin, end) have, in order, perhaps with some around them."""
         for frame in self._broker.frames(log, begin, end, payload=False):
             if isinstance(frame, BlockFrame):
                 ones = np.ones(len(frame.lengths), np.int64)
                 messages = ones if frame.counts is None else frame.counts.astype(np.int64)
-                yield Counts(frame.first, messages)
+                yield EntryCounts(frame.first, messages)
 
     def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
         """The tasks that read from one offset to another; nothing of logs that are in the second alone."""
@@ -131,6 +160,17 @@ def _is_empty(log: str, begin: Position, end: Position, *, fail_on_loss: bool) -
     return end <= begin
 
 
+def _check_bounds(selection: Selection, logs: Sequence[str]) -> None:
+    """Raise Invalid if positions are given for other logs than those that are read."""
+    check_names("startingOffsets", selection.starting, logs)
+    check_names("endingOffsets", selection.ending, logs)
+
+
+def _check_order(log: str, begin: Position, end: Position) -> None:
+    if end < begin:
+        raise Invalid(f"{log}: the range ends at {shown(end)}, before its start {shown(begin)}")
+
+
 def _check_reached(log: str, runs: Sequence[Run], begin: Position, end: Position) -> None:
     """Raise LogEnds where what was in front of ``end`` is gone: ledgers lose nothing but their tails.
 
@@ -150,21 +190,19 @@ class _BehindTables(Backlog):
 
     def __init__(self, options: ReadOptions, broker: Broker) -> None:
         super().__init__(options, broker)
-        self._known: dict[str, Segments] = {}
+        self._asked: set[str] = set()
 
     def lacks(self, log: str, begin: Position) -> bool:
         """Whether some of what there was from a position on is gone; asked once for each log."""
-        if log in self._known:
+        if log in self._asked:
             return False
-        held = self._known[log] = super()._held(log, begin)
+        self._asked.add(log)
+        held = self._seen[log] = self._held(log, begin)
         try:
             check_kept(self._broker, held, begin)
         except Trimmed:
             return True
         return False
-
-    def _held(self, log: str, begin: Position) -> Segments:
-        return self._known.get(log) or super()._held(log, begin)
 
     def _all_runs(self, log: str, begin: Position, end: Position) -> list[Run]:
         """As of the log alone; raises Gap where the log begins behind the tables' end."""
@@ -185,11 +223,34 @@ class TieredBacklog:
     on: the entries between are the same, there and here.
     """
 
-    def __init__(self, options: ReadOptions, kept: Kept, broker: Broker | None) -> None:
+    def __init__(self, options: ReadOptions, tables: TableSnapshot, broker: Broker | None) -> None:
         self._options = options
-        self._kept = kept
+        self._tables = tables
         self._broker = broker
         self._hot = None if broker is None else _BehindTables(options, broker)
+        self._is_batch = False
+
+    def selected_range(self) -> tuple[Positions, Positions]:
+        """Where a batch read begins and ends in each log. Raises Invalid, Gap and others."""
+        self._is_batch = True
+        selection, tables = self._options.selection, self._tables
+        begins: dict[str, Position] = {}
+        ends: dict[str, Position] = {}
+        if self._broker is None or self._hot is None:
+            logs = self._logs()
+            _check_bounds(selection, logs)
+            for log in logs:
+                begins[log] = tables.bound(log, selection.starting)
+                ends[log] = tables.bound(log, selection.ending)
+            return begins, ends
+        seen = self._hot.look(selection)
+        tables.renew()  # offload and trim go on: what was trimmed before the look is in the tables by now
+        for log, held in seen.items():
+            begins[log] = tables.bound_with_log(self._broker, held, selection.starting)
+            ends[log] = tables.bound_with_log(self._broker, held, selection.ending)
+            _check_order(log, begins[log], ends[log])
+            ends[log] = min(ends[log], held.end)
+        return begins, ends
 
     def initial(self) -> Positions:
         """Where a new query begins."""
@@ -200,16 +261,16 @@ class TieredBacklog:
 
     def _bound(self, log: str, bound: Bound) -> Position:
         if self._broker is None:
-            return self._kept.bound(log, bound)
+            return self._tables.bound(log, bound)
         held = self._broker.segments(log)
-        if log not in self._kept.offsets:
-            self._kept.renew()
-        return self._kept.bound_with_log(self._broker, held, bound)
+        if log not in self._tables.offsets:
+            self._tables.renew()
+        return self._tables.bound_with_log(self._broker, held, bound)
 
     def _logs(self) -> Sequence[str]:
         selection = self._options.selection
         if self._broker is None:
-            return selected(selection, self._kept.offsets)
+            return selected(selection, self._tables.offsets)
         return logs_of(self._broker, selection)
 
     def first(self, log: str) -> Position:
@@ -220,7 +281,7 @@ class TieredBacklog:
         """Behind what is there now."""
         if self._hot is not None:
             return self._hot.ends()
-        return {log: self._kept.offsets[log] for log in self._logs()}
+        return {log: self._tables.offsets[log] for log in self._logs()}
 
     def _cut(self, log: str, begin: Position, end: Position) -> Position:
         """Where the table's part of [begin, end) ends.
@@ -229,19 +290,19 @@ class TieredBacklog:
         """
         cut = self._table_end(log, begin, end)
         if self._hot is not None and cut < end and self._hot.lacks(log, cut):
-            self._kept.renew()
+            self._tables.renew()
             cut = self._table_end(log, begin, end)
         return cut
 
     def _table_end(self, log: str, begin: Position, end: Position) -> Position:
-        return min(end, max(begin, self._kept.offsets.get(log, EARLIEST)))
+        return min(end, max(begin, self._tables.offsets.get(log, EARLIEST)))
 
     def runs(self, log: str, begin: Position, end: Position) -> list[Run]:
         """The runs of [begin, end). Raises Gap, Trimmed, LogEnds."""
         if _is_empty(log, begin, end, fail_on_loss=self._options.reading.fail_on_loss):
             return []
         cut = self._cut(log, begin, end)
-        cold = self._kept.runs(log, begin, cut)
+        cold = self._tables.runs(log, begin, cut)
         if self._options.selection.epochs is not None:
             cold = [
                 run for group in of_epochs(cold, self._options.selection.epochs) for run in group
@@ -249,10 +310,10 @@ class TieredBacklog:
         hot = [] if self._hot is None or cut == end else self._hot.runs(log, cut, end)
         return [*cold, *hot]
 
-    def counts(self, log: str, begin: Position, end: Position) -> Iterator[Counts]:
+    def counts(self, log: str, begin: Position, end: Position) -> Iterator[EntryCounts]:
         """How many messages the entries of [begin, end) have, in order, perhaps with some around them."""
         at = self._cut(log, begin, end)
-        yield from counted(self._options, self._kept.pieces(log, begin, at))
+        yield from counted(self._options, self._tables.pieces(log, begin, at))
         if self._hot is None or at == end:
             return
         try:
@@ -260,11 +321,11 @@ class TieredBacklog:
                 at = Position(each.first.ledger, each.first.entry + len(each.messages))
                 yield each
         except Trimmed:  # since the cut was found
-            self._kept.renew()
+            self._tables.renew()
             cut = self._table_end(log, at, end)
             if cut == at:
                 raise
-            yield from counted(self._options, self._kept.pieces(log, at, cut))
+            yield from counted(self._options, self._tables.pieces(log, at, cut))
             yield from self._hot.counts(log, cut, end)
 
     def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
@@ -282,9 +343,9 @@ class TieredBacklog:
     def _pieces(self, log: str, begin: Position, cut: Position, end: Position) -> list[Piece]:
         """The table's part of [begin, end), up to the cut."""
         is_last = self._hot is None or cut == end
-        if is_last and self._options.reading.fail_on_loss:
-            _check_reached(log, self._kept.runs(log, begin, cut), begin, end)
-        return self._kept.pieces(log, begin, cut)
+        if is_last and self._options.reading.fail_on_loss and not self._is_batch:
+            _check_reached(log, self._tables.runs(log, begin, cut), begin, end)
+        return self._tables.pieces(log, begin, cut)
 
 
 AnyBacklog = Backlog | TieredBacklog
@@ -297,14 +358,14 @@ def backlog_of(options: ReadOptions) -> Iterator[AnyBacklog]:
         with Broker(options.access) as broker:
             yield Backlog(options, broker)
         return
-    from pyspark_onewriter.kept import kept_of  # noqa: PLC0415 - Arrow, where it is needed
+    from pyspark_onewriter.snapshot import TableSnapshot  # noqa: PLC0415 - Arrow, where it is needed
 
-    kept = kept_of(options)
+    tables = TableSnapshot(options)
     if not options.reads_log:
-        yield TieredBacklog(options, kept, None)
+        yield TieredBacklog(options, tables, None)
         return
     with Broker(options.access) as broker:
-        yield TieredBacklog(options, kept, broker)
+        yield TieredBacklog(options, tables, broker)
 
 
 def within_messages(

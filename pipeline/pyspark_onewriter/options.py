@@ -14,9 +14,9 @@ from typing import Final
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.read.planning import Bound, Epochs, Kind, Selection, full_positions
+from onewriter_pipeline.read.selection import Bound, Epochs, Kind, Selection, full_positions
 from onewriter_pipeline.read.spans import Reading
 from onewriter_pipeline.schema import (
     COLD,

@@ -19,8 +19,8 @@ from pyspark.sql.datasource import (
 )
 
 from onewriter_pipeline.errors import Invalid, PipelineError
-from onewriter_pipeline.publish import writing
-from onewriter_pipeline.publish.writing import StagedLog
+from onewriter_pipeline.publish import transfer
+from onewriter_pipeline.publish.transfer import StagedLog
 from pyspark_onewriter.sink_options import WriteOptions, write_options
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
             f" ({_QUERY_ID}, {_BATCH_ID}): write with foreachBatch, txnAppId and txnVersion"
         )
     task = context.partitionId(), context.taskAttemptId()
-    logs = writing.stage(options.target, app, version, task, batches)
+    logs = transfer.stage(options.target, app, version, task, batches)
     epochs = {topic: grant.epoch for topic, grant in options.target.grants.items()}
     return Staged(app, version, logs, epochs)
 
@@ -75,13 +75,13 @@ def _publish(
         raise PipelineError(f"tasks of several batches at once: {sorted(batches)}")
     for app, version in batches:
         logs = [log for message in staged for log in message.logs]
-        if options.driving is None:
-            writing.publish(options.target, app, version, logs)
+        if options.lead_session is None:
+            transfer.publish(options.target, app, version, logs)
         else:
             begun_under = {k: epoch for each in staged for k, epoch in each.epochs.items()}
-            options.driving.publish(options.target, app, version, logs, begun_under)
-    if options.driving is not None:
-        options.driving.end(is_over=is_over)
+            options.lead_session.publish(options.target, app, version, logs, begun_under)
+    if options.lead_session is not None:
+        options.lead_session.end(is_over=is_over)
 
 
 def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -92,10 +92,10 @@ def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | Non
     try:
         for each in messages:
             if isinstance(each, Staged):
-                writing.discard(options.target, each.app, each.version, each.logs)
+                transfer.discard(options.target, each.app, each.version, each.logs)
     finally:
-        if options.driving is not None:
-            options.driving.end(is_over=True)
+        if options.lead_session is not None:
+            options.lead_session.end(is_over=True)
 
 
 def begun(options: WriteOptions) -> WriteOptions:
@@ -103,9 +103,9 @@ def begun(options: WriteOptions) -> WriteOptions:
 
     Raises PipelineError.
     """
-    if options.driving is None:
+    if options.lead_session is None:
         return options
-    return replace(options, target=options.driving.begin(options.target, options.app))
+    return replace(options, target=options.lead_session.begin(options.target, options.app))
 
 
 class TopicWriter(DataSourceArrowWriter):

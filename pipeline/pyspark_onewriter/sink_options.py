@@ -12,14 +12,14 @@ from typing import Final
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.leader import Leader
 from onewriter_pipeline.lead.requests import MODES, Grant
-from onewriter_pipeline.publish.driving import IDLE_SECONDS, Driving
 from onewriter_pipeline.publish.hashing import SCHEMES
+from onewriter_pipeline.publish.lead_session import TOPIC_IDLE_SECONDS, LeadSession
 from onewriter_pipeline.publish.messages import check_columns
-from onewriter_pipeline.publish.packing import FRAME_ROWS
+from onewriter_pipeline.publish.parts import FRAME_ROWS
 from onewriter_pipeline.publish.staging import check_app, check_version
-from onewriter_pipeline.publish.writing import EXACTLY_ONCE, GUARANTEES, Target
+from onewriter_pipeline.publish.transfer import EXACTLY_ONCE, GUARANTEES, PublishTarget
 from onewriter_pipeline.schema import TOPIC
 from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of, service_url_of
 
@@ -56,13 +56,13 @@ _OF_STREAMS: Final = ("queryName", "checkpointLocation", "path")
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """All that a write needs to know; picklable. ``app`` and ``version`` are empty and None where
-    Spark's query and batch say them. ``driving``: how the driver leads; None: the user's program does.
+    Spark's query and batch say them. ``lead_session``: how the driver leads; None: the user's program does.
     """
 
-    target: Target
+    target: PublishTarget
     app: str
     version: int | None
-    driving: Driving | None
+    lead_session: LeadSession | None
 
 
 def write_options(
@@ -96,27 +96,27 @@ def write_options(
             app, version = app or APP_DEFAULT, secrets.randbelow(_DRAWN)
     check_app(target.app(app or "query"))
     check_version(version or 0)
-    driving = None
+    lead_session = None
     if not target.is_led:
         use = _query(options, target, app) if is_stream else secrets.token_hex(USE_BYTES)
-        driving = Driving(
+        lead_session = LeadSession(
             use,
             Leader(),
             given.one_of("accessMode", MODES),
             service_url_of(given),
-            given.seconds("leaderIdleTime", IDLE_SECONDS),
+            given.seconds("leaderIdleTime", TOPIC_IDLE_SECONDS),
         )
-    return WriteOptions(target, app, version, driving)
+    return WriteOptions(target, app, version, lead_session)
 
 
-def _query(options: Mapping[str, str], target: Target, app: str) -> str:
+def _query(options: Mapping[str, str], target: PublishTarget, app: str) -> str:
     """The name of a query among those of its driver: the same in each of its processes."""
     spoken = {name.lower(): value for name, value in options.items()}
     named = [spoken.get(name.lower(), "") for name in _OF_STREAMS]
     return hashlib.sha256(repr([target, app, *named]).encode()).hexdigest()
 
 
-def _target(given: Given, columns: Sequence[str]) -> Target:
+def _target(given: Given, columns: Sequence[str]) -> PublishTarget:
     topic = given.text("topic")
     if topic:
         log_name(topic)
@@ -134,7 +134,7 @@ def _target(given: Given, columns: Sequence[str]) -> Target:
         raise Invalid(
             f"{CAPABILITY_OPTION} without epoch: leadership.spark_options(app) gives both"
         )
-    return Target(
+    return PublishTarget(
         access_of(given),
         topic,
         {name: Grant(epoch, capabilities.get(name, "")) for name, epoch in epochs.items()},

@@ -24,12 +24,12 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from onewriter_core.ids import EARLIEST, Position
-from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.read.offsets import Run, entries_of, limited
-from pyspark_onewriter.acknowledging import Follower
 from pyspark_onewriter.backlog import AnyBacklog, backlog_of, within_messages
+from pyspark_onewriter.follower import Follower
 from pyspark_onewriter.options import ReadOptions
-from pyspark_onewriter.source import read_task
+from pyspark_onewriter.tasks import read_task
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,7 +11,8 @@ from tests.attacks.guarded import GuardedBrokers, http_as, wire_as
 from tests.integration.conftest import RawClients
 from tests.integration.http_calls import Http
 
-from onewriter_broker.connection import lookups, owning, rights
+from onewriter_broker.connection import lookups, rights
+from onewriter_broker.connection import ownerships as owning
 from onewriter_broker.http.routes import AnyIdentity, Filtered, Needs, Open
 from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_core.authorization import Action

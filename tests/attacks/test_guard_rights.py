@@ -8,14 +8,14 @@ from tests.integration.conftest import RawClients
 from tests.integration.owners import own
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.connection.guards import (
+from onewriter_broker.log.topic_log import guards as floor_guards
+from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.own.names import resource_bucket
+from onewriter_core.property_names import (
     GUARD_GROUP_PROPERTY,
     GUARD_NUMBER_PROPERTY,
     GUARD_PROPERTY,
 )
-from onewriter_broker.log import guarding
-from onewriter_core.ids import TopicName, bucket_of
-from onewriter_core.own.names import resource_bucket
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 LOCK = "the-lock"
@@ -76,8 +76,8 @@ def test_a_name_that_nobody_owned_says_so(
 def test_one_subject_leaves_room_for_the_guards_of_others(
     guarded: GuardedBrokers, raw: RawClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarding, "FLOORS_PER_SUBJECT_MAX", 3)
-    monkeypatch.setattr(guarding, "FLOORS_MAX", 5)
+    monkeypatch.setattr(floor_guards, "FLOORS_PER_SUBJECT_MAX", 3)
+    monkeypatch.setattr(floor_guards, "FLOORS_MAX", 5)
     name = topic(is_beside=False)
     broker = guarded(buckets=BUCKETS)
     target = bucket_of(TopicName.parse(name), BUCKETS)

@@ -14,7 +14,7 @@ from tests.cluster import images
 from tests.cluster.container import USER, Container
 from tests.unit.kube.installation_configurations import configured
 
-from onewriter_broker.log.keys import MEMBERS
+from onewriter_broker.log.store.keys import MEMBERS
 from onewriter_broker.testing.ports import free_ports
 from onewriter_operator.installation import valkey_configuration
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from tests.conformance.log_store_worlds import WORLD_KINDS, World, open_world
 
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 
 
 @pytest.fixture(params=WORLD_KINDS)

@@ -23,13 +23,21 @@ from tests.servers import (
 )
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, LogStore, Outcome
-from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.fake.server import FakeNode, FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.redis_primary import RedisSettings
-from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.log.store.api import (
+    Append,
+    Binding,
+    Block,
+    Fence,
+    FencedLog,
+    LogStore,
+    Outcome,
+)
+from onewriter_broker.log.store.blocks import CHAIN_START, chain
+from onewriter_broker.log.store.fake.server import FakeNode, FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.store.redis.primary import RedisSettings
+from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 

@@ -10,8 +10,8 @@ import pytest
 import redis
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.log.fake.commands import CommandError
-from onewriter_broker.log.fake.server import FakeNode, FakeServer
+from onewriter_broker.log.store.fake.commands import CommandError
+from onewriter_broker.log.store.fake.server import FakeNode, FakeServer
 
 SEEDS = 60
 COMMANDS = 60

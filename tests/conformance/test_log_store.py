@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.conformance.log_store_worlds import World, Writer, positions, topics_of_bucket, writer
 
-from onewriter_broker.log.api import Append, Block, LogStore, Outcome
+from onewriter_broker.log.store.api import Append, Block, LogStore, Outcome
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 

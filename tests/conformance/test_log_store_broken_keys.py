@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
 
-from onewriter_broker.log.api import BrokenKey, LogStore, Outcome
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.api import BrokenKey, LogStore, Outcome
+from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 TOPIC, OTHER = topics_of_bucket(0, 2)

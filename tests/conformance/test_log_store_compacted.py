@@ -16,9 +16,9 @@ from tests.conformance.log_store_worlds import (
     writer,
 )
 
-from onewriter_broker.log.api import BrokenKey, LogStore, Outcome
-from onewriter_broker.log.blocks import CHAIN_START
-from onewriter_broker.log.compacted import (
+from onewriter_broker.log.store.api import BrokenKey, LogStore, Outcome
+from onewriter_broker.log.store.blocks import CHAIN_START
+from onewriter_broker.log.store.compacted import (
     COMPACTED,
     COMPACTING,
     DROP_BLOCKS_MAX,
@@ -28,7 +28,7 @@ from onewriter_broker.log.compacted import (
     View,
     chain,
 )
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import Position
 
 (TOPIC,) = topics_of_bucket(0, 1)

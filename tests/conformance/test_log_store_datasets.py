@@ -17,7 +17,7 @@ from tests.conformance.log_store_worlds import (
 )
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import BrokenKey, Durability, LogStore, Outcome
+from onewriter_broker.log.store.api import BrokenKey, Durability, LogStore, Outcome
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
 

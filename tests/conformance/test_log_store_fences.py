@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.conformance.log_store_worlds import World, Writer, positions, topics_of_bucket, writer
 
-from onewriter_broker.log.api import Binding, Fence, FencedLog, LogStore, Marker, Outcome
+from onewriter_broker.log.store.api import Binding, Fence, FencedLog, LogStore, Marker, Outcome
 from onewriter_core.ids import EARLIEST, Position
 
 TOPIC, OTHER, THIRD = topics_of_bucket(0, 3)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store.api import (
     Append,
     Fence,
     FencedLog,
@@ -24,7 +24,7 @@ from onewriter_broker.log.api import (
     OwnWrite,
     Standing,
 )
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import EARLIEST, TopicName
 from onewriter_core.own.floors import EVERYBODYS, FLOOR_MARK
 from onewriter_core.own.names import own_field

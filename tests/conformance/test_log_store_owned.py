@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.log_store_worlds import World
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store.api import (
     Binding,
     BrokenKey,
     Durability,
@@ -17,7 +17,7 @@ from onewriter_broker.log.api import (
     OwnedRecord,
     OwnWrite,
 )
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_core.own.names import own_field
 
 FIELD, OTHER = own_field("group", "resource"), own_field("", "any text, é too")

@@ -21,7 +21,7 @@ from tests.conformance.log_store_worlds import (
     writer,
 )
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store.api import (
     OPEN_PUBLISH,
     OWNER_PREFIX,
     VERSION_PREFIX,
@@ -31,7 +31,7 @@ from onewriter_broker.log.api import (
     Marker,
     Outcome,
 )
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import EARLIEST, Position
 
 TOPIC, OTHER = topics_of_bucket(0, 2)

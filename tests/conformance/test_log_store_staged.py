@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.log.staged import CHUNK_BYTES, StagedPart, decode_part
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.staged_parts import CHUNK_BYTES, StagedPart, decode_part
 
 NAME = "persistent://public/default/orders|app/1/0/7"
 PART = StagedPart(3, 2 * CHUNK_BYTES + 5, "abc", 1_700_000_000_000)

@@ -9,8 +9,8 @@ import pytest
 from tests.conformance.log_store_worlds import World, topics_of_bucket
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Binding, LogStore, Outcome, Unit
-from onewriter_broker.log.blocks import FORMAT_VERSION
+from onewriter_broker.log.store.api import Binding, LogStore, Outcome, Unit
+from onewriter_broker.log.store.blocks import FORMAT_VERSION
 
 (TOPIC,) = topics_of_bucket(0, 1)
 

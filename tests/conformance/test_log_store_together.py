@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of_bucket, writer
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store.api import (
     Append,
     BrokenKey,
     Durability,
@@ -17,7 +17,7 @@ from onewriter_broker.log.api import (
     LogStore,
     Outcome,
 )
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 ONE, TWO, THREE = topics_of_bucket(0, 3)

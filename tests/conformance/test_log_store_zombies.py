@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 from tests.conformance.log_store_worlds import World, Writer, topics_of_bucket, writer
 
-from onewriter_broker.log.api import LogStore, Outcome
+from onewriter_broker.log.store.api import LogStore, Outcome
 from onewriter_core.ids import EARLIEST, Position
 
 (TOPIC,) = topics_of_bucket(0, 1)

@@ -19,10 +19,10 @@ from typing import Any, Self
 
 from tests.integration.raw import EXCLUSIVE, RawClient, RawProducer, RefusedByBroker, eventually
 
-from onewriter_broker.log.api import Block, Marker
-from onewriter_broker.log.redis_primary import RedisSettings
-from onewriter_broker.log.redis_store import RedisLogStore
-from onewriter_broker.log.topic_log import last_position, payloads
+from onewriter_broker.log.store.api import Block, Marker
+from onewriter_broker.log.store.redis.primary import RedisSettings
+from onewriter_broker.log.store.redis.store import RedisLogStore
+from onewriter_broker.log.topic_log.log import last_position, payloads
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName

@@ -11,18 +11,18 @@ import onewriter.sync
 from onewriter import AccessMode
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.leader import Leader
 from onewriter_pipeline.lead.requests import EXCLUSIVE, Grant
-from onewriter_pipeline.publish.driving import Driving
-from onewriter_pipeline.publish.writing import Target
+from onewriter_pipeline.publish.lead_session import LeadSession
+from onewriter_pipeline.publish.transfer import PublishTarget
 
 FENCING = AccessMode.EXCLUSIVE_WITH_FENCING
 
 
 @contextlib.contextmanager
-def driving(mode: str = EXCLUSIVE, **more: Any) -> Iterator[Driving]:
+def lead_session(mode: str = EXCLUSIVE, **more: Any) -> Iterator[LeadSession]:
     """A driver that leads what it writes, for one batch write or query."""
-    led = Driving(secrets.token_hex(8), Leader(), mode, **more)
+    led = LeadSession(secrets.token_hex(8), Leader(), mode, **more)
     try:
         yield led
     finally:
@@ -32,8 +32,8 @@ def driving(mode: str = EXCLUSIVE, **more: Any) -> Iterator[Driving]:
 @contextlib.contextmanager
 def granted(access: Access | str, topic: str, app: str, mode: str = EXCLUSIVE) -> Iterator[Grant]:
     """A topic without partitions, or one partition, led by a driver that may publish as this app."""
-    target = Target(Access(access) if isinstance(access, str) else access, topic)
-    with driving(mode) as led:
+    target = PublishTarget(Access(access) if isinstance(access, str) else access, topic)
+    with lead_session(mode) as led:
         yield led.begin(target, app).grants[str(TopicName.parse(topic))]
 
 

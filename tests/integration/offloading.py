@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import in_process
-from onewriter_pipeline.jobs.offload import Offload, Report
+from onewriter_pipeline.jobs.offload import Offload, OffloadReport
 from onewriter_pipeline.jobs.trim import LogReport, TrimJob
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
 from pyspark_onewriter.options import read_options
@@ -32,7 +32,7 @@ def numbered(first: int, end: int) -> list[bytes]:
     return [b"%d" % number for number in range(first, end)]
 
 
-def offload(access: Access, tables: Tables, *topics: str, **options: Any) -> Report:
+def offload(access: Access, tables: Tables, *topics: str, **options: Any) -> OffloadReport:
     observe = options.pop("observe", lambda step, batch: None)
     options.setdefault("with_audit", False)
     job = Offload(access, tables, Selection(topics=topics), **options)

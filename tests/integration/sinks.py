@@ -8,15 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 from tests.integration.http_calls import Http
-from tests.integration.leaders import driving
+from tests.integration.leaders import lead_session
 from tests.integration.test_atomic_publish import Reader
 
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.lead.requests import EXCLUSIVE, Grant
-from onewriter_pipeline.publish import writing
+from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.staging import Publication
-from onewriter_pipeline.publish.writing import StagedLog, Target
+from onewriter_pipeline.publish.transfer import PublishTarget, StagedLog
 
 APP = "job"
 
@@ -32,44 +32,44 @@ def rows(numbers: Iterable[int], topics: Sequence[str] = (), keys: int = 0) -> p
     return pa.record_batch(columns)
 
 
-def staged(target: Target, version: int, *batches: pa.RecordBatch) -> list[StagedLog]:
+def staged(target: PublishTarget, version: int, *batches: pa.RecordBatch) -> list[StagedLog]:
     """As a task for each batch does."""
     return [
         log
         for number, batch in enumerate(batches)
-        for log in writing.stage(target, APP, version, (number, 100 + number), [batch])
+        for log in transfer.stage(target, APP, version, (number, 100 + number), [batch])
     ]
 
 
 def publish(
-    target: Target, version: int, parts: Sequence[StagedLog], mode: str = EXCLUSIVE
+    target: PublishTarget, version: int, parts: Sequence[StagedLog], mode: str = EXCLUSIVE
 ) -> dict[str, Publication]:
     """As a driver does, which leads unless the target names the epochs that its program leads."""
     if target.is_led:
-        return writing.publish(target, APP, version, parts)
-    with driving(mode) as led:
+        return transfer.publish(target, APP, version, parts)
+    with lead_session(mode) as led:
         begun = {topic: grant.epoch for topic, grant in led.begin(target, APP).grants.items()}
         return led.publish(target, APP, version, parts, begun)
 
 
 def write(
-    target: Target, version: int, *batches: pa.RecordBatch, mode: str = EXCLUSIVE
+    target: PublishTarget, version: int, *batches: pa.RecordBatch, mode: str = EXCLUSIVE
 ) -> dict[str, Publication]:
     if target.is_led:
         return publish(target, version, staged(target, version, *batches))
-    with driving(mode) as led:
+    with lead_session(mode) as led:
         begun = led.begin(target, APP)
         epochs = {topic: grant.epoch for topic, grant in begun.grants.items()}
         return led.publish(target, APP, version, staged(begun, version, *batches), epochs)
 
 
-def led_by(target: Target, grants: Mapping[str, Grant]) -> Target:
+def led_by(target: PublishTarget, grants: Mapping[str, Grant]) -> PublishTarget:
     """The target of a program that leads its topics itself."""
     return replace(target, grants={full(topic): grants[topic] for topic in grants}, is_led=True)
 
 
-def target_of(broker: LocalBrokers, topic: str = "", **more: Any) -> Target:
-    return Target(Access(broker.http_url), topic, **more)
+def target_of(broker: LocalBrokers, topic: str = "", **more: Any) -> PublishTarget:
+    return PublishTarget(Access(broker.http_url), topic, **more)
 
 
 def full(topic: str) -> str:
@@ -85,14 +85,16 @@ def stored(client: Any, topic: str, partitions: int) -> list[list[int]]:
     return [Reader(client, f"{topic}-partition-{each}").numbers() for each in range(partitions)]
 
 
-def half_published(broker: LocalBrokers, topic: str, version: int) -> tuple[Target, pa.RecordBatch]:
+def half_published(
+    broker: LocalBrokers, topic: str, version: int
+) -> tuple[PublishTarget, pa.RecordBatch]:
     """A batch of 200 rows that one of two partitions has, as its driver died then.
 
     Now the topic has five.
     """
     partitioned(broker, topic, 2)
     target, batch = target_of(broker, topic), rows(range(200), keys=50)
-    with driving() as led:
+    with lead_session() as led:
         begun = led.begin(target, APP)
         epochs = {name: grant.epoch for name, grant in begun.grants.items()}
         led.publish(target, APP, version, staged(begun, version, batch)[:1], epochs)

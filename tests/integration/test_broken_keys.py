@@ -28,7 +28,7 @@ from tests.integration.raw import (
 )
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName

@@ -14,12 +14,12 @@ import pytest
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.anchor.file import FileAnchor
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
-from onewriter_broker.log.api import Fence, FencedLog, Outcome
-from onewriter_broker.log.redis_primary import RedisSettings
-from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.log.store.api import Fence, FencedLog, Outcome
+from onewriter_broker.log.store.redis.primary import RedisSettings
+from onewriter_broker.log.store.redis.store import RedisLogStore
+from onewriter_broker.ownership.acquisition import Holding, adopt_force
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.claims import Holding, adopt_force
 from onewriter_broker.ownership.membership import Membership
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import TopicName, bucket_of

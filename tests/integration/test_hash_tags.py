@@ -16,7 +16,7 @@ from tests.integration.http_calls import OWN, PERSISTENT, Http
 from tests.integration.raw import EXCLUSIVE, RefusedByBroker
 from tests.servers import running_server
 
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_core.errors import ServerError
@@ -58,7 +58,9 @@ def test_a_topic_of_a_version_without_hash_tags_does_not_begin_anew(raw: RawClie
     former = bucket_without_tags(name, keys.buckets)
     assert former != keys.bucket(name)
     with running_server() as server, bare_broker(server.url) as brokers:
-        server.command("HSET", keys.topics(former), str(name), CatalogEntry(slots=(-1,)).encode())
+        server.command(
+            "HSET", keys.topics(former), str(name), CatalogEntry(log_numbers=(-1,)).encode()
+        )
         client = raw(brokers.address())
         for ask in (lambda: client.producer(str(name)), lambda: client.subscribe(str(name))):
             with pytest.raises(RefusedByBroker, match=f"bucket {former}") as refused:

@@ -23,7 +23,7 @@ from tests.integration.test_http_own_api import guarded, token
 from tests.servers import StoreServer, running_server
 
 from onewriter_broker.http.onewriter.blocks import STREAMS_MAX
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.messages import entry_payload

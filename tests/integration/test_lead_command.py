@@ -105,7 +105,7 @@ def test_the_commands_exit_code_is_ours(lead: Lead, topic: str) -> None:
     ("command", "code"),
     [
         (["/nowhere/at/all"], 127),
-        # tests/unit/client/test_verbs_child.py: the codes; above here: the command's own is ours
+        # tests/unit/client/verbs/test_verbs_child.py: the codes; above here: the command's own is ours
         pytest.param(["/etc/passwd"], 126, marks=pytest.mark.full),
         pytest.param(["false"], 1, marks=pytest.mark.full),
     ],

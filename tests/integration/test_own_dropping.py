@@ -16,16 +16,16 @@ from tests.integration.test_verbs import Said, onewriter
 from tests.servers import running_server
 
 from onewriter import Client, Fenced, ProducerOptions, Refused
-from onewriter_broker.connection.guards import (
-    GUARD_GROUP_PROPERTY,
-    GUARD_NUMBER_PROPERTY,
-    GUARD_PROPERTY,
-)
-from onewriter_broker.log.keys import BUCKETS_DEFAULT
+from onewriter_broker.log.store.keys import BUCKETS_DEFAULT
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.own.names import resource_bucket
+from onewriter_core.property_names import (
+    GUARD_GROUP_PROPERTY,
+    GUARD_NUMBER_PROPERTY,
+    GUARD_PROPERTY,
+)
 
 OWNERSHIPS = "/onewriter/v1/ownerships"
 

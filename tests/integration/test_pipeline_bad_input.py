@@ -12,7 +12,7 @@ from tests.integration.raw import EXCLUSIVE, FENCING
 from tests.integration.test_http_own_api import guarded, token
 from tests.servers import running_server
 
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.brokers.broker import Broker

@@ -19,7 +19,7 @@ from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import in_process
 from onewriter_pipeline.errors import EngineFailed, Overtaken, TableError
 from onewriter_pipeline.jobs.offload import Batch, Offload, Step
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
 
@@ -124,7 +124,7 @@ def test_killed_in_the_middle(
         "from onewriter_pipeline.brokers.connection import Access\n"
         "from onewriter_pipeline.engine import in_process\n"
         "from onewriter_pipeline.jobs.offload import Offload, Step\n"
-        "from onewriter_pipeline.read.planning import Selection\n"
+        "from onewriter_pipeline.read.selection import Selection\n"
         "from onewriter_pipeline.tables.tables import Tables\n"
         "url, place, options, topic, step = sys.argv[1:]\n"
         "def observe(done, batch):\n"

@@ -19,12 +19,12 @@ from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.engine import in_process
 from onewriter_pipeline.errors import Gap, Overtaken, TableError, Trimmed
 from onewriter_pipeline.jobs.offload import Batch, Offload, Step
 from onewriter_pipeline.jobs.table import command as table_command
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import DELTA, FORMATS
 from onewriter_pipeline.tables.layout import AUDIT, MESSAGES, SEGMENTS
 from onewriter_pipeline.tables.tables import Tables
@@ -146,7 +146,7 @@ def test_killed_at_any_step_nothing_is_lost_or_doubled(
         "from onewriter_pipeline.brokers.connection import Access\n"
         "from onewriter_pipeline.engine import in_process\n"
         "from onewriter_pipeline.jobs.offload import Offload, Step\n"
-        "from onewriter_pipeline.read.planning import Selection\n"
+        "from onewriter_pipeline.read.selection import Selection\n"
         "from onewriter_pipeline.tables.tables import Tables\n"
         "url, place, topic, step = sys.argv[1:]\n"
         "def observe(done, batch):\n"

@@ -17,7 +17,7 @@ from tests.integration.offloading import Fill, numbered, offload, rows, stored, 
 from tests.integration.raw import EXCLUSIVE, FENCING, RawProducer
 from tests.servers import running_server
 
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.encoding import encode_send_header
@@ -28,7 +28,7 @@ from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.engine import in_process
 from onewriter_pipeline.errors import Damaged, EngineFailed, TableError
 from onewriter_pipeline.jobs.offload import Offload
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
@@ -61,7 +61,7 @@ def test_a_full_disk(access: Access, topic: str, fill: Fill, tmp_path: Path, kin
         "from onewriter_pipeline.engine import in_process\n"
         "from onewriter_pipeline.errors import TableError\n"
         "from onewriter_pipeline.jobs.offload import Offload\n"
-        "from onewriter_pipeline.read.planning import Selection\n"
+        "from onewriter_pipeline.read.selection import Selection\n"
         "from onewriter_pipeline.tables.tables import Tables\n"
         "url, place, kind, topic = sys.argv[1:]\n"
         "job = Offload(Access(url), Tables(place, kind=kind), Selection(topics=(topic,)))\n"

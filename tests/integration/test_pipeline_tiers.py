@@ -14,10 +14,10 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Gap
 from onewriter_pipeline.tables.tables import Tables
-from pyspark_onewriter import kept
 from pyspark_onewriter.backlog import backlog_of
 from pyspark_onewriter.options import ReadOptions, stream_options
-from pyspark_onewriter.source import read_task
+from pyspark_onewriter.snapshot import TableSnapshot
+from pyspark_onewriter.tasks import read_task
 
 
 def half_offloaded(access: Access, topic: str, fill: Fill, tables: Tables) -> None:
@@ -49,26 +49,54 @@ def rows_of(tasks: list[Any], options: ReadOptions) -> list[bytes]:
     return [value for batch in found for value in batch.column("value").to_pylist()]
 
 
+@pytest.mark.parametrize("moment", ["before the look", "before the tables", "before the tasks"])
 @pytest.mark.parametrize("fail", ["true", "false"])
-def test_a_batch_has_all_though_the_log_is_trimmed_while_it_is_planned(
+def test_batch_has_all_rows_if_the_log_is_trimmed_while_it_is_planned(
     access: Access,
     topic: str,
     fill: Fill,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     fail: str,
+    moment: str,
 ) -> None:
-    tables, real = Tables(str(tmp_path)), kept.kept_of
+    tables, renew = Tables(str(tmp_path)), TableSnapshot.renew
     half_offloaded(access, topic, fill, tables)
+    options = options_of(access, topic, tables, fail)
 
-    def once(options: ReadOptions) -> kept.Kept:
-        found = real(options)
+    def renew_late(found: TableSnapshot) -> None:
         monkeypatch.undo()
         jobs(access, topic, fill, tables)
-        return found
+        renew(found)
 
-    monkeypatch.setattr(kept, "kept_of", once)
-    assert values(access, topic, tables, failOnDataLoss=fail)[:300] == numbered(0, 300)
+    with backlog_of(options) as planned:
+        if moment == "before the look":
+            jobs(access, topic, fill, tables)
+        if moment == "before the tables":
+            monkeypatch.setattr(TableSnapshot, "renew", renew_late)
+        begins, ends = planned.selected_range()
+        if moment == "before the tasks":
+            jobs(access, topic, fill, tables)
+        tasks = planned.tasks(begins, ends)
+    assert rows_of(tasks, options)[:300] == numbered(0, 300)
+
+
+def test_batch_from_a_trimmed_position_of_a_topic_without_a_table_is_refused(
+    access: Access, topic: str, fill: Fill, tmp_path: Path
+) -> None:
+    tables = Tables(str(tmp_path))
+    fill(f"{topic}-other", numbered(0, 5))
+    offload(access, tables, f"{topic}-other")
+    fill(topic, numbered(0, 100))
+    fill(topic, numbered(100, 200))
+    with Broker(access) as broker:
+        held = broker.segments(topic)
+        broker.trim(topic, Position(held.ledger, 0), epoch=held.epoch)
+    start = f'{{"{topic}": "{held.first.ledger}:1"}}'
+    with pytest.raises(Gap, match="neither in the table nor in the log"):
+        values(access, topic, tables, startingOffsets=start)
+    found = values(access, topic, tables, startingOffsets=start, failOnDataLoss="false")
+    assert found == numbered(100, 200)
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])

@@ -21,7 +21,7 @@ from onewriter_pipeline import cli
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import NotFound
 from onewriter_pipeline.jobs.trim import TrimJob
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import DELTA, MESSAGE_COLUMNS, PARQUET, VALUE
 from onewriter_pipeline.tables.layout import MESSAGES, SEGMENTS
 from onewriter_pipeline.tables.tables import Tables

@@ -17,7 +17,7 @@ from tests.integration.raw import RawClient, RawConsumer, RawProducer, RefusedBy
 
 from onewriter import Client, Consumer, ConsumerOptions, NoMessage, SubscriptionType
 from onewriter._consume.stream import Stream
-from onewriter_broker.connection.consuming import PARKED_MAX
+from onewriter_broker.connection.consumers import PARKED_MAX
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.commands import encode_command

@@ -30,9 +30,9 @@ from tests.integration.test_atomic_publish import Reader, holder, rows
 
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.errors import Conflict, MissingPart, PipelineError
-from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.leader import Leader
 from onewriter_pipeline.publish import staging
-from onewriter_pipeline.publish.driving import Driving
+from onewriter_pipeline.publish.lead_session import LeadSession
 from pyspark_onewriter import sink
 
 APP: Final = "job"
@@ -66,8 +66,8 @@ class Driver:
         given = {name: str(value) for name, value in named.items()}
         columns = rows(0, 1).schema.names
         written = sink.write_options(given, columns, is_stream=is_stream, overwrites=False)
-        if leader is not None and written.driving is not None:
-            written = replace(written, driving=replace(written.driving, leader=leader))
+        if leader is not None and written.lead_session is not None:
+            written = replace(written, lead_session=replace(written.lead_session, leader=leader))
         self.leader = leader or Leader()
         self._options = written
         self._pickled = self._begun()
@@ -434,25 +434,25 @@ def the_epoch_is_not_passed(_: Log) -> Mutation:
 
 def a_batch_begins_under_no_epoch(_: Log) -> Mutation:
     """It is published under whichever epoch its driver leads by then."""
-    right = Driving.publish
+    right = LeadSession.publish
 
     def publish(
-        self: Driving, target: Any, app: str, version: int, staged: Any, begun_under: Any
+        self: LeadSession, target: Any, app: str, version: int, staged: Any, begun_under: Any
     ) -> Any:
         return right(self, target, app, version, staged, dict.fromkeys(begun_under, 0))
 
-    return patch.object(Driving, "publish", publish)
+    return patch.object(LeadSession, "publish", publish)
 
 
 def a_loss_is_not_noted(_: Log) -> Mutation:
     """A driver that was deposed goes on with the next batch as if it had begun anew."""
-    right = Driving.begin
+    right = LeadSession.begin
 
-    def begin(self: Driving, target: Any, app: str) -> Any:
+    def begin(self: LeadSession, target: Any, app: str) -> Any:
         self.end(is_over=True)
         return right(self, target, app)
 
-    return patch.object(Driving, "begin", begin)
+    return patch.object(LeadSession, "begin", begin)
 
 
 def abort_undoes_what_is_published(log: Log) -> Mutation:

@@ -10,7 +10,7 @@ import pytest
 from tests.integration.conftest import StockClients
 from tests.integration.forked_brokers import forked_brokers
 from tests.integration.http_calls import OWN, PERSISTENT, Http
-from tests.integration.leaders import driving, program, shown
+from tests.integration.leaders import lead_session, program, shown
 from tests.integration.sinks import (
     APP,
     full,
@@ -29,8 +29,8 @@ from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
 from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE, Grant
-from onewriter_pipeline.publish import writing
-from onewriter_pipeline.publish.packing import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
+from onewriter_pipeline.publish import transfer
+from onewriter_pipeline.publish.parts import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
 from onewriter_pipeline.publish.staging import VERSION_MAX
 
 LONG_APP = "a" * 200
@@ -39,7 +39,7 @@ LONG_APP = "a" * 200
 def test_what_one_topic_does_not_take_is_published_to_none(
     broker: LocalBrokers, topic: str, stock: StockClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "PUBLISH_ENTRIES_MAX", 100)
+    monkeypatch.setattr(transfer, "PUBLISH_ENTRIES_MAX", 100)
     small, large = f"{topic}-a", f"{topic}-b"
     target = target_of(broker, frame_rows=1)
     batches = [rows(range(10), [small]), rows(range(101), [large])]
@@ -74,9 +74,9 @@ def test_the_largest_row_with_a_key_is_published(
     room = ROW_AND_KEY_BYTES_MAX - 2 * len(key) - 20
     batch = pa.record_batch({"value": [b"1".zfill(room)], "__key": [key]})
     target, version = target_of(broker, topic), VERSION_MAX - 1
-    logs = writing.stage(target, LONG_APP, version, (0, 0), [batch])
+    logs = transfer.stage(target, LONG_APP, version, (0, 0), [batch])
     assert ROW_AND_KEY_BYTES_MAX - 10 < logs[0].parts[0].entry_bytes <= ROW_AND_KEY_BYTES_MAX
-    with driving() as led:
+    with lead_session() as led:
         led.publish(target, LONG_APP, version, logs, {full(topic): 0})
     (message,) = Reader(stock(broker.service_url), topic).all()
     assert (len(message.data()), message.partition_key()) == (room, key)
@@ -115,7 +115,7 @@ def test_what_one_topic_refuses_for_ever_is_published_to_none(stock: StockClient
         http, client = Http(brokers.http_url), stock(brokers.service_url)
         holder(client, "ends").close()
         assert http("POST", f"{PERSISTENT}/ends/terminate")[0] == 200
-        for guarantee in writing.GUARANTEES:
+        for guarantee in transfer.GUARANTEES:
             target = target_of(brokers, guarantee=guarantee)
             for name, error, why in (
                 ("ends", Conflict, "was already terminated"),
@@ -129,7 +129,7 @@ def test_what_one_topic_refuses_for_ever_is_published_to_none(stock: StockClient
         assert len(Reader(client, "a-good-one").numbers()) == 10
 
 
-@pytest.mark.parametrize("guarantee", writing.GUARANTEES)
+@pytest.mark.parametrize("guarantee", transfer.GUARANTEES)
 def test_an_epoch_goes_on_over_the_partitions_that_it_leads(
     broker: LocalBrokers, topic: str, stock: StockClients, guarantee: str
 ) -> None:
@@ -144,8 +144,8 @@ def test_an_epoch_goes_on_over_the_partitions_that_it_leads(
         partitioned(broker, topic, 5, "POST")
         assert len(write(held, 2, rows(range(100, 200), keys=50))) == 2
         half = staged(held, 3, rows(range(200, 300), keys=50))
-        writing.publish(held, "job", 3, half[:1])
-        if guarantee == writing.EXACTLY_ONCE:
+        transfer.publish(held, "job", 3, half[:1])
+        if guarantee == transfer.EXACTLY_ONCE:
             staged(plain, 4, rows(range(5), keys=50))  # over all five
             with pytest.raises(Conflict, match="does not lead") as refused:
                 write(held, 4, rows(range(5), keys=50))
@@ -154,13 +154,13 @@ def test_an_epoch_goes_on_over_the_partitions_that_it_leads(
         with pytest.raises(PipelineError):
             write(held, 5, rows(range(5), keys=50))
         now = led_by(plain, {topic: grant})
-        if guarantee == writing.EXACTLY_ONCE:
+        if guarantee == transfer.EXACTLY_ONCE:
             finished = write(now, 3, rows(range(200, 300), keys=50))
             assert [each.is_duplicate for each in finished.values()] == [True, False]
         assert len(write(now, 6, rows(range(300, 400), keys=50))) == 5
     found = stored(client, topic, 5)
     numbers = sorted(number for each in found for number in each)
-    if guarantee == writing.EXACTLY_ONCE:
+    if guarantee == transfer.EXACTLY_ONCE:
         assert numbers == list(range(400))
     assert all(number >= 300 for each in found[2:] for number in each)
 
@@ -170,7 +170,7 @@ def test_a_query_uses_added_partitions_from_its_next_batch_on(
 ) -> None:
     partitioned(broker, topic, 2)
     target = target_of(broker, topic)
-    with driving() as query:
+    with lead_session() as query:
         for version, partitions in ((1, 2), (2, 5)):
             begun = query.begin(target, APP)
             epochs = {name: grant.epoch for name, grant in begun.grants.items()}

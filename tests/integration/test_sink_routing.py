@@ -39,12 +39,12 @@ from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
-from onewriter_pipeline.lead.asking import Leader
+from onewriter_pipeline.lead.leader import Leader
 from onewriter_pipeline.lead.requests import EXCLUSIVE_WITH_FENCING, WAIT_FOR_EXCLUSIVE
-from onewriter_pipeline.publish import writing
-from onewriter_pipeline.publish.driving import Driving
+from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.hashing import JAVA, MURMUR, partition_of, partitions_of
-from onewriter_pipeline.publish.writing import AT_LEAST_ONCE, Target
+from onewriter_pipeline.publish.lead_session import LeadSession
+from onewriter_pipeline.publish.transfer import AT_LEAST_ONCE, PublishTarget
 
 ATTEMPTS_MAX = 50
 
@@ -115,11 +115,11 @@ def test_each_topic_has_its_own_epoch(
 def test_what_waits_for_several_topics_is_bounded(
     broker: LocalBrokers, topic: str, stock: StockClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "PENDING_BYTES_MAX", 2_000)
+    monkeypatch.setattr(transfer, "PENDING_BYTES_MAX", 2_000)
     topics = [f"{topic}-{number}" for number in range(3)]
     target = target_of(broker)
     batches = [rows(range(first, first + 60), topics) for first in range(0, 600, 60)]
-    logs = writing.stage(target, APP, 1, (0, 0), batches)
+    logs = transfer.stage(target, APP, 1, (0, 0), batches)
     assert sum(len(log.parts) for log in logs) > len(topics)
     publish(target, 1, logs)
     client = stock(broker.service_url)
@@ -130,7 +130,7 @@ def test_what_waits_for_several_topics_is_bounded(
 def test_rows_that_end_in_an_error_leave_nothing_staged_for_any_topic(
     broker: LocalBrokers, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "PENDING_BYTES_MAX", 0)
+    monkeypatch.setattr(transfer, "PENDING_BYTES_MAX", 0)
     topics = [f"{topic}-{number}" for number in range(2)]
 
     def broken() -> Iterator[pa.RecordBatch]:
@@ -138,7 +138,7 @@ def test_rows_that_end_in_an_error_leave_nothing_staged_for_any_topic(
         yield rows(range(10), [None])  # type: ignore[list-item]
 
     with pytest.raises(Invalid, match="names no topic"):
-        writing.stage(target_of(broker), APP, 1, (0, 0), broken())
+        transfer.stage(target_of(broker), APP, 1, (0, 0), broken())
     for name in topics:
         dropped = Http(broker.http_url)("DELETE", f"{OWN}/{name}/staged/{APP}/1")
         assert dropped == (200, {"dropped": 0})
@@ -306,7 +306,7 @@ def test_a_driver_leads_with_the_priority_of_its_claim_and_its_token(
         holder = raw(brokers.address(), token=token).producer("queued", WAIT)
         access = Access(brokers.http_url, token_file=str(tmp_path / "token"))
         with ThreadPoolExecutor(1) as pool:
-            target = Target(access, "queued")
+            target = PublishTarget(access, "queued")
             answer = pool.submit(write, target, 1, rows([0]), mode=WAIT_FOR_EXCLUSIVE)
             eventually(lambda: http("GET", f"{OWN}/queued")[1]["waiters"])
             (waiter,) = http("GET", f"{OWN}/queued")[1]["waiters"]
@@ -329,7 +329,7 @@ def test_drivers_that_depose_each_other_leave_every_row_once(
         leader = Leader(root=Path(folder, str(number)))
         for version, batch in batches.items():
             for _ in range(ATTEMPTS_MAX):
-                driver = Driving(secrets.token_hex(8), leader, EXCLUSIVE_WITH_FENCING)
+                driver = LeadSession(secrets.token_hex(8), leader, EXCLUSIVE_WITH_FENCING)
                 try:
                     begun = driver.begin(target, APP)
                     epochs = {name: grant.epoch for name, grant in begun.grants.items()}
@@ -361,7 +361,7 @@ def test_what_is_written_at_least_once_is_there_as_often_as_it_is_written(
     target = target_of(broker, topic, guarantee=AT_LEAST_ONCE)
     for version in (5, 5, 0):
         assert not write(target, version, rows(range(10)))[full(topic)].is_duplicate
-    write(replace(target, guarantee=writing.EXACTLY_ONCE), 1, rows([77]))
+    write(replace(target, guarantee=transfer.EXACTLY_ONCE), 1, rows([77]))
     client = stock(broker.service_url)
     messages = Reader(client, topic).all()
     assert [number_of(each) for each in messages] == [*list(range(10)) * 3, 77]

@@ -23,10 +23,10 @@ from tests.unit.broker.verify_histories import (
 )
 
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.redis_primary import RedisSettings
-from onewriter_broker.log.redis_store import RedisLogStore
-from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.store.redis.primary import RedisSettings
+from onewriter_broker.log.store.redis.store import RedisLogStore
+from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_broker.verify.cli import verify_command

@@ -56,7 +56,7 @@ def log_goes_on(before: State, action: Action, after: State) -> bool:
 
 
 def epochs_go_on(before: State, action: Action, after: State) -> bool:
-    pairs = zip(before.topic.slots, after.topic.slots, strict=True)
+    pairs = zip(before.topic.partitions, after.topic.partitions, strict=True)
     return all(old.epoch <= new.epoch for old, new in pairs)
 
 
@@ -77,7 +77,9 @@ def replaced_its_own_ghost(before: State, action: Action, after: State) -> bool:
 
 
 def resumed_after_a_move(before: State, action: Action, after: State) -> bool:
-    reserved = any(isinstance(slot.ownership, Reserved) for slot in before.topic.slots)
+    reserved = any(
+        isinstance(partition.ownership, Reserved) for partition in before.topic.partitions
+    )
     return reserved and resumed(before, action, after)
 
 
@@ -94,11 +96,11 @@ def stale_was_rejected(before: State, action: Action, after: State) -> bool:
     event = action.event
     if not isinstance(event, ProducerRequested) or event.request.topic_epoch is None:
         return False
-    slot = before.topic.slot(event.request.slot)
+    partition = before.topic.partition(event.request.partition)
     return (
-        slot is not None
-        and event.request.topic_epoch < slot.epoch
-        and not isinstance(slot.ownership, Vacant)
+        partition is not None
+        and event.request.topic_epoch < partition.epoch
+        and not isinstance(partition.ownership, Vacant)
         and any(
             isinstance(e, Reject) and e.code is ServerError.PRODUCER_FENCED for e in action.effects
         )
@@ -142,7 +144,7 @@ def shared_after_exclusive(before: State, action: Action, after: State) -> bool:
 
 
 def group_granted(before: State, action: Action, after: State) -> bool:
-    return len({e.slot for e in action.effects if isinstance(e, Grant)}) > 1
+    return len({e.partition for e in action.effects if isinstance(e, Grant)}) > 1
 
 
 def held_back_too_long(before: State, action: Action, after: State) -> bool:

@@ -57,10 +57,10 @@ from onewriter_core.topic.model import (
     Departure,
     Held,
     Loads,
+    Partition,
     PromotionPolicy,
     Request,
     Reserved,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -73,11 +73,11 @@ LATER = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A producer: who it is and what it asks for. ``alone``: for each slot by itself."""
+    """A producer: who it is and what it asks for. ``alone``: for each partition by itself."""
 
     name: str
     mode: AccessMode
-    slots: tuple[int, ...] = (WHOLE,)
+    partitions: tuple[int, ...] = (WHOLE,)
     alone: bool = False
     priority: int = 0
     host: str = ""
@@ -90,7 +90,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a producer knows about one slot, and the connections that it has lost there.
+    """What a producer knows about one partition, and the connections that it has lost there.
 
     ``lost`` are registrations that the broker still believes in, with the epoch under which bytes
     of theirs may still arrive.
@@ -184,8 +184,8 @@ def _told(effect: Effect) -> str:
             return f"reject {registration} {code.name}"
         case Close(registration, _):
             return f"close {registration}"
-        case Fence(_, purpose, slots):
-            return f"fence {purpose.value} {slots}"
+        case Fence(_, purpose, partitions):
+            return f"fence {purpose.value} {partitions}"
         case _:
             return type(effect).__name__.lower()
 
@@ -216,20 +216,20 @@ class World:
 
     def initial(self) -> Iterator[State]:
         numbers = range(self.partitions) if self.partitions else (WHOLE,)
-        lines = tuple(tuple(Line() for _ in actor.slots) for actor in self.actors)
+        lines = tuple(tuple(Line() for _ in actor.partitions) for actor in self.actors)
         log = tuple(0 for _ in numbers)
-        slots = tuple(Slot(number) for number in numbers)
-        yield State(self._node(Topic(slots, self.policy)), lines, log)
+        partitions = tuple(Partition(number) for number in numbers)
+        yield State(self._node(Topic(partitions, self.policy)), lines, log)
         if self.starts_reserved:
             first = self.actors[0]
             tenure = Tenure(1, first.name, first.identity)
-            moved = Slot(WHOLE, 1, 1, ownership=Reserved(tenure, RESERVED_UNTIL))
+            moved = Partition(WHOLE, 1, 1, ownership=Reserved(tenure, RESERVED_UNTIL))
             yield State(self._node(Topic((moved,))), ((Line(epoch=1),), *lines[1:]), (1,))
 
     def successors(self, state: State) -> Iterator[tuple[Action, State]]:
         for number, actor in enumerate(self.actors):
             yield from self._of_connection(state, number, actor)
-            for at in range(len(actor.slots)):
+            for at in range(len(actor.partitions)):
                 yield from self._of_line(state, number, actor, at)
         yield from self._of_store(state)
         for loads in self.loads:
@@ -260,8 +260,8 @@ class World:
     def _of_line(
         self, state: State, number: int, actor: Actor, at: int
     ) -> Iterator[tuple[Action, State]]:
-        line, slot = state.lines[number][at], actor.slots[at]
-        where = f"{actor.name}" if slot == WHOLE else f"{actor.name}/{slot}"
+        line, partition = state.lines[number][at], actor.partitions[at]
+        where = f"{actor.name}" if partition == WHOLE else f"{actor.name}/{partition}"
         may_come = line.epoch is None or line.reconnects < self.reconnects_max
         if not line.registration and may_come:
             registration = self._fresh(state, where)
@@ -271,7 +271,7 @@ class World:
                 actor.name,
                 actor.name,
                 actor.mode,
-                slot,
+                partition,
                 alone=actor.alone,
                 name_given=True,
                 identity=actor.identity,
@@ -288,8 +288,8 @@ class World:
                 _with_line(state, number, at, come),
                 ProducerRequested(request, 0.0),
             )
-        slot_now = state.topic.slot(slot)
-        tenure = None if slot_now is None else tenure_of(slot_now)
+        partition_now = state.topic.partition(partition)
+        tenure = None if partition_now is None else tenure_of(partition_now)
         is_current = line.granted and tenure is not None and tenure.epoch == line.epoch
         if actor.serve_seconds and is_current and actor.name not in state.serving:
             assured = replace(state, serving=state.serving | {actor.name}, is_assured=True)
@@ -311,13 +311,13 @@ class World:
         sources = [*line.lost, (line.registration, line.epoch if line.granted else None)]
         for registration, epoch in sources:
             if epoch is not None and registration not in state.stopped:
-                log = _appended(state.log, slot, epoch)
+                log = _appended(state.log, partition, epoch)
                 if log != state.log:
                     yield Action(f"{registration} appends under {epoch}"), replace(state, log=log)
 
     def _of_store(self, state: State) -> Iterator[tuple[Action, State]]:
         pending = state.topic.pending_fence
-        newest = max(max(slot.ledger, slot.epoch) for slot in state.topic.slots)
+        newest = max(max(partition.ledger, partition.epoch) for partition in state.topic.partitions)
         is_fencing = pending is not None and pending.waits is None
         if pending is not None and is_fencing and newest < self.ledger_max:
             assured_at = 0.0 if state.is_assured else -LATER
@@ -345,9 +345,9 @@ class World:
         if state.topic.pending_fence is None:
             yield self._happens("handover", state, HandoverRequested("handover", "", 0.0))
             yield self._happens("fence", state, FenceRequested("fence", None, 0.0))
-            for slot in state.topic.slots:
-                full = LedgerFull(slot.number, 0.0)
-                yield self._happens(f"ledger of {slot.number} is full", state, full)
+            for partition in state.topic.partitions:
+                full = LedgerFull(partition.number, 0.0)
+                yield self._happens(f"ledger of {partition.number} is full", state, full)
 
     def _happens(self, name: str, state: State, event: Event) -> tuple[Action, State]:
         outcome = self._outcome(state.node, event)
@@ -357,11 +357,11 @@ class World:
             match effect:
                 case Fence():
                     stopped = effect.stops
-                case Grant(registration, slot, _, epoch):
+                case Grant(registration, partition, _, epoch):
                     lines = self._heard(lines, registration, effect)
                     heard = any(line.registration == registration for of in lines for line in of)
                     if epoch is not None and heard and not effect.resumed:
-                        log = _appended(log, slot, epoch)
+                        log = _appended(log, partition, epoch)
                 case Close(registration) | Reject(registration):
                     lines = self._heard(lines, registration, effect)
                 case _:
@@ -429,8 +429,8 @@ class World:
         topic = _ranked(topic)
         if any(actor.mode is AccessMode.EXCLUSIVE_WITH_FENCING for actor in self.actors):
             return topic
-        slots = (replace(s, deposed=(), departure=Departure.NONE) for s in topic.slots)
-        return replace(topic, slots=tuple(slots))
+        partitions = (replace(s, deposed=(), departure=Departure.NONE) for s in topic.partitions)
+        return replace(topic, partitions=tuple(partitions))
 
     def _fresh(self, state: State, where: str) -> str:
         topic = state.topic
@@ -443,8 +443,8 @@ class World:
         )
 
 
-def _appended(log: tuple[int, ...], slot: int, epoch: int) -> tuple[int, ...]:
-    return tuple(epoch if number == max(slot, 0) else old for number, old in enumerate(log))
+def _appended(log: tuple[int, ...], partition: int, epoch: int) -> tuple[int, ...]:
+    return tuple(epoch if number == max(partition, 0) else old for number, old in enumerate(log))
 
 
 def _with_lines(state: State, number: int, lines: tuple[Line, ...]) -> State:
@@ -493,8 +493,8 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
     """Upstream queues a reconnecting waiter unchecked and, promoting it, sets ITS epoch."""
     match event:
         case ProducerRequested(request, now):
-            slot = topic.slot(request.slot)
-            occupied = slot is not None and not isinstance(slot.ownership, Vacant)
+            partition = topic.partition(request.partition)
+            occupied = partition is not None and not isinstance(partition.ownership, Vacant)
             if request.mode is AccessMode.WAIT_FOR_EXCLUSIVE and (occupied or topic.queue):
                 carried = "" if request.topic_epoch is None else str(request.topic_epoch)
                 request = replace(request, topic_epoch=None, claim=carried)
@@ -506,14 +506,14 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
                 return topic, effects
             epoch = int(winner.claim)
             tenure = Tenure(epoch, winner.producer_name, winner.identity)
-            slots = tuple(
+            partitions = tuple(
                 replace(s, epoch=epoch, ownership=Held(tenure, winner.group_id))
-                if s.number in winner.slots
+                if s.number in winner.partitions
                 else s
-                for s in topic.slots
+                for s in topic.partitions
             )
             told = tuple(replace(e, epoch=epoch) if isinstance(e, Grant) else e for e in effects)
-            return replace(topic, slots=slots), told
+            return replace(topic, partitions=partitions), told
         case _:
             return step(topic, event)
 

@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         "a-ledger-is-handed-out-twice",
         ("S2", "S3"),
-        "onewriter_broker.ownership.holding:HeldBucket.take_ledger",
+        "onewriter_broker.ownership.held_bucket:HeldBucket.take_ledger",
         "The same ledger is given to two fences.",
         "self._ranges.insert(0, ledgers[1:])",
         "self._ranges.insert(0, ledgers)",
@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "a-grant-is-not-written-down",
         ("S12", "S2"),
-        "onewriter_broker.ownership.holding:HeldBucket.record_grant",
+        "onewriter_broker.ownership.held_bucket:HeldBucket.record_grant",
         "The anchor does not learn of a grant, so a failover may revive an older epoch.",
         "if self._is_stale or self._record.last_ledger < ledger:",
         "if self._is_stale:",
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "a-taken-bucket-is-not-noticed",
         ("S2",),
-        "onewriter_broker.ownership.holding:HeldBucket._update",
+        "onewriter_broker.ownership.held_bucket:HeldBucket._update",
         "A broker overwrites the record of a bucket that another broker has taken.",
         "if not self.names(current.record):",
         "if False:",
@@ -102,7 +102,7 @@ MUTANTS = (
     Mutant(
         "a-receipt-names-the-wrong-position",
         ("S5", "S7"),
-        "onewriter_broker.log.topic_log:TopicLog.block_committed",
+        "onewriter_broker.log.topic_log.log:TopicLog.block_committed",
         "A receipt names the position of the next entry.",
         "sender.stored(entries, Position(ledger, number + start)",
         "sender.stored(entries, Position(ledger, number + start + 1)",
@@ -111,7 +111,7 @@ MUTANTS = (
     Mutant(
         "the-watermark-runs-ahead",
         ("S5", "S7"),
-        "onewriter_broker.log.topic_log:TopicLog.form",
+        "onewriter_broker.log.topic_log.log:TopicLog.form",
         "Readers see entries before they are stored.",
         "        self.undecided.append(pending)\n",
         "        self.undecided.append(pending)\n        self.advance(block.last)\n",
@@ -185,9 +185,9 @@ MUTANTS = (
         ("S15", "S4"),
         "onewriter_broker.topic.publish.atomic_publishes:Publishing._check_epoch",
         "A publish under an epoch that is over is accepted.",
-        "await check_leads(runner, slot, asked.epoch, self._appender.prove)",
+        "await check_leads(runner, partition, asked.epoch, self._appender.prove)",
         "pass",
-        (f"{UNIT}/test_publishing.py", "tests/integration/test_atomic_publish.py"),
+        (f"{UNIT}/test_publishing_epochs.py",),
     ),
     Mutant(
         "a-publish-does-not-ask-the-right",
@@ -201,7 +201,7 @@ MUTANTS = (
     Mutant(
         "an-app-of-another-subject-is-not-recognized",
         ("S15",),
-        "onewriter_broker.log.publishing:check_owner",
+        "onewriter_broker.log.topic_log.atomic_publish:check_owner",
         "Whoever may publish under an epoch poisons the version of somebody else's app.",
         "if owner is not None and bound is not None and bound != owner:",
         "if False:",

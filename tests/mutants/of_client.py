@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 UNIT = "tests/unit/client"
-FOLD = f"{UNIT}/test_state_fold.py"
-FAULTS = f"{UNIT}/test_state_faults.py"
+FOLD = f"{UNIT}/state/test_state_fold.py"
+FAULTS = f"{UNIT}/state/test_state_faults.py"
 
 MUTANTS = (
     Mutant(
@@ -16,7 +16,7 @@ MUTANTS = (
         "A holder that lost its topic queues again and goes on under a later epoch.",
         "if self.epoch is not None:",
         "if False:",
-        (f"{UNIT}/test_client_producer_fenced.py", UNIT),
+        (f"{UNIT}/produce/test_client_producer_fenced.py", UNIT),
     ),
     Mutant(
         "another-epoch-counts-as-resumed",
@@ -25,7 +25,7 @@ MUTANTS = (
         "Messages of one epoch are sent again under another one.",
         "if self.epoch is not None and granted != self.epoch:",
         "if False:",
-        (f"{UNIT}/test_client_producer_fenced.py", UNIT),
+        (f"{UNIT}/produce/test_client_producer_fenced.py", UNIT),
     ),
     Mutant(
         "a-grant-is-not-proved",
@@ -34,7 +34,7 @@ MUTANTS = (
         "A process that was frozen takes an old grant for news.",
         "await connection.prove()",
         "pass",
-        (f"{UNIT}/test_client_producer_fenced.py", UNIT),
+        (f"{UNIT}/produce/test_client_producer_fenced.py", UNIT),
     ),
     Mutant(
         "an-unknown-message-is-called-refused",
@@ -43,7 +43,7 @@ MUTANTS = (
         "A message that may be stored is reported as definitely absent.",
         "not self.was_rewritten",
         "True",
-        (f"{UNIT}/test_client_producer_pending.py", UNIT),
+        (f"{UNIT}/produce/test_client_producer_pending.py", UNIT),
     ),
     Mutant(
         "a-refusal-of-another-broker-is-definite",
@@ -52,7 +52,7 @@ MUTANTS = (
         "A refusal of a broker that is not onewriter counts as definite.",
         "and connection.is_onewriter",
         "",
-        (f"{UNIT}/test_client_producer_pending.py", UNIT),
+        (f"{UNIT}/produce/test_client_producer_pending.py", UNIT),
     ),
     Mutant(
         "a-resend-leaves-out-the-first",
@@ -61,34 +61,34 @@ MUTANTS = (
         "After a resume the oldest message without a receipt is not sent again.",
         "self._unwritten = deque(self._all)",
         "self._unwritten = deque(list(self._all)[1:])",
-        (f"{UNIT}/test_client_producer_pending.py", UNIT),
+        (f"{UNIT}/produce/test_client_producer_pending.py", UNIT),
     ),
     Mutant(
         "serving-counts-from-the-answer",
         ("S14",),
-        "onewriter._lead.deadline:Serving.renew",
+        "onewriter._lead.deadline:ServingDeadline.renew",
         "The deadline begins at the broker's answer, not before the question.",
         "asked_at + self._seconds * (1 - DRIFT)",
         "self._now() + self._seconds * (1 - DRIFT)",
-        (f"{UNIT}/test_client_serving.py",),
+        (f"{UNIT}/lead/test_client_deadline.py",),
     ),
     Mutant(
         "serving-ignores-drift",
         ("S14",),
-        "onewriter._lead.deadline:Serving.renew",
+        "onewriter._lead.deadline:ServingDeadline.renew",
         "The deadline allows for no difference between clocks.",
         "self._seconds * (1 - DRIFT)",
         "self._seconds",
-        (f"{UNIT}/test_client_serving.py",),
+        (f"{UNIT}/lead/test_client_deadline.py",),
     ),
     Mutant(
         "a-lost-leader-serves-on",
         ("S14",),
-        "onewriter._lead.deadline:Serving.until",
+        "onewriter._lead.deadline:ServingDeadline.until",
         "A leader that knows of its loss still serves until its deadline.",
         "return self._until if self._holds() else -math.inf",
         "return self._until",
-        (f"{UNIT}/test_client_serving.py",),
+        (f"{UNIT}/lead/test_client_deadline.py",),
     ),
     Mutant(
         "an-operation-is-applied-twice",
@@ -129,19 +129,19 @@ MUTANTS = (
     Mutant(
         "a-refused-write-is-answered",
         ("S10",),
-        "onewriter.state.pending_writes:Outbox.taken",
+        "onewriter.state.pending_writes:WriteOutbox.taken",
         "A write whose entry was void is answered as applied.",
         "if taken.verdict is not Verdict.APPLIED:",
         "if False:",
-        (f"{UNIT}/test_state_writing.py", FAULTS),
+        (f"{UNIT}/state/test_state_pending_writes.py", FAULTS),
     ),
     Mutant(
         "a-conditional-write-ignores-its-version",
         ("S10",),
-        "onewriter.state.pending_writes:Outbox._generate",
+        "onewriter.state.pending_writes:WriteOutbox._generate",
         "A write that expects another version is applied.",
         "if write.if_version is not None and write.if_version != self._tip_version:",
         "if False:",
-        (f"{UNIT}/test_state_trouble.py", FAULTS, UNIT),
+        (f"{UNIT}/state/test_state_trouble.py", FAULTS, UNIT),
     ),
 )

@@ -10,7 +10,7 @@ MUTANTS = (
     Mutant(
         "a-damaged-table-is-taken-for-the-log",
         ("S7",),
-        "onewriter_pipeline.tables.verifying:_unlike",
+        "onewriter_pipeline.tables.verification:_unlike",
         "Files whose contents changed pass the check before a trim.",
         "elif shown(digest) != noted.digest:",
         "elif False:",
@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         "missing-rows-pass-the-check",
         ("S7",),
-        "onewriter_pipeline.tables.verifying:_unlike",
+        "onewriter_pipeline.tables.verification:_unlike",
         "Files that lack rows pass the check before a trim.",
         "if rows != noted.rows:",
         "if rows > noted.rows:",
@@ -28,7 +28,7 @@ MUTANTS = (
     Mutant(
         "another-log-passes-the-check",
         ("S7",),
-        "onewriter_pipeline.tables.verifying:differences",
+        "onewriter_pipeline.tables.verification:differences",
         "The hash of the log is not compared before a trim.",
         'compare("hashes", segment.chain or "", _chain(rows, last + 1))',
         "pass",
@@ -37,7 +37,7 @@ MUTANTS = (
     Mutant(
         "an-entry-is-counted-twice",
         ("S7",),
-        "onewriter_pipeline.tables.verifying:_offloaded",
+        "onewriter_pipeline.tables.verification:_offloaded",
         "Entries that were offloaded twice count twice, and hide missing ones.",
         "low, high = max(begin, at), min(behind, end)",
         "low, high = max(begin, first), min(behind, end)",
@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "a-batch-of-the-sink-has-another-version",
         ("S15",),
-        "onewriter_pipeline.publish.writing:_publish_one",
+        "onewriter_pipeline.publish.transfer:_publish_one",
         "A batch that is written again is published under another version.",
         "with Staging(access, log, app, version, grant) as staging:\n            return staging.publish(",
         "with Staging(access, log, app, version + secrets.randbelow(9) + 1, grant) as staging:\n            return staging.publish(",
@@ -73,7 +73,7 @@ MUTANTS = (
     Mutant(
         "a-batch-is-published-before-all-logs-agree",
         ("S15",),
-        "onewriter_pipeline.publish.writing:publish",
+        "onewriter_pipeline.publish.transfer:publish",
         "Some logs get their rows although another refuses its part.",
         "_ask_all(target, app, version, sorted(parts))",
         "pass",

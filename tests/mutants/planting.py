@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 """This checkout."""
 
 ROOTS = ("core", "broker", "client", "operator", "pipeline")
-SCRIPTS = Path("broker/onewriter_broker/log/scripts")
+SCRIPTS = Path("broker/onewriter_broker/log/store/scripts")
 
 
 class LostTarget(Exception):

@@ -72,7 +72,7 @@ def test_mutants_are_chosen_by_name_promise_and_component() -> None:
 
 def test_a_bug_is_planted_into_the_copy_alone_and_taken_out_again(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
-    name = "broker/onewriter_broker/log/scripts/guard.lua"
+    name = "broker/onewriter_broker/log/store/scripts/guard.lua"
     target = tree / name
     target.parent.mkdir(parents=True)
     before = (ROOT / name).read_text()

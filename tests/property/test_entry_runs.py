@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter_broker.log.api import Block, Marker, StoredBlock
-from onewriter_broker.log.entries import Entry, EntryRun, entries_of, runs_behind
+from onewriter_broker.log.store.api import Block, Marker, StoredBlock
+from onewriter_broker.log.topic_log.entries import Entry, EntryRun, entries_of, runs_behind
 from onewriter_core.ids import Position
 
 ENTRIES = st.lists(st.tuples(st.binary(max_size=5), st.integers(1, 3)), min_size=1, max_size=6)

@@ -18,11 +18,11 @@ from tests.unit.broker.topic.retention.test_segments import (
 )
 from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
 
-from onewriter_broker.log import ranges
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.ranges import Missing, Range, behind, lacks
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log import ranges
+from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, lacks
 from onewriter_broker.topic.retention import segments
 from onewriter_broker.topic.retention.segments import SegmentIndexes
 from onewriter_core.ids import EARLIEST, Position

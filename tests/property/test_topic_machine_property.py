@@ -1,7 +1,7 @@
 """Whatever happens to a topic in whatever order, every promise of invariants.py holds.
 
 Hypothesis plays broker, store, administrators and ill-mannered clients against the real ``step``:
-unknown registrations, wrong slots, invented epochs, answers that come late, closed topics.
+unknown registrations, wrong partitions, invented epochs, answers that come late, closed topics.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from onewriter_core.topic.events import (
     HandoverRequested,
     LedgerFull,
     LoadsChanged,
+    PartitionsAdded,
     PolicyChanged,
     ProducerGone,
     ProducerRequested,
-    SlotsAdded,
     Unloaded,
 )
 from onewriter_core.topic.invariants import check, check_step, places
@@ -38,10 +38,10 @@ from onewriter_core.topic.model import (
     AccessMode,
     Departure,
     ImpossibleStep,
+    Partition,
     PromotionPolicy,
     Request,
     Reserved,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -72,19 +72,23 @@ class AnyTopic(RuleBasedStateMachine):
         self.requests: dict[str, Request] = {}
 
     @initialize(
-        partitions=st.sampled_from([0, 0, 2, 3]),
+        count=st.sampled_from([0, 0, 2, 3]),
         policy=st.sampled_from(PromotionPolicy),
         past=st.sampled_from(["new", "left", "moved here"]),
     )
-    def begin(self, partitions: int, policy: PromotionPolicy, past: str) -> None:
-        slots = partitioned(partitions)
+    def begin(self, count: int, policy: PromotionPolicy, past: str) -> None:
+        partitions = partitioned(count)
         tenure = Tenure(7, *PEOPLE[0])
         if past == "left":
-            slots = tuple(replace(s, epoch=7, ledger=9, ownership=Vacant(tenure)) for s in slots)
+            partitions = tuple(
+                replace(s, epoch=7, ledger=9, ownership=Vacant(tenure)) for s in partitions
+            )
         elif past == "moved here":
             reserved = Reserved(tenure, self.now + 3)
-            slots = tuple(replace(s, epoch=7, ledger=9, ownership=reserved) for s in slots)
-        self.topic = Topic(slots, policy)
+            partitions = tuple(
+                replace(s, epoch=7, ledger=9, ownership=reserved) for s in partitions
+            )
+        self.topic = Topic(partitions, policy)
         check(self.topic)
 
     def happens(self, what: Event) -> tuple[Effect, ...]:
@@ -109,7 +113,7 @@ class AnyTopic(RuleBasedStateMachine):
     @rule(
         who=st.sampled_from(PEOPLE),
         mode=st.sampled_from(AccessMode),
-        slot=st.integers(-1, 3),
+        partition=st.integers(-1, 3),
         alone=st.booleans(),
         name_given=st.booleans(),
         priority=st.integers(-1, 2),
@@ -122,7 +126,7 @@ class AnyTopic(RuleBasedStateMachine):
         self,
         who: tuple[str, Identity],
         mode: AccessMode,
-        slot: int,
+        partition: int,
         alone: bool,
         name_given: bool,
         priority: int,
@@ -139,7 +143,7 @@ class AnyTopic(RuleBasedStateMachine):
                 connection=f"connection of {name}",
                 producer_name=name if name_given else f"{name}-{self.registrations}",
                 mode=mode,
-                slot=slot,
+                partition=partition,
                 alone=alone,
                 name_given=name_given,
                 identity=identity,
@@ -160,8 +164,10 @@ class AnyTopic(RuleBasedStateMachine):
         self, who: tuple[str, Identity], shuffle: list[int], mode: AccessMode
     ) -> None:
         name, identity = who
-        for slot in shuffle:
-            self.asks(Request("", f"connection of {name}", name, mode, slot, identity=identity))
+        for partition in shuffle:
+            self.asks(
+                Request("", f"connection of {name}", name, mode, partition, identity=identity)
+            )
 
     @precondition(lambda self: self.granted)
     @rule(data=st.data(), later=st.integers(-1, 2), ahead=st.sampled_from([0, 0, 0, 1, -1]))
@@ -237,8 +243,10 @@ class AnyTopic(RuleBasedStateMachine):
     @rule()
     def a_ledger_of_the_past_is_loud(self) -> None:
         assert self.topic.pending_fence is not None
-        slots = [s for s in self.topic.slots if s.number in self.topic.pending_fence.slots]
-        newest = max(max(slot.ledger, slot.epoch) for slot in slots)
+        partitions = [
+            s for s in self.topic.partitions if s.number in self.topic.pending_fence.partitions
+        ]
+        newest = max(max(partition.ledger, partition.epoch) for partition in partitions)
         with pytest.raises(ImpossibleStep):
             step(self.topic, FenceStored(self.topic.pending_fence.number, newest, self.now))
 
@@ -251,18 +259,20 @@ class AnyTopic(RuleBasedStateMachine):
         named = {None: None, "present": self.topic.epoch, "past": self.topic.epoch - 1}
         self.happens(FenceRequested("admin-2", named[if_epoch], self.now))
 
-    @rule(slot=st.integers(-1, 3))
-    def a_ledger_is_full(self, slot: int) -> None:
-        self.happens(LedgerFull(slot, self.now))
+    @rule(partition=st.integers(-1, 3))
+    def a_ledger_is_full(self, partition: int) -> None:
+        self.happens(LedgerFull(partition, self.now))
 
     @rule(grants_known=st.booleans())
     def the_store_fails_over(self, grants_known: bool) -> None:
         self.happens(DatasetChanged(grants_known, self.now))
 
-    @precondition(lambda self: self.topic.slots[0].number == 0 and len(self.topic.slots) < 4)
+    @precondition(
+        lambda self: self.topic.partitions[0].number == 0 and len(self.topic.partitions) < 4
+    )
     @rule()
     def partitions_are_added(self) -> None:
-        self.happens(SlotsAdded((Slot(len(self.topic.slots)),), self.now))
+        self.happens(PartitionsAdded((Partition(len(self.topic.partitions)),), self.now))
 
     @rule(policy=st.sampled_from(PromotionPolicy))
     def the_policy_changes(self, policy: PromotionPolicy) -> None:

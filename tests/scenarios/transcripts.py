@@ -45,10 +45,10 @@ from onewriter_core.topic.events import (
     HandoverRequested,
     LedgerFull,
     LoadsChanged,
+    PartitionsAdded,
     PolicyChanged,
     ProducerGone,
     ProducerRequested,
-    SlotsAdded,
     Unloaded,
 )
 from onewriter_core.topic.invariants import check, check_step
@@ -59,11 +59,11 @@ from onewriter_core.topic.model import (
     Departure,
     Held,
     Ownership,
+    Partition,
     PromotionPolicy,
     Request,
     Reserved,
     Shared,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -81,7 +81,7 @@ DEPARTURES = {
     "lost": Departure.CONNECTION_LOST,
     "silent": Departure.SILENT,
 }
-_REGISTRATION = re.compile(r"(?P<name>[A-Z][a-z]*)(?P<connection>[0-9]*)(\.(?P<slot>[0-9]+))?")
+_REGISTRATION = re.compile(r"(?P<name>[A-Z][a-z]*)(?P<connection>[0-9]*)(\.(?P<partition>[0-9]+))?")
 
 
 def play(transcript: str) -> str:
@@ -125,10 +125,10 @@ def _topic(words: list[str]) -> Topic:
     elif "reserved-for" in given:
         tenure = Tenure(epoch, given["reserved-for"], _person(given["reserved-for"]))
         ownership = Reserved(tenure, float(given["until"]))
-    partitions = int(given.get("partitions", "0"))
-    numbers = range(partitions) if partitions else (WHOLE,)
-    slots = tuple(Slot(n, epoch, ledger, ownership=ownership) for n in numbers)
-    return Topic(slots, PromotionPolicy(given.get("policy", "Priority")))
+    count = int(given.get("partitions", "0"))
+    numbers = range(count) if count else (WHOLE,)
+    partitions = tuple(Partition(n, epoch, ledger, ownership=ownership) for n in numbers)
+    return Topic(partitions, PromotionPolicy(given.get("policy", "Priority")))
 
 
 def _event(verb: str, words: list[str], topic: Topic, now: float) -> Event:
@@ -155,7 +155,7 @@ def _event(verb: str, words: list[str], topic: Topic, now: float) -> Event:
         case "failover":
             return DatasetChanged(grants_known=words[0] == "grants-known", now=now)
         case "add":
-            return SlotsAdded((Slot(int(given["partition"])),), now)
+            return PartitionsAdded((Partition(int(given["partition"])),), now)
         case "loads":
             return LoadsChanged(tuple((host, int(load)) for host, load in given.items()), now)
         case "policy":
@@ -176,7 +176,7 @@ def _request(registration: str, mode: str, given: dict[str, str]) -> Request:
         connection=name + match["connection"],
         producer_name=given.get("name", f"invented-{registration}" if "unnamed" in given else name),
         mode=MODES[mode],
-        slot=WHOLE if match["slot"] is None else int(match["slot"]),
+        partition=WHOLE if match["partition"] is None else int(match["partition"]),
         alone="alone" in given,
         name_given="unnamed" not in given,
         identity=Identity() if "anonymous" in given else _person(given.get("who", name)),
@@ -211,9 +211,9 @@ def _effect(effect: Effect) -> str:
             return f"probe {registration}"
         case Suspect(registration, claimed, stored):
             return f"suspect {registration}: claims epoch {claimed}, stored is {stored}"
-        case Record(slots, purpose, old, epoch, ledger, holder, departure, gap):
+        case Record(partitions, purpose, old, epoch, ledger, holder, departure, gap):
             who = "nobody" if holder is None else holder.producer_name
-            what = f"record {purpose.value}{_where(slots)} {who}, epoch {old} -> {epoch}"
+            what = f"record {purpose.value}{_where(partitions)} {who}, epoch {old} -> {epoch}"
             without = "" if gap is None else f", {gap:g} s without a writer"
             return f"{what}, ledger {ledger}, after {departure.value}{without}"
         case Answer(_, epoch, refusal):
@@ -221,7 +221,7 @@ def _effect(effect: Effect) -> str:
 
 
 def _fence(fence: Fence) -> str:
-    words = [f"fence {fence.purpose.value}{_where(fence.slots)}"]
+    words = [f"fence {fence.purpose.value}{_where(fence.partitions)}"]
     if fence.group is not None:
         words.append(fence.group.producer_name)
     if fence.stops:
@@ -237,15 +237,15 @@ def _fence(fence: Fence) -> str:
     return ", ".join(words)
 
 
-def _where(slots: tuple[int, ...]) -> str:
-    return "" if slots == (WHOLE,) else f" [{' '.join(map(str, slots))}]"
+def _where(partitions: tuple[int, ...]) -> str:
+    return "" if partitions == (WHOLE,) else f" [{' '.join(map(str, partitions))}]"
 
 
 def _state(topic: Topic) -> str:
     parts = []
-    for slot in topic.slots:
-        number = "" if slot.number == WHOLE else f"[{slot.number}] "
-        parts.append(f"{number}{_ownership(slot.ownership)} epoch {slot.epoch}")
+    for partition in topic.partitions:
+        number = "" if partition.number == WHOLE else f"[{partition.number}] "
+        parts.append(f"{number}{_ownership(partition.ownership)} epoch {partition.epoch}")
     if topic.pending_fence is not None:
         waits = (
             ""
@@ -253,7 +253,7 @@ def _state(topic: Topic) -> str:
             else f", told at {topic.pending_fence.waits.until:g}"
         )
         parts.append(
-            f"fence pending for {topic.pending_fence.purpose.value}{_where(topic.pending_fence.slots)}{waits}"
+            f"fence pending for {topic.pending_fence.purpose.value}{_where(topic.pending_fence.partitions)}{waits}"
         )
     if topic.queue:
         order = in_order(topic.queue, topic)

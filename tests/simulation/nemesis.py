@@ -17,9 +17,9 @@ from tests.simulation.network import Wire
 from tests.simulation.recording import value_of
 from tests.simulation.world import REPLICATED, BrokerNode, World
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.fake.server import FakeNode
-from onewriter_broker.log.topic_log import payloads
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.fake.server import FakeNode
+from onewriter_broker.log.topic_log.log import payloads
 from onewriter_core.ids import Position
 
 PERIODS = (2, 4)

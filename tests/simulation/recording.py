@@ -10,8 +10,6 @@ from tests.simulation.loop import VirtualLoop
 from onewriter_core.ids import Position
 from onewriter_core.wire.messages import Bytes, entry_payload
 
-GUARD_PROPERTY = "onewriter.guard"
-
 
 def value_of(entry: Bytes) -> str:
     """The value that a simulated producer put into an entry."""

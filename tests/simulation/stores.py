@@ -17,9 +17,9 @@ from tests.simulation.recording import Recorder, value_of
 
 from onewriter_broker.anchor.api import Record, Versioned
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.log import api
-from onewriter_broker.log.fake.store import FakeLogStore, Faults, Moment
-from onewriter_broker.log.topic_log import payloads
+from onewriter_broker.log.store import api
+from onewriter_broker.log.store.fake.store import FakeLogStore, Faults, Moment
+from onewriter_broker.log.topic_log.log import payloads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position
 

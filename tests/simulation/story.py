@@ -31,9 +31,9 @@ from tests.simulation.world import BUCKETS, LOCAL_TOPIC, REPLICATED_TOPIC, World
 
 from onewriter_broker.dispatch.cursor import Cursor
 from onewriter_broker.dispatch.ledgers import LedgerGaps
-from onewriter_broker.dispatch.saving import STATE_PREFIX
-from onewriter_broker.log.api import Marker
-from onewriter_broker.log.topic_log import payloads
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
+from onewriter_broker.log.store.api import Marker
+from onewriter_broker.log.topic_log.log import payloads
 from onewriter_core.ids import NUMBER_MAX, Position, TopicName, bucket_of
 from onewriter_core.topic.model import Purpose
 

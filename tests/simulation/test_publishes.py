@@ -26,10 +26,11 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.recording import value_of
 from tests.simulation.world import BUCKETS, REPLICATED_TOPIC, BrokerNode, World, run
 
-from onewriter_broker.log import appender, publishing
-from onewriter_broker.log.api import Block, Marker, Outcome
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.topic_log import TopicLog, payloads
+from onewriter_broker.log import appender
+from onewriter_broker.log.store.api import Block, Marker, Outcome
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.topic_log import atomic_publish
+from onewriter_broker.log.topic_log.log import TopicLog, payloads
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.publish.atomic_publishes import Publishing
 from onewriter_broker.topic.publish.requests import Answer, Asked, Right
@@ -97,9 +98,9 @@ class Leading:
         self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]
     ) -> None:
         self.epoch: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._runner, slot = topic.runner, topic.slot_of(TOPIC)
+        self._runner, partition = topic.runner, topic.partition_of(TOPIC)
         name = f"driver-{uuid.uuid4().hex}"
-        found = self._runner.topic.slot(slot)
+        found = self._runner.topic.partition(partition)
         kept: int | None = None
         if found is not None and isinstance(found.ownership, Reserved):
             tenure = found.ownership.tenure  # of a driver whose broker died: it comes back
@@ -110,12 +111,12 @@ class Leading:
             producer_name=APP,
             name_given=True,
             mode=mode,
-            slot=slot,
+            partition=partition,
             alone=True,
             identity=Identity(),
             topic_epoch=kept,
         )
-        self._producer = Producer(self, 0, 0, request, self._runner.logs[slot], gathered)
+        self._producer = Producer(self, 0, 0, request, self._runner.logs[partition], gathered)
         self._runner.request(self._producer)
 
     def give_back(self) -> None:
@@ -338,7 +339,7 @@ def simulate(seed: int, *, shares: bool = False) -> History:
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of two entries, calls of a few blocks."""
-    monkeypatch.setattr(publishing, "BLOCK_ENTRIES_MAX", 2)
+    monkeypatch.setattr(atomic_publish, "BLOCK_ENTRIES_MAX", 2)
     monkeypatch.setattr(appender, "CALL_BYTES_MAX", 200)
 
 

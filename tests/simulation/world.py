@@ -27,9 +27,9 @@ from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.app import Broker, Parts
 from onewriter_broker.auth.authentication import Authenticated
 from onewriter_broker.desired import Initial
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_core.api.manifests import DesiredState, combine, parse
 from onewriter_core.ids import Identity

@@ -23,15 +23,15 @@ from tests.spark.conftest import Fill
 
 import onewriter.sync
 from onewriter import ProducerOptions
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_pipeline.audit import facts, live
-from onewriter_pipeline.audit.audit import Audit, Report
-from onewriter_pipeline.audit.gathering import PRINTS_HERE_MAX, gathered, printed
+from onewriter_pipeline.audit.audit import Audit, AuditReport
 from onewriter_pipeline.audit.repeats import Doubtful
+from onewriter_pipeline.audit.tasks import PRINTS_HERE_MAX, gathered, printed
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.cli import run
@@ -40,7 +40,7 @@ from onewriter_pipeline.errors import NotFound
 from onewriter_pipeline.jobs.offload import Offload
 from onewriter_pipeline.jobs.options import EXIT_OK, EXIT_VIOLATION
 from onewriter_pipeline.lead.requests import Grant
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.tables.files import FileWriter
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
 from onewriter_pipeline.tables.tables import Tables
@@ -198,7 +198,7 @@ def test_what_is_offloaded_while_a_table_is_audited_is_left_to_the_next_audit(
     assert (report.findings, report.topics[0]["messages"]) == ([], 30)
 
 
-def violated(report: Report) -> set[str]:
+def violated(report: AuditReport) -> set[str]:
     return {finding.predicate for finding in report.findings}
 
 

@@ -26,17 +26,17 @@ from tests.unit.broker.verify_histories import (
 )
 
 from onewriter_broker.http.onewriter.bulk import _record, _stored_state
-from onewriter_broker.log.api import LogStore, Marker, StoredBlock
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import LogStore, Marker, StoredBlock
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.judging import Finding, Judge
+from onewriter_pipeline.audit.judge import Finding, Judge
 from onewriter_pipeline.audit.live import state_columns
 from onewriter_pipeline.audit.observer import Observer
 from onewriter_pipeline.audit.records import Records
 from onewriter_pipeline.audit.repeats import Doubtful, doubtful
 from onewriter_pipeline.brokers.frames import BlockFrame, MarkerFrame
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.brokers.segments import LogState
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]

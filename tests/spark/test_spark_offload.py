@@ -23,10 +23,10 @@ from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.cli import run
 from onewriter_pipeline.engine import cores_of, on_spark
-from onewriter_pipeline.jobs.offload import Offload, Report
+from onewriter_pipeline.jobs.offload import Offload, OffloadReport
 from onewriter_pipeline.jobs.options import EXIT_OK
 from onewriter_pipeline.jobs.trim import TrimJob
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.tables.layout import MESSAGES
 from onewriter_pipeline.tables.tables import Tables
 
@@ -46,7 +46,7 @@ def load(spark: SparkSession, broker: LocalBrokers, **options: Any) -> DataFrame
     return reader.options(**options).load()
 
 
-def offload(spark: SparkSession, broker: LocalBrokers, tables: Tables, topic: str) -> Report:
+def offload(spark: SparkSession, broker: LocalBrokers, tables: Tables, topic: str) -> OffloadReport:
     job = Offload(Access(broker.http_url), tables, Selection(topics=(topic,)))
     return job.run(on_spark(spark), cores_of(spark))
 

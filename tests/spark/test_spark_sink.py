@@ -16,9 +16,9 @@ from tests.spark.queries import through
 import onewriter.sync
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.lead.asking import Leader
-from onewriter_pipeline.publish.driving import Driving
-from onewriter_pipeline.publish.writing import Target
+from onewriter_pipeline.lead.leader import Leader
+from onewriter_pipeline.publish.lead_session import LeadSession
+from onewriter_pipeline.publish.transfer import PublishTarget
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -172,8 +172,8 @@ def test_a_second_driver_on_a_checkpoint_fences_the_first(
     write(rows(spark, 5, 1), broker, source, 2)
     # Another process with a copy of the checkpoint, as a driver elsewhere is.
     with tempfile.TemporaryDirectory(prefix="ow") as folder:
-        other = Driving("another driver", Leader(root=Path(folder)), fencing)
-        begun = other.begin(Target(Access(broker.http_url), target), "query")
+        other = LeadSession("another driver", Leader(root=Path(folder)), fencing)
+        begun = other.begin(PublishTarget(Access(broker.http_url), target), "query")
         with pytest.raises(PySparkException, match="is led by query-"):
             run()
         assert stored(spark, broker, target) == list(range(10))

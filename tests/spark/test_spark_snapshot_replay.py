@@ -20,7 +20,7 @@ from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs import replay, snapshot
 from onewriter_pipeline.jobs.dataframes import publish
 from onewriter_pipeline.jobs.offload import Offload
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import FORMATS, PARQUET
 from onewriter_pipeline.tables.tables import Tables
 
@@ -76,11 +76,11 @@ def test_the_newest_of_each_key_from_log_and_table_and_published(
     for kind in FORMATS:
         path = str(tmp_path / kind)
         with active(spark.newSession()):  # another part of the program works in one of its own
-            snapshot.Target(path, kind, False, "", "", None).write(whole)
+            snapshot.SnapshotTarget(path, kind, False, "", "", None).write(whole)
         files = [path] if kind == PARQUET else DeltaTable(path).file_uris()
         assert spark.read.parquet(*files).count() == len(NEWEST)
         with pytest.raises(Invalid, match="--overwrite"):
-            snapshot.Target(path, kind, False, "", "", None).check()
+            snapshot.SnapshotTarget(path, kind, False, "", "", None).check()
     kept.unpersist()
 
 

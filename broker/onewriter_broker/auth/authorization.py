@@ -15,7 +15,7 @@ import structlog
 
 from onewriter_broker.auth.refusals import TopicRefusals
 from onewriter_broker.settings import Settings
-from onewriter_broker.turns import Turns
+from onewriter_broker.ticks import Ticks
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.authorization import (
     Action,
@@ -42,7 +42,7 @@ LINES_PER_PERIOD: Final = 20
 
 PERIOD_SECONDS: Final = 10.0
 
-NAMES_PER_TURN: Final = 200
+NAMES_PER_TICK: Final = 200
 """Topics of a listing that are judged in one turn of the event loop: a millisecond or two."""
 
 RESOURCE_LENGTH_MAX: Final = 256
@@ -174,9 +174,9 @@ class Authorization:
             return list(names)
         if not self._is_told():
             raise Refused(ServerError.SERVICE_NOT_READY, UNKNOWN)
-        found, turns = [], Turns(NAMES_PER_TURN)
+        found, ticks = [], Ticks(NAMES_PER_TICK)
         for name in list(names):
-            await turns.step()
+            await ticks.step()
             if self.sees(identity, name):
                 found.append(name)
         return found

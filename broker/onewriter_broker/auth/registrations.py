@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.publish_rights import KEY_BYTES, registration_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onewriter_broker.dispatch.finding import last_message_id
+from onewriter_broker.dispatch.positions import last_message_id
 from onewriter_broker.topic.epoch_checks import Prove, standing_of
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import Refused, ServerError, Unavailable
@@ -35,11 +35,11 @@ class Checks:
         topic = self._topics.loaded.get(str(name.base))
         if topic is None or not topic.has(name):
             entry = await self._topics.entry_of(name)
-            slot = WHOLE if name.partition is None else name.partition
-            if entry is None or slot not in entry.slots:
+            partition = WHOLE if name.partition is None else name.partition
+            if entry is None or partition not in entry.log_numbers:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
             topic = await self._topics.serve(name)
-        topic_log = topic.runner.logs[topic.slot_of(name)]
+        topic_log = topic.runner.logs[topic.partition_of(name)]
         message_id, _ = await last_message_id(topic_log)
         standing = await standing_of(topic_log, self._prove)
         if topic.runner.topic.is_closed:
@@ -51,7 +51,7 @@ class Checks:
                 command.request_id,
                 epoch=standing.epoch,
                 # A fence may have been stored since the store was read.
-                is_current=is_current and topic.runner.assure(topic.slot_of(name), asked),
+                is_current=is_current and topic.runner.assure(topic.partition_of(name), asked),
                 last_message_id=message_id,
             )
         )

@@ -22,8 +22,8 @@ from onewriter_broker.connection.hangups import HangUps
 from onewriter_broker.connection.listings import Listings
 from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.connection.withdrawals import Reading, Withdrawals
-from onewriter_broker.log.api import LogStore
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.resources.ownerships import Ownerships

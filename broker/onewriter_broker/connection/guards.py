@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from onewriter_broker.log.api import Guard, GuardKind
-from onewriter_broker.log.guarding import has_room, no_room, reserve_floor
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Guard, GuardKind
+from onewriter_broker.log.topic_log.guards import has_room, no_room, reserve_floor
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.resources.ownerships import GuardStanding, Ownerships, standing_in
 from onewriter_broker.resources.records import decode as decode_record
 from onewriter_broker.topic.epoch_checks import Prove, raise_floor, standing_of
@@ -22,16 +22,12 @@ from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName, bucket_of, whole_number
 from onewriter_core.own.floors import decode
 from onewriter_core.own.names import canonical, own_field, resource_bucket, split_field, topic_of
+from onewriter_core.property_names import (
+    GUARD_GROUP_PROPERTY,
+    GUARD_NUMBER_PROPERTY,
+    GUARD_PROPERTY,
+)
 from onewriter_core.topic.model import WHOLE
-
-GUARD_PROPERTY = "onewriter.guard"
-"""Producer property: the topic, or the resource, that its writes depend on."""
-
-GUARD_NUMBER_PROPERTY = "onewriter.guard-number"
-"""Producer property: the topic epoch, or the generation, that they depend on."""
-
-GUARD_GROUP_PROPERTY = "onewriter.guard-group"
-"""Producer property: the guard is an ownership, in this group (which may be empty)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +150,11 @@ class Guards:
         topic = self._topics.loaded.get(str(name.base))
         if topic is None or not topic.has(name):
             entry = await self._topics.entry_of(name)
-            slot = WHOLE if name.partition is None else name.partition
-            if entry is None or slot not in entry.slots:
+            partition = WHOLE if name.partition is None else name.partition
+            if entry is None or partition not in entry.log_numbers:
                 return GuardStanding(0, 0)
             topic = await self._topics.serve(name)
-        standing = await standing_of(topic.runner.logs[topic.slot_of(name)], self._prove)
+        standing = await standing_of(topic.runner.logs[topic.partition_of(name)], self._prove)
         return GuardStanding(standing.leads, standing.epoch)
 
     async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> GuardStanding:

@@ -513,7 +513,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     @property
     def reading(self) -> Reading | None:
-        return None if self._session is None else self._session.consuming
+        return None if self._session is None else self._session.consumers
 
     def declared_anew(self) -> None:
         if self._session is not None:

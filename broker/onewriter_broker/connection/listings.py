@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.registry.topics import Topics
-from onewriter_broker.turns import Turns
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.commands import command_frame
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -61,7 +61,7 @@ class Listings:
 
     async def _listed(self, namespace: str) -> Sequence[str]:
         found = await self._topics.list(namespace)
-        turns = Turns(NAMES_PER_STEP)
+        ticks = Ticks(NAMES_PER_STEP)
         parts: list[list[str]] = [[]]
         for text, entry in found.items():
             for name in entry.log_names(TopicName.parse(text)):
@@ -69,12 +69,12 @@ class Listings:
                     parts[-1].sort()
                     parts.append([])
                 parts[-1].append(str(name))
-                await turns.step()
+                await ticks.step()
         parts[-1].sort()
         names: list[str] = []
         for name_text in heapq.merge(*parts):
             names.append(name_text)
-            await turns.step()
+            await ticks.step()
         return names
 
 

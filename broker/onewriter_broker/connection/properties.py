@@ -8,31 +8,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from onewriter_core.api.common import INT32_MAX, INT32_MIN
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import NUMBER_MAX, whole_number
+from onewriter_core.property_names import (
+    ACCESS_MODE_PROPERTY,
+    IF_EPOCH_PROPERTY,
+    PRIORITY_PROPERTY,
+    SERVE_SECONDS_PROPERTY,
+)
 from onewriter_core.topic.model import SERVE_SECONDS_MAX, AccessMode
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-IF_EPOCH_PROPERTY = "onewriter.if-epoch"
-"""A takeover happens only if the topic epoch still is this number."""
-
-ACCESS_MODE_PROPERTY = "onewriter.access-mode"
-"""``ExclusiveWithFencing`` for clients that cannot ask for it (Go)."""
-
-HOST_PROPERTY = "onewriter.host"
-"""The machine that it runs on, for the Balanced policy; a pod's node counts first."""
-
-SERVE_SECONDS_PROPERTY = "onewriter.serve-seconds"
-"""For how long after a CHECK that says so it acts in the topic's name (decisions 22)."""
-
-
 SECONDS_DIGITS_MAX = 32
-
-PRIORITY_PROPERTY: Final = "onewriter.queue-priority"
-"""The producer property that carries PIP-440's queue priority; every stock client can set it."""
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 

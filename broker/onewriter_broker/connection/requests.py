@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Protocol
 
-from onewriter_broker.log.api import BrokenKey
-from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.log.store.api import BrokenKey
+from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.topic.registry.detection import Detection
 from onewriter_core.errors import OnewriterError, Refused, ServerError

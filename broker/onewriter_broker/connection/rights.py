@@ -100,7 +100,7 @@ RULES: Final[Mapping[int, Rule]] = MappingProxyType(
         _Type.GET_SCHEMA: OnTopic((Action.READ_SCHEMA,)),
         _Type.GET_OR_CREATE_SCHEMA: OnTopic((Action.CREATE_SCHEMA,)),
         # owning
-        _Type.OWN: OnEach(Action.OWN, "Owning.own"),
+        _Type.OWN: OnEach(Action.OWN, "OwnershipCommands.own"),
         _Type.DISOWN: NoneNeeded("it gives up only what this connection owns"),
         # transactions
         _Type.NEW_TXN: _REFUSED,

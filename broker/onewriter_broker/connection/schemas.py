@@ -32,7 +32,7 @@ _VERSION = struct.Struct(">Q")
 BROKER_SUBJECT = ""
 """The broker itself, which compares no schemas."""
 
-SLOTS_LOOKED_AT_MAX = 64
+LOGS_LOOKED_AT_MAX = 64
 """Logs of a topic that is served elsewhere which are looked through for its schemas."""
 
 
@@ -72,7 +72,7 @@ async def version_for_producer(
 async def check_consumer(
     clients: Clients,
     topic: LoadedTopic,
-    slot: int,
+    partition: int,
     command: pb.CommandSubscribe,
     identity: Identity,
     client: str,
@@ -84,7 +84,7 @@ async def check_consumer(
     schema = brought(command)
     if schema is not None:
         may_add = clients.authorization.allows(identity, Action.CREATE_SCHEMA, topic.name)
-        await schemas_of(clients, topic, client).check_consumer(schema, slot, may_add=may_add)
+        await schemas_of(clients, topic, client).check_consumer(schema, partition, may_add=may_add)
 
 
 class SchemaRequests:
@@ -150,7 +150,7 @@ async def kept_of(clients: Clients, base: TopicName) -> list[KeptSchema]:
     if topic is not None:
         return schemas_of(clients, topic, BROKER_SUBJECT).kept
     entry = await topics.entry_of(base)
-    for name in [] if entry is None else entry.log_names(base)[:SLOTS_LOOKED_AT_MAX]:
+    for name in [] if entry is None else entry.log_names(base)[:LOGS_LOOKED_AT_MAX]:
         kept = kept_in(await clients.store.read_state(name))
         if kept:
             return kept

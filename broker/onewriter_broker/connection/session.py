@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from onewriter_broker.connection.admission import not_now
 from onewriter_broker.connection.checks import Checks
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.connection.consuming import Consuming
+from onewriter_broker.connection.consumers import ConsumerCommands
 from onewriter_broker.connection.lookups import Lookups
-from onewriter_broker.connection.owning import Owning
-from onewriter_broker.connection.producing import Producing
+from onewriter_broker.connection.ownerships import OwnershipCommands
+from onewriter_broker.connection.producers import ProducerCommands
 from onewriter_broker.connection.requests import Link, Requests
 from onewriter_broker.connection.rights import CommandRights
 from onewriter_broker.connection.schemas import SchemaRequests
@@ -63,7 +63,7 @@ class Session:
         )
         self._schemas = SchemaRequests(clients, subject_of(identity, address), link.write)
         self._checks = Checks(clients.topics, clients.appender.prove)
-        self._producing = Producing(
+        self._producers = ProducerCommands(
             clients,
             link,
             self._requests,
@@ -72,11 +72,11 @@ class Session:
             identity=identity,
             client_version=client_version,
         )
-        self._owning = Owning(clients, link, identity, self._producing.watch_closely)
+        self._ownerships = OwnershipCommands(clients, link, identity, self._producers.watch_closely)
         self._together = TogetherRequests(
-            link, clients.appender, self._producing.active, clients.settings.buckets
+            link, clients.appender, self._producers.active, clients.settings.buckets
         )
-        self._consuming = Consuming(
+        self._consumers = ConsumerCommands(
             clients,
             link,
             self._requests,
@@ -84,9 +84,9 @@ class Session:
             subject_of(identity, address),
             client_version=client_version,
             identity=identity,
-            owner=self._owning,
+            owner=self._ownerships,
         )
-        self._rights = CommandRights(clients.authorization, identity, self._consuming.topic_of)
+        self._rights = CommandRights(clients.authorization, identity, self._consumers.topic_of)
 
     def handle(self, command: Command, payload: memoryview | None) -> bool:
         """Take one command. Raises ProtocolError when the connection cannot go on.
@@ -96,12 +96,12 @@ class Session:
         if isinstance(command, Send):
             if payload is None:
                 raise ProtocolError("SEND without a message")
-            self._producing.send(command, payload)
+            self._producers.send(command, payload)
             return False
         if isinstance(command, Ack):
-            self._steps = self._consuming.acknowledge(command)
+            self._steps = self._consumers.acknowledge(command)
         elif isinstance(command, Flow):
-            self._consuming.flow(command)
+            self._consumers.flow(command)
         else:
             self._other(command)
         return True
@@ -124,11 +124,11 @@ class Session:
     @property
     def is_held_back(self) -> bool:
         """Whether something that it writes to has no room in the store."""
-        return self._producing.is_held_back
+        return self._producers.is_held_back
 
     def read_ended(self) -> None:
         """All commands of one read were handled."""
-        self._producing.read_ended()
+        self._producers.read_ended()
 
     def _other(self, command: Command) -> None:
         refusal = not_now(
@@ -149,26 +149,26 @@ class Session:
             case pb.CommandPong():
                 pass  # the link has noted that the client lives
             case pb.CommandProducer():
-                self._producing.open(command)
+                self._producers.open(command)
             case pb.CommandCloseProducer():
-                self._producing.close(command)
+                self._producers.close(command)
             case pb.CommandSubscribe():
-                self._producing.named_partitions.consumer_opened(command.topic)
-                self._consuming.open(command)
+                self._producers.named_partitions.consumer_opened(command.topic)
+                self._consumers.open(command)
             case pb.CommandCloseConsumer():
-                self._consuming.close(command)
+                self._consumers.close(command)
             case pb.CommandUnsubscribe():
-                self._requests.run(command.request_id, self._consuming.unsubscribe(command))
+                self._requests.run(command.request_id, self._consumers.unsubscribe(command))
             case pb.CommandRedeliverUnacknowledgedMessages():
-                self._steps = self._consuming.redeliver(command)
+                self._steps = self._consumers.redeliver(command)
             case pb.CommandSeek():
-                self._requests.run(command.request_id, self._consuming.seek(command))
+                self._requests.run(command.request_id, self._consumers.seek(command))
             case pb.CommandGetLastMessageId():
-                self._requests.run(command.request_id, self._consuming.last_message_id(command))
+                self._requests.run(command.request_id, self._consumers.last_message_id(command))
             case pb.CommandConsumerStats():
-                self._consuming.stats(command)
+                self._consumers.stats(command)
             case pb.CommandPartitionedMetadata():
-                self._producing.named_partitions.asked(command.topic)
+                self._producers.named_partitions.asked(command.topic)
                 self._requests.beside(self._lookups.partitions(command, self._link.write))
             case pb.CommandLookup():
                 self._requests.beside(self._lookups.lookup(command, self._link.write))
@@ -202,38 +202,38 @@ class Session:
             case pb.CommandCheck():
                 work = self._checks.check(command, self._link.write)
             case pb.CommandSeal():
-                work = self._producing.seal(command)
+                work = self._producers.seal(command)
             case pb.CommandPublishTogether():
                 work = self._together.publish(command)
             case pb.CommandOwn():
-                work = self._owning.own(command)
+                work = self._ownerships.own(command)
             case pb.CommandDisown():
-                work = self._owning.disown(command)
+                work = self._ownerships.disown(command)
             case _:
                 raise ProtocolError(f"unexpected {type(command).__name__}")
         self._requests.run(command.request_id, work)
 
     def room_made(self) -> None:
         """The socket takes data again."""
-        self._consuming.room_made()
+        self._consumers.room_made()
 
     def silent(self) -> None:
         """The holder's connection has not been heard for too long: its topics change hands now."""
-        self._producing.depart(Departure.SILENT)
+        self._producers.depart(Departure.SILENT)
         self._link.close("silent")
 
     @property
-    def consuming(self) -> Consuming:
+    def consumers(self) -> ConsumerCommands:
         """Its consumers."""
-        return self._consuming
+        return self._consumers
 
     def declared_anew(self) -> None:
         """What topics declare has changed."""
-        self._producing.declared_anew()
+        self._producers.declared_anew()
 
     def lost(self) -> None:
         """The socket is closed."""
         self._requests.lost()
-        self._producing.lost()
-        self._owning.lost()
-        self._consuming.lost()
+        self._producers.lost()
+        self._ownerships.lost()
+        self._consumers.lost()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from onewriter_broker.connection.requests import Link
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.blocks import BLOCK_ENTRIES_MAX
-from onewriter_broker.log.together import Part, Together
-from onewriter_broker.log.topic_log import ENTRY_BYTES
+from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.store.blocks import BLOCK_ENTRIES_MAX
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName, bucket_of

@@ -14,12 +14,12 @@ from typing import Final, Protocol
 import structlog
 
 from onewriter_broker.auth.authorization import Authorization
-from onewriter_broker.turns import Turns
+from onewriter_broker.ticks import Ticks
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused
 from onewriter_core.ids import Identity, TopicName
 
-CONSUMERS_PER_TURN: Final = 200
+CONSUMERS_PER_TICK: Final = 200
 """Consumers that are judged in one turn of the event loop: a millisecond or two."""
 
 log = structlog.get_logger(__name__)
@@ -68,10 +68,10 @@ class Withdrawals:
             await self._judge()
 
     async def _judge(self) -> None:
-        turns = Turns(CONSUMERS_PER_TURN)
+        ticks = Ticks(CONSUMERS_PER_TICK)
         for each in list(self._readings()):
             for consumer_id, name in list(each.reading()):
-                await turns.step()
+                await ticks.step()
                 try:
                     self._authorization.require(each.identity, Action.CONSUME, name)
                 except Refused:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from onewriter_broker.log.entries import Entry, EntryRun
+from onewriter_broker.log.topic_log.entries import Entry, EntryRun
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, is_printable
 from onewriter_core.wire.commands import message_id_from_proto

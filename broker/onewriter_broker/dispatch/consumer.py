@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from onewriter_broker.dispatch.api import Channel, SubscribeOptions, SubscriptionType
 from onewriter_broker.dispatch.rates import Counters
-from onewriter_broker.log.entries import Entry, EntryRun
+from onewriter_broker.log.topic_log.entries import Entry, EntryRun
 from onewriter_core.ids import Position
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from onewriter_broker.dispatch.api import Spawn
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadBudget, TailReader
-from onewriter_broker.dispatch.saving import CursorSaver
-from onewriter_broker.dispatch.turns import Turns
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.dispatch.readers import ReadBudget, TailReader
+from onewriter_broker.dispatch.rounds import DispatchRounds
+from onewriter_broker.dispatch.saved_cursors import CursorSaver
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.quotas.book import QuotaBook
 
 
@@ -31,7 +31,7 @@ class TopicContext:
     gaps: LedgerGaps
     tail: TailReader
     saver: CursorSaver
-    turns: Turns
+    rounds: DispatchRounds
     quotas: QuotaBook
     """Counts subscriptions, with those of all topics of a broker."""
 
@@ -58,6 +58,6 @@ class TopicContext:
             gaps=LedgerGaps(limits.ledger_gaps_max),
             tail=TailReader(log, limits),
             saver=CursorSaver(log, spawn=spawn, limits=limits),
-            turns=Turns(spawn),
+            rounds=DispatchRounds(spawn),
             quotas=quotas,
         )

@@ -11,7 +11,7 @@ import heapq
 import struct
 from collections.abc import Callable, Iterator
 
-from onewriter_broker.log.entries import Entry, EntryRun
+from onewriter_broker.log.topic_log.entries import Entry, EntryRun
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.wire.frames import CHECKSUM_MAGIC

@@ -13,8 +13,8 @@ from onewriter_broker.dispatch.api import SeekTarget, check_printable, check_pro
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.context import TopicContext
 from onewriter_broker.dispatch.cursor import Cursor, CursorFormatError
-from onewriter_broker.dispatch.finding import last_compacted_id, last_message_id, seek_position
-from onewriter_broker.dispatch.saving import STATE_PREFIX, read_cursor
+from onewriter_broker.dispatch.positions import last_compacted_id, last_message_id, seek_position
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX, read_cursor
 from onewriter_broker.dispatch.subscription import Subscription
 from onewriter_broker.quotas.book import Part, Quota, namespace_key
 from onewriter_core.errors import Refused, ServerError, Unavailable
@@ -217,7 +217,7 @@ class Registry:
             self._context.quotas.give_back(*[self._part] * len(self._by_name))
         self._is_closed = True
         self._context.log.watchers.remove(self._advanced)
-        self._context.turns.close()
+        self._context.rounds.close()
         closed = 0
         for subscription in self:
             for consumer in subscription.detach_all():

@@ -15,9 +15,9 @@ from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.cursor import Cursor, ack_set_of, before
 from onewriter_broker.dispatch.delays import Delays, may_be_delayed
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadAhead, read_at_last
-from onewriter_broker.log.entries import Entry, entries_of
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.dispatch.readers import ReadAhead, read_at_last
+from onewriter_broker.log.topic_log.entries import Entry, entries_of
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.ids import Position
 from onewriter_core.wire.values import MessageId
 

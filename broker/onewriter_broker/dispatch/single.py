@@ -13,9 +13,9 @@ from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.cursor import Cursor, ack_set_of
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadAhead
-from onewriter_broker.log.compacted import Piece
-from onewriter_broker.log.entries import EntryRun, entries_of
+from onewriter_broker.dispatch.readers import ReadAhead
+from onewriter_broker.log.store.compacted import Piece
+from onewriter_broker.log.topic_log.entries import EntryRun, entries_of
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Position
 from onewriter_core.wire.values import MessageId

@@ -13,10 +13,10 @@ from onewriter_broker.dispatch.consumer import Consumer
 from onewriter_broker.dispatch.context import TopicContext
 from onewriter_broker.dispatch.cursor import Cursor, before, mask_of
 from onewriter_broker.dispatch.rates import Counters
-from onewriter_broker.dispatch.reading import ReadAhead
+from onewriter_broker.dispatch.readers import ReadAhead
 from onewriter_broker.dispatch.shared import SharedDispatcher
 from onewriter_broker.dispatch.single import SingleActiveDispatcher
-from onewriter_broker.log.termination import terminated_at
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Position
 from onewriter_core.wire.values import Ack, MessageId
@@ -190,7 +190,7 @@ class Subscription:
 
     def close(self) -> None:
         """Stop all work. Consumers were detached before."""
-        self._context.turns.drop(self.deliver_some)
+        self._context.rounds.drop(self.deliver_some)
         self._replace_dispatcher(self.kind)
         self._reader.close()
 
@@ -223,7 +223,7 @@ class Subscription:
 
     def wake(self) -> None:
         """Something changed: deliver what can be delivered now."""
-        self._context.turns.wake(self.deliver_some)
+        self._context.rounds.wake(self.deliver_some)
 
     def deliver_some(self) -> bool:
         """Deliver one turn's worth; True when more could follow at once."""

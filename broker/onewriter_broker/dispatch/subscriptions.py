@@ -20,19 +20,19 @@ from onewriter_broker.dispatch.api import (
 )
 from onewriter_broker.dispatch.context import TopicContext
 from onewriter_broker.dispatch.cursor import before
-from onewriter_broker.dispatch.finding import (
+from onewriter_broker.dispatch.handle import ConsumerHandle
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.positions import (
     learn_ledger_ends,
     position_before,
     position_before_time,
 )
-from onewriter_broker.dispatch.handle import ConsumerHandle
-from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadBudget
+from onewriter_broker.dispatch.readers import ReadBudget
 from onewriter_broker.dispatch.registry import Registry
-from onewriter_broker.dispatch.saving import STATE_PREFIX
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.stats import subscription_stats
 from onewriter_broker.dispatch.subscription import Subscription
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position

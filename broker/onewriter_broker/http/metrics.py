@@ -24,12 +24,12 @@ from prometheus_client.registry import Collector
 
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.distribution import SECONDS, Distribution
-from onewriter_broker.log.compacted import view_of
-from onewriter_broker.log.losses import Loss
+from onewriter_broker.log.store.compacted import view_of
+from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.quotas.book import Quota
+from onewriter_broker.ticks import Ticks
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
-from onewriter_broker.turns import Turns
 from onewriter_core.ids import escaped, is_printable
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import Departure, Purpose
@@ -37,7 +37,7 @@ from onewriter_core.topic.model import Departure, Purpose
 TOPIC_SERIES_MAX: Final = 1_000
 """Topics with series of their own."""
 
-ITEMS_PER_TURN: Final = 500
+ITEMS_PER_TICK: Final = 500
 """Topics or records that are counted before other work gets a turn of the event loop."""
 
 LAG_SECONDS: Final = 0.25
@@ -148,14 +148,14 @@ class Metrics:
         )
 
     async def _topics_counted(self) -> list[Metric]:
-        topics, turns = list(self._clients.topics.loaded.values()), Turns(ITEMS_PER_TURN)
+        topics, ticks = list(self._clients.topics.loaded.values()), Ticks(ITEMS_PER_TICK)
         held = waiters = producers = 0
         for topic in topics:
             runner = topic.runner
             held += bool(runner.topic.holders)
             waiters += len(runner.topic.queue)
             producers += len(runner.producers)
-            await turns.step()
+            await ticks.step()
         return [
             _gauge("topics_held", "Of these, topics with an exclusive writer.", held),
             _gauge("waiters", "Waiting producers of all topics.", waiters),
@@ -241,10 +241,10 @@ class Metrics:
         owning = self._clients.owning
         now, rooms = self._clients.now(), list(owning.rooms())
         entries = [entry for room in rooms for entry in room.entries.values()]
-        owned, turns = 0, Turns(ITEMS_PER_TURN)
+        owned, ticks = 0, Ticks(ITEMS_PER_TICK)
         for entry in entries:
             owned += entry.current(now).is_owned
-            await turns.step()
+            await ticks.step()
         found = [
             _gauge("ownerships", "Resources with an owner, in loaded buckets.", owned),
             _gauge("ownership_records", "Ownership records, in loaded buckets.", len(entries)),

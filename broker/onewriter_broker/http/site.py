@@ -20,18 +20,18 @@ from onewriter_broker.desired import Desired
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.peers import PeerRefused, Peers
 from onewriter_broker.http.watchers import Watchers
-from onewriter_broker.log.api import LogStore, Observation
-from onewriter_broker.log.losses import Loss
+from onewriter_broker.log.store.api import LogStore, Observation
+from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.quotas.book import subject_of
+from onewriter_broker.ticks import Ticks
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_broker.topic.publish.atomic_publishes import Publishing
 from onewriter_broker.topic.publish.staging import Staging
 from onewriter_broker.topic.registry.catalog import Undivided
 from onewriter_broker.topic.registry.topics import Topics
-from onewriter_broker.turns import Turns
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
@@ -48,7 +48,7 @@ DEPTH_MAX: Final = 64
 RETRY_SECONDS: Final = 1
 """When those that were not served now are to come again."""
 
-ITEMS_PER_TURN: Final = 20
+ITEMS_PER_TICK: Final = 20
 """Items of a long list made before others get a turn of the event loop: a millisecond or two."""
 
 _STATUS_OF: Final = {
@@ -108,10 +108,10 @@ async def listing(told: Mapping[str, object], name: str, items: Iterable[object]
     They may be many: they are made some at a time, so that what may change meanwhile is taken before.
     Written they are at once, which takes a tenth of that.
     """
-    made, turns = list[object](), Turns(ITEMS_PER_TURN)
+    made, ticks = list[object](), Ticks(ITEMS_PER_TICK)
     for item in items:
         made.append(item)
-        await turns.step()
+        await ticks.step()
     body = msgspec.json.encode({**told, name: made})
     return web.Response(body=body, content_type="application/json", charset="utf-8")
 

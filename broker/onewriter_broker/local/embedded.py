@@ -30,7 +30,7 @@ import structlog
 
 from onewriter_broker.local.children import start_child, stop_child
 from onewriter_broker.local.datadir import DirectoryLock
-from onewriter_broker.log.keys import MEMBERS
+from onewriter_broker.log.store.keys import MEMBERS
 from onewriter_core.errors import ConfigurationError, Unavailable
 from onewriter_core.store_rights import broker_acl_rules
 

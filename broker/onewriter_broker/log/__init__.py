@@ -1,1 +1,1 @@
-"""The log store: one interface (api), two implementations (redis, memory), one contract suite."""
+"""Logs: the store behind them, one log on its broker, and the appender that writes all logs of a shard."""

@@ -21,7 +21,9 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from onewriter_broker.distribution import COUNTS, SECONDS, Distribution
-from onewriter_broker.log.api import (
+from onewriter_broker.log.commits import Commits, Kind
+from onewriter_broker.log.joint_append import Together
+from onewriter_broker.log.store.api import (
     Append,
     BrokenKey,
     Durability,
@@ -30,12 +32,10 @@ from onewriter_broker.log.api import (
     Outcome,
     OwnWrite,
 )
-from onewriter_broker.log.commits import Commits, Kind
-from onewriter_broker.log.falling_back import fall_back, withdraw
-from onewriter_broker.log.pending import PendingBlock
-from onewriter_broker.log.publishing import Publish, abandon
-from onewriter_broker.log.together import Together
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.atomic_publish import Publish, abandon
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
+from onewriter_broker.log.topic_log.rejection import fall_back, withdraw
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName
 

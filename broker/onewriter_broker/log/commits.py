@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from onewriter_broker.log.api import Durability, LogStore
+from onewriter_broker.log.store.api import Durability, LogStore
 from onewriter_core.errors import Undecided
 
 RETRY_SECONDS = 0.01

@@ -12,8 +12,8 @@ import enum
 from dataclasses import dataclass, replace
 
 from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
-from onewriter_broker.log.api import Observation, Unit
-from onewriter_broker.log.blocks import FORMAT_VERSION
+from onewriter_broker.log.store.api import Observation, Unit
+from onewriter_broker.log.store.blocks import FORMAT_VERSION
 from onewriter_core.ids import NUMBER_MAX
 
 LEDGERS_PER_BLOCK = 64

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
-from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.ownership.acquisition import Holding
 
 
 class LostReason(enum.Enum):

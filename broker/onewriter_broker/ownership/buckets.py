@@ -1,8 +1,8 @@
 """Bucket ownership: which buckets this broker serves, and every way that changes.
 
 What lives here: the loop that follows the placement plan, the reaction to refused writes, giving
-back. What does not: the steps of a takeover (claims.py), ledgers and records of a held bucket
-(holding.py), the pure decisions (placement.py, adoption.py), logs and topics.
+back. What does not: the steps of a takeover (acquisition.py), ledgers and records of a held bucket
+(held_bucket.py), the pure decisions (placement.py, adoption.py), logs and topics.
 
 A bucket is held from a successful stamp until it is dropped. Held is an opinion that the store
 checks at every write: a broker that holds a bucket wrongly cannot append to it.
@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import structlog
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Versioned
-from onewriter_broker.log.api import Binding, LogStore, Outcome
-from onewriter_broker.ownership.bucket_events import BucketEvents, LostReason, Refenced
-from onewriter_broker.ownership.claims import (
+from onewriter_broker.log.store.api import Binding, LogStore, Outcome
+from onewriter_broker.ownership.acquisition import (
     BucketRefused,
     Claimer,
     Holding,
@@ -28,7 +27,8 @@ from onewriter_broker.ownership.claims import (
     still_holds,
     without_owner,
 )
-from onewriter_broker.ownership.holding import BucketTaken, HeldBucket
+from onewriter_broker.ownership.bucket_events import BucketEvents, LostReason, Refenced
+from onewriter_broker.ownership.held_bucket import BucketTaken, HeldBucket
 from onewriter_broker.ownership.placement import LiveView, expected, may_take, name_of, plan
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.ownership.placement import LiveView, name_of
 from onewriter_core.errors import OnewriterError
 

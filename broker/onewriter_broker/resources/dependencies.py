@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from onewriter_broker.log.api import Binding, Durability, LogStore, Outcome
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.store.api import Binding, Durability, LogStore, Outcome
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_core.errors import Refused
 from onewriter_core.ids import Identity
 

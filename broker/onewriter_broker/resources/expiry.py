@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Container, Mapping
 
-from onewriter_broker.log.api import Binding, OwnedRecord, OwnWrite
+from onewriter_broker.log.store.api import Binding, OwnedRecord, OwnWrite
 from onewriter_broker.resources.records import Entry
 from onewriter_core.own.floors import Floors, may_drop
 from onewriter_core.own.names import split_field, topic_of

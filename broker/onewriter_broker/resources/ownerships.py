@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import structlog
 
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.resources.dependencies import SECONDS_PER_DAY, Parts
 from onewriter_broker.resources.records import Entry, OwnerEnd
 from onewriter_broker.resources.resource_bucket import Room
@@ -24,13 +24,8 @@ from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.own.names import own_field, resource_bucket, split_field, topic_of
 from onewriter_core.own.table import Denied, Granted, Ownership
+from onewriter_core.property_names import GENERATION_PROPERTY, NONCE_PROPERTY
 from onewriter_core.topic.model import WHOLE
-
-GENERATION_PROPERTY: Final = "onewriter.own-generation"
-"""Consumer property: the generation under which it reads for a group that owns the topic."""
-
-NONCE_PROPERTY: Final = "onewriter.own-nonce"
-"""Consumer property: the owner's nonce, where the consumer has another connection than the owner."""
 
 log = structlog.get_logger(__name__)
 
@@ -227,8 +222,8 @@ class Ownerships:
         loaded = None if name is None or not group else self._topics.loaded.get(str(name.base))
         if name is None or loaded is None:
             return
-        for slot, subscriptions in loaded.subscriptions.items():
-            whole = name.base if slot == WHOLE else name.base.with_partition(slot)
+        for partition, subscriptions in loaded.subscriptions.items():
+            whole = name.base if partition == WHOLE else name.base.with_partition(partition)
             is_meant = name == whole or (
                 name.partition is None and own_field(group, str(whole)) not in room.entries
             )

@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from onewriter_broker.log.api import OwnedRecord
+from onewriter_broker.log.store.api import OwnedRecord
 from onewriter_core.ids import Identity
 from onewriter_core.own.names import split_field
 from onewriter_core.own.table import SERVE_SECONDS_MAX, Granted, Owner, Ownership, floor_of

@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import structlog
 
-from onewriter_broker.log.api import Binding, Durability, Outcome, OwnWrite
+from onewriter_broker.log.store.api import Binding, Durability, Outcome, OwnWrite
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.resources.dependencies import Parts, Wanted
 from onewriter_broker.resources.expiry import dropping, dropping_again, is_idle, oldest, returned
 from onewriter_broker.resources.records import Entry, OwnerEnd, audit_fields, decode, unanswered_in

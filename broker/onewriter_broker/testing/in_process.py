@@ -20,8 +20,8 @@ from onewriter_broker.app import Broker, Parts
 from onewriter_broker.auth.authentication import AnonymousAuthenticator
 from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import Initial
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_broker.testing.network import Gate
 from onewriter_broker.testing.ports import free_ports

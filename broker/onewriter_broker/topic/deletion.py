@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from onewriter_broker.dispatch.saving import STATE_PREFIX as CURSOR_PREFIX
-from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX, Outcome
-from onewriter_broker.log.compacted import COMPACTED, COMPACTING
-from onewriter_broker.log.termination import TERMINATED
-from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX as CURSOR_PREFIX
+from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX, Outcome
+from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING
+from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
+from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_broker.topic.compaction.passes import drop_unused
 from onewriter_broker.topic.producers.deduplication import FIELD as DEDUPLICATION
 from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX

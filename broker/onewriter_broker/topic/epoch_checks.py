@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from onewriter_broker.log.api import Binding, Durability, Guard, Outcome, Standing
-from onewriter_broker.log.guarding import has_room, no_room, note_floor
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding, Durability, Guard, Outcome, Standing
+from onewriter_broker.log.topic_log.guards import has_room, no_room, note_floor
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Unavailable, Undecided
 
 _Answer = TypeVar("_Answer")

@@ -15,7 +15,8 @@ from typing import Protocol, assert_never
 
 import structlog
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.store.api import (
     FLOOR_PREFIX,
     OPEN_PUBLISH,
     Binding,
@@ -26,14 +27,13 @@ from onewriter_broker.log.api import (
     Marker,
     Outcome,
 )
-from onewriter_broker.log.api import Fence as StoreFence
-from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.blocks import STATE_FIELDS_RESERVED
-from onewriter_broker.log.losses import Loss, losses
-from onewriter_broker.log.pending import PendingBlock
-from onewriter_broker.log.topic_log import LedgerSummary, TopicLog, last_position
+from onewriter_broker.log.store.api import Fence as StoreFence
+from onewriter_broker.log.store.blocks import STATE_FIELDS_RESERVED
+from onewriter_broker.log.topic_log.log import LedgerSummary, TopicLog, last_position
+from onewriter_broker.log.topic_log.losses import Loss, losses
+from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
 from onewriter_broker.topic.history.transitions import Chronicles
 from onewriter_broker.topic.producers.leader_loads import LeaderLoads
@@ -43,10 +43,10 @@ from onewriter_core.topic.effects import Fence, Record
 from onewriter_core.topic.model import (
     Departure,
     Held,
+    Partition,
     Purpose,
     Reserved,
     Shared,
-    Slot,
     Vacant,
 )
 
@@ -110,7 +110,7 @@ class Shell:
 
 
 class Fencing:
-    """The fences of one topic. ``logs`` has a log for every slot, and may grow."""
+    """The fences of one topic. ``logs`` has a log for every partition, and may grow."""
 
     __slots__ = ("_audit", "_bucket", "_logs", "_name", "_sequences", "_shell")
 
@@ -131,7 +131,7 @@ class Fencing:
         self._sequences = sequences
 
     async def write_markers(
-        self, effect: Fence, slots: Mapping[int, Slot], ledger: int, *, flush: bool
+        self, effect: Fence, partitions: Mapping[int, Partition], ledger: int, *, flush: bool
     ) -> int | None:
         """The ledger that was opened, after as many attempts as the store's failovers take.
 
@@ -144,16 +144,18 @@ class Fencing:
         answered stands in a dataset, or in an ownership, that was left.
         """
         create = False
-        logs = [self._logs[slot] for slot in effect.slots]
-        previous = {slot: self._logs[slot].summary() for slot in effect.slots}
+        logs = [self._logs[partition] for partition in effect.partitions]
+        previous = {partition: self._logs[partition].summary() for partition in effect.partitions}
         changes_hands = effect.purpose in {Purpose.GRANT, Purpose.DEPOSE}
-        must_be_recorded = changes_hands and any(_may_return(slots[slot]) for slot in effect.slots)
+        must_be_recorded = changes_hands and any(
+            _may_return(partitions[partition]) for partition in effect.partitions
+        )
         while not any(topic_log.is_closed for topic_log in logs):
             holding = self._shell.ownership.holding(self._bucket)
             if holding is None:
                 return None
             binding = holding.binding
-            fence = self._store_fence(effect, slots, binding, ledger, previous, create=create)
+            fence = self._store_fence(effect, partitions, binding, ledger, previous, create=create)
             recording = None
             if not flush:
                 # Beside the fence, not behind it: a grant that is noted but then fails only makes
@@ -231,7 +233,7 @@ class Fencing:
     def _store_fence(
         self,
         effect: Fence,
-        slots: Mapping[int, Slot],
+        partitions: Mapping[int, Partition],
         binding: Binding,
         ledger: int,
         previous: dict[int, LedgerSummary],
@@ -240,9 +242,9 @@ class Fencing:
     ) -> StoreFence:
         time_ms = self._shell.wall_ms()
         parts: list[FencedLog] = []
-        for number in effect.slots:
+        for number in effect.partitions:
             topic_log = self._logs[number]
-            state = state_fields(effect, slots[number], ledger, time_ms)
+            state = state_fields(effect, partitions[number], ledger, time_ms)
             state["generation"] = str(binding.generation)
             # A dataset that lost its tail may have lost floors, too.
             state |= {
@@ -269,7 +271,7 @@ class Fencing:
             effect,
             str(self._name),
             ledger,
-            slots[effect.slots[0]],
+            partitions[effect.partitions[0]],
             self._shell.incarnation,
             previous,
             time_ms,
@@ -408,19 +410,19 @@ def _keep(state: dict[str, str], name: str, value: str) -> None:
     state[name] = sys.intern(value) if len(value) <= ALIKE_MAX else value
 
 
-def _may_return(slot: Slot) -> bool:
+def _may_return(partition: Partition) -> bool:
     """Whether somebody may come back with a right that a change of hands ends.
 
     Should the store lose the marker of that change, only the anchor's note keeps him out. Who has
     closed his producer, or never had any, does not come.
     """
-    match slot.ownership:
+    match partition.ownership:
         case Vacant(tenure):
-            return tenure is not None and slot.departure is not Departure.CLOSED
+            return tenure is not None and partition.departure is not Departure.CLOSED
         case Held() | Reserved() | Shared():
             return True
         case _:
-            assert_never(slot.ownership)
+            assert_never(partition.ownership)
 
 
 async def _stored(

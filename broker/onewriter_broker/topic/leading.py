@@ -9,25 +9,25 @@ from onewriter_core.topic.lookups import is_changing_hands, tenure_of
 from onewriter_core.topic.model import Topic
 
 
-def leads(topic: Topic, slot: int, epoch: int) -> bool:
-    """Whether an epoch's tenure is the one that may write a slot, or come back to it."""
-    found = topic.slot(slot)
+def leads(topic: Topic, partition: int, epoch: int) -> bool:
+    """Whether an epoch's tenure is the one that may write a partition, or come back to it."""
+    found = topic.partition(partition)
     tenure = None if found is None else tenure_of(found)
     if found is None or tenure is None or topic.is_closed:
         return False
     return tenure.epoch == epoch and not is_changing_hands(topic, found)
 
 
-def check_epoch(topic: Topic, slot: int, epoch: int) -> None:
+def check_epoch(topic: Topic, partition: int, epoch: int) -> None:
     """Raises Fenced where an epoch is not the one that leads, and never will be again.
 
     Raises Unavailable where that cannot be told here: the topic moves, or changes hands.
     """
     if topic.is_closed:
         raise Unavailable("the topic is moving to another broker; retry later")
-    if leads(topic, slot, epoch):
+    if leads(topic, partition, epoch):
         return
-    found = topic.slot(slot)
+    found = topic.partition(partition)
     if found is not None and is_changing_hands(topic, found):
         raise Unavailable("the holder of the topic is changing; retry later")
     current = 0 if found is None else found.epoch
@@ -37,12 +37,12 @@ def check_epoch(topic: Topic, slot: int, epoch: int) -> None:
     raise Fenced(text, epoch=epoch, current_epoch=current)
 
 
-async def check_leads(runner: TopicRunner, slot: int, epoch: int, prove: Prove) -> None:
+async def check_leads(runner: TopicRunner, partition: int, epoch: int, prove: Prove) -> None:
     """As ``check_epoch``; says Fenced only while this broker certainly serves the topic."""
     try:
-        check_epoch(runner.topic, slot, epoch)
+        check_epoch(runner.topic, partition, epoch)
     except Fenced:
-        await standing_of(runner.logs[slot], prove)
+        await standing_of(runner.logs[partition], prove)
         raise
 
 
@@ -52,13 +52,13 @@ async def count_led(runner: TopicRunner, partitions: int, epoch: int, prove: Pro
     One that was added while the topic was held has no epoch, or another one, until the topic changes hands.
     Raises as ``check_leads`` does where it leads not even the first.
     """
-    for slot in range(partitions):
-        if slot not in runner.logs:  # declared, and just being made
-            return slot
+    for partition in range(partitions):
+        if partition not in runner.logs:  # declared, and just being made
+            return partition
         try:
-            await check_leads(runner, slot, epoch, prove)
+            await check_leads(runner, partition, epoch, prove)
         except Fenced:
-            if slot == 0:
+            if partition == 0:
                 raise
-            return slot
+            return partition
     return partitions

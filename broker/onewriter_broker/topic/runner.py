@@ -16,8 +16,8 @@ from typing import assert_never
 
 import structlog
 
-from onewriter_broker.log.api import BrokenKey
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import BrokenKey
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.fencing import Fencing, Shell
 from onewriter_broker.topic.history.presence import note
 from onewriter_broker.topic.history.topic_history import Story
@@ -57,9 +57,9 @@ from onewriter_core.topic.lookups import tenure_of
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
     Departure,
+    Partition,
     Purpose,
     Reserved,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -77,7 +77,7 @@ log = structlog.get_logger(__name__)
 
 
 class TopicRunner:
-    """Runs one topic's machine. ``logs`` has a log for every slot."""
+    """Runs one topic's machine. ``logs`` has a log for every partition."""
 
     __slots__ = (
         "_answers",
@@ -123,7 +123,7 @@ class TopicRunner:
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
         self._queue_news: QueueNews | None = None  # until a holder wants it
-        self._assured_at: dict[int, float] = {}  # by slot; nothing: nobody may serve
+        self._assured_at: dict[int, float] = {}  # by partition; nothing: nobody may serve
         self._answers: dict[str, asyncio.Future[Answer]] = {}
         self._fences: list[asyncio.Task[None]] = []
 
@@ -141,18 +141,18 @@ class TopicRunner:
         """Begin or end deduplication of what is handed in from now on."""
         self._registrations.deduplicate(is_on=is_on)
 
-    def assure(self, slot: int, epoch: int) -> bool:
-        """Whether this epoch still is a slot's, by what is decided here; its holder may be told so.
+    def assure(self, partition: int, epoch: int) -> bool:
+        """Whether this epoch still is a partition's, by what is decided here; its holder may be told so.
 
         From then on it may act in the topic's name for as long as it has asked for (decisions 22),
         and nobody else is granted the topic before that has passed.
         """
-        found = self.topic.slot(slot)
+        found = self.topic.partition(partition)
         tenure = None if found is None else tenure_of(found)
         if found is None or tenure is None or tenure.epoch != epoch:
             return False
         if found.serve_seconds:
-            self._assured_at[slot] = self._shell.now()
+            self._assured_at[partition] = self._shell.now()
         return True
 
     def _activated(self, producer: Producer) -> None:
@@ -160,23 +160,23 @@ class TopicRunner:
             self._queue_news = self._queue_news or QueueNews(self)
             self._queue_news.look()
 
-    def _sequences(self, slot: int) -> dict[str, str]:
-        fenced = self.topic.slot(slot)
-        return self._registrations.state(slot, 0 if fenced is None else fenced.epoch)
+    def _sequences(self, partition: int) -> dict[str, str]:
+        fenced = self.topic.partition(partition)
+        return self._registrations.state(partition, 0 if fenced is None else fenced.epoch)
 
     # ------------------------------------------------------------ events
 
-    async def open(self, slots: tuple[Slot, ...]) -> tuple[Slot, ...] | None:
-        """Fence the logs of these slots, which this broker begins to serve; None: bucket lost.
+    async def open(self, partitions: tuple[Partition, ...]) -> tuple[Partition, ...] | None:
+        """Fence the logs of these partitions, which this broker begins to serve; None: bucket lost.
 
         Raises Unavailable when no ledger can be reserved, BrokenKey when a key cannot be used,
         Undecided when the log cannot be read.
         """
-        tenures = tuple((slot.number, _tenure(slot)) for slot in slots)
-        numbers = tuple(slot.number for slot in slots)
+        tenures = tuple((partition.number, _tenure(partition)) for partition in partitions)
+        numbers = tuple(partition.number for partition in partitions)
         effect = Fence(0, Purpose.REFENCE, numbers, None, Departure.MOVED, (), tenures, (), None)
         ledger = await self._shell.ownership.reserve_ledger(self.bucket)
-        known = {slot.number: slot for slot in slots}
+        known = {partition.number: partition for partition in partitions}
         stored = [number for number in numbers if self.logs[number].exists]
         opened = await self._fencing.write_markers(effect, known, ledger, flush=False)
         if opened is None:
@@ -189,13 +189,13 @@ class TopicRunner:
             await self.deduplications.open(number)
             if known[number].serve_seconds:  # whoever served the topic before may have just assured
                 self._assured_at[number] = self._shell.now()
-        return tuple(replace(slot, ledger=opened, is_open=True) for slot in slots)
+        return tuple(replace(partition, ledger=opened, is_open=True) for partition in partitions)
 
-    def start(self, slots: tuple[Slot, ...]) -> None:
-        """Serve these slots, which were opened."""
-        self.topic = replace(self.topic, slots=slots)
+    def start(self, partitions: tuple[Partition, ...]) -> None:
+        """Serve these partitions, which were opened."""
+        self.topic = replace(self.topic, partitions=partitions)
         self._set_timer()
-        if any(slot.epoch for slot in slots):  # else nobody ever held it
+        if any(partition.epoch for partition in partitions):  # else nobody ever held it
             self.spawn(self.story.recall())
 
     def refence_where_refused(self) -> None:
@@ -365,12 +365,12 @@ class TopicRunner:
     def roll_if_full(self, bytes_max: int, age_seconds_max: float) -> None:
         """Ask for the next ledger where the present one has passed its size or age."""
         now = self._shell.now()
-        for slot in self.topic.slots:
-            topic_log = self.logs[slot.number]
+        for partition in self.topic.partitions:
+            topic_log = self.logs[partition.number]
             is_old = topic_log.ledger_entries > 0 and now - topic_log.opened_at > age_seconds_max
             may_roll = topic_log.is_writable and not topic_log.is_publishing
             if may_roll and (is_old or topic_log.ledger_bytes > bytes_max):
-                self.post(LedgerFull(slot.number, now))
+                self.post(LedgerFull(partition.number, now))
 
     # ------------------------------------------------------------ effects
 
@@ -457,16 +457,22 @@ class TopicRunner:
                 self.producers[registration].is_stopped = True
         changes_hands = effect.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         if changes_hands:
-            for slot in effect.slots:
-                self.logs[slot].refuse_waiting()
-        slots = {slot.number: slot for slot in self.topic.slots}
-        opened = await self._fencing.write_markers(effect, slots, ledger, flush=not changes_hands)
+            for partition in effect.partitions:
+                self.logs[partition].refuse_waiting()
+        partitions = {partition.number: partition for partition in self.topic.partitions}
+        opened = await self._fencing.write_markers(
+            effect, partitions, ledger, flush=not changes_hands
+        )
         if opened is None:
             return  # the bucket is lost: the topic is being unloaded
-        assured_at = max(self._assured_at.get(slot, -math.inf) for slot in effect.slots)
+        assured_at = max(
+            self._assured_at.get(partition, -math.inf) for partition in effect.partitions
+        )
         self.post(FenceStored(effect.number, opened, self._shell.now(), assured_at))
 
 
-def _tenure(slot: Slot) -> Tenure | None:
-    """What the marker of a slot that is being loaded keeps."""
-    return slot.ownership.tenure if isinstance(slot.ownership, Vacant | Reserved) else None
+def _tenure(partition: Partition) -> Tenure | None:
+    """What the marker of a partition that is being loaded keeps."""
+    return (
+        partition.ownership.tenure if isinstance(partition.ownership, Vacant | Reserved) else None
+    )

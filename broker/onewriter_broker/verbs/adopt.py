@@ -12,9 +12,9 @@ from pathlib import Path
 
 import click
 
-from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.logs import configure_logging
-from onewriter_broker.ownership.claims import Forced, adopt_force
+from onewriter_broker.ownership.acquisition import Forced, adopt_force
 from onewriter_broker.process import api_of, is_single_node, open_anchor, redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_option import without_password

@@ -128,8 +128,8 @@ def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
     audit.newest_ledger = max(audit.newest_ledger, record.ledger)
     yield from _given_once(record, audit)
     yield from _chosen(record, audit)
-    for index, slot in enumerate(record.slots):
-        name = record.log_name(slot)
+    for index, partition in enumerate(record.partitions):
+        name = record.log_name(partition)
         log = audit.log(name)
         if index == 0 or record.changes_hands:
             yield from _epoch(record, log, name, is_first=index == 0)
@@ -152,7 +152,9 @@ def _given_once(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
     if other is record:
         return
     to = "" if other.broker == record.broker else f", to {other.broker} and to {record.broker}"
-    for name in dict.fromkeys([other.log_name(other.slots[0]), record.log_name(record.slots[0])]):
+    for name in dict.fromkeys(
+        [other.log_name(other.partitions[0]), record.log_name(record.partitions[0])]
+    ):
         yield Violation(
             "S2",
             name,
@@ -220,9 +222,9 @@ def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Violation]:
     fence = audit.ledgers.get(record.ledger)
     if fence is None or fence.topic != record.topic:
         return
-    if len(fence.slots) > 1 and not fence.changes_hands:
-        return  # the record has the first slot's epoch only
-    name = fence.log_name(fence.slots[0])
+    if len(fence.partitions) > 1 and not fence.changes_hands:
+        return  # the record has the first partition's epoch only
+    name = fence.log_name(fence.partitions[0])
     places = (_place(fence.record_id), _place(record.record_id))
     if record.epoch != fence.epoch:
         yield Violation(
@@ -287,11 +289,11 @@ def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
         or left is None
     ):
         return
-    if left.slots is None and record.slots[0] >= 0:
+    if left.partitions is None and record.partitions[0] >= 0:
         return  # it may have waited for a partition that was not free
-    if left.slots is not None and not set(left.slots) <= set(record.slots):
+    if left.partitions is not None and not set(left.partitions) <= set(record.partitions):
         return
-    name = record.log_name(record.slots[0])
+    name = record.log_name(record.partitions[0])
     if record.policy and record.policy not in _POLICIES:
         note = f"promotions by the policy {record.policy} are not checked"
         if note not in audit.notes:

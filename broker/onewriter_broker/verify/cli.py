@@ -18,7 +18,7 @@ import click
 from pydantic import ValidationError
 
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
-from onewriter_broker.log.redis_store import RedisLogStore
+from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.process import redis_settings
 from onewriter_broker.settings import Settings

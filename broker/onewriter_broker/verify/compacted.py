@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
-from onewriter_broker.log.api import Block, LogStore
-from onewriter_broker.log.batches import Chunk, content_of, without
-from onewriter_broker.log.blocks import CHAIN_START, MalformedBlock
-from onewriter_broker.log.compacted import COMPACTED, View, chain
-from onewriter_broker.log.topic_log import TRIMMED, last_position, payloads
+from onewriter_broker.log.store.api import Block, LogStore
+from onewriter_broker.log.store.blocks import CHAIN_START, MalformedBlock
+from onewriter_broker.log.store.compacted import COMPACTED, View, chain
+from onewriter_broker.log.topic_log.batches import Chunk, content_of, without
+from onewriter_broker.log.topic_log.log import TRIMMED, last_position, payloads
 from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, Newest
 from onewriter_broker.verify.findings import Findings, Note, Violation
 from onewriter_core.ids import EARLIEST, Position, TopicName

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onewriter_broker.log.api import Block, Marker, StoredBlock, Unit
-from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.topic_log import TRIMMED, last_position, payloads
+from onewriter_broker.log.store.api import Block, Marker, StoredBlock, Unit
+from onewriter_broker.log.store.blocks import CHAIN_START, chain
+from onewriter_broker.log.topic_log.log import TRIMMED, last_position, payloads
 from onewriter_broker.verify.audit import BucketAudit, LogAudit
 from onewriter_broker.verify.findings import Violation
 from onewriter_broker.verify.publishers import PublisherChecker
@@ -144,8 +144,8 @@ class LogChecker:
 
     def _tail_kept(self, record: FenceRecord, position: Position) -> Iterator[Violation]:
         """What the broker had acknowledged before this fence is in the log, or reported lost."""
-        for slot, acknowledged in record.acknowledged.items():
-            if record.log_name(slot) != self.log or acknowledged.entry == 0:
+        for partition, acknowledged in record.acknowledged.items():
+            if record.log_name(partition) != self.log or acknowledged.entry == 0:
                 continue
             if acknowledged <= self.last:
                 continue
@@ -217,7 +217,7 @@ class LogChecker:
     def _as_audited(
         self, marker: Marker, record: FenceRecord, epoch: int | None, producer: str
     ) -> Iterator[Violation]:
-        is_of_this_log = record.changes_hands or record.log_name(record.slots[0]) == self.log
+        is_of_this_log = record.changes_hands or record.log_name(record.partitions[0]) == self.log
         if not is_of_this_log or epoch is None:
             return
         places = (str(marker.position), f"audit {record.record_id}")
@@ -275,7 +275,7 @@ class LogChecker:
         """Epoch and broker of a ledger whose marker is not there, as far as the audit knows."""
         record = self._known.fences.get(ledger)
         if record is None or not (
-            record.changes_hands or record.log_name(record.slots[0]) == self.log
+            record.changes_hands or record.log_name(record.partitions[0]) == self.log
         ):
             return None, ""
         return (record.epoch if record.producer else None), record.broker

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.blocks import publish_of
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.blocks import publish_of
 from onewriter_broker.verify.audit import BucketAudit, LogAudit
 from onewriter_broker.verify.findings import Violation
 from onewriter_core.publishers import EVERY_POD, Publisher, decode_publisher

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onewriter_broker.log.api import VERSION_PREFIX, Block, Marker
-from onewriter_broker.log.blocks import publish_of
-from onewriter_broker.log.topic_log import payloads
+from onewriter_broker.log.store.api import VERSION_PREFIX, Block, Marker
+from onewriter_broker.log.store.blocks import publish_of
+from onewriter_broker.log.topic_log.log import payloads
 from onewriter_broker.verify.findings import Violation
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position

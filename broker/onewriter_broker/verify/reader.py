@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from onewriter_broker.log.api import Block, LogStore, StoredBlock, Unit
-from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.topic_log import last_position, stored_bytes
+from onewriter_broker.log.store.api import Block, LogStore, StoredBlock, Unit
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.topic_log.log import last_position, stored_bytes
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.verify.audit import BucketAudit, check_audit
 from onewriter_broker.verify.compacted import check_compacted

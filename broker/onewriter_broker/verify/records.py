@@ -22,14 +22,14 @@ class UnreadableRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A place in the queue. ``slots`` None: the record does not say what was waited for.
+    """A place in the queue. ``partitions`` None: the record does not say what was waited for.
 
     ``load``: how many topics its host was seen to lead; None: the policy did not ask.
     """
 
     priority: int
     arrival: int
-    slots: tuple[int, ...] | None
+    partitions: tuple[int, ...] | None
     load: int | None = None
 
 
@@ -37,16 +37,16 @@ class Waiter:
 class FenceRecord:
     """The record that a fence wrote together with its markers.
 
-    ``slots`` in the fence's order; ``epoch`` and ``old_epoch`` are the first one's, and a grant's or
-    a deposition's epoch is every slot's. ``producer`` is empty where nobody holds. ``promoted`` and
-    ``next_waiter`` are set where a waiter was promoted. ``acknowledged`` is, per slot, how far the
+    ``partitions`` in the fence's order; ``epoch`` and ``old_epoch`` are the first one's, and a grant's or
+    a deposition's epoch is every partition's. ``producer`` is empty where nobody holds. ``promoted`` and
+    ``next_waiter`` are set where a waiter was promoted. ``acknowledged`` is, per partition, how far the
     broker had acknowledged when it fenced.
     """
 
     record_id: str
     kind: Purpose
     topic: TopicName
-    slots: tuple[int, ...]
+    partitions: tuple[int, ...]
     ledger: int
     epoch: int
     old_epoch: int
@@ -67,9 +67,9 @@ class FenceRecord:
         """Whether an epoch began with it."""
         return self.kind in {Purpose.GRANT, Purpose.DEPOSE}
 
-    def log_name(self, slot: int) -> str:
-        """The full name of a slot's log."""
-        return str(self.topic if slot == WHOLE else self.topic.with_partition(slot))
+    def log_name(self, partition: int) -> str:
+        """The full name of a partition's log."""
+        return str(self.topic if partition == WHOLE else self.topic.with_partition(partition))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
 def _fence(
     record_id: str, kind: Purpose, topic: TopicName, fields: Mapping[str, str]
 ) -> FenceRecord:
-    partitions = fields["partitions"]
+    fenced = fields["partitions"]
     mode = fields.get("mode", "")
     promoted = None
     if "arrival" in fields:
@@ -171,14 +171,14 @@ def _fence(
     next_waiter = None
     if "nextWaiter" in fields:
         waiter = json.loads(fields["nextWaiter"])
-        slots = tuple(waiter["slots"]) if "slots" in waiter else None
+        partitions = tuple(waiter["slots"]) if "slots" in waiter else None
         load = int(waiter["load"]) if "load" in waiter else None
-        next_waiter = Waiter(int(waiter["priority"]), int(waiter["arrival"]), slots, load)
+        next_waiter = Waiter(int(waiter["priority"]), int(waiter["arrival"]), partitions, load)
     return FenceRecord(
         record_id=record_id,
         kind=kind,
         topic=topic,
-        slots=tuple(int(slot) for slot in partitions.split(",")) if partitions else (WHOLE,),
+        partitions=tuple(int(partition) for partition in fenced.split(",")) if fenced else (WHOLE,),
         ledger=int(fields["ledger"]),
         epoch=int(fields["epoch"]),
         old_epoch=int(fields["oldEpoch"]),
@@ -193,7 +193,7 @@ def _fence(
         promoted=promoted,
         next_waiter=next_waiter,
         acknowledged={
-            int(slot): Position.parse(summary[0])
-            for slot, summary in json.loads(fields["previous"]).items()
+            int(partition): Position.parse(summary[0])
+            for partition, summary in json.loads(fields["previous"]).items()
         },
     )

@@ -17,16 +17,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from onewriter._errors import ConfigurationError
+from onewriter_core.property_names import EPOCH_PROPERTY, KIND_PROPERTY, LEADER_KEY
 
-LEADER_KEY = "onewriter.leader"
-"""The message's key."""
-KIND_PROPERTY = "onewriter.kind"
 KIND_LEADER = "leader"
-EPOCH_PROPERTY = "onewriter.epoch"
-"""Its properties; the epoch stands there, too, so that nobody needs to read the content for it."""
-IDENTITY_PROPERTY = "onewriter.identity"
-"""Of a producer: who waits or leads, for people who look at the waiting line."""
-
 CONTENT_VERSION = 1
 
 

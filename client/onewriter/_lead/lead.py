@@ -19,10 +19,11 @@ from onewriter._errors import (
     Partitioned,
     Unavailable,
 )
-from onewriter._lead.announcement import IDENTITY_PROPERTY, LeaderInfo, host_name
-from onewriter._lead.leadership import ANNOUNCE_SECONDS, Host, Leadership
+from onewriter._lead.announcement import LeaderInfo, host_name
+from onewriter._lead.leadership import ANNOUNCE_SECONDS, LeaderHost, Leadership
 from onewriter._produce.producer import Producer
 from onewriter._produce.tenure import AccessMode, ProducerOptions
+from onewriter_core.property_names import IDENTITY_PROPERTY
 
 GROUP_NAME_BYTES = 4
 """Random bytes in the name that the producers of a partitioned topic share."""
@@ -46,7 +47,7 @@ class LeadOptions:
 class Lead:
     """Made by ``Client.lead``; enter it once."""
 
-    def __init__(self, host: Host, topic: str, options: LeadOptions) -> None:
+    def __init__(self, host: LeaderHost, topic: str, options: LeadOptions) -> None:
         identity = options.identity or host_name()
         if options.announce:  # what cannot be said is found out before anybody waits
             LeaderInfo(

@@ -32,19 +32,20 @@ from onewriter._errors import (
     Unavailable,
 )
 from onewriter._produce.packer import Batching, Compression
-from onewriter._produce.registration import Registration, Writer
+from onewriter._produce.registration import Registration, RegistrationOwner
 from onewriter._signal import Signal
 from onewriter._transport.connection import Connection
 from onewriter._transport.lookup import Directory
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import TopicName
+from onewriter_core.property_names import (
+    IF_EPOCH_PROPERTY,
+    PRIORITY_PROPERTY,
+    SERVE_SECONDS_PROPERTY,
+)
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 log = logging.getLogger("onewriter")
-
-PRIORITY_PROPERTY = "onewriter.queue-priority"
-IF_EPOCH_PROPERTY = "onewriter.if-epoch"
-SERVE_SECONDS_PROPERTY = "onewriter.serve-seconds"
 
 PENDING_MESSAGES_MAX = 1_000
 PENDING_BYTES_MAX = 16 * 1024 * 1024
@@ -130,7 +131,7 @@ def _checked_delay(seconds: float) -> float:
     return float(seconds)
 
 
-class Tenant(Writer, Protocol):
+class Tenant(RegistrationOwner, Protocol):
     """The producer whose tenure it is. No method blocks or raises."""
 
     def granted(self, answer: pb.CommandProducerSuccess) -> None:

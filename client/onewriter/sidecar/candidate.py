@@ -19,7 +19,7 @@ import structlog
 
 from onewriter._client import Client
 from onewriter._errors import OnewriterError
-from onewriter._lead.announcement import IDENTITY_PROPERTY, LeaderInfo, host_name, iso_time
+from onewriter._lead.announcement import LeaderInfo, host_name, iso_time
 from onewriter._lead.candidacy import Candidacy, Phase, Standing
 from onewriter._lead.leadership import ANNOUNCE_SECONDS, Leadership
 from onewriter._message import MessageId
@@ -27,6 +27,7 @@ from onewriter._produce.tenure import ProducerOptions
 from onewriter.sidecar.errors import Failure, conflict, of_sending
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.settings import Settings
+from onewriter_core.property_names import IDENTITY_PROPERTY
 
 VERIFY_SECONDS = 1.0
 """How long a question waits for the broker's word that we still lead."""
@@ -37,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SidecarMessage:
     """What an application wants to publish."""
 
     content: bytes
@@ -158,7 +159,7 @@ class Candidate:
         raise conflict(int(found[1]), self.standing, reason)
 
     async def publish(
-        self, session: str | None, message: Message, guarded: str | None = None
+        self, session: str | None, message: SidecarMessage, guarded: str | None = None
     ) -> MessageId:
         """Append one message under a session. Raises Failure, which says what is certain.
 
@@ -213,7 +214,7 @@ class Candidate:
             timeout_seconds=ANNOUNCE_SECONDS,
         )
 
-    def _announcement(self, term: Leadership) -> Message:
+    def _announcement(self, term: Leadership) -> SidecarMessage:
         settings = self.settings
         info = LeaderInfo(
             topic=settings.topic,
@@ -226,7 +227,7 @@ class Candidate:
             metadata=None if self.resume_info is None else self.resume_info.as_metadata(),
         )
         said = info.announcement()
-        return Message(said.content, key=said.key, properties=said.properties)
+        return SidecarMessage(said.content, key=said.key, properties=said.properties)
 
     def _changed(self, standing: Standing) -> None:
         self.metrics.stands(standing)

@@ -18,11 +18,10 @@ from itertools import accumulate, pairwise
 from typing import Protocol
 
 from onewriter.state.log import LogMessage
+from onewriter_core.property_names import STAMP_PROPERTY
 
 WRITER_BYTES = 8
 """The length of what names a writer's grant: random, so that no two are the same."""
-
-STAMP_PROPERTY = "onewriter.write"
 
 _MAGIC = b"OWS1"
 _HEADER = struct.Struct(f"<4s{WRITER_BYTES}sQQII")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Effect, Grant, Probe, Reject
 from onewriter_core.topic.lookups import writers
-from onewriter_core.topic.model import ProducerGroup, Request, SharedProducer, Slot, Topic
+from onewriter_core.topic.model import Partition, ProducerGroup, Request, SharedProducer, Topic
 
 
 def reject_all(
@@ -40,23 +40,23 @@ def moved_on(registration: str, carried: int, stored: int) -> Reject:
 
 
 def grants(topic: Topic, group: ProducerGroup, *, resumed: bool) -> tuple[Effect, ...]:
-    epochs = {slot.number: slot.epoch for slot in topic.slots}
+    epochs = {partition.number: partition.epoch for partition in topic.partitions}
     return tuple(
-        Grant(m.registration, m.slot, group.producer_name, epochs[m.slot], resumed)
+        Grant(m.registration, m.partition, group.producer_name, epochs[m.partition], resumed)
         for m in group.members
     )
 
 
-def grant_shared(slot: Slot, producer: SharedProducer) -> Grant:
-    epoch = slot.epoch or None
-    return Grant(producer.registration, slot.number, producer.producer_name, epoch)
+def grant_shared(partition: Partition, producer: SharedProducer) -> Grant:
+    epoch = partition.epoch or None
+    return Grant(producer.registration, partition.number, producer.producer_name, epoch)
 
 
-def probes(topic: Topic, slots: tuple[int, ...]) -> tuple[Effect, ...]:
+def probes(topic: Topic, partitions: tuple[int, ...]) -> tuple[Effect, ...]:
     """Ask whether those who are in the way still live: at most one PING for each."""
     return tuple(
         Probe(registration)
-        for slot in topic.slots
-        if slot.number in slots
-        for registration in writers(topic, slot)[:1]
+        for partition in topic.partitions
+        if partition.number in partitions
+        for registration in writers(topic, partition)[:1]
     )

@@ -1,6 +1,6 @@
 """What a step may ask for. Imperative; each effect that can finish names the event that answers it.
 
-Effects are performed in order. What a Fence stops (the writers of its slots) is stopped when it is
+Effects are performed in order. What a Fence stops (the writers of its partitions) is stopped when it is
 performed, before anything is written; see ``Fence``.
 """
 
@@ -25,18 +25,18 @@ NEW_EPOCH = -1
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Open a new ledger for ``slots``, all or none. Answered by FenceStored or FenceRefused.
+    """Open a new ledger for ``partitions``, all or none. Answered by FenceStored or FenceRefused.
 
     ``stops`` are the registrations that must not append any more from now on: what they have
     handed to the store is still receipted, what they have not is refused. ``tenures`` is what the
-    markers say, by slot: a tenure of epoch NEW_EPOCH starts with this ledger, others are kept, None
-    ends the right to resume. ``deposed`` is remembered with each slot. ``best_loser`` is the waiter
+    markers say, by partition: a tenure of epoch NEW_EPOCH starts with this ledger, others are kept, None
+    ends the right to resume. ``deposed`` is remembered with each partition. ``best_loser`` is the waiter
     that comes next by ``policy``, for the audit; the loads are what their hosts were seen to lead.
     """
 
     number: int
     purpose: Purpose
-    slots: tuple[int, ...]
+    partitions: tuple[int, ...]
     group: ProducerGroup | None
     departure: Departure
     stops: tuple[str, ...]
@@ -56,7 +56,7 @@ class Grant:
     """
 
     registration: str
-    slot: int
+    partition: int
     producer_name: str
     epoch: int | None
     resumed: bool = False
@@ -105,14 +105,14 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Slots changed hands, or their writer came back: one line of the topic's story.
+    """Partitions changed hands, or their writer came back: one line of the topic's story.
 
     ``leaderless_seconds`` is None when nobody had written before, 0 when one took over from the
-    other without a gap. ``former`` is the tenure that stood until then, of the first slot; None
+    other without a gap. ``former`` is the tenure that stood until then, of the first partition; None
     when there was none that could be resumed.
     """
 
-    slots: tuple[int, ...]
+    partitions: tuple[int, ...]
     purpose: Purpose
     old_epoch: int
     epoch: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onewriter_core.topic.model import Departure, Loads, PromotionPolicy, Request, Slot
+from onewriter_core.topic.model import Departure, Loads, Partition, PromotionPolicy, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class ProducerGone:
 class FenceStored:
     """The Fence effect of that number is durable; ``ledger`` is the one it opened.
 
-    ``assured_at``: when its slots' last holder was told for the last time that it holds them, or may
+    ``assured_at``: when its partitions' last holder was told for the last time that it holds them, or may
     have been; None: that is not known, so it may have been just now.
     """
 
@@ -82,9 +82,9 @@ class FenceRequested:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFull:
-    """A slot's ledger passed its size or age: roll it. No change of hands."""
+    """A partition's ledger passed its size or age: roll it. No change of hands."""
 
-    slot: int
+    partition: int
     now: float
 
 
@@ -101,10 +101,10 @@ class DatasetChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotsAdded:
+class PartitionsAdded:
     """The topic got partitions."""
 
-    slots: tuple[Slot, ...]
+    partitions: tuple[Partition, ...]
     now: float
 
 
@@ -145,7 +145,7 @@ Event = (
     | FenceRequested
     | LedgerFull
     | DatasetChanged
-    | SlotsAdded
+    | PartitionsAdded
     | PolicyChanged
     | LoadsChanged
     | Unloaded

@@ -13,7 +13,7 @@ from onewriter_core.topic.lookups import (
     leaderless_seconds,
     tenure_of,
     with_holder,
-    with_slot,
+    with_partition,
     without_absentees,
     without_member,
     writers,
@@ -23,13 +23,13 @@ from onewriter_core.topic.model import (
     Departure,
     Held,
     ImpossibleStep,
+    Partition,
     PendingFence,
     ProducerGroup,
     Purpose,
     Reserved,
     Shared,
     SharedProducer,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -42,14 +42,14 @@ from onewriter_core.topic.waiting import in_order, load_of
 def start_fence(
     topic: Topic,
     purpose: Purpose,
-    slots: tuple[int, ...],
+    partitions: tuple[int, ...],
     group: ProducerGroup | None = None,
     departure: Departure = Departure.NONE,
     *,
     newcomers: tuple[SharedProducer, ...] = (),
     answers: str = "",
 ) -> Step:
-    """Begin a fence over the slots, whose answer decides."""
+    """Begin a fence over the partitions, whose answer decides."""
     if topic.pending_fence is not None:
         raise ImpossibleStep(f"{purpose} while {topic.pending_fence.purpose} is in progress")
     number = topic.fences_started + 1
@@ -57,18 +57,18 @@ def start_fence(
     stops: list[str] = []
     tenures: list[tuple[int, Tenure | None]] = []
     deposed: list[tuple[int, tuple[Identity, ...]]] = []
-    for slot in (s for s in topic.slots if s.number in slots):
+    for partition in (s for s in topic.partitions if s.number in partitions):
         if changes_hands:
-            stops += writers(topic, slot)
-        deposed.append((slot.number, _deposed(slot, group, departure, purpose)))
-        tenures.append((slot.number, _new_tenure(slot, purpose, group)))
+            stops += writers(topic, partition)
+        deposed.append((partition.number, _deposed(partition, group, departure, purpose)))
+        tenures.append((partition.number, _new_tenure(partition, purpose, group)))
     others = [w for w in topic.queue if group is None or w.group_id != group.group_id]
     best_loser = next(iter(in_order(others, topic)), None)
-    pending = PendingFence(number, purpose, slots, group, newcomers, departure, answers)
+    pending = PendingFence(number, purpose, partitions, group, newcomers, departure, answers)
     fence = Fence(
         number,
         purpose,
-        slots,
+        partitions,
         group,
         departure,
         tuple(stops),
@@ -88,14 +88,16 @@ def _known(group: ProducerGroup | None) -> ProducerGroup:
     return group
 
 
-def _first_slot(topic: Topic, pending: PendingFence) -> Slot:
-    slot = topic.slot(pending.slots[0])
-    if slot is None:
-        raise ImpossibleStep(f"partition {pending.slots[0]} was fenced, and there is none")
-    return slot
+def _first_partition(topic: Topic, pending: PendingFence) -> Partition:
+    partition = topic.partition(pending.partitions[0])
+    if partition is None:
+        raise ImpossibleStep(f"partition {pending.partitions[0]} was fenced, and there is none")
+    return partition
 
 
-def _new_tenure(slot: Slot, purpose: Purpose, group: ProducerGroup | None) -> Tenure | None:
+def _new_tenure(
+    partition: Partition, purpose: Purpose, group: ProducerGroup | None
+) -> Tenure | None:
     match purpose:
         case Purpose.GRANT:
             winner = _known(group)
@@ -103,31 +105,31 @@ def _new_tenure(slot: Slot, purpose: Purpose, group: ProducerGroup | None) -> Te
         case Purpose.SHARE | Purpose.DEPOSE:
             return None
         case Purpose.RESUME | Purpose.ROLL | Purpose.REFENCE:
-            return tenure_of(slot)
+            return tenure_of(partition)
         case _:
             assert_never(purpose)
 
 
 def _deposed(
-    slot: Slot, group: ProducerGroup | None, departure: Departure, purpose: Purpose
+    partition: Partition, group: ProducerGroup | None, departure: Departure, purpose: Purpose
 ) -> tuple[Identity, ...]:
     """Identities that lost a tenure other than by leaving: they may not simply fence again."""
     if purpose not in {Purpose.GRANT, Purpose.DEPOSE}:
-        return slot.deposed
+        return partition.deposed
     lost: Tenure | None = None
-    match slot.ownership:
+    match partition.ownership:
         case Held(tenure, _):
             lost = tenure if departure is not Departure.HANDED_OVER else None
         case Reserved(tenure, _):
             lost = tenure
         case Vacant(tenure):
-            lost = tenure if slot.departure is not Departure.CLOSED else None
+            lost = tenure if partition.departure is not Departure.CLOSED else None
         case Shared():
             lost = None
         case _:
-            assert_never(slot.ownership)
+            assert_never(partition.ownership)
     winner = None if group is None else group.identity
-    names = [name for name in slot.deposed if name != winner]
+    names = [name for name in partition.deposed if name != winner]
     if lost is not None and not lost.identity.is_anonymous and lost.identity != winner:
         names = [name for name in names if name != lost.identity] + [lost.identity]
     return tuple(names[-DEPOSED_MAX:])
@@ -141,7 +143,7 @@ def fence_stored(
         return topic, ()
     if pending is None or pending.number != number or pending.waits is not None:
         raise ImpossibleStep(f"fence {number} answered while {pending} is in progress")
-    fenced = [s for s in topic.slots if s.number in pending.slots]
+    fenced = [s for s in topic.partitions if s.number in pending.partitions]
     newest = max((max(s.ledger, s.epoch) for s in fenced), default=0)
     if ledger <= newest:
         raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
@@ -164,28 +166,28 @@ def fence_stored(
             assert_never(pending.purpose)
 
 
-def _serves_until(slots: list[Slot], assured_at: float) -> float:
+def _serves_until(partitions: list[Partition], assured_at: float) -> float:
     """Until when somebody who was deposed by now may still act in the topic's name."""
-    return assured_at + max((s.serve_seconds for s in slots), default=0.0)
+    return assured_at + max((s.serve_seconds for s in partitions), default=0.0)
 
 
 def _awaiting(topic: Topic, pending: PendingFence, waits: Waiting, now: float) -> Step:
     """The old writers are out, and are told; the new one is told once nobody else may serve."""
     raises_epoch = pending.purpose is Purpose.GRANT
-    written = {s.number for s in topic.slots if isinstance(s.ownership, Held | Shared)}
+    written = {s.number for s in topic.partitions if isinstance(s.ownership, Held | Shared)}
     topic, closes = _evicted(topic, pending, now)
-    for slot in (s for s in topic.slots if s.number in pending.slots):
-        topic = with_slot(
+    for partition in (s for s in topic.partitions if s.number in pending.partitions):
+        topic = with_partition(
             topic,
             replace(
-                slot,
-                epoch=waits.ledger if raises_epoch else slot.epoch,
+                partition,
+                epoch=waits.ledger if raises_epoch else partition.epoch,
                 ledger=waits.ledger,
                 is_open=not pending.is_outdated,
                 ownership=Vacant(),
-                departure=pending.departure if slot.number in written else slot.departure,
-                vacant_since=now if slot.number in written else slot.vacant_since,
-                deposed=_deposed(slot, pending.group, pending.departure, pending.purpose),
+                departure=pending.departure if partition.number in written else partition.departure,
+                vacant_since=now if partition.number in written else partition.vacant_since,
+                deposed=_deposed(partition, pending.group, pending.departure, pending.purpose),
                 grants_lost=False,
             ),
         )
@@ -205,7 +207,7 @@ def served_out(topic: Topic, now: float) -> Step:
 
 def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> Step:
     group = _known(pending.group)
-    present = _first_slot(topic, pending)
+    present = _first_partition(topic, pending)
     first = present if pending.waits is None else pending.waits.first
     was_held = isinstance(first.ownership, Held | Shared)
     departure = pending.departure if was_held else first.departure
@@ -214,18 +216,18 @@ def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> St
     topic, closes = _evicted(topic, pending, now)
     alive = bool(group.members)
     tenure = Tenure(ledger, group.producer_name, group.identity, group.claim)
-    for slot in (s for s in topic.slots if s.number in pending.slots):
-        topic = with_slot(
+    for partition in (s for s in topic.partitions if s.number in pending.partitions):
+        topic = with_partition(
             topic,
             replace(
-                slot,
+                partition,
                 epoch=ledger,
                 ledger=ledger,
                 is_open=not pending.is_outdated,
                 ownership=Held(tenure, group.group_id) if alive else Vacant(tenure),
                 departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
                 vacant_since=None if alive else now,
-                deposed=_deposed(slot, group, pending.departure, pending.purpose),
+                deposed=_deposed(partition, group, pending.departure, pending.purpose),
                 grants_lost=False,
                 serve_seconds=group.serve_seconds if alive else 0.0,
             ),
@@ -233,7 +235,7 @@ def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> St
     if alive:
         topic = with_holder(topic, group)
     record = Record(
-        pending.slots,
+        pending.partitions,
         Purpose.GRANT,
         first.epoch,
         ledger,
@@ -248,25 +250,25 @@ def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> St
 
 
 def _vacated_by_order(topic: Topic, pending: PendingFence, ledger: int, now: float) -> Step:
-    first = _first_slot(topic, pending)
+    first = _first_partition(topic, pending)
     topic, closes = _evicted(topic, pending, now)
-    for slot in (s for s in topic.slots if s.number in pending.slots):
-        topic = with_slot(
+    for partition in (s for s in topic.partitions if s.number in pending.partitions):
+        topic = with_partition(
             topic,
             replace(
-                slot,
+                partition,
                 epoch=ledger,
                 ledger=ledger,
                 is_open=not pending.is_outdated,
                 ownership=Vacant(),
                 departure=pending.departure,
                 vacant_since=now,
-                deposed=_deposed(slot, None, pending.departure, pending.purpose),
+                deposed=_deposed(partition, None, pending.departure, pending.purpose),
                 grants_lost=False,
             ),
         )
     record = Record(
-        pending.slots,
+        pending.partitions,
         Purpose.DEPOSE,
         first.epoch,
         ledger,
@@ -281,69 +283,70 @@ def _vacated_by_order(topic: Topic, pending: PendingFence, ledger: int, now: flo
 
 def _shared(topic: Topic, pending: PendingFence, ledger: int) -> Step:
     topic = _opened(topic, pending, ledger)
-    slot = _first_slot(topic, pending)
+    partition = _first_partition(topic, pending)
     ownership = Shared(pending.newcomers) if pending.newcomers else Vacant()
-    topic = with_slot(
-        topic, replace(slot, ownership=ownership, vacant_since=None, serve_seconds=0.0)
+    topic = with_partition(
+        topic, replace(partition, ownership=ownership, vacant_since=None, serve_seconds=0.0)
     )
-    return topic, tuple(grant_shared(slot, producer) for producer in pending.newcomers)
+    return topic, tuple(grant_shared(partition, producer) for producer in pending.newcomers)
 
 
 def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
     """The ledger that a resume had to wait for is open; the tenure may have ended meanwhile."""
-    slot = _first_slot(topic, pending)
+    partition = _first_partition(topic, pending)
     group = _known(pending.group)
-    tenure = Tenure(slot.epoch, group.producer_name, group.identity)
-    match slot.ownership:
+    tenure = Tenure(partition.epoch, group.producer_name, group.identity)
+    match partition.ownership:
         case Vacant(kept) | Reserved(kept, _) if kept == tenure and group.members:
-            return resume(topic, slot, group, now)
+            return resume(topic, partition, group, now)
         case _:
             reason = "the store may have lost this grant"
             return topic, tuple(not_ready(m.registration, reason) for m in group.members)
 
 
-def resume(topic: Topic, slot: Slot, group: ProducerGroup, now: float) -> Step:
+def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float) -> Step:
     """The tenure's holder is back and nobody came between: same epoch, same ledger."""
-    tenure = Tenure(slot.epoch, group.producer_name, group.identity, group.claim)
+    tenure = Tenure(partition.epoch, group.producer_name, group.identity, group.claim)
     record = Record(
-        (slot.number,),
+        (partition.number,),
         Purpose.RESUME,
-        slot.epoch,
-        slot.epoch,
-        slot.ledger,
+        partition.epoch,
+        partition.epoch,
+        partition.ledger,
         group,
-        slot.departure,
-        leaderless_seconds(slot, now),
+        partition.departure,
+        leaderless_seconds(partition, now),
         tenure,
     )
-    topic = with_slot(
+    topic = with_partition(
         with_holder(topic, group),
-        replace(slot, ownership=Held(tenure, group.group_id), vacant_since=None),
+        replace(partition, ownership=Held(tenure, group.group_id), vacant_since=None),
     )
     return topic, (*grants(topic, group, resumed=True), record)
 
 
 def _opened(topic: Topic, pending: PendingFence, ledger: int) -> Topic:
-    slots = tuple(
+    partitions = tuple(
         replace(s, ledger=ledger, is_open=not pending.is_outdated)
-        if s.number in pending.slots
+        if s.number in pending.partitions
         else s
-        for s in topic.slots
+        for s in topic.partitions
     )
-    return replace(topic, slots=slots)
+    return replace(topic, partitions=partitions)
 
 
 def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
-    """Close whoever wrote the fence's slots; the rest of a partitioned holder stays."""
+    """Close whoever wrote the fence's partitions; the rest of a partitioned holder stays."""
     closes: list[Effect] = []
-    for slot in (s for s in topic.slots if s.number in pending.slots):
-        for registration in writers(topic, slot):
+    for partition in (s for s in topic.partitions if s.number in pending.partitions):
+        for registration in writers(topic, partition):
             closes.append(Close(registration, pending.departure))
-            if isinstance(slot.ownership, Held):
-                topic = without_member(topic, slot.ownership.group_id, registration)
-    lost = set(pending.slots)
+            if isinstance(partition.ownership, Held):
+                topic = without_member(topic, partition.ownership.group_id, registration)
+    lost = set(pending.partitions)
     holders = tuple(
-        replace(h, slots=tuple(n for n in h.slots if n not in lost)) for h in topic.holders
+        replace(h, partitions=tuple(n for n in h.partitions if n not in lost))
+        for h in topic.holders
     )
     topic = replace(topic, holders=holders)
     return without_absentees(topic, pending.departure, now), tuple(closes)
@@ -364,7 +367,7 @@ def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
     group = pending.group
     if group is not None and pending.departure is Departure.HANDED_OVER:
         if group.is_partitioned:
-            group = replace(group, slots=tuple(s.number for s in topic.slots))
+            group = replace(group, partitions=tuple(s.number for s in topic.partitions))
         if group.members:
             topic = replace(topic, queue=(*topic.queue, group))
     elif group is not None:

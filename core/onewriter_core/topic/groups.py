@@ -17,9 +17,9 @@ from onewriter_core.topic.model import (
     Held,
     HeldBack,
     Member,
+    Partition,
     ProducerGroup,
     Request,
-    Slot,
     Tenure,
     Topic,
 )
@@ -34,32 +34,35 @@ HOLD_BACK_SECONDS = 2.0
 """How long a partition's request waits for partition 0 before it competes alone."""
 
 
-def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) -> Step:
+def partition_requested(topic: Topic, partition: Partition, request: Request, now: float) -> Step:
     """One of a partitioned producer's requests: join the group, make it, or wait for partition 0."""
-    joined = _join(topic, slot, request)
+    joined = _join(topic, partition, request)
     if joined is not None:
         return joined
-    holds_other_slots = any(
-        same_group(holder, request) and slot.number not in holder.slots for holder in topic.holders
+    holds_other_partitions = any(
+        same_group(holder, request) and partition.number not in holder.partitions
+        for holder in topic.holders
     )
-    if holds_other_slots:  # a partition added after the grant
-        group = new_group(topic, request, (slot.number,), is_partitioned=False)
+    if holds_other_partitions:  # a partition added after the grant
+        group = new_group(topic, request, (partition.number,), is_partitioned=False)
         topic = replace(topic, arrivals=topic.arrivals + 1)
         return contend(topic, group, request, now, extends=True)
-    if slot.number != 0:
-        refused = refused_with_its_group(topic, slot, request)
+    if partition.number != 0:
+        refused = refused_with_its_group(topic, partition, request)
         if refused is not None:
             return refused
         if len(topic.held_back) >= HELD_BACK_MAX:
             return topic, (not_ready(request.registration, "too many partitions are waiting"),)
         held = HeldBack(request, now + HOLD_BACK_SECONDS)
         return replace(topic, held_back=(*topic.held_back, held)), ()
-    group = new_group(topic, request, tuple(s.number for s in topic.slots), is_partitioned=True)
+    group = new_group(
+        topic, request, tuple(s.number for s in topic.partitions), is_partitioned=True
+    )
     still_held: list[HeldBack] = []
     for held in topic.held_back:
         early = held.request
-        if same_group(group, early) and not group.has_member(early.slot):
-            member = Member(early.slot, early.registration, early.reconnects)
+        if same_group(group, early) and not group.has_member(early.partition):
+            member = Member(early.partition, early.registration, early.reconnects)
             group = replace(group, members=(*group.members, member))
         else:
             still_held.append(held)
@@ -75,28 +78,30 @@ def partition_requested(topic: Topic, slot: Slot, request: Request, now: float) 
     return topic, effects
 
 
-def _join(topic: Topic, slot: Slot, request: Request) -> Step | None:
+def _join(topic: Topic, partition: Partition, request: Request) -> Step | None:
     """Add the request to a group that its partition 0 has already made; None: there is none."""
-    member = Member(slot.number, request.registration, request.reconnects)
+    member = Member(partition.number, request.registration, request.reconnects)
 
     def fits(group: ProducerGroup | None) -> bool:
         return (
             group is not None
             and group.is_partitioned
-            and slot.number in group.slots
+            and partition.number in group.partitions
             and same_group(group, request)
-            and not group.has_member(slot.number)
+            and not group.has_member(partition.number)
         )
 
     for holder in topic.holders:
-        if fits(holder) and slot.ownership == Held(
-            Tenure(slot.epoch, holder.producer_name, holder.identity), holder.group_id
+        if fits(holder) and partition.ownership == Held(
+            Tenure(partition.epoch, holder.producer_name, holder.identity), holder.group_id
         ):
-            if is_changing_hands(topic, slot):
+            if is_changing_hands(topic, partition):
                 text = "the holder of the topic is changing"
                 return topic, (not_ready(request.registration, text),)
             joined = replace(holder, members=(*holder.members, member))
-            grant = Grant(member.registration, slot.number, holder.producer_name, slot.epoch)
+            grant = Grant(
+                member.registration, partition.number, holder.producer_name, partition.epoch
+            )
             return with_holder(topic, joined), (grant,)
     pending = topic.pending_fence
     if pending is not None and pending.group is not None and fits(pending.group):

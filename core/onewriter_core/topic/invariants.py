@@ -37,11 +37,11 @@ from onewriter_core.topic.model import (
     AccessMode,
     Departure,
     Held,
+    Partition,
     ProducerGroup,
     Purpose,
     Reserved,
     Shared,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -89,9 +89,9 @@ def _must(name: str, holds: bool, detail: object = "") -> None:
 
 
 def _places(topic: Topic) -> Iterator[tuple[str, str]]:
-    for slot in topic.slots:
-        if isinstance(slot.ownership, Shared):
-            yield from ((p.registration, "writing") for p in slot.ownership.producers)
+    for partition in topic.partitions:
+        if isinstance(partition.ownership, Shared):
+            yield from ((p.registration, "writing") for p in partition.ownership.producers)
     yield from ((m.registration, "writing") for h in topic.holders for m in h.members)
     if topic.pending_fence is not None:
         yield from ((p.registration, "fencing") for p in topic.pending_fence.newcomers)
@@ -102,22 +102,22 @@ def _places(topic: Topic) -> Iterator[tuple[str, str]]:
     yield from ((h.request.registration, "held back") for h in topic.held_back)
 
 
-def _writes(topic: Topic, slot: Slot) -> set[str]:
-    match slot.ownership:
+def _writes(topic: Topic, partition: Partition) -> set[str]:
+    match partition.ownership:
         case Held(_, group_id):
             holder = topic.holder(group_id)
             members = () if holder is None else holder.members
-            return {m.registration for m in members if m.slot == slot.number}
+            return {m.registration for m in members if m.partition == partition.number}
         case Shared(producers):
             return {p.registration for p in producers}
         case Vacant() | Reserved():
             return set()
         case _:
-            assert_never(slot.ownership)
+            assert_never(partition.ownership)
 
 
-def _tenure(slot: Slot) -> Tenure | None:
-    return None if isinstance(slot.ownership, Shared) else slot.ownership.tenure
+def _tenure(partition: Partition) -> Tenure | None:
+    return None if isinstance(partition.ownership, Shared) else partition.ownership.tenure
 
 
 # -- of a state --------------------------------------------------------------------------------
@@ -136,31 +136,40 @@ def _registered_once(topic: Topic) -> None:
 
 def _holders_fit(topic: Topic) -> None:
     held: set[tuple[str, int]] = set()
-    for slot in topic.slots:
-        tenure = _tenure(slot)
-        _must("a tenure has its slot's epoch", tenure is None or tenure.epoch == slot.epoch, slot)
-        match slot.ownership:
+    for partition in topic.partitions:
+        tenure = _tenure(partition)
+        _must(
+            "a tenure has its partition's epoch",
+            tenure is None or tenure.epoch == partition.epoch,
+            partition,
+        )
+        match partition.ownership:
             case Held(Tenure(_, name, identity), group_id):
                 holder = topic.holder(group_id)
                 if holder is None:
-                    raise Violation(f"a Held slot's group is a known holder: {slot}")
+                    raise Violation(f"a Held partition's group is a known holder: {partition}")
                 fits = (holder.producer_name, holder.identity) == (name, identity)
-                _must("a holder holds what it was granted", fits, slot)
-                _must("a holder's slots contain what it holds", slot.number in holder.slots)
-                held.add((group_id, slot.number))
+                _must("a holder holds what it was granted", fits, partition)
+                _must(
+                    "a holder's partitions contain what it holds",
+                    partition.number in holder.partitions,
+                )
+                held.add((group_id, partition.number))
             case Shared(producers):
                 names = {producer.producer_name for producer in producers}
-                _must("a Shared slot has producers", bool(producers), slot)
-                _must("Shared producers have different names", len(names) == len(producers), slot)
+                _must("a Shared partition has producers", bool(producers), partition)
+                _must(
+                    "Shared producers have different names", len(names) == len(producers), partition
+                )
             case Vacant() | Reserved():
                 pass
             case _:
-                assert_never(slot.ownership)
+                assert_never(partition.ownership)
     for holder in topic.holders:
         _must("a holder has a member", bool(holder.members), holder.group_id)
-        members = {(holder.group_id, m.slot) for m in holder.members}
+        members = {(holder.group_id, m.partition) for m in holder.members}
         _must("a holder's members write", members <= held, holder)
-        _must("a slot has one member", len(members) == len(holder.members), holder)
+        _must("a partition has one member", len(members) == len(holder.members), holder)
 
 
 def _pending_fence_fits(topic: Topic) -> None:
@@ -171,10 +180,10 @@ def _pending_fence_fits(topic: Topic) -> None:
             "a request is deferred only by a pending fence or a reservation", waits, topic.deferred
         )
         return
-    numbers = {slot.number for slot in topic.slots}
+    numbers = {partition.number for partition in topic.partitions}
     _must(
-        "a pending fence's slots exist",
-        bool(pending.slots) and set(pending.slots) <= numbers,
+        "a pending fence's partitions exist",
+        bool(pending.partitions) and set(pending.partitions) <= numbers,
         pending,
     )
     _must("the pending fence is the newest one", pending.number == topic.fences_started, pending)
@@ -182,7 +191,9 @@ def _pending_fence_fits(topic: Topic) -> None:
     _must("a grant or resume is somebody's", needs == (pending.group is not None), pending)
     if pending.group is not None:
         _must(
-            "a fenced group wants the fence's slots", pending.group.slots == pending.slots, pending
+            "a fenced group wants the fence's partitions",
+            pending.group.partitions == pending.partitions,
+            pending,
         )
     _must(
         "newcomers are Shared", pending.purpose is Purpose.SHARE or not pending.newcomers, pending
@@ -195,15 +206,17 @@ def _nothing_slept_through(topic: Topic) -> None:
         return
     waiting = in_order(topic.queue, topic)
     for place, waiter in enumerate(waiting):
-        wanted = set(waiter.slots)
-        overtaken = any(wanted & set(earlier.slots) for earlier in waiting[:place])
-        free = all(isinstance(s.ownership, Vacant) for s in topic.slots if s.number in wanted)
+        wanted = set(waiter.partitions)
+        overtaken = any(wanted & set(earlier.partitions) for earlier in waiting[:place])
+        free = all(isinstance(s.ownership, Vacant) for s in topic.partitions if s.number in wanted)
         _must("no waiter is grantable while no fence is pending", overtaken or not free, waiter)
-    for slot in topic.slots:
-        if isinstance(slot.ownership, Held | Shared):
-            _must("no writer is left without a fence of this dataset", slot.is_open, slot)
-        if isinstance(slot.ownership, Held):
-            _must("no holder keeps what the store may have lost", not slot.grants_lost, slot)
+    for partition in topic.partitions:
+        if isinstance(partition.ownership, Held | Shared):
+            _must("no writer is left without a fence of this dataset", partition.is_open, partition)
+        if isinstance(partition.ownership, Held):
+            _must(
+                "no holder keeps what the store may have lost", not partition.grants_lost, partition
+            )
 
 
 def _bounds_kept(topic: Topic) -> None:
@@ -213,29 +226,32 @@ def _bounds_kept(topic: Topic) -> None:
     _must("refused groups are bounded", len(topic.refused_groups) <= REFUSED_GROUPS_MAX)
     _must("waiters wait", all(w.mode is AccessMode.WAIT_FOR_EXCLUSIVE for w in topic.queue))
     _must("a waiter has a member", all(w.members for w in topic.queue))
-    numbers = {slot.number for slot in topic.slots}
-    _must("slots have different numbers", len(numbers) == len(topic.slots), topic.slots)
-    for slot in topic.slots:
-        _must("deposed identities are bounded", len(slot.deposed) <= DEPOSED_MAX)
-        _must("nobody anonymous is remembered", not any(i.is_anonymous for i in slot.deposed))
+    numbers = {partition.number for partition in topic.partitions}
+    _must(
+        "partitions have different numbers", len(numbers) == len(topic.partitions), topic.partitions
+    )
+    for partition in topic.partitions:
+        _must("deposed identities are bounded", len(partition.deposed) <= DEPOSED_MAX)
+        _must("nobody anonymous is remembered", not any(i.is_anonymous for i in partition.deposed))
         _must(
-            "an epoch is at most the newest ledger", slot.epoch <= slot.ledger or not slot.is_open
+            "an epoch is at most the newest ledger",
+            partition.epoch <= partition.ledger or not partition.is_open,
         )
 
 
 # -- of a step ---------------------------------------------------------------------------------
 
 
-def _slot_pairs(before: Topic, after: Topic) -> Iterator[tuple[Slot, Slot]]:
-    for old in before.slots:
-        new = after.slot(old.number)
+def _partition_pairs(before: Topic, after: Topic) -> Iterator[tuple[Partition, Partition]]:
+    for old in before.partitions:
+        new = after.partition(old.number)
         if new is None:
-            raise Violation(f"slots stay: {old}")
+            raise Violation(f"partitions stay: {old}")
         yield old, new
 
 
 def _epochs_rise(before: Topic, event: Event, after: Topic) -> None:
-    for old, new in _slot_pairs(before, after):
+    for old, new in _partition_pairs(before, after):
         _must("an epoch never falls", new.epoch >= old.epoch, (old.epoch, new.epoch))
         _must("a ledger never falls", new.ledger >= old.ledger, (old.ledger, new.ledger))
         if (new.epoch, new.ledger) != (old.epoch, old.ledger):
@@ -243,7 +259,7 @@ def _epochs_rise(before: Topic, event: Event, after: Topic) -> None:
             named = (
                 isinstance(event, FenceStored)
                 and pending is not None
-                and old.number in pending.slots
+                and old.number in pending.partitions
             )
             _must("only a stored fence moves epoch or ledger", named, (old, new))
         if new.epoch > old.epoch:
@@ -252,7 +268,7 @@ def _epochs_rise(before: Topic, event: Event, after: Topic) -> None:
 
 def _rights_do_not_return(before: Topic, event: Event, after: Topic) -> None:
     """A right to write or resume once ended never comes back, but by a new epoch."""
-    for old, new in _slot_pairs(before, after):
+    for old, new in _partition_pairs(before, after):
         tenure = _tenure(new)
         if tenure not in {None, _tenure(old)}:
             was_lower = 0 if isinstance(event, ClockTicked) else old.epoch  # raised by the fence
@@ -272,18 +288,26 @@ def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
     _must("a new pending fence is a fence asked for", [f.number for f in fences] == begun, fences)
     for fence in fences:
         changes = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
-        writers = [w for s in after.slots if s.number in fence.slots for w in _writes(after, s)]
+        writers = [
+            w for s in after.partitions if s.number in fence.partitions for w in _writes(after, s)
+        ]
         stopped = writers if changes else []
-        _must("a fence stops its slots' writers", sorted(fence.stops) == sorted(stopped), fence)
+        _must(
+            "a fence stops its partitions' writers", sorted(fence.stops) == sorted(stopped), fence
+        )
         told = [number for number, _ in fence.tenures]
-        _must("a fence tells every slot's tenure", sorted(told) == sorted(fence.slots), fence)
+        _must(
+            "a fence tells every partition's tenure",
+            sorted(told) == sorted(fence.partitions),
+            fence,
+        )
 
 
 def _grants_earned(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
-    slots = {old.number: (old, new) for old, new in _slot_pairs(before, after)}
+    partitions = {old.number: (old, new) for old, new in _partition_pairs(before, after)}
     for grant in (effect for effect in effects if isinstance(effect, Grant)):
-        _must("a grant is of a slot that exists", grant.slot in slots, grant)
-        old, new = slots[grant.slot]
+        _must("a grant is of a partition that exists", grant.partition in partitions, grant)
+        old, new = partitions[grant.partition]
         _must("who is granted writes", grant.registration in _writes(after, new), grant)
         _must("a grant tells the stored epoch", (grant.epoch or 0) == new.epoch, grant)
         if grant.resumed:
@@ -309,18 +333,22 @@ def _nobody_else_serves(
     """No grant while a former holder may still serve (decisions 22)."""
     pending = before.pending_fence
     if not isinstance(event, FenceStored | ClockTicked):
-        serving = {slot.number for slot in before.slots if slot.serve_seconds}
-        early = [e for e in effects if isinstance(e, Grant) and e.slot in serving and not e.resumed]
+        serving = {partition.number for partition in before.partitions if partition.serve_seconds}
+        early = [
+            e for e in effects if isinstance(e, Grant) and e.partition in serving and not e.resumed
+        ]
         _must("no grant while a former holder may serve", not early, early)
     if pending is None or not isinstance(event, FenceStored | ClockTicked):
         return
     until = -math.inf if pending.waits is None else pending.waits.until
     if isinstance(event, FenceStored) and pending.purpose in {Purpose.GRANT, Purpose.SHARE}:
         assured_at = event.now if event.assured_at is None else event.assured_at
-        seconds = max(s.serve_seconds for s in before.slots if s.number in pending.slots)
+        seconds = max(s.serve_seconds for s in before.partitions if s.number in pending.partitions)
         until = assured_at + seconds if seconds else -math.inf
     granted = [
-        e for e in effects if isinstance(e, Grant) and e.slot in pending.slots and not e.resumed
+        e
+        for e in effects
+        if isinstance(e, Grant) and e.partition in pending.partitions and not e.resumed
     ]
     is_over = event.now >= until
     _must("no grant while a former holder may serve", is_over or not granted, granted)
@@ -383,10 +411,10 @@ def _gate_kept(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
     """A stale producer is refused before anybody else is touched (the stale fencer)."""
     if not isinstance(event, ProducerRequested) or before.is_closed:
         return
-    request, slot = event.request, before.slot(event.request.slot)
-    if slot is None or request.mode is AccessMode.SHARED or request.topic_epoch is None:
+    request, partition = event.request, before.partition(event.request.partition)
+    if partition is None or request.mode is AccessMode.SHARED or request.topic_epoch is None:
         return
-    if request.topic_epoch < slot.epoch:
+    if request.topic_epoch < partition.epoch:
         _must("a stale request changes nothing", after == before, request)
         fenced = [
             effect
@@ -417,7 +445,7 @@ def _removal_names_who(
         for h in before.holders
         if event.registration in [m.registration for m in h.members]
     }
-    for old, new in _slot_pairs(before, after):
+    for old, new in _partition_pairs(before, after):
         if old.ownership != new.ownership:
             freed = event.registration in _writes(before, old) or (
                 isinstance(old.ownership, Held) and old.ownership.group_id in leaving
@@ -436,14 +464,14 @@ def _promotion_chosen(
         if fence.departure is Departure.HANDED_OVER:
             _handover_chosen(before, event, winner)
             continue
-        for slot in (s for s in after.slots if s.number in fence.slots):
-            free = isinstance(slot.ownership, Vacant)
+        for partition in (s for s in after.partitions if s.number in fence.partitions):
+            free = isinstance(partition.ownership, Vacant)
             takes = winner.mode is AccessMode.EXCLUSIVE_WITH_FENCING
-            _must("only a takeover deposes", free or takes, (winner, slot))
+            _must("only a takeover deposes", free or takes, (winner, partition))
         rivals = [
             w
             for w in after.queue
-            if not set(w.slots).isdisjoint(winner.slots)
+            if not set(w.partitions).isdisjoint(winner.partitions)
             and (w in before.queue or w.arrival < winner.arrival)
         ]
         if winner.mode is AccessMode.WAIT_FOR_EXCLUSIVE:
@@ -466,7 +494,7 @@ def _handover_chosen(before: Topic, event: Event, winner: ProducerGroup) -> None
 def _extends(topic: Topic, group: ProducerGroup) -> bool:
     """Whether its producer holds other partitions already: who waits for all waits for it anyway."""
     return any(
-        set(holder.slots).isdisjoint(group.slots)
+        set(holder.partitions).isdisjoint(group.partitions)
         and (holder.identity, holder.mode) == (group.identity, group.mode)
         and (holder.producer_name == group.producer_name or holder.connection == group.connection)
         for holder in topic.holders

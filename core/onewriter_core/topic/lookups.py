@@ -11,38 +11,42 @@ from onewriter_core.topic.model import (
     Held,
     ImpossibleStep,
     Member,
+    Partition,
     ProducerGroup,
     Purpose,
     Request,
     Reserved,
     Shared,
-    Slot,
     Tenure,
     Topic,
     Vacant,
 )
 
 
-def exclusive_owner(topic: Topic, slots: tuple[int, ...]) -> str | None:
-    """The name of whoever holds, is fencing or may still come back to one of the slots."""
+def exclusive_owner(topic: Topic, partitions: tuple[int, ...]) -> str | None:
+    """The name of whoever holds, is fencing or may still come back to one of the partitions."""
     pending = topic.pending_fence
-    if pending is not None and pending.group is not None and overlap(pending.slots, slots):
+    if (
+        pending is not None
+        and pending.group is not None
+        and overlap(pending.partitions, partitions)
+    ):
         return pending.group.producer_name
-    for slot in topic.slots:
-        if slot.number in slots and isinstance(slot.ownership, Held | Reserved):
-            return slot.ownership.tenure.producer_name
+    for partition in topic.partitions:
+        if partition.number in partitions and isinstance(partition.ownership, Held | Reserved):
+            return partition.ownership.tenure.producer_name
     return None
 
 
-def may_come_back(topic: Topic, slots: tuple[int, ...]) -> bool:
-    """Whether nobody holds or claims one of the slots, and the former holder of one has time to resume."""
+def may_come_back(topic: Topic, partitions: tuple[int, ...]) -> bool:
+    """Whether nobody holds or claims one of the partitions, and the former holder of one has time to resume."""
     pending = topic.pending_fence
     is_fenced = pending is not None and (
         pending.group is not None or pending.purpose is Purpose.SHARE
     )
-    if pending is not None and is_fenced and overlap(pending.slots, slots):
+    if pending is not None and is_fenced and overlap(pending.partitions, partitions):
         return False
-    wanted = [s.ownership for s in topic.slots if s.number in slots]
+    wanted = [s.ownership for s in topic.partitions if s.number in partitions]
     is_written = any(isinstance(ownership, Held | Shared) for ownership in wanted)
     return not is_written and any(isinstance(ownership, Reserved) for ownership in wanted)
 
@@ -50,50 +54,63 @@ def may_come_back(topic: Topic, slots: tuple[int, ...]) -> bool:
 def awaits_resume(topic: Topic, request: Request) -> bool:
     """Whether an Exclusive request waits until the former holder resumes, or can no longer."""
     is_first = request.mode is AccessMode.EXCLUSIVE and request.topic_epoch is None
-    return is_first and may_come_back(topic, (request.slot,))
+    return is_first and may_come_back(topic, (request.partition,))
 
 
-def has_shared(topic: Topic, slots: tuple[int, ...]) -> bool:
+def has_shared(topic: Topic, partitions: tuple[int, ...]) -> bool:
     pending = topic.pending_fence
-    if pending is not None and pending.purpose is Purpose.SHARE and overlap(pending.slots, slots):
+    if (
+        pending is not None
+        and pending.purpose is Purpose.SHARE
+        and overlap(pending.partitions, partitions)
+    ):
         return True
-    return any(s.number in slots and isinstance(s.ownership, Shared) for s in topic.slots)
+    return any(s.number in partitions and isinstance(s.ownership, Shared) for s in topic.partitions)
 
 
-def is_changing_hands(topic: Topic, slot: Slot) -> bool:
-    """Whether the pending fence ends every right that stands in this slot now."""
+def is_changing_hands(topic: Topic, partition: Partition) -> bool:
+    """Whether the pending fence ends every right that stands in this partition now."""
     pending = topic.pending_fence
     ends_tenures = {Purpose.GRANT, Purpose.SHARE, Purpose.DEPOSE}
-    return pending is not None and slot.number in pending.slots and pending.purpose in ends_tenures
+    return (
+        pending is not None
+        and partition.number in pending.partitions
+        and pending.purpose in ends_tenures
+    )
 
 
-def free_slots(topic: Topic) -> frozenset[int]:
-    return frozenset(s.number for s in topic.slots if isinstance(s.ownership, Vacant))
+def free_partitions(topic: Topic) -> frozenset[int]:
+    return frozenset(s.number for s in topic.partitions if isinstance(s.ownership, Vacant))
 
 
-def writers(topic: Topic, slot: Slot) -> list[str]:
-    """The registrations that write this slot now."""
-    match slot.ownership:
+def writers(topic: Topic, partition: Partition) -> list[str]:
+    """The registrations that write this partition now."""
+    match partition.ownership:
         case Held(_, group_id):
             members = holder_of(topic, group_id).members
-            return [m.registration for m in members if m.slot == slot.number]
+            return [m.registration for m in members if m.partition == partition.number]
         case Shared(producers):
             return [p.registration for p in producers]
         case Vacant() | Reserved():
             return []
         case _:
-            assert_never(slot.ownership)
+            assert_never(partition.ownership)
 
 
 def holder_of(topic: Topic, group_id: str) -> ProducerGroup:
     holder = topic.holder(group_id)
     if holder is None:
-        raise ImpossibleStep(f"a slot is held by {group_id}, which is unknown")
+        raise ImpossibleStep(f"a partition is held by {group_id}, which is unknown")
     return holder
 
 
-def with_slot(topic: Topic, slot: Slot) -> Topic:
-    return replace(topic, slots=tuple(slot if s.number == slot.number else s for s in topic.slots))
+def with_partition(topic: Topic, partition: Partition) -> Topic:
+    return replace(
+        topic,
+        partitions=tuple(
+            partition if s.number == partition.number else s for s in topic.partitions
+        ),
+    )
 
 
 def with_holder(topic: Topic, holder: ProducerGroup) -> Topic:
@@ -105,35 +122,35 @@ def without_member(topic: Topic, group_id: str, registration: str) -> Topic:
     return with_holder(topic, holder_of(topic, group_id).without(registration))
 
 
-def vacated(slot: Slot, tenure: Tenure, departure: Departure, now: float) -> Slot:
-    """The slot after its exclusive writer left; what the store may have forgotten ends for good."""
+def vacated(partition: Partition, tenure: Tenure, departure: Departure, now: float) -> Partition:
+    """The partition after its exclusive writer left; what the store may have forgotten ends for good."""
     return replace(
-        slot,
-        ownership=Vacant(None if slot.grants_lost else tenure),
+        partition,
+        ownership=Vacant(None if partition.grants_lost else tenure),
         departure=departure,
         vacant_since=now,
         grants_lost=False,
         # Who closes its producer has stopped serving before.
-        serve_seconds=0.0 if departure is Departure.CLOSED else slot.serve_seconds,
+        serve_seconds=0.0 if departure is Departure.CLOSED else partition.serve_seconds,
     )
 
 
 def without_absentees(topic: Topic, departure: Departure, now: float) -> Topic:
     """A holder without any member left holds nothing, not even partitions that never joined."""
     for holder in topic.holders:
-        for slot in topic.slots:
-            match slot.ownership:
+        for partition in topic.partitions:
+            match partition.ownership:
                 case Held(tenure, holder.group_id) if not holder.members:
-                    if slot.number in holder.slots:
-                        topic = with_slot(topic, vacated(slot, tenure, departure, now))
+                    if partition.number in holder.partitions:
+                        topic = with_partition(topic, vacated(partition, tenure, departure, now))
                 case _:
                     pass
     return replace(topic, holders=tuple(h for h in topic.holders if h.members))
 
 
-def tenure_of(slot: Slot) -> Tenure | None:
-    """The tenure that stands in a slot, held or open to be resumed."""
-    match slot.ownership:
+def tenure_of(partition: Partition) -> Tenure | None:
+    """The tenure that stands in a partition, held or open to be resumed."""
+    match partition.ownership:
         case Held(tenure, _) | Reserved(tenure, _):
             return tenure
         case Vacant(tenure):
@@ -141,24 +158,24 @@ def tenure_of(slot: Slot) -> Tenure | None:
         case Shared():
             return None
         case _:
-            assert_never(slot.ownership)
+            assert_never(partition.ownership)
 
 
 def overlap(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
     return some == others or not set(some).isdisjoint(others)
 
 
-def leaderless_seconds(slot: Slot, now: float) -> float | None:
-    return None if slot.vacant_since is None else now - slot.vacant_since
+def leaderless_seconds(partition: Partition, now: float) -> float | None:
+    return None if partition.vacant_since is None else now - partition.vacant_since
 
 
 def new_group(
-    topic: Topic, request: Request, slots: tuple[int, ...], *, is_partitioned: bool
+    topic: Topic, request: Request, partitions: tuple[int, ...], *, is_partitioned: bool
 ) -> ProducerGroup:
     return ProducerGroup(
         group_id=request.registration,
-        slots=slots,
-        members=(Member(request.slot, request.registration, request.reconnects),),
+        partitions=partitions,
+        members=(Member(request.partition, request.registration, request.reconnects),),
         is_partitioned=is_partitioned,
         producer_name=request.producer_name,
         name_given=request.name_given,

@@ -13,7 +13,7 @@ Rules of this file
 
 Theory of operation
 -------------------
-A slot (the topic, or one of its partitions) is Vacant, Reserved, Shared or Held:
+A partition (the topic, or one of its partitions) is Vacant, Reserved, Shared or Held:
 
 ====================  ===========================  ==========================================
 from                  to                           by
@@ -35,11 +35,11 @@ holds the topic. Then whoever wins is told no earlier, though the store keeps th
 out from the fence on; only who closes its producer is not waited for.
 After every event ``_settle`` starts what had to wait: re-fences, deferred requests, and the
 promotion of the next waiter. A waiter that vanished while its fence was stored is skipped there:
-the slot is vacant again and the next one is promoted, until one takes it or nobody is left.
+the partition is vacant again and the next one is promoted, until one takes it or nobody is left.
 
-Partitions: a group wants one slot or all of them. Partition 0's request makes the group;
+Partitions: a group wants one partition or all of them. Partition 0's request makes the group;
 requests that arrive before it are held back, those after it join, or are refused as it was. A group
-is granted all its slots by one fence or none.
+is granted all its partitions by one fence or none.
 
 Not here: publishing (compares the ledger and appends), pings, and everything that is not a
 decision. The table of docs/concepts.md (mode against state) is ``_contend`` and ``_share``.
@@ -63,10 +63,10 @@ from onewriter_core.topic.events import (
     HandoverRequested,
     LedgerFull,
     LoadsChanged,
+    PartitionsAdded,
     PolicyChanged,
     ProducerGone,
     ProducerRequested,
-    SlotsAdded,
     Unloaded,
 )
 from onewriter_core.topic.fences import (
@@ -79,13 +79,13 @@ from onewriter_core.topic.fences import (
 from onewriter_core.topic.groups import partition_requested
 from onewriter_core.topic.lookups import (
     awaits_resume,
-    free_slots,
+    free_partitions,
     holder_of,
     is_changing_hands,
     new_group,
     vacated,
     with_holder,
-    with_slot,
+    with_partition,
     without_absentees,
     without_member,
     writers,
@@ -95,11 +95,11 @@ from onewriter_core.topic.model import (
     Departure,
     Held,
     Member,
+    Partition,
     Purpose,
     Request,
     Reserved,
     Shared,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -129,8 +129,8 @@ def step(topic: Topic, event: Event) -> Step:
             return _rolled(topic, number)
         case DatasetChanged(grants_known, now):
             return _and_settle(_dataset_changed(topic, grants_known=grants_known), now)
-        case SlotsAdded(slots, now):
-            return _and_settle(_slots_added(topic, slots), now)
+        case PartitionsAdded(partitions, now):
+            return _and_settle(_partitions_added(topic, partitions), now)
         case PolicyChanged(policy, now):
             return _and_settle((replace(topic, policy=policy), ()), now)
         case LoadsChanged(loads, now):
@@ -145,61 +145,61 @@ def next_deadline(topic: Topic) -> float | None:
     """When the machine wants to be told of the time (ClockTicked); None: no need."""
     deadlines = [held.until for held in topic.held_back]
     deadlines += [group.until for group in topic.refused_groups]
-    deadlines += [s.ownership.until for s in topic.slots if isinstance(s.ownership, Reserved)]
+    deadlines += [s.ownership.until for s in topic.partitions if isinstance(s.ownership, Reserved)]
     if topic.pending_fence is not None and topic.pending_fence.waits is not None:
         deadlines.append(topic.pending_fence.waits.until)
     return min(deadlines, default=None)
 
 
 def _requested(topic: Topic, request: Request, now: float) -> Step:
-    slot = topic.slot(request.slot)
+    partition = topic.partition(request.partition)
     if topic.is_closed:
         return topic, (not_ready(request.registration, "the topic is moving"),)
-    if slot is None:
+    if partition is None:
         return topic, (
             Reject(request.registration, ServerError.TOPIC_NOT_FOUND, "no such partition"),
         )
     if request.mode is AccessMode.SHARED:
-        return share_requested(topic, slot, request)
+        return share_requested(topic, partition, request)
     if request.topic_epoch is not None:
-        return _returned(topic, slot, request, request.topic_epoch, now)
-    if slot.number >= 0 and not request.alone:
-        return partition_requested(topic, slot, request, now)
-    group = new_group(topic, request, (slot.number,), is_partitioned=False)
+        return _returned(topic, partition, request, request.topic_epoch, now)
+    if partition.number >= 0 and not request.alone:
+        return partition_requested(topic, partition, request, now)
+    group = new_group(topic, request, (partition.number,), is_partitioned=False)
     return contend(replace(topic, arrivals=topic.arrivals + 1), group, request, now)
 
 
-def _returned(topic: Topic, slot: Slot, request: Request, epoch: int, now: float) -> Step:
+def _returned(topic: Topic, partition: Partition, request: Request, epoch: int, now: float) -> Step:
     """A producer that was granted before comes back with its epoch: the gate, then the resume."""
     registration = request.registration
-    if epoch < slot.epoch:
-        return topic, (moved_on(registration, epoch, slot.epoch),)
-    if epoch > slot.epoch:
+    if epoch < partition.epoch:
+        return topic, (moved_on(registration, epoch, partition.epoch),)
+    if epoch > partition.epoch:
         return topic, (
-            Suspect(registration, epoch, slot.epoch),
-            moved_on(registration, epoch, slot.epoch),
+            Suspect(registration, epoch, partition.epoch),
+            moved_on(registration, epoch, partition.epoch),
         )
     tenure = Tenure(epoch, request.producer_name, request.identity)
-    if is_changing_hands(topic, slot):
+    if is_changing_hands(topic, partition):
         return topic, (not_ready(registration, "the holder of the topic is changing"),)
-    match slot.ownership:
-        case Held(held, group_id) if held == tenure and not slot.grants_lost:
-            return _replaced(topic, slot, group_id, request)
+    match partition.ownership:
+        case Held(held, group_id) if held == tenure and not partition.grants_lost:
+            return _replaced(topic, partition, group_id, request)
         case Vacant(kept) | Reserved(kept, _) if kept == tenure:
-            if not slot.is_open:
-                return _start_or_defer(topic, request, Purpose.RESUME, slot)
-            group = new_group(topic, request, (slot.number,), is_partitioned=False)
-            return resume(replace(topic, arrivals=topic.arrivals + 1), slot, group, now)
+            if not partition.is_open:
+                return _start_or_defer(topic, request, Purpose.RESUME, partition)
+            group = new_group(topic, request, (partition.number,), is_partitioned=False)
+            return resume(replace(topic, arrivals=topic.arrivals + 1), partition, group, now)
         case Held() | Vacant() | Reserved() | Shared():
-            return topic, (moved_on(registration, epoch, slot.epoch),)
+            return topic, (moved_on(registration, epoch, partition.epoch),)
         case _:
-            assert_never(slot.ownership)
+            assert_never(partition.ownership)
 
 
-def _replaced(topic: Topic, slot: Slot, group_id: str, request: Request) -> Step:
+def _replaced(topic: Topic, partition: Partition, group_id: str, request: Request) -> Step:
     """The holder reconnected before its old connection was found dead: the newer one counts."""
     holder = holder_of(topic, group_id)
-    old = next((m for m in holder.members if m.slot == slot.number), None)
+    old = next((m for m in holder.members if m.partition == partition.number), None)
     if old is not None and request.reconnects <= old.reconnects:
         return topic, (
             Reject(
@@ -209,7 +209,7 @@ def _replaced(topic: Topic, slot: Slot, group_id: str, request: Request) -> Step
             ),
             Probe(old.registration),
         )
-    member = Member(slot.number, request.registration, request.reconnects)
+    member = Member(partition.number, request.registration, request.reconnects)
     kept = holder if old is None else holder.without(old.registration)
     holder = replace(
         kept,
@@ -218,7 +218,13 @@ def _replaced(topic: Topic, slot: Slot, group_id: str, request: Request) -> Step
         address=request.address,
     )
     effects: tuple[Effect, ...] = (
-        Grant(request.registration, slot.number, holder.producer_name, slot.epoch, resumed=True),
+        Grant(
+            request.registration,
+            partition.number,
+            holder.producer_name,
+            partition.epoch,
+            resumed=True,
+        ),
     )
     if old is not None:
         effects = (Close(old.registration, Departure.CONNECTION_LOST), *effects)
@@ -230,11 +236,11 @@ def _and_settle(done: Step, now: float) -> Step:
     topic, effects = done
     while topic.pending_fence is None and not topic.is_closed:
         lost = tuple(
-            s.number for s in topic.slots if s.grants_lost and isinstance(s.ownership, Held)
+            s.number for s in topic.partitions if s.grants_lost and isinstance(s.ownership, Held)
         )
         unfenced = tuple(
             s.number
-            for s in topic.slots
+            for s in topic.partitions
             # Also where nobody writes: consumers move cursors under the ledger's token.
             if not s.is_open and (s.ledger > 0 or isinstance(s.ownership, Held | Shared))
         )
@@ -246,13 +252,15 @@ def _and_settle(done: Step, now: float) -> Step:
             rest = tuple(other for other in topic.deferred if other is not request)
             topic, more = _requested(replace(topic, deferred=rest), request, now)
         else:
-            waiter = next_promoted(topic, free_slots(topic))
+            waiter = next_promoted(topic, free_partitions(topic))
             if waiter is None:
                 break
             topic = replace(
                 topic, queue=tuple(w for w in topic.queue if w.group_id != waiter.group_id)
             )
-            topic, more = start_fence(topic, Purpose.GRANT, waiter.slots, waiter, Departure.NONE)
+            topic, more = start_fence(
+                topic, Purpose.GRANT, waiter.partitions, waiter, Departure.NONE
+            )
         effects += more
     return topic, effects
 
@@ -262,15 +270,15 @@ def _next_deferred(topic: Topic) -> Request | None:
     return next((r for r in topic.deferred if not awaits_resume(topic, r)), None)
 
 
-def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, slot: Slot) -> Step:
-    group = new_group(topic, request, (slot.number,), is_partitioned=False)
+def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, partition: Partition) -> Step:
+    group = new_group(topic, request, (partition.number,), is_partitioned=False)
     pending = topic.pending_fence
     if pending is None:
         topic = replace(topic, arrivals=topic.arrivals + 1)
-        return start_fence(topic, purpose, (slot.number,), group, Departure.NONE)
+        return start_fence(topic, purpose, (partition.number,), group, Departure.NONE)
     older = pending.group
     if (
-        (pending.purpose, pending.slots) == (purpose, (slot.number,))
+        (pending.purpose, pending.partitions) == (purpose, (partition.number,))
         and older is not None
         and (older.producer_name, older.identity) == (group.producer_name, group.identity)
         and all(member.reconnects < request.reconnects for member in older.members)
@@ -294,29 +302,33 @@ def _gone(topic: Topic, registration: str, departure: Departure, now: float) -> 
         group = pending.group and pending.group.without(registration)
         newcomers = tuple(p for p in pending.newcomers if p.registration != registration)
         topic = replace(topic, pending_fence=replace(pending, group=group, newcomers=newcomers))
-    for slot in topic.slots:
-        match slot.ownership:
+    for partition in topic.partitions:
+        match partition.ownership:
             case Shared(producers):
                 staying = tuple(p for p in producers if p.registration != registration)
                 if staying != producers:
                     ownership = Shared(staying) if staying else Vacant()
-                    topic = with_slot(topic, replace(slot, ownership=ownership))
+                    topic = with_partition(topic, replace(partition, ownership=ownership))
             case Held(tenure, group_id):
                 members = holder_of(topic, group_id).members
-                if Member(slot.number, registration) in [replace(m, reconnects=0) for m in members]:
-                    topic = with_slot(topic, vacated(slot, tenure, departure, now))
+                if Member(partition.number, registration) in [
+                    replace(m, reconnects=0) for m in members
+                ]:
+                    topic = with_partition(topic, vacated(partition, tenure, departure, now))
                     topic = without_member(topic, group_id, registration)
             case Vacant() | Reserved():
                 pass
             case _:
-                assert_never(slot.ownership)
+                assert_never(partition.ownership)
     return without_absentees(topic, departure, now), ()
 
 
 def _ticked(topic: Topic, now: float) -> Step:
-    for slot in topic.slots:
-        if isinstance(slot.ownership, Reserved) and slot.ownership.until <= now:
-            topic = with_slot(topic, replace(slot, ownership=Vacant(slot.ownership.tenure)))
+    for partition in topic.partitions:
+        if isinstance(partition.ownership, Reserved) and partition.ownership.until <= now:
+            topic = with_partition(
+                topic, replace(partition, ownership=Vacant(partition.ownership.tenure))
+            )
     due = [held.request for held in topic.held_back if held.until <= now]
     topic = replace(
         topic,
@@ -341,7 +353,7 @@ def _handed_over(topic: Topic, identifier: str, to: str, if_epoch: int | None) -
             return start_fence(
                 replace(topic, queue=queue),
                 Purpose.GRANT,
-                waiter.slots,
+                waiter.partitions,
                 waiter,
                 Departure.HANDED_OVER,
                 answers=identifier,
@@ -355,8 +367,10 @@ def _fenced(topic: Topic, identifier: str, if_epoch: int | None) -> Step:
     refusal = _no_order_now(topic, if_epoch)
     if refusal:
         return topic, (Answer(identifier, topic.epoch, refusal),)
-    slots = tuple(slot.number for slot in topic.slots)
-    return start_fence(topic, Purpose.DEPOSE, slots, None, Departure.FENCED, answers=identifier)
+    partitions = tuple(partition.number for partition in topic.partitions)
+    return start_fence(
+        topic, Purpose.DEPOSE, partitions, None, Departure.FENCED, answers=identifier
+    )
 
 
 def _no_order_now(topic: Topic, if_epoch: int | None) -> str:
@@ -369,38 +383,44 @@ def _no_order_now(topic: Topic, if_epoch: int | None) -> str:
 
 
 def _rolled(topic: Topic, number: int) -> Step:
-    slot = topic.slot(number)
-    if topic.pending_fence is not None or topic.is_closed or slot is None or not slot.is_open:
+    partition = topic.partition(number)
+    if (
+        topic.pending_fence is not None
+        or topic.is_closed
+        or partition is None
+        or not partition.is_open
+    ):
         return topic, ()  # asked again while the ledger stays full
     return start_fence(topic, Purpose.ROLL, (number,), None, Departure.NONE)
 
 
 def _dataset_changed(topic: Topic, *, grants_known: bool) -> Step:
-    slots: list[Slot] = []
-    for slot in topic.slots:
-        closed = replace(slot, is_open=False)
+    partitions: list[Partition] = []
+    for partition in topic.partitions:
+        closed = replace(partition, is_open=False)
         if not grants_known:
             closed = replace(closed, grants_lost=True)
             if isinstance(closed.ownership, Vacant | Reserved):
                 closed = replace(closed, ownership=Vacant(), grants_lost=False)
-        slots.append(closed)
+        partitions.append(closed)
     pending = topic.pending_fence and replace(topic.pending_fence, is_outdated=True)
-    return replace(topic, slots=tuple(slots), pending_fence=pending), ()
+    return replace(topic, partitions=tuple(partitions), pending_fence=pending), ()
 
 
-def _slots_added(topic: Topic, slots: tuple[Slot, ...]) -> Step:
-    numbers = tuple(slot.number for slot in slots)
+def _partitions_added(topic: Topic, partitions: tuple[Partition, ...]) -> Step:
+    numbers = tuple(partition.number for partition in partitions)
     queue = tuple(
-        replace(w, slots=(*w.slots, *numbers)) if w.is_partitioned else w for w in topic.queue
+        replace(w, partitions=(*w.partitions, *numbers)) if w.is_partitioned else w
+        for w in topic.queue
     )
-    return replace(topic, slots=(*topic.slots, *slots), queue=queue), ()
+    return replace(topic, partitions=(*topic.partitions, *partitions), queue=queue), ()
 
 
 def _unloaded(topic: Topic, reason: str) -> Step:
     """Granted producers reconnect; everybody who waits for an answer looks the topic up again."""
     effects: list[Effect] = []
-    for slot in topic.slots:
-        effects += [Close(r, Departure.MOVED) for r in writers(topic, slot)]
+    for partition in topic.partitions:
+        effects += [Close(r, Departure.MOVED) for r in writers(topic, partition)]
     unanswered = [h.request.registration for h in topic.held_back]
     unanswered += [r.registration for r in topic.deferred]
     unanswered += [m.registration for w in topic.queue for m in w.members]
@@ -412,10 +432,10 @@ def _unloaded(topic: Topic, reason: str) -> Step:
         if pending.answers:
             effects.append(Answer(pending.answers, topic.epoch, reason))
     effects += [not_ready(registration, reason) for registration in unanswered]
-    slots = tuple(
-        replace(s, ownership=Vacant(), is_open=False, grants_lost=False) for s in topic.slots
+    partitions = tuple(
+        replace(s, ownership=Vacant(), is_open=False, grants_lost=False) for s in topic.partitions
     )
     closed = Topic(
-        slots, topic.policy, arrivals=topic.arrivals, fences_started=topic.fences_started
+        partitions, topic.policy, arrivals=topic.arrivals, fences_started=topic.fences_started
     )
     return replace(closed, is_closed=True), tuple(effects)

@@ -1,7 +1,7 @@
 """The state of one topic: frozen values, no behaviour beyond looking things up.
 
-A topic has *slots*: one per partition, or a single slot for a topic that has none. Every slot has
-its own epoch and its own ownership. A *group* asks for one slot or, as a partitioned producer,
+A topic has *partitions*: one per partition, or a single partition for a topic that has none. Every partition has
+its own epoch and its own ownership. A *group* asks for one partition or, as a partitioned producer,
 for all of them at once; it gets all it asked for or nothing.
 """
 
@@ -14,7 +14,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 
 WHOLE = -1
-"""The slot number of a topic that has no partitions."""
+"""The partition number of a topic that has no partitions."""
 
 WAITERS_MAX = 10_000
 """Contenders that may wait for one topic."""
@@ -26,7 +26,7 @@ REFUSED_GROUPS_MAX = 256
 """Refused partitioned producers whose remaining requests are expected, newest last."""
 
 DEPOSED_MAX = 16
-"""Deposed identities remembered per slot, newest last."""
+"""Deposed identities remembered per partition, newest last."""
 
 SERVE_SECONDS_MAX = 3.0
 """How long a holder may ask to go on serving after it was last assured that it holds the topic."""
@@ -89,7 +89,7 @@ class Request:
     connection: str
     producer_name: str
     mode: AccessMode
-    slot: int = WHOLE
+    partition: int = WHOLE
     alone: bool = False
     name_given: bool = False
     identity: Identity = Identity()
@@ -106,24 +106,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One producer of a group: the slot it stands for and its registration."""
+    """One producer of a group: the partition it stands for and its registration."""
 
-    slot: int
+    partition: int
     registration: str
     reconnects: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerGroup:
-    """Somebody who holds, is fencing or waits for slots: one producer, or a partitioned one's group.
+    """Somebody who holds, is fencing or waits for partitions: one producer, or a partitioned one's group.
 
-    ``group_id`` is unique. ``slots`` are what it wants, ``members`` the producers that have arrived;
+    ``group_id`` is unique. ``partitions`` are what it wants, ``members`` the producers that have arrived;
     ``is_partitioned``: it wants all partitions, also those added later.
     ``arrival`` counts up per topic, so two groups never tie.
     """
 
     group_id: str
-    slots: tuple[int, ...]
+    partitions: tuple[int, ...]
     members: tuple[Member, ...]
     is_partitioned: bool
     producer_name: str
@@ -150,8 +150,8 @@ class ProducerGroup:
             self, members=tuple(m for m in self.members if m.registration != registration)
         )
 
-    def has_member(self, slot: int) -> bool:
-        return any(m.slot == slot for m in self.members)
+    def has_member(self, partition: int) -> bool:
+        return any(m.partition == partition for m in self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ Ownership = Vacant | Reserved | Shared | Held
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Partition:
     """One partition's ownership.
 
     ``epoch`` is the highest topic epoch ever granted here. ``ledger`` is the newest one fenced by
@@ -246,7 +246,7 @@ class PendingFence:
 
     number: int
     purpose: Purpose
-    slots: tuple[int, ...]
+    partitions: tuple[int, ...]
     group: ProducerGroup | None = None
     newcomers: tuple[SharedProducer, ...] = ()
     departure: Departure = Departure.NONE
@@ -259,12 +259,12 @@ class PendingFence:
 class Waiting:
     """Writing has changed hands under ``ledger``; who won is told at ``until``.
 
-    ``first`` is the fence's first slot as it was before.
+    ``first`` is the fence's first partition as it was before.
     """
 
     ledger: int
     until: float
-    first: Slot
+    first: Partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ Loads = tuple[tuple[str, int], ...]
 class Topic:
     """Everything the machine knows about one topic."""
 
-    slots: tuple[Slot, ...]
+    partitions: tuple[Partition, ...]
     policy: PromotionPolicy = PromotionPolicy.PRIORITY
     holders: tuple[ProducerGroup, ...] = ()
     queue: tuple[ProducerGroup, ...] = ()
@@ -323,17 +323,17 @@ class Topic:
     loads: Loads = ()
     """What the waiters' hosts lead besides this topic, as last told; Balanced chooses by it."""
 
-    def slot(self, number: int) -> Slot | None:
-        """The slot of that number, None when there is none."""
-        for slot in self.slots:
-            if slot.number == number:
-                return slot
+    def partition(self, number: int) -> Partition | None:
+        """The partition of that number, None when there is none."""
+        for partition in self.partitions:
+            if partition.number == number:
+                return partition
         return None
 
     @property
     def epoch(self) -> int:
-        """The highest topic epoch over all slots."""
-        return max((slot.epoch for slot in self.slots), default=0)
+        """The highest topic epoch over all partitions."""
+        return max((partition.epoch for partition in self.partitions), default=0)
 
     def holder(self, group_id: str) -> ProducerGroup | None:
         for group in self.holders:
@@ -342,8 +342,8 @@ class Topic:
         return None
 
 
-def partitioned(partitions: int) -> tuple[Slot, ...]:
-    """Fresh slots for a topic with that many partitions; 0: one slot for the topic itself."""
+def partitioned(partitions: int) -> tuple[Partition, ...]:
+    """Fresh partitions for a topic with that many partitions; 0: one partition for the topic itself."""
     if partitions == 0:
-        return (Slot(WHOLE),)
-    return tuple(Slot(number) for number in range(partitions))
+        return (Partition(WHOLE),)
+    return tuple(Partition(number) for number in range(partitions))

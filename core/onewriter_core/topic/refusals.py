@@ -13,10 +13,10 @@ from onewriter_core.errors import ServerError
 from onewriter_core.topic.effects import Reject, Step
 from onewriter_core.topic.model import (
     REFUSED_GROUPS_MAX,
+    Partition,
     ProducerGroup,
     RefusedGroup,
     Request,
-    Slot,
     Topic,
 )
 
@@ -28,7 +28,7 @@ def with_refused_group(
     topic: Topic, group: ProducerGroup, code: ServerError, text: str, now: float
 ) -> Topic:
     """The topic that remembers a refused group, if some of its requests are still to come."""
-    missing = tuple(number for number in group.slots if not group.has_member(number))
+    missing = tuple(number for number in group.partitions if not group.has_member(number))
     if not missing:
         return topic
     refused = RefusedGroup(
@@ -44,11 +44,11 @@ def with_refused_group(
     return replace(topic, refused_groups=(*topic.refused_groups, refused)[-REFUSED_GROUPS_MAX:])
 
 
-def refused_with_its_group(topic: Topic, slot: Slot, request: Request) -> Step | None:
+def refused_with_its_group(topic: Topic, partition: Partition, request: Request) -> Step | None:
     """Answer a request as its group was; None: that was not refused, or long ago."""
     for group in topic.refused_groups:
-        if _is_of(group, request) and slot.number in group.missing:
-            missing = tuple(number for number in group.missing if number != slot.number)
+        if _is_of(group, request) and partition.number in group.missing:
+            missing = tuple(number for number in group.missing if number != partition.number)
             others = tuple(other for other in topic.refused_groups if other != group)
             kept = (*others, replace(group, missing=missing)) if missing else others
             reject = Reject(request.registration, group.code, group.text)

@@ -1,4 +1,4 @@
-"""The decision table: an access mode against the state of the slots it wants (PIP-68)."""
+"""The decision table: an access mode against the state of the partitions it wants (PIP-68)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onewriter_core.topic.lookups import (
     is_changing_hands,
     may_come_back,
     overlap,
-    with_slot,
+    with_partition,
 )
 from onewriter_core.topic.model import (
     DEFERRED_MAX,
@@ -23,12 +23,12 @@ from onewriter_core.topic.model import (
     AccessMode,
     Departure,
     ImpossibleStep,
+    Partition,
     ProducerGroup,
     Purpose,
     Request,
     Shared,
     SharedProducer,
-    Slot,
     Topic,
     Vacant,
 )
@@ -38,28 +38,28 @@ from onewriter_core.topic.refusals import with_refused_group
 def contend(
     topic: Topic, group: ProducerGroup, request: Request, now: float, *, extends: bool = False
 ) -> Step:
-    """An exclusive mode against the state of the slots it wants (pulsar: PIP-68's table).
+    """An exclusive mode against the state of the partitions it wants (pulsar: PIP-68's table).
 
     ``extends``: a holder asks for a partition that was added; whoever waits for all partitions
     waits for that holder anyway.
     """
-    owner = exclusive_owner(topic, group.slots)
-    shared_present = has_shared(topic, group.slots)
+    owner = exclusive_owner(topic, group.partitions)
+    shared_present = has_shared(topic, group.partitions)
     is_free = owner is None and not shared_present
     waiters: list[ProducerGroup] = []
     if not extends and (is_free or group.mode is not AccessMode.WAIT_FOR_EXCLUSIVE):
-        waiters = [w for w in topic.queue if overlap(w.slots, group.slots)]
+        waiters = [w for w in topic.queue if overlap(w.partitions, group.partitions)]
     match group.mode:
         case AccessMode.EXCLUSIVE:
-            if not waiters and may_come_back(topic, group.slots):
+            if not waiters and may_come_back(topic, group.partitions):
                 # The former holder may be this very client, whose grant was lost with its broker.
                 return _held_for_resume(topic, group, request)
             if owner is not None:
                 text = f"Topic has an existing exclusive producer: {owner}"
-                return topic, reject_all(group, text) + probes(topic, group.slots)
+                return topic, reject_all(group, text) + probes(topic, group.partitions)
             if shared_present:
                 text = "Topic has existing shared producers"
-                return topic, reject_all(group, text) + probes(topic, group.slots)
+                return topic, reject_all(group, text) + probes(topic, group.partitions)
             if waiters:
                 return topic, reject_all(group, "Topic has waiting exclusive producers")
         case AccessMode.WAIT_FOR_EXCLUSIVE:
@@ -72,7 +72,7 @@ def contend(
             if topic.pending_fence is None and waiters:
                 topic, effects = _fenced_out(topic, waiters, now)
                 topic, more = start_fence(
-                    topic, Purpose.GRANT, group.slots, group, Departure.TAKEN_OVER
+                    topic, Purpose.GRANT, group.partitions, group, Departure.TAKEN_OVER
                 )
                 return topic, effects + more
         case AccessMode.SHARED:
@@ -81,7 +81,7 @@ def contend(
             assert_never(group.mode)
     if topic.pending_fence is not None:
         return defer(topic, group, request)
-    return start_fence(topic, Purpose.GRANT, group.slots, group, Departure.TAKEN_OVER)
+    return start_fence(topic, Purpose.GRANT, group.partitions, group, Departure.TAKEN_OVER)
 
 
 def _held_for_resume(topic: Topic, group: ProducerGroup, request: Request) -> Step:
@@ -106,8 +106,8 @@ def _takeover_refusal(
     topic: Topic, group: ProducerGroup, request: Request, *, is_free: bool
 ) -> tuple[Effect, ...] | None:
     """Why this ExclusiveWithFencing may not depose anybody; None: it may."""
-    slots = [s for s in topic.slots if s.number in group.slots]
-    epoch = max(slot.epoch for slot in slots)
+    partitions = [s for s in topic.partitions if s.number in group.partitions]
+    epoch = max(partition.epoch for partition in partitions)
     if request.if_epoch is not None and request.if_epoch != epoch:
         text = f"the topic epoch is {epoch}, not {request.if_epoch}"
         return reject_all(group, text)
@@ -116,7 +116,7 @@ def _takeover_refusal(
     if not request.may_take_over:
         text = "no claim of this client allows to take the topic over"
         return reject_all(group, text, ServerError.AUTHORIZATION_ERROR)
-    was_deposed = any(group.identity in slot.deposed for slot in slots)
+    was_deposed = any(group.identity in partition.deposed for partition in partitions)
     if was_deposed and request.if_epoch is None:
         text = f"this client was deposed; a takeover must name the present topic epoch ({epoch})"
         return reject_all(group, text)
@@ -129,22 +129,24 @@ def _queued(topic: Topic, group: ProducerGroup) -> Step:
         return topic, reject_all(group, text, ServerError.PRODUCER_BUSY)
     waits = tuple(Queue(m.registration, group.producer_name) for m in group.members)
     topic = replace(topic, queue=(*topic.queue, group))
-    return topic, waits + probes(topic, group.slots)
+    return topic, waits + probes(topic, group.partitions)
 
 
-def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
+def share_requested(topic: Topic, partition: Partition, request: Request) -> Step:
     """A Shared producer: let in where no exclusive one holds, is fencing or waits."""
-    owner = exclusive_owner(topic, (slot.number,))
+    owner = exclusive_owner(topic, (partition.number,))
     if owner is not None:
         text = f"Topic has an existing exclusive producer: {owner}"
-        return topic, (busy(request, text), *probes(topic, (slot.number,)))
-    if any(slot.number in waiter.slots for waiter in topic.queue):
+        return topic, (busy(request, text), *probes(topic, (partition.number,)))
+    if any(partition.number in waiter.partitions for waiter in topic.queue):
         return topic, (busy(request, "Topic has waiting exclusive producers"),)
     pending = topic.pending_fence
     is_sharing = (
-        pending is not None and pending.purpose is Purpose.SHARE and slot.number in pending.slots
+        pending is not None
+        and pending.purpose is Purpose.SHARE
+        and partition.number in pending.partitions
     )
-    present = slot.ownership.producers if isinstance(slot.ownership, Shared) else ()
+    present = partition.ownership.producers if isinstance(partition.ownership, Shared) else ()
     coming = pending.newcomers if pending is not None and is_sharing else ()
     producer = SharedProducer(
         request.registration, request.producer_name, request.identity, request.reconnects
@@ -165,18 +167,20 @@ def share_requested(topic: Topic, slot: Slot, request: Request) -> Step:
     if pending is not None and is_sharing:
         pending = replace(pending, newcomers=(*coming, producer))
         return replace(topic, pending_fence=pending), effects
-    if is_changing_hands(topic, slot):
+    if is_changing_hands(topic, partition):
         return defer(topic, None, request)
-    if slot.is_open and isinstance(slot.ownership, Shared | Vacant):
-        tenure = slot.ownership.tenure if isinstance(slot.ownership, Vacant) else None
-        if tenure is None and not slot.serve_seconds:
-            topic = with_slot(topic, replace(slot, ownership=Shared((*present, producer))))
-            return topic, (*effects, grant_shared(slot, producer))
+    if partition.is_open and isinstance(partition.ownership, Shared | Vacant):
+        tenure = partition.ownership.tenure if isinstance(partition.ownership, Vacant) else None
+        if tenure is None and not partition.serve_seconds:
+            topic = with_partition(
+                topic, replace(partition, ownership=Shared((*present, producer)))
+            )
+            return topic, (*effects, grant_shared(partition, producer))
     if topic.pending_fence is not None:
         return defer(topic, None, request)
     # The newcomer ends the last exclusive holder's right to resume: that is a fence. It also waits for
     # one that an administrator fenced out, and that may still serve.
-    return start_fence(topic, Purpose.SHARE, (slot.number,), newcomers=(producer,))
+    return start_fence(topic, Purpose.SHARE, (partition.number,), newcomers=(producer,))
 
 
 def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
@@ -199,8 +203,8 @@ def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
 def _is_outdated(older: Request, newer: Request) -> bool:
     """Whether both are one producer's, and the second is of its later connection."""
     return (
-        (older.producer_name, older.identity, older.slot)
-        == (newer.producer_name, newer.identity, newer.slot)
+        (older.producer_name, older.identity, older.partition)
+        == (newer.producer_name, newer.identity, newer.partition)
         and (older.mode is AccessMode.SHARED) == (newer.mode is AccessMode.SHARED)
         and older.reconnects < newer.reconnects
     )

@@ -47,20 +47,20 @@ def load_of(topic: Topic, waiter: ProducerGroup) -> int:
 
 def _leads_beside(topic: Topic, waiter: ProducerGroup) -> int:
     return sum(
-        holder.host == waiter.host and not overlap(holder.slots, waiter.slots)
+        holder.host == waiter.host and not overlap(holder.partitions, waiter.partitions)
         for holder in topic.holders
     )
 
 
-def waiters_by_slot(topic: Topic) -> dict[int, int]:
-    """How many wait for each slot: what its holder is told."""
+def waiters_by_partition(topic: Topic) -> dict[int, int]:
+    """How many wait for each partition: what its holder is told."""
     for_all = sum(waiter.is_partitioned for waiter in topic.queue)
-    alone = Counter(w.slots[0] for w in topic.queue if not w.is_partitioned)
-    return {slot.number: for_all + alone[slot.number] for slot in topic.slots}
+    alone = Counter(w.partitions[0] for w in topic.queue if not w.is_partitioned)
+    return {partition.number: for_all + alone[partition.number] for partition in topic.partitions}
 
 
 def next_promoted(topic: Topic, free: frozenset[int]) -> ProducerGroup | None:
-    """The first waiter whose slots are all free and wanted by nobody before it.
+    """The first waiter whose partitions are all free and wanted by nobody before it.
 
     A waiter for all partitions that is blocked by one of them keeps its place: those behind it do
     not take the other partitions away.
@@ -69,7 +69,9 @@ def next_promoted(topic: Topic, free: frozenset[int]) -> ProducerGroup | None:
         return None  # the usual case, and the queue may be long
     wanted_before: set[int] = set()
     for waiter in in_order(topic.queue, topic):
-        if all(slot in free and slot not in wanted_before for slot in waiter.slots):
+        if all(
+            partition in free and partition not in wanted_before for partition in waiter.partitions
+        ):
             return waiter
-        wanted_before.update(waiter.slots)
+        wanted_before.update(waiter.partitions)
     return None

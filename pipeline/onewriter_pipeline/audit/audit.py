@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onewriter_pipeline.audit import facts, history, kept, kept_segments, live
-from onewriter_pipeline.audit.gathering import gathered, printed
-from onewriter_pipeline.audit.judging import FINDINGS_MAX, Finding, Judge, small
+from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
+from onewriter_pipeline.audit.judge import FINDINGS_MAX, Finding, Judge, small
 from onewriter_pipeline.audit.records import Records
 from onewriter_pipeline.audit.repeats import doubtful
+from onewriter_pipeline.audit.tasks import gathered, printed
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.engine import cores_of
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.read.planning import Selection, logs_of, selected
+from onewriter_pipeline.read.selection import Selection, logs_of, selected
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
 from onewriter_pipeline.tables.tables import Tables
 
@@ -40,7 +40,7 @@ UNREADABLE_SHOWN: Final = 5
 
 
 @dataclass(slots=True)
-class Report:
+class AuditReport:
     """What an audit of one tier found. Rows are those of the queries in ``audit.history``."""
 
     tier: str
@@ -132,16 +132,16 @@ class Audit:
         if tier != LIVE:
             self._there()
 
-    def run(self, spark: SparkSession, tier: str) -> list[Report]:
+    def run(self, spark: SparkSession, tier: str) -> list[AuditReport]:
         """Audit ``live``, ``table`` or ``both``. Raises PipelineError."""
         with small(spark) as own:
             if tier == BOTH:
                 return self.both(own)
             return [self.live(own) if tier == LIVE else self.table(own)]
 
-    def live(self, spark: SparkSession) -> Report:
+    def live(self, spark: SparkSession) -> AuditReport:
         """Audit the live logs. Raises PipelineError."""
-        report = Report(LIVE)
+        report = AuditReport(LIVE)
         began = time.monotonic()
         with Broker(self.access) as broker:
             logs = logs_of(broker, self.selection)
@@ -159,35 +159,37 @@ class Audit:
                 judge(spark, report, observed, prints, around.records, around.logs)
         return report
 
-    def table(self, spark: SparkSession) -> Report:
+    def table(self, spark: SparkSession) -> AuditReport:
         """Audit the tables. Raises PipelineError."""
         tables = self._there()
-        report = Report(TABLE)
+        report = AuditReport(TABLE)
         began = time.monotonic()
         messages = tables.existing(MESSAGES)
         state, stored = messages.snapshot()
         offsets, logs = state.offsets, selected(self.selection, state.offsets)
-        records = kept.kept_records(tables)
+        records = table_files.kept_records(tables)
         segments = [row for row in tables.segments(logs) if row.batch < state.next_batch]
-        publishes = kept_segments.publishes_of(segments)
-        files = kept.files_of(messages.place, stored, logs, publishes)
-        observed = gathered(spark, kept.observe_file, files, sum(file.size for file in files))
-        said = list(kept_segments.segment_facts(segments))
-        said += kept_segments.publish_facts(
+        publishes = table_segments.publishes_of(segments)
+        files = table_files.files_of(messages.place, stored, logs, publishes)
+        observed = gathered(
+            spark, table_files.observe_file, files, sum(file.size for file in files)
+        )
+        said = list(table_segments.segment_facts(segments))
+        said += table_segments.publish_facts(
             segments, {log: position_of(offsets[log]) for log in logs}
         )
-        said += kept_segments.count_faults(segments, kept_segments.counted_of(observed))
-        report.notes += [*_nothing(logs), *kept_segments.unknown_publishes(segments)]
-        observed = kept_segments.in_order(
+        said += table_segments.count_faults(segments, table_segments.counted_of(observed))
+        report.notes += [*_nothing(logs), *table_segments.unknown_publishes(segments)]
+        observed = table_segments.in_order(
             pa.concat_tables([observed, pa.Table.from_pylist(said, facts.FACTS)])
         )
         report.read_seconds = time.monotonic() - began
         buckets = {row["log"]: row["bucket"] for row in records.rows if row.get("log")}
-        known = kept_segments.logs_of(offsets, buckets, logs)
+        known = table_segments.logs_of(offsets, buckets, logs)
         judge(spark, report, observed, None, records, known)
         return report
 
-    def both(self, spark: SparkSession) -> list[Report]:
+    def both(self, spark: SparkSession) -> list[AuditReport]:
         """Audit both, and compare what both have: the hashes of ledgers. Raises PipelineError."""
         tables = self._there()
         reports = [self.live(spark), self.table(spark)]
@@ -220,7 +222,7 @@ def unread(observed: pa.Table) -> Iterator[str]:
 
 def judge(
     spark: SparkSession,
-    report: Report,
+    report: AuditReport,
     observed: pa.Table,
     prints: DataFrame | None,
     records: Records,

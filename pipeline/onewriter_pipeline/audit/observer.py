@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.publishers import decode_publisher
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.names import names_of
 from onewriter_pipeline.binaries import Bools, Signed
 from onewriter_pipeline.brokers.frames import BlockFrame, Chunk, Gatherer, MarkerFrame
 from onewriter_pipeline.decode.entries import Damage, Entries, Metadata, read_entries
@@ -439,3 +438,23 @@ class _Writers:
                 map(zlib.crc32, map(data.__getitem__, slices)), np.int64, len(which)
             ),
         }
+
+
+def names_of(data: bytes, starts: Signed, stops: Signed, which: Signed) -> tuple[Signed, list[str]]:
+    """The texts ``data[starts[i] : stops[i]]`` of some ``i``: codes, and the texts by code."""
+    codes = np.zeros(len(which), np.int64)
+    names: list[str] = []
+    buffer = np.frombuffer(data, np.uint8)
+    lengths = stops[which] - starts[which]
+    for length in np.unique(lengths).tolist():
+        mine = np.flatnonzero(lengths == length)
+        letters = buffer[starts[which[mine]][:, None] + np.arange(length)]
+        if not length or (letters == letters[0]).all():
+            codes[mine] = len(names)
+            names.append(letters[0].tobytes().decode(errors="replace"))
+            continue
+        words = letters.view(f"V{length}").ravel()
+        found, inverse = np.unique(words, return_inverse=True)
+        codes[mine] = len(names) + inverse
+        names += [each.tobytes().decode(errors="replace") for each in found]
+    return codes, names

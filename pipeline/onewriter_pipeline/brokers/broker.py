@@ -30,8 +30,14 @@ from onewriter_pipeline.brokers.frames import (
     Gatherer,
     MarkerFrame,
 )
-from onewriter_pipeline.brokers.names import log_name, path_of, topic_path
-from onewriter_pipeline.brokers.positions import behind, position_of, shown
+from onewriter_pipeline.brokers.names import (
+    behind,
+    log_name,
+    path_of,
+    position_of,
+    shown,
+    topic_path,
+)
 from onewriter_pipeline.brokers.segments import LogState, Segment, Segments, Trim, segment_of
 from onewriter_pipeline.errors import Damaged, LogEnds, PipelineError
 

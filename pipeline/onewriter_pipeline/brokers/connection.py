@@ -22,7 +22,7 @@ from urllib3.response import BaseHTTPResponse
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers import troubles
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.errors import (
     Away,
     Conflict,
@@ -59,7 +59,7 @@ OWNERS_MAX: Final = 4_096
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of an answer that is no stream."""
 
-READ_BYTES: Final = 1024 * 1024
+STREAM_READ_BYTES: Final = 1024 * 1024
 """What one read of a stream takes at most."""
 
 BUSY: Final = 429
@@ -177,7 +177,7 @@ class Connection:
             raise
         is_over = False
         try:
-            yield from answer.stream(READ_BYTES, decode_content=False)
+            yield from answer.stream(STREAM_READ_BYTES, decode_content=False)
             is_over = True
         except (HTTPError, OSError) as error:
             raise Broken(troubles.told(error, url)) from error

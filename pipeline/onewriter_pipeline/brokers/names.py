@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from onewriter_core.ids import InvalidTopicName, TopicName
+from onewriter_core.ids import InvalidTopicName, Position, TopicName
 from onewriter_pipeline.errors import Invalid
 
 
@@ -27,3 +27,21 @@ def topic_path(name: TopicName) -> str:
 def path_of(name: TopicName) -> str:
     """Its name as a part of a path."""
     return "/".join(quote(each, safe="") for each in (name.tenant, name.namespace, name.local_name))
+
+
+def position_of(text: str) -> Position:
+    """A position as it is written; raises Invalid."""
+    ledger, _, entry = text.partition(":")
+    if not (ledger.isascii() and ledger.isdecimal() and entry.isascii() and entry.isdecimal()):
+        raise Invalid(f"{text[:60]!r} is not a position: write <ledger>:<entry>")
+    return Position(int(ledger), int(entry))
+
+
+def shown(position: Position) -> str:
+    """A position as it is written."""
+    return f"{position.ledger}:{position.entry}"
+
+
+def behind(position: Position) -> Position:
+    """The next position of the same ledger."""
+    return Position(position.ledger, position.entry + 1)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.brokers.positions import behind, position_of
+from onewriter_pipeline.brokers.names import behind, position_of
 
 
 @dataclass(frozen=True, slots=True)

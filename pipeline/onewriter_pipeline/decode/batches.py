@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from onewriter_pipeline.binaries import Bools, Signed, Unsigned
-from onewriter_pipeline.decode.fields import Fields, Wanted, scan
+from onewriter_pipeline.decode.fields import Fields, WantedFields, scan
 from onewriter_pipeline.decode.words import big_endian_32, varints
 
 MESSAGE_BYTES_MIN: Final = 6
@@ -58,12 +58,14 @@ class Single(enum.IntEnum):
 
 
 _SIZE_TAG: Final = np.uint64(Single.PAYLOAD_SIZE << 3)
-_SIZE_ONLY: Final = Wanted(numbers=frozenset({Single.PAYLOAD_SIZE}), until=Single.PAYLOAD_SIZE)
+_SIZE_ONLY: Final = WantedFields(
+    numbers=frozenset({Single.PAYLOAD_SIZE}), until=Single.PAYLOAD_SIZE
+)
 _IS_TAG: Final = np.zeros(256, np.bool_)
 _IS_TAG[[0x0A, 0x12, 0x18, 0x20, 0x28, 0x30, 0x3A, 0x40, 0x48, 0x50]] = True
 """The tags of all fields that SingleMessageMetadata has."""
 
-_ALL: Final = Wanted(
+_ALL: Final = WantedFields(
     numbers=frozenset(
         {
             Single.PAYLOAD_SIZE,

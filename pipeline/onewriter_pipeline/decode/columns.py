@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -10,19 +11,17 @@ import numpy as np
 import pyarrow as pa
 
 from onewriter_pipeline import schema as names
-from onewriter_pipeline.binaries import Bools, Signed, Unsigned, binaries, texts
+from onewriter_pipeline.binaries import Bools, Heads, Signed, Unsigned, binaries, texts
 from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.decode.entries import Damage, Entries, Metadata
-from onewriter_pipeline.decode.fields import Wanted, scan
-from onewriter_pipeline.decode.gathering import from_base64, gathered
-from onewriter_pipeline.decode.message_ids import message_ids
+from onewriter_pipeline.decode.fields import WantedFields, scan
 from onewriter_pipeline.decode.rows import Rows, Slices
 
 _MICROSECONDS: Final = np.uint64(1000)
 _TIME_MS_MAX: Final = np.uint64(253_402_300_799_000)
 """The last second of the year 9999: neither Spark nor the log of a table knows later ones."""
 _KEY, _VALUE = 1, 2
-_PAIR: Final = Wanted(pieces=frozenset({_KEY, _VALUE}))
+_PAIR: Final = WantedFields(pieces=frozenset({_KEY, _VALUE}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,3 +194,66 @@ def _last_of_each(rows: Signed, keys: pa.Array) -> Bools:
         last[:] = False
         last[len(rows) - 1 - from_behind] = True
     return last
+
+
+def gathered(data: pa.Buffer, slices: Slices, kind: pa.DataType) -> pa.Array:
+    """The slices as an array of a binary or string type; null where there is none."""
+    which = np.flatnonzero(slices.present)
+    if not len(which):
+        return pa.nulls(len(slices.present), kind)
+    starts, stops = slices.starts[which], slices.stops[which]
+    ranks = np.arange(len(which))
+    if (starts[1:] < stops[:-1]).any():  # not in the order of the buffer
+        order = np.lexsort((stops, starts))
+        starts, stops = starts[order], stops[order]
+        ranks[order] = np.arange(len(which))
+    bounds = np.empty(2 * len(which), np.int32)
+    bounds[0::2], bounds[1::2] = starts, stops
+    laid = pa.Array.from_buffers(kind, len(bounds) - 1, [None, pa.py_buffer(bounds), data])
+    if len(which) == len(slices.present):
+        return laid.take(pa.array((2 * ranks).astype(np.int32)))
+    places = np.zeros(len(slices.present), np.int32)
+    places[which] = 2 * ranks
+    return laid.take(pa.array(places, mask=~slices.present))
+
+
+def from_base64(texts: pa.Array) -> pa.Array:
+    """Base64 values as what they stand for; null for what is null or is no base64."""
+    encoded = texts.dictionary_encode()
+    plain = pa.array([_plain(text) for text in encoded.dictionary.to_pylist()], pa.binary())
+    return plain.take(encoded.indices)
+
+
+def _plain(text: bytes) -> bytes | None:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error:
+        return None
+
+
+_LEDGER, _ENTRY, _PARTITION, _BATCH_INDEX, _BATCH_SIZE = 0x08, 0x10, 0x18, 0x20, 0x30
+"""Tags of the fields, all varints."""
+
+
+def message_ids(
+    ledger: Signed,
+    entry: Signed,
+    batch_index: Signed,
+    batch_size: Signed,
+    partition: int | None,
+) -> pa.Array:
+    """The ids as binary; batch index and size only where the size is not 0, the partition if any."""
+    rows = len(ledger)
+    fields: list[tuple[int, Signed, Bools | None]] = [
+        (_LEDGER, ledger, None),
+        (_ENTRY, entry, None),
+    ]
+    if partition is not None:
+        fields.append((_PARTITION, np.full(rows, partition), None))
+    is_batched = batch_size > 0
+    fields += [(_BATCH_INDEX, batch_index, is_batched), (_BATCH_SIZE, batch_size, is_batched)]
+    ids = Heads(rows)
+    for tag, numbers, present in fields:
+        ids.byte(tag, present)
+        ids.varint(numbers, present)
+    return ids.to_arrow().cast(pa.binary())

@@ -27,7 +27,7 @@ def uncompressed(codec: int, content: bytes, size: int) -> bytes:
 
 
 @dataclass(slots=True)
-class _Begun:
+class _PartialMessage:
     count: int
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
@@ -41,7 +41,7 @@ class Assembler:
     """
 
     def __init__(self) -> None:
-        self._begun: dict[bytes, _Begun] = {}
+        self._begun: dict[bytes, _PartialMessage] = {}
         self._bytes = 0
 
     def add(self, uuid: bytes, chunk_id: int, count: int, content: bytes) -> bytes | None:
@@ -52,7 +52,7 @@ class Assembler:
         """
         if chunk_id == 0:
             self._forget(uuid)
-            self._begun[uuid] = _Begun(count)
+            self._begun[uuid] = _PartialMessage(count)
         begun = self._begun.get(uuid)
         if begun is None or chunk_id > len(begun.parts):
             raise ChunksMissing(uuid.decode("utf-8", "replace"))

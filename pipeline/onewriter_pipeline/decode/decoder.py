@@ -213,7 +213,7 @@ class Decoder:
 
 
 @dataclass(slots=True)
-class _Begun:
+class _ChunkedMessage:
     """A message whose chunks were seen from ``first`` to ``last``, the latter stored at ``time_ms``."""
 
     first: Position
@@ -232,7 +232,7 @@ def whole_before(
     ``is_over`` says of the ledger of its last chunk that whoever wrote it can write no more, or its producer
     went on with others for GIVEN_UP_SECONDS.
     """
-    begun: dict[bytes, _Begun] = {}
+    begun: dict[bytes, _ChunkedMessage] = {}
     newest: dict[bytes, tuple[bytes, int]] = {}  # of each producer: which message, and when
     for chunk in chunks:
         _note_chunks(chunk, begun, newest)
@@ -248,7 +248,7 @@ def whole_before(
 
 
 def _note_chunks(
-    chunk: Chunk, begun: dict[bytes, _Begun], newest: dict[bytes, tuple[bytes, int]]
+    chunk: Chunk, begun: dict[bytes, _ChunkedMessage], newest: dict[bytes, tuple[bytes, int]]
 ) -> None:
     data = chunk.payload + PADDING
     entries = read_entries(data, words_of(data), chunk.offsets, verify_checksums=False)
@@ -264,7 +264,7 @@ def _note_chunks(
         uuid, chunk_id, count = _place_of_chunk(entries, index, data)
         newest[producer] = uuid, time_ms
         first = begun[uuid].first if uuid in begun else at
-        begun[uuid] = _Begun(first, at, time_ms, producer, chunk_id == count - 1)
+        begun[uuid] = _ChunkedMessage(first, at, time_ms, producer, chunk_id == count - 1)
 
 
 def _chunked(entries: Entries) -> Bools:

@@ -17,7 +17,7 @@ import numpy as np
 
 from onewriter_core.wire.frames import BROKER_ENTRY_METADATA_MAGIC, CHECKSUM_MAGIC
 from onewriter_pipeline.binaries import Signed, Unsigned
-from onewriter_pipeline.decode.fields import Fields, Wanted, scan
+from onewriter_pipeline.decode.fields import Fields, WantedFields, scan
 from onewriter_pipeline.decode.words import big_endian_32
 
 _BROKER_METADATA: Final = np.uint64(int.from_bytes(BROKER_ENTRY_METADATA_MAGIC, "little"))
@@ -50,7 +50,7 @@ class Metadata(enum.IntEnum):
     NULL_KEY = 30
 
 
-_WANTED: Final = Wanted(
+_WANTED: Final = WantedFields(
     numbers=frozenset(
         {
             Metadata.SEQUENCE_ID,

@@ -26,7 +26,7 @@ _AT_ONCE: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedFields:
     """The fields that a caller wants to know, by number; every other one is passed over.
 
     ``repeated`` are pieces of which all count. A scan that has ``until`` leaves each message
@@ -125,7 +125,7 @@ class Fields:
         self._has[number][rows] = True
 
 
-def scan(words: Unsigned, starts: Signed, stops: Signed, wanted: Wanted) -> Fields:
+def scan(words: Unsigned, starts: Signed, stops: Signed, wanted: WantedFields) -> Fields:
     """Read the messages that lie in ``words`` from each start to its stop."""
     fields = Fields(len(starts), starts > stops)
     for first in range(0, len(starts), _AT_ONCE):
@@ -140,7 +140,7 @@ def _scan(
     rows: Signed,
     cursors: Signed,
     ends: Signed,
-    wanted: Wanted,
+    wanted: WantedFields,
     fields: Fields,
 ) -> None:
     while len(rows):
@@ -178,7 +178,7 @@ class _Round:
     cursors: Signed
     ends: Signed
 
-    def read(self, tag: int, wanted: Wanted, fields: Fields) -> tuple[Signed, Bools]:
+    def read(self, tag: int, wanted: WantedFields, fields: Fields) -> tuple[Signed, Bools]:
         """Read the field; where the next one begins, and which messages are damaged."""
         number, wire = tag >> _WIRE_BITS, tag & 7
         if number and wire == _VARINT:
@@ -190,14 +190,14 @@ class _Round:
             return after, after > self.ends
         return self.ends, np.ones(len(self.rows), np.bool_)
 
-    def _varint(self, number: int, wanted: Wanted, fields: Fields) -> tuple[Signed, Bools]:
+    def _varint(self, number: int, wanted: WantedFields, fields: Fields) -> tuple[Signed, Bools]:
         values, sizes = varints(self.words, self.cursors)
         after = self.cursors + sizes
         if number in wanted.numbers:
             fields.note_number(number, self.rows, values)
         return after, (sizes == 0) | (after > self.ends)
 
-    def _bytes(self, number: int, wanted: Wanted, fields: Fields) -> tuple[Signed, Bools]:
+    def _bytes(self, number: int, wanted: WantedFields, fields: Fields) -> tuple[Signed, Bools]:
         lengths, sizes = varints(self.words, self.cursors)
         starts = self.cursors + sizes
         room = (self.ends - starts).clip(0).astype(np.uint64)

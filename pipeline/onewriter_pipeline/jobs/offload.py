@@ -20,7 +20,7 @@ import click
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.brokers.segments import Segment, Segments
 from onewriter_pipeline.engine import Runner, cores_of, in_process, on_spark, running
 from onewriter_pipeline.errors import EngineFailed, LogEnds, TableError, Trimmed
@@ -46,7 +46,7 @@ from onewriter_pipeline.read.offsets import (
     runs_between,
     tasks_for,
 )
-from onewriter_pipeline.read.planning import BEGINNING, Selection, check_kept, logs_of
+from onewriter_pipeline.read.selection import BEGINNING, Selection, check_kept, logs_of
 from onewriter_pipeline.read.spans import Reading
 from onewriter_pipeline.tables.digest import shown as digest_shown
 from onewriter_pipeline.tables.files import check_there, discard, discard_run
@@ -57,14 +57,14 @@ from onewriter_pipeline.tables.layout import (
     SegmentRow,
     folder_of,
 )
-from onewriter_pipeline.tables.storing import Stored, Storing, join, store
+from onewriter_pipeline.tables.log_writer import Stored, WriteSettings, join, store
 from onewriter_pipeline.tables.table import State, Table
 from onewriter_pipeline.tables.tables import FOREIGN_SHOWN, Tables
 
 BATCH_BYTES: Final = 1024 * 1024 * 1024
 """What a batch reads at most, about, unless one says otherwise."""
 
-RUNS_MAX: Final = 20_000
+BATCH_RUNS_MAX: Final = 20_000
 """Ledgers, or parts of them, of one batch: its commit has a line for each."""
 
 PUBLISHES_MAX: Final = 20_000
@@ -96,7 +96,7 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Report:
+class OffloadReport:
     """What a run did."""
 
     batches: int = 0
@@ -141,10 +141,12 @@ class Offload:
     skip_corrupt: bool = False
     with_audit: bool = True
 
-    def run(self, runner: Runner[Any, Any], cores: int, observe: Observe = _nobody) -> Report:
+    def run(
+        self, runner: Runner[Any, Any], cores: int, observe: Observe = _nobody
+    ) -> OffloadReport:
         """Do it. Raises PipelineError: then all that was committed counts, and it may be run again."""
         began = time.monotonic()
-        report = Report()
+        report = OffloadReport()
         with Broker(self.access) as broker:
             logs = logs_of(broker, self.selection)  # a mistake in a name makes no tables
             messages = self.tables.made(MESSAGES)
@@ -204,7 +206,7 @@ class Offload:
             if gone is not None:
                 lost[log] = gone
             ahead[log] = runs_between(segments.segments, starts[log], target)
-        share = max(1, RUNS_MAX // max(1, len(ahead)))
+        share = max(1, BATCH_RUNS_MAX // max(1, len(ahead)))
         bounded = limited(ahead, bytes_=self.batch_bytes)
         ends = {
             log: _end(runs[:share], bounded[log], targets[log], is_cut=len(runs) > share)
@@ -266,12 +268,12 @@ class Offload:
         runner: Runner[Sequence[Span], Stored],
         cores: int,
         observe: Observe,
-        report: Report,
+        report: OffloadReport,
     ) -> bool:
         """Write and commit a batch; answers whether there was something to commit."""
         began = time.monotonic()
         reading = Reading(MESSAGES.columns.names, not self.accept_loss, self.skip_corrupt)
-        how = Storing(self.access, messages.place, reading)
+        how = WriteSettings(self.access, messages.place, reading)
         try:
             done = list(runner(partial(store, how=how), _tasks(batch.parts, cores)))
         except (EngineFailed, KeyboardInterrupt):  # which tasks had written what, nobody can tell

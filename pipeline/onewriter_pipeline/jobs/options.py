@@ -13,7 +13,7 @@ import click
 
 from onewriter_pipeline.brokers.connection import PATIENCE_SECONDS, Access
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables.tables import Tables
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from onewriter_pipeline.audit.audit import LIVE, TABLE, Audit, Report
+from onewriter_pipeline.audit.audit import LIVE, TABLE, Audit, AuditReport
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs.options import (
@@ -35,7 +35,7 @@ _SEEN: Final = {
 }
 
 
-def write(report: Report, folder: Path, now: datetime) -> list[Path]:
+def write(report: AuditReport, folder: Path, now: datetime) -> list[Path]:
     """Write the page and its pictures into a folder; answers their paths. Raises Invalid."""
     from onewriter_pipeline.report.balance import balance_of  # noqa: PLC0415 - pictures take a while
     from onewriter_pipeline.report.pictures import pictures  # noqa: PLC0415
@@ -55,7 +55,7 @@ def write(report: Report, folder: Path, now: datetime) -> list[Path]:
     return paths
 
 
-def _page(report: Report, drawn: dict[str, bytes], now: datetime) -> str:
+def _page(report: AuditReport, drawn: dict[str, bytes], now: datetime) -> str:
     from onewriter_pipeline.report import page  # noqa: PLC0415 - as above
 
     source = "live logs" if report.tier == LIVE else "tables"
@@ -66,7 +66,7 @@ def _page(report: Report, drawn: dict[str, bytes], now: datetime) -> str:
     return page.page("Who wrote, and when", lead, len(report.findings), _sections(report, drawn))
 
 
-def _sections(report: Report, drawn: dict[str, bytes]) -> Iterator[str]:
+def _sections(report: AuditReport, drawn: dict[str, bytes]) -> Iterator[str]:
     from onewriter_pipeline.report.page import listed, picture, section, table  # noqa: PLC0415
 
     findings = [
@@ -125,7 +125,7 @@ def _sections(report: Report, drawn: dict[str, bytes]) -> Iterator[str]:
     yield section("Tenures", table(tenures, map(_tenure, report.timeline)))
 
 
-def _losses(report: Report) -> str:
+def _losses(report: AuditReport) -> str:
     from onewriter_pipeline.report.page import table  # noqa: PLC0415
 
     columns = [("log", "Topic"), ("after", "Behind"), ("last", "Up to")]

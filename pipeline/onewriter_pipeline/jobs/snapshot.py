@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from onewriter_core.property_names import STAMP_PROPERTY
 from onewriter_pipeline.engine import running
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.jobs.dataframes import epoch_options, publish, read_options, tier_option
@@ -45,7 +46,6 @@ from onewriter_pipeline.tables.files import Place, place_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_STAMP: Final = "onewriter.write"
 _MAGIC: Final = "OWS1"
 
 _HAS_VALUE: Final = f"{KEY} IS NOT NULL AND length(newest.{VALUE}) > 0"
@@ -54,20 +54,20 @@ NEWEST: Final = f"""max_by(
     struct({", ".join(name for name in SNAPSHOT_COLUMNS if name != KEY)}),
     struct({LEDGER}, {ENTRY}, {BATCH_INDEX}))"""
 
-SHARED_STATE: Final = f"""count_if({PROPERTIES}['{_STAMP}'] IS NOT NULL
+SHARED_STATE: Final = f"""count_if({PROPERTIES}['{STAMP_PROPERTY}'] IS NOT NULL
     OR ({KEY} IS NULL AND substring({VALUE}, 1, 4) = X'{_MAGIC.encode().hex()}'))"""
 """Entries of shared state are operations (docs/shared-state.md); their newest one is not the state."""
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SnapshotCounts:
     """How many keys there are, and how many of them have a value."""
 
     keys: int
     values: int
 
 
-def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, Counts]:
+def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, SnapshotCounts]:
     """One row per key, by options of ``format("onewriter")``, and what they are. Raises Invalid for shared state.
 
     Kept until it is unpersisted.
@@ -89,7 +89,7 @@ def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, 
             f"{topic} holds shared state: its entries are operations, and the newest one of a key is not"
             f" its value. `onewriter map list {topic}` reads it, and its checkpoints are its snapshots"
         )
-    return kept, Counts(found["keys"], found["values"])
+    return kept, SnapshotCounts(found["keys"], found["values"])
 
 
 def values(kept: DataFrame) -> DataFrame:
@@ -104,7 +104,7 @@ def _expr(text: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SnapshotTarget:
     """Where a snapshot goes: to a path, to a topic, or both."""
 
     path: str
@@ -178,7 +178,7 @@ def _is_there(place: Place, kind: str) -> bool:
 @spark_options
 def command(**options: Any) -> None:
     """Write the newest message of each key of a topic: as Parquet, as Delta, or to another topic."""
-    target = Target(
+    target = SnapshotTarget(
         path=options["path"],
         kind=options["kind"],
         overwrites=options["overwrite"],

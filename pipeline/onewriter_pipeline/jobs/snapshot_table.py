@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 FORMAT: Final = "onewriter-snapshot"
 
-COLUMNS: Final = arrow_schema(SNAPSHOT_COLUMNS)
+TABLE_COLUMNS: Final = arrow_schema(SNAPSHOT_COLUMNS)
 
 
 def existing(place: Place) -> DeltaTable | None:
@@ -55,7 +55,7 @@ def existing(place: Place) -> DeltaTable | None:
     if table is None:
         return None
     names = [each.name for each in table.schema().fields]
-    if names != COLUMNS.names:
+    if names != TABLE_COLUMNS.names:
         raise Invalid(f"{place.location} is a table of other columns ({', '.join(names[:5])} ...)")
     return table
 
@@ -69,7 +69,7 @@ def replace(rows: DataFrame, place: Place) -> None:
     spark.dataSource.register(format_of(place, run))
     try:
         with active(spark):
-            rows.select(*COLUMNS.names).write.format(FORMAT).mode("append").save()
+            rows.select(*TABLE_COLUMNS.names).write.format(FORMAT).mode("append").save()
     except (Py4JError, PySparkException, OSError) as error:
         if not _is_committed(place, run):
             discard_run(place, run, [""])
@@ -124,9 +124,9 @@ class _Writer(DataSourceArrowWriter):
         try:
             for batch in iterator:
                 if batch.num_rows:
-                    writer = writer or FileWriter(self._place, {}, COLUMNS, self._run)
-                    arrays = [batch.column(each.name).cast(each.type) for each in COLUMNS]
-                    writer.write(pa.RecordBatch.from_arrays(arrays, schema=COLUMNS))
+                    writer = writer or FileWriter(self._place, {}, TABLE_COLUMNS, self._run)
+                    arrays = [batch.column(each.name).cast(each.type) for each in TABLE_COLUMNS]
+                    writer.write(pa.RecordBatch.from_arrays(arrays, schema=TABLE_COLUMNS))
             return _Written(None if writer is None else writer.close())
         except (OSError, pa.ArrowException) as error:
             if writer is not None:
@@ -151,7 +151,7 @@ def commit(place: Place, files: Sequence[TableFile]) -> None:
     """Make files the content of a table. Raises TableError, Overtaken above all."""
     actions: list[AddAction | RemoveAction] = [action(file) for file in files]
     properties = CommitProperties(max_commit_retries=ATTEMPTS_MAX)
-    before, schema = existing(place), Schema.from_arrow(COLUMNS)
+    before, schema = existing(place), Schema.from_arrow(TABLE_COLUMNS)
     if before is None:
         adds = [each for each in actions if isinstance(each, AddAction)]
         write = partial(
@@ -159,7 +159,7 @@ def commit(place: Place, files: Sequence[TableFile]) -> None:
             table_uri=place.location,
             schema=schema,
             add_actions=adds,
-            configuration=statistics_of(COLUMNS),
+            configuration=statistics_of(TABLE_COLUMNS),
             storage_options=dict(place.options),
             commit_properties=properties,
         )

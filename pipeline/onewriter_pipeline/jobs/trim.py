@@ -17,7 +17,7 @@ import click
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
-from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.brokers.segments import Segment, Segments, Trim
 from onewriter_pipeline.errors import Conflict
 from onewriter_pipeline.jobs.options import (
@@ -32,24 +32,24 @@ from onewriter_pipeline.jobs.options import (
     tell,
     topic_options,
 )
-from onewriter_pipeline.read.planning import Selection, logs_of
+from onewriter_pipeline.read.selection import Selection, logs_of
 from onewriter_pipeline.read.spans import trimmable_before
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
-from onewriter_pipeline.tables.reading_back import Altered, read_back
+from onewriter_pipeline.tables.read_back import Altered, read_back
 from onewriter_pipeline.tables.table import Table
 from onewriter_pipeline.tables.tables import Tables
-from onewriter_pipeline.tables.verifying import (
+from onewriter_pipeline.tables.verification import (
     DIFFERENCES_SHOWN,
     Counted,
     Difference,
-    Wanted,
+    WantedRows,
     differences,
 )
 
 OPEN: Final = "ledger"
 """What limits a trim at a ledger that may still grow."""
 
-REQUESTS_MAX: Final = 10_000
+TRIM_REQUESTS_MAX: Final = 10_000
 """Requests to trim one log; each drops 20,000 blocks at most."""
 
 OFFLOAD: Final = "offload"
@@ -153,7 +153,7 @@ class TrimJob:
         for row in rows:
             if row.topic == held.log and row.ledger in of_ledger:
                 of_ledger[row.ledger].append(row)
-        sought = {each.ledger: Wanted.of(each, of_ledger[each.ledger]) for each in segments}
+        sought = {each.ledger: WantedRows.of(each, of_ledger[each.ledger]) for each in segments}
         wanted = {ledger: each for ledger, each in sought.items() if each is not None}
         read, altered = read_back(messages, held.log, wanted)
         report.differences += altered
@@ -189,7 +189,7 @@ def trim_all(broker: Broker, log: str, before: Position, epoch: int) -> Trim:
     Raises PipelineError; what went until then is gone.
     """
     done = broker.trim(log, before, epoch=epoch)
-    for _ in range(REQUESTS_MAX):
+    for _ in range(TRIM_REQUESTS_MAX):
         if done.first >= done.before:
             break
         first = done.first

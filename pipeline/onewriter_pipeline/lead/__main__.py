@@ -1,4 +1,4 @@
-"""The leader process of one driver: started by ``asking.py``, never by a person."""
+"""The leader process of one driver: started by ``leader.py``, never by a person."""
 
 from onewriter_pipeline.lead.process import main
 

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Final, NamedTuple
 
-JAVA: Final = "java"
+JAVA_PROGRAM: Final = "java"
 
 ANCESTORS_MAX: Final = 32
 """Processes between a data source's Python and the JVM that started it; there are one or two."""
@@ -50,7 +50,7 @@ def driver_of(pid: int | None = None) -> Process:
         found = _look_up(at)
         if found is None:
             break
-        if found.name == JAVA:
+        if found.name == JAVA_PROGRAM:
             return Process(at, found.started)
         at = found.parent
     found = _look_up(own)

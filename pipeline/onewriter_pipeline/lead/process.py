@@ -27,7 +27,7 @@ from onewriter_pipeline.lead.requests import (
     READY,
     SOCKET,
     STATUS,
-    Asking,
+    LeaderRequest,
     answered,
     failed,
     told,
@@ -37,10 +37,10 @@ from onewriter_pipeline.lead.topics import Topics
 LOOK_SECONDS: Final = 0.5
 """Pause between two looks at the driver and at what is over."""
 
-IDLE_SECONDS: Final = 60.0
+PROCESS_IDLE_SECONDS: Final = 60.0
 """So long it stays with nothing to lead: the next write of the driver finds it started."""
 
-REQUESTS_MAX: Final = 256
+CONNECTIONS_MAX: Final = 256
 """Requests at once."""
 
 REQUEST_SECONDS: Final = 10.0
@@ -53,7 +53,7 @@ class Server:
     """Answers the driver's data sources."""
 
     def __init__(
-        self, topics: Topics, driver: Process, *, idle_seconds: float = IDLE_SECONDS
+        self, topics: Topics, driver: Process, *, idle_seconds: float = PROCESS_IDLE_SECONDS
     ) -> None:
         self._topics = topics
         self._driver = driver
@@ -87,7 +87,7 @@ class Server:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request of one connection."""
         try:
-            if self._requests >= REQUESTS_MAX:
+            if self._requests >= CONNECTIONS_MAX:
                 return
             self._requests += 1
             try:
@@ -120,17 +120,17 @@ class Server:
 
     async def _answer(self, line: bytes) -> bytes:
         try:
-            asking = Asking.of(line)
+            request = LeaderRequest.of(line)
         except (ValueError, TypeError, KeyError) as error:
             return failed(Damaged(f"the leader process was asked in another way: {error}"))
         try:
-            match asking.what:
+            match request.what:
                 case what if what == BEGIN:
-                    return answered(await self._topics.begin(asking))
+                    return answered(await self._topics.begin(request))
                 case what if what == LEAD:
-                    return answered(await self._topics.lead(asking))
+                    return answered(await self._topics.lead(request))
                 case what if what == END:
-                    await self._topics.end(asking)
+                    await self._topics.end(request)
                     return told({})
                 case what if what == STATUS:
                     return told({"pid": os.getpid(), **self._topics.status()})

@@ -50,7 +50,7 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class LeaderRequest:
     """A request to the leader process.
 
     ``use`` names a query or a batch write. ``topics`` are full names, each with the epoch under which
@@ -74,7 +74,7 @@ class Asking:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def of(cls, line: bytes) -> Asking:
+    def of(cls, line: bytes) -> LeaderRequest:
         """As it was received. Raises ValueError, TypeError for what is no request."""
         said = json.loads(line)
         access = said.pop("access")

@@ -41,14 +41,14 @@ from onewriter_pipeline.lead.requests import (
     EXCLUSIVE,
     EXCLUSIVE_WITH_FENCING,
     WAIT_FOR_EXCLUSIVE,
-    Asking,
     Grant,
+    LeaderRequest,
 )
 
 USES_MAX: Final = 1_000
 """Queries and batch writes of one driver at once."""
 
-TOPICS_MAX: Final = 1_000
+LED_TOPICS_MAX: Final = 1_000
 """Topics that one driver leads at once."""
 
 BATCH_SECONDS_MAX: Final = 6 * 3600.0
@@ -176,15 +176,15 @@ class Topics:
             "uses": {use.key: use.is_in_batch for use in self._uses.values()},
         }
 
-    async def begin(self, asking: Asking) -> dict[str, Grant]:
+    async def begin(self, request: LeaderRequest) -> dict[str, Grant]:
         """A batch begins: its topics' grants. Raises PipelineError."""
-        use = self._uses.get(asking.use)
+        use = self._uses.get(request.use)
         if use is None:
             if len(self._uses) >= USES_MAX:
                 raise Invalid(
                     f"this driver has {USES_MAX} queries and batch writes at once already"
                 )
-            use = self._uses[asking.use] = _Use(asking.use, asking.idle_seconds)
+            use = self._uses[request.use] = _Use(request.use, request.idle_seconds)
         elif not use.is_in_batch:
             for led in [each for each in self._led.values() if use.key in each.uses]:
                 await self._prove(led)
@@ -195,23 +195,23 @@ class Topics:
         use.is_in_batch, use.ends_at = True, self._now() + BATCH_SECONDS_MAX
         if is_new:
             try:
-                return await self._lead_all(use, asking)
+                return await self._lead_all(use, request)
             except BaseException:
                 await self._drop(use)
                 raise
         # The same batch asks again: for its commit, in another process.
         return {topic: Grant(epoch) for topic, epoch in use.grants.items()}
 
-    async def lead(self, asking: Asking) -> dict[str, Grant]:
+    async def lead(self, request: LeaderRequest) -> dict[str, Grant]:
         """More topics of a batch; each one that it began with is led under the same epoch still.
 
         Raises PipelineError: Conflict where that is not so.
         """
-        use = self._uses.get(asking.use)
+        use = self._uses.get(request.use)
         if use is None:
-            use = self._uses[asking.use] = _Use(asking.use, asking.idle_seconds)
+            use = self._uses[request.use] = _Use(request.use, request.idle_seconds)
             use.ends_at = self._now() + BATCH_SECONDS_MAX
-        for topic, epoch in asking.topics.items():
+        for topic, epoch in request.topics.items():
             if topic in use.lost:
                 raise Conflict(use.lost[topic])
             if epoch and use.grants.get(topic) != epoch:
@@ -219,14 +219,14 @@ class Topics:
                     f"this batch began under epoch {epoch} of {topic}, which its driver has given up"
                     " since; nothing was published"
                 )
-        return await self._lead_all(use, asking)
+        return await self._lead_all(use, request)
 
-    async def end(self, asking: Asking) -> None:
+    async def end(self, request: LeaderRequest) -> None:
         """A batch has ended; ``is_over``: so has its use."""
-        use = self._uses.get(asking.use)
+        use = self._uses.get(request.use)
         if use is None:
             return
-        if asking.is_over:
+        if request.is_over:
             await self._drop(use)
         else:
             use.is_in_batch, use.ends_at = False, self._now() + use.idle_seconds
@@ -234,7 +234,7 @@ class Topics:
     async def sweep(self) -> None:
         """Give back what no use needs any more: call it now and then."""
         now = self._now()
-        if len(self._locks) > TOPICS_MAX:
+        if len(self._locks) > LED_TOPICS_MAX:
             self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
         for use in [each for each in self._uses.values() if each.ends_at <= now]:
             log.info("use %s is over: no batch came in time", use.key)
@@ -250,30 +250,30 @@ class Topics:
 
     # ------------------------------------------------------------ inside
 
-    async def _lead_all(self, use: _Use, asking: Asking) -> dict[str, Grant]:
-        if asking.access is None:
+    async def _lead_all(self, use: _Use, request: LeaderRequest) -> dict[str, Grant]:
+        if request.access is None:
             raise Invalid("the request names no broker")
         grants: dict[str, Grant] = {}
-        for topic in asking.topics:
-            led = await self._leading(use, topic, asking, asking.access)
-            if led.leadership.epoch != (asking.topics[topic] or led.leadership.epoch):
+        for topic in request.topics:
+            led = await self._leading(use, topic, request, request.access)
+            if led.leadership.epoch != (request.topics[topic] or led.leadership.epoch):
                 raise Conflict(f"this driver has given up {topic} since the batch began")
             led.uses.add(use.key)
             use.grants[topic] = led.leadership.epoch
-            grants[topic] = Grant(led.leadership.epoch, _capability(led.leadership, asking.app))
+            grants[topic] = Grant(led.leadership.epoch, _capability(led.leadership, request.app))
         return grants
 
-    async def _leading(self, use: _Use, topic: str, asking: Asking, access: Access) -> _Led:
+    async def _leading(self, use: _Use, topic: str, request: LeaderRequest, access: Access) -> _Led:
         """A topic that is led, from now on if it was not. Raises PipelineError."""
         name = TopicName.parse(topic)
         async with self._lock(access, topic):
             for each in dict.fromkeys((topic, str(name.base))):
                 led = self._led.get((access, each))
-                if led is not None and await self._goes_on(led, use, is_new=asking.what == BEGIN):
+                if led is not None and await self._goes_on(led, use, is_new=request.what == BEGIN):
                     return led
-            if len(self._led) >= TOPICS_MAX:
-                raise Invalid(f"this driver leads {TOPICS_MAX} topics already")
-            return await self._win(topic, asking, access)
+            if len(self._led) >= LED_TOPICS_MAX:
+                raise Invalid(f"this driver leads {LED_TOPICS_MAX} topics already")
+            return await self._win(topic, request, access)
 
     async def _goes_on(self, led: _Led, use: _Use, *, is_new: bool) -> bool:
         """Whether a topic that is led covers what is asked for; else it was given back.
@@ -308,15 +308,15 @@ class Topics:
     def _is_led(self, led: _Led) -> bool:
         return self._led.get((led.place[0], led.name)) is led
 
-    async def _win(self, topic: str, asking: Asking, access: Access) -> _Led:
-        place = access, asking.service_url
+    async def _win(self, topic: str, request: LeaderRequest, access: Access) -> _Led:
+        place = access, request.service_url
         async with self._client(place) as client:
             lead = client.lead(
                 topic,
-                access_mode=_MODES[asking.mode],
+                access_mode=_MODES[request.mode],
                 announce=False,
-                timeout_seconds=asking.wait_seconds or None,
-                options=ProducerOptions(name=_name(asking.app)),
+                timeout_seconds=request.wait_seconds or None,
+                options=ProducerOptions(name=_name(request.app)),
             )
             with _understood(topic):
                 leadership = await lead.__aenter__()

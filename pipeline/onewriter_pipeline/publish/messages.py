@@ -6,6 +6,7 @@ its content: byte for byte what protobuf's own encoder makes of it.
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,16 +19,17 @@ from onewriter_pipeline.binaries import (
     Signed,
     binaries,
     joined,
+    texts,
     varint_sizes,
 )
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publish.keys import key_texts
 from onewriter_pipeline.schema import EVENT_TIME, KEY, PROPERTIES, TOPIC, VALUE
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-COLUMNS: Final = frozenset({VALUE, KEY, EVENT_TIME, PROPERTIES, TOPIC})
+
+ROW_COLUMNS: Final = frozenset({VALUE, KEY, EVENT_TIME, PROPERTIES, TOPIC})
 """What a row may have. Its topic is no part of the message."""
 
 _PROPERTY_TAG: Final = 0x0A
@@ -71,11 +73,11 @@ def check_columns(names: Sequence[str]) -> None:
         raise Invalid(
             f"rows need a column {VALUE}, of binary or string: to_json(struct(*)) makes one of all"
         )
-    unknown = sorted(set(names) - COLUMNS)
+    unknown = sorted(set(names) - ROW_COLUMNS)
     if unknown:
         raise Invalid(
             f"there is no place for the columns {', '.join(unknown)} in a message; those are"
-            f" {', '.join(sorted(COLUMNS))}"
+            f" {', '.join(sorted(ROW_COLUMNS))}"
         )
 
 
@@ -228,3 +230,26 @@ def _pairs(names: Any, texts: Any) -> Binaries:
 def _valid(column: Any) -> Bools:
     found: Bools = column.is_valid().to_numpy(zero_copy_only=False)
     return found
+
+
+def key_texts(column: pa.Array) -> tuple[pa.Array, Bools | None]:
+    """Keys (binary or string, nulls stay) as they are written, ``large_binary``; and which are base64.
+
+    None: none of them is.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - Spark imports this module where there may be none
+
+    column = column.cast(pa.large_binary())
+    try:
+        column.cast(pa.large_string())
+    except pa.ArrowInvalid:  # they are not all texts
+        foreign = ~texts(binaries(column))
+    else:
+        return column, None
+    which = np.flatnonzero(foreign)
+    places = np.arange(len(column))
+    places[which] = len(column) + np.arange(len(which))
+    keys = column.take(pa.array(which)).to_pylist()
+    encoded = [binascii.b2a_base64(key, newline=False) for key in keys]
+    column = pa.concat_arrays([column, pa.array(encoded, pa.large_binary())])
+    return column.take(pa.array(places)), foreign

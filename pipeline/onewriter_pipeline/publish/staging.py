@@ -17,8 +17,7 @@ from urllib.parse import quote
 
 from onewriter_core.ids import Position, TopicName
 from onewriter_pipeline.brokers.connection import Access, Connection, understood
-from onewriter_pipeline.brokers.names import log_name, topic_path
-from onewriter_pipeline.brokers.positions import position_of
+from onewriter_pipeline.brokers.names import log_name, position_of, topic_path
 from onewriter_pipeline.errors import (
     Away,
     Conflict,
@@ -29,7 +28,7 @@ from onewriter_pipeline.errors import (
     Trimmed,
 )
 from onewriter_pipeline.lead.requests import Grant
-from onewriter_pipeline.publish.packing import FRAME_ROWS, PackedPart, Packer
+from onewriter_pipeline.publish.parts import FRAME_ROWS, PackedPart, Packer
 
 if TYPE_CHECKING:
     import pyarrow as pa

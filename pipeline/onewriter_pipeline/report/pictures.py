@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from onewriter_pipeline.report.balance import Balance
 
-TOPICS_MAX: Final = 40
+SHOWN_TOPICS_MAX: Final = 40
 """Topics of the timeline; those with the most tenures are shown."""
 
 NAMES_MAX: Final = 12
@@ -126,7 +126,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def timeline(tenures: Sequence[Row], now_ms: int) -> bytes:
     """Who led each topic, one row per topic; the windows in which nobody did."""
     with mpl.rc_context(_STYLE):
-        topics = _ranked(tenures, "topic")[:TOPICS_MAX]
+        topics = _ranked(tenures, "topic")[:SHOWN_TOPICS_MAX]
         places = {topic: number for number, topic in enumerate(sorted(topics, key=_natural))}
         shown = [row for row in tenures if row["topic"] in places]
         led = [row for row in shown if row["producer"]]

@@ -43,8 +43,8 @@ GROUP_ROWS: Final = 256 * 1024
 GROUP_BYTES: Final = 32 * 1024 * 1024
 """Rows of a Parquet row group, or bytes, whichever comes first: what a writer keeps in memory."""
 
-READ_ROWS: Final = 64 * 1024
-READ_BYTES: Final = 8 * 1024 * 1024
+BATCH_READ_ROWS: Final = 64 * 1024
+BATCH_READ_BYTES: Final = 8 * 1024 * 1024
 """What is read of a file at once: so many rows, or bytes, whichever is less."""
 
 READ_AHEAD_BYTES: Final = 1024 * 1024
@@ -236,10 +236,10 @@ def opened_parquet(
 
 
 def rows_at_once(metadata: pq.FileMetaData) -> int:
-    """Rows of a batch to read of a file: READ_ROWS, or those that have READ_BYTES, by what it says of them."""
+    """Rows of a batch to read of a file: BATCH_READ_ROWS, or those that have BATCH_READ_BYTES, by what it says of them."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     sizes = (int(group.total_byte_size) // max(1, int(group.num_rows)) for group in groups)
-    return max(1, min(READ_ROWS, READ_BYTES // max(1, max(sizes, default=1))))
+    return max(1, min(BATCH_READ_ROWS, BATCH_READ_BYTES // max(1, max(sizes, default=1))))
 
 
 def by_folder(files: Iterable[TableFile]) -> dict[str, list[TableFile]]:

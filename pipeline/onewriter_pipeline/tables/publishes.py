@@ -12,7 +12,7 @@ from typing import Final
 
 from onewriter_pipeline.brokers.frames import Chunk
 
-RUNS_MAX: Final = 1_000
+PUBLISH_RUNS_MAX: Final = 1_000
 """Runs that are remembered of one part of a ledger; of more, only that there were too many."""
 
 
@@ -89,4 +89,4 @@ def _goes_on(last: PublishRun, run: PublishRun) -> bool:
 
 
 def _few(found: tuple[PublishRun, ...]) -> tuple[PublishRun, ...] | None:
-    return found if len(found) <= RUNS_MAX else None
+    return found if len(found) <= PUBLISH_RUNS_MAX else None

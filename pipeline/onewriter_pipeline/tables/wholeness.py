@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.brokers.positions import position_of, shown
+from onewriter_pipeline.brokers.names import position_of, shown
 from onewriter_pipeline.errors import Gap
 from onewriter_pipeline.schema import ENTRY, LEDGER
 from onewriter_pipeline.tables.digest import runs_of
 from onewriter_pipeline.tables.files import Place, rows_at_once
 from onewriter_pipeline.tables.layout import SegmentRow, TableFile
-from onewriter_pipeline.tables.reading import Bounds, highest_of, lowest_of, opened
+from onewriter_pipeline.tables.pieces import Bounds, highest_of, lowest_of, opened
 
 # ------------------------------------------------------------ where the files begin
 

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable
 from tests.simulation.actors.client import Client, Gone
 from tests.simulation.actors.producer import Producer
 from tests.simulation.history import Operation
-from tests.simulation.recording import GUARD_PROPERTY
 
 from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.property_names import GUARD_PROPERTY
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 CHECKS_MAX = 3

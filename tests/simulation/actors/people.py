@@ -12,8 +12,8 @@ from tests.simulation.actors.consumer import Consumer, Reader
 from tests.simulation.actors.producer import Producer, State
 from tests.simulation.history import Kind, Outcome
 
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.ownership.claims import adopt_force
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.ownership.acquisition import adopt_force
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.effects import Answer

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from tests.simulation.actors.client import Backoff, Client, ClientEnd, Gone
 from tests.simulation.history import Kind, Operation, Outcome
-from tests.simulation.recording import GUARD_PROPERTY
 
+from onewriter_core.property_names import GUARD_PROPERTY
 from onewriter_core.wire.commands import Command
 from onewriter_core.wire.encoding import encode_send_header
 from onewriter_core.wire.messages import build_entry

@@ -12,14 +12,14 @@ from tests.stamps import stamp_anew
 from onewriter_broker.dispatch.api import Receipt, SubscribeOptions, SubscriptionType
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadBudget
+from onewriter_broker.dispatch.readers import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import Append, Binding, Fence, FencedLog, Marker, Outcome
-from onewriter_broker.log.entries import Entry, EntryRun, entries_of
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.pending import PendingEntry
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Append, Binding, Fence, FencedLog, Marker, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.entries import Entry, EntryRun, entries_of
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import Identity, Position, TopicName
 from onewriter_core.wire.messages import build_batch, build_entry

@@ -11,16 +11,16 @@ from typing import Any
 
 from onewriter_broker.anchor.api import Addresses, Record
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.log.api import Fence, FencedLog, Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.ownership.bucket_events import LostReason, Refenced
-from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.claims import (
+from onewriter_broker.log.store.api import Fence, FencedLog, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.ownership.acquisition import (
     Forced,
     Holding,
     adopt_force,
 )
+from onewriter_broker.ownership.bucket_events import LostReason, Refenced
+from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.ids import TopicName, bucket_of
 

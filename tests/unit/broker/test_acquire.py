@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
-from onewriter_broker.log.api import Observation, Unit
-from onewriter_broker.log.blocks import FORMAT_VERSION
+from onewriter_broker.log.store.api import Observation, Unit
+from onewriter_broker.log.store.blocks import FORMAT_VERSION
 from onewriter_broker.ownership.adoption import (
     LEDGERS_PER_BLOCK,
     Adopt,

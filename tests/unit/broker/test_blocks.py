@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter_broker.log.api import Block, Marker
-from onewriter_broker.log.blocks import (
+from onewriter_broker.log.store.api import Block, Marker
+from onewriter_broker.log.store.blocks import (
     CHAIN_START,
     MalformedBlock,
     chain,

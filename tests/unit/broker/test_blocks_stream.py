@@ -17,11 +17,11 @@ from onewriter_broker.http.metrics import BlockStreams
 from onewriter_broker.http.onewriter import packed
 from onewriter_broker.http.onewriter.blocks import STREAMS_MAX, Stream, one_more
 from onewriter_broker.http.site import Refusal
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.ranges import Range, is_gone
-from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TRIMMED
+from onewriter_broker.log.topic_log.ranges import Range, is_gone
 from onewriter_core.ids import EARLIEST, Position
 
 NOBODY_KNOWS: tuple[Position, ...] = ()

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.turns import Others
+from tests.unit.broker.ticks import Others
 
-from onewriter_broker.log import compacted_log
-from onewriter_broker.log.compacted import CompactedBlock, Piece
-from onewriter_broker.log.entries import EntryRun, runs_behind
+from onewriter_broker.log.store.compacted import CompactedBlock, Piece
+from onewriter_broker.log.topic_log import compacted_log
+from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
 from onewriter_core.ids import EARLIEST, Position
 
-TURNS = 5
+TICKS = 5
 """As often others have their turn at the least."""
 
 
@@ -82,7 +82,7 @@ async def test_a_view_is_read_in_steps_as_it_would_be_at_once(
     pieces = [piece for each in blocks for piece in each.pieces()]
     at_once = runs_behind(pieces, behind, horizon, entries_max, bytes_max)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compacted_log, "PIECES_PER_TURN", 3)
+        patched.setattr(compacted_log, "PIECES_PER_TICK", 3)
         found = await compacted_log._runs(blocks, behind, horizon, entries_max, bytes_max)
     assert shown(found) == shown(at_once)
 
@@ -100,9 +100,9 @@ async def test_a_view_of_which_little_is_left_leaves_turns_to_others(
             yield piece
 
     monkeypatch.setattr(CompactedBlock, "pieces", counted)
-    count = TURNS * compacted_log.PIECES_PER_TURN
+    count = TICKS * compacted_log.PIECES_PER_TICK
     blocks = [block(list(range(0, 2 * count, 2)), {})] * 2
     with Others() as others:
         runs = await compacted_log._runs(blocks, EARLIEST, Position(9, 1), count, 1 << 20)
     assert (len(runs), made) == (count, count)
-    assert others.turns >= TURNS - 1
+    assert others.ticks >= TICKS - 1

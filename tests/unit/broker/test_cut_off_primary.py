@@ -13,17 +13,17 @@ import pytest
 from tests.stamps import stamp_anew
 from tests.unit.broker.verify_histories import BUCKETS, Story, entry, nobody, waiter
 
-from onewriter_broker.dispatch.finding import (
+from onewriter_broker.dispatch.ledgers import LedgerGaps
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.positions import (
     last_message_id,
     learn_ledger_ends,
     position_before_time,
 )
-from onewriter_broker.dispatch.ledgers import LedgerGaps
-from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import Undecided

@@ -10,8 +10,8 @@ from tests.unit.broker.dispatch_world import Socket, World, ack, ack_until, worl
 from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.cursor import Cursor
 from onewriter_broker.dispatch.ledgers import LedgerGaps
-from onewriter_broker.log.compacted import View
-from onewriter_broker.log.termination import TERMINATED
+from onewriter_broker.log.store.compacted import View
+from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_broker.topic.compaction.passes import compact, drop_slot
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.wire.messages import build_batch, build_entry

@@ -10,8 +10,8 @@ from tests.unit.broker.dispatch_world import NOON_MS, NoSender, Socket, World, a
 from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.delays import may_be_delayed
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.entries import EntryRun
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.topic_log.entries import EntryRun
 from onewriter_core.ids import Position
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

@@ -9,9 +9,9 @@ from tests.unit.broker.dispatch_world import Receipts, Socket, ack, ack_until, w
 
 from onewriter_broker.dispatch.api import SeekToTime, SubscribeOptions, SubscriptionType
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import ReadBudget
-from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.entries import entries_of
+from onewriter_broker.dispatch.readers import ReadBudget
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.topic_log.entries import entries_of
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

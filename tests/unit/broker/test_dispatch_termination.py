@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.unit.broker.dispatch_world import Socket, World, ack, world
 
 from onewriter_broker.dispatch.api import SubscriptionType
-from onewriter_broker.log.termination import TERMINATED
+from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_core.ids import EARLIEST, Position
 
 

@@ -6,9 +6,9 @@ import pytest
 from tests.conformance.log_store_worlds import BUCKETS, Writer, topics_of_bucket
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Binding, Durability, Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Binding, Durability, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST
 

@@ -18,14 +18,22 @@ from tests.unit.broker.topic.fence_path_world import (
     until,
 )
 
-from onewriter_broker.log.api import Binding, Block, Fence, FencedLog, Guard, GuardKind, Outcome
-from onewriter_broker.log.blocks import chain
-from onewriter_broker.log.fake.store import Moment
-from onewriter_broker.log.guarding import FLOORS_MAX
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.redis_scripts import FIELDS_MAX, fence
-from onewriter_broker.log.together import Part, Together
-from onewriter_broker.log.topic_log import ENTRY_BYTES, TopicLog
+from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.store.api import (
+    Binding,
+    Block,
+    Fence,
+    FencedLog,
+    Guard,
+    GuardKind,
+    Outcome,
+)
+from onewriter_broker.log.store.blocks import chain
+from onewriter_broker.log.store.fake.store import Moment
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
+from onewriter_broker.log.topic_log.guards import FLOORS_MAX
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
 from onewriter_broker.topic.epoch_checks import raise_floor as seal
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
@@ -44,9 +52,14 @@ def floor(number: int) -> Guard:
 
 
 async def ready(
-    world: World, runner: TopicRunner, name: str, guard: Guard | None = None, *, slot: int = WHOLE
+    world: World,
+    runner: TopicRunner,
+    name: str,
+    guard: Guard | None = None,
+    *,
+    partition: int = WHOLE,
 ) -> tuple[Producer, Told]:
-    producer, told = world.ask(runner, AccessMode.SHARED, name, slot=slot, alone=True)
+    producer, told = world.ask(runner, AccessMode.SHARED, name, partition=partition, alone=True)
     producer.guard = guard
     await until(lambda: told.ready)
     return producer, told
@@ -61,9 +74,9 @@ async def later(condition: Callable[[], object]) -> None:
     raise AssertionError("it did not come about")
 
 
-async def raise_floor(world: World, runner: TopicRunner, slot: int = WHOLE) -> None:
+async def raise_floor(world: World, runner: TopicRunner, partition: int = WHOLE) -> None:
     """Somebody whose number is 9 wrote meanwhile, as far as the store knows."""
-    log = runner.logs[slot]
+    log = runner.logs[partition]
     assert log.binding is not None
     token = log.binding.token(log.ledger)
     assert await world.store.set_state(log.binding, log.name, token, {FIELD: "9"}) is Outcome.DONE
@@ -334,8 +347,8 @@ class Asked:
     def __init__(self, world: World, runner: TopicRunner, *guards: Guard | None) -> None:
         self.may_write = True
         parts = [
-            Part(runner.logs[slot], Send(1, 0), memoryview(b"part %d" % slot), guard)
-            for slot, guard in zip((0, 1), guards or (None, None), strict=True)
+            Part(runner.logs[partition], Send(1, 0), memoryview(b"part %d" % partition), guard)
+            for partition, guard in zip((0, 1), guards or (None, None), strict=True)
         ]
         self.request = Together(parts, lambda: self.may_write)
         self.positions: list[Position] = []
@@ -352,8 +365,8 @@ class Asked:
 async def counts(world: World) -> list[int]:
     """How many entries each of the two logs holds."""
     found = []
-    for slot in (0, 1):
-        stored = await world.stored(ORDERS.with_partition(slot))
+    for partition in (0, 1):
+        stored = await world.stored(ORDERS.with_partition(partition))
         found.append(sum(len(b.lengths) for b in stored if isinstance(b, Block)))
     return found
 
@@ -361,7 +374,7 @@ async def counts(world: World) -> list[int]:
 async def test_together_all_are_stored_behind_what_was_handed_in_before() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        plain, told = await ready(world, runner, "plain", slot=1)
+        plain, told = await ready(world, runner, "plain", partition=1)
         world.send(plain, 0)
         asked = Asked(world, runner)
         world.send(plain, 1)
@@ -389,7 +402,7 @@ async def test_together_a_lost_answer_stores_them_once(moment: Moment) -> None:
 async def test_together_nothing_is_stored_where_a_guard_is_over() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        newer, _ = await ready(world, runner, "newer", floor(5), slot=1)
+        newer, _ = await ready(world, runner, "newer", floor(5), partition=1)
         world.send(newer, 0)
         await until(lambda: newer.pending == 0)
         asked = Asked(world, runner, None, floor(4))

@@ -7,9 +7,9 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.http.onewriter import history
 from onewriter_broker.http.onewriter.history import READ_RECORDS, following, newest, shown
-from onewriter_broker.log.api import Binding
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Binding
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 
 MINE, OTHER = "persistent://public/default/mine", "persistent://public/default/other"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from onewriter_broker.auth.authorization import Authorization
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.namespaces import (
     POLICY_BYTES_MAX,
     Conflict,

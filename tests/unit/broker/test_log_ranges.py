@@ -15,13 +15,13 @@ from tests.unit.broker.verify_histories import (
     waiter,
 )
 
-from onewriter_broker.log import ranges
-from onewriter_broker.log.api import Marker, StoredBlock
-from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.ranges import Missing, Range, behind, leaves_hole
-from onewriter_broker.log.topic_log import TRIMMED, last_position
+from onewriter_broker.log.store.api import Marker, StoredBlock
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log import ranges
+from onewriter_broker.log.topic_log.log import TRIMMED, last_position
+from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, leaves_hole
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose

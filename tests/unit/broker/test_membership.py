@@ -8,8 +8,8 @@ import pytest
 from tests.contents import stored_in
 
 from onewriter_broker.anchor.api import Addresses
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.ownership.membership import (
     BEAT_SECONDS,
     DEAD_SECONDS,

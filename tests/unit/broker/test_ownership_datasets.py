@@ -7,8 +7,8 @@ from tests.unit.broker.ownership_world import World, acquired, force
 
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.anchor.memory import MemoryAnchor
+from onewriter_broker.ownership.acquisition import BucketRefused, Forced
 from onewriter_broker.ownership.adoption import Reason
-from onewriter_broker.ownership.claims import BucketRefused, Forced
 from onewriter_core.errors import Unavailable
 
 pytestmark = pytest.mark.looptime

@@ -16,13 +16,13 @@ from tests.unit.broker.ownership_world import (
 
 from onewriter_broker.anchor.api import Addresses, Record
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.log.api import Binding, Outcome
-from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
-from onewriter_broker.ownership.bucket_events import LostReason, Refenced
-from onewriter_broker.ownership.claims import (
+from onewriter_broker.log.store.api import Binding, Outcome
+from onewriter_broker.ownership.acquisition import (
     CLAIM_ATTEMPTS_MAX,
     BucketRefused,
 )
+from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
+from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.placement import LiveView
 from onewriter_core.errors import Unavailable, Undecided
 

@@ -16,10 +16,10 @@ from tests.unit.broker.ownership_world import (
 )
 
 from onewriter_broker.anchor.api import Record, Versioned
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.ownership import buckets as buckets_module
 from onewriter_broker.ownership.bucket_events import LostReason
-from onewriter_broker.ownership.leaving import (
+from onewriter_broker.ownership.departure import (
     NOTICE_SECONDS,
     STAY_SECONDS_MAX,
     STORE_SECONDS_MAX,

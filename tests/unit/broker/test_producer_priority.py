@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onewriter_broker.connection.properties import PRIORITY_PROPERTY, parse_priority
+from onewriter_broker.connection.properties import parse_priority
+from onewriter_core.property_names import PRIORITY_PROPERTY
 
 
 @pytest.mark.parametrize(

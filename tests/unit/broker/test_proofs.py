@@ -10,10 +10,10 @@ from tests.unit.broker.test_guarded_appends import later
 from tests.unit.broker.topic.fence_path_world import Gates, World, serving, until
 
 from onewriter_broker.log import commits
-from onewriter_broker.log.api import Durability, Standing
 from onewriter_broker.log.commits import PROOF_ATTEMPTS_MAX
-from onewriter_broker.log.fake.server import FakeNode
-from onewriter_broker.log.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.store.api import Durability, Standing
+from onewriter_broker.log.store.fake.server import FakeNode
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.epoch_checks import standing_of
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Undecided
@@ -97,7 +97,7 @@ async def test_a_question_under_way_proves_nothing_that_came_meanwhile(topic: Re
 
 async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Replicated) -> None:
     runner = await topic.world.load(1)
-    writer, told = topic.world.ask(runner, AccessMode.SHARED, "local", slot=1)
+    writer, told = topic.world.ask(runner, AccessMode.SHARED, "local", partition=1)
     await until(lambda: told.ready)
     assert runner.logs[1].durability is Durability.LOCAL
     topic.replica.holds_replication = True

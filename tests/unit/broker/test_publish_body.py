@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.broker.turns import Others
+from tests.unit.broker.ticks import Others
 
-from onewriter_broker.http.onewriter.publish_body import PARTS_MAX, PARTS_PER_TURN, Body, read_body
+from onewriter_broker.http.onewriter.publish_body import PARTS_MAX, PARTS_PER_TICK, Body, read_body
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Claimed
 from onewriter_core.ids import NUMBER_MAX
@@ -181,4 +181,4 @@ def test_there_are_so_many_parts_at_most() -> None:
 async def test_others_have_their_turn_while_many_parts_are_looked_at() -> None:
     with Others() as others:
         await read_body(body([part(number) for number in range(PARTS_MAX)]), PREFIX)
-    assert others.turns >= PARTS_MAX / PARTS_PER_TURN
+    assert others.ticks >= PARTS_MAX / PARTS_PER_TICK

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 import hiredis
 import pytest
 
-from onewriter_broker.log.redis_connection import (
+from onewriter_broker.log.store.redis.connection import (
     PAYLOAD_BYTES_UNCOPIED,
     RedisConnection,
     encode,
@@ -105,7 +105,7 @@ async def test_a_reply_that_nobody_asked_for_ends_the_connection() -> None:
 
 
 async def test_commands_nobody_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewriter_broker.log.redis_connection.REPLIES_AWAITED_MAX", 3)
+    monkeypatch.setattr("onewriter_broker.log.store.redis.connection.REPLIES_AWAITED_MAX", 3)
 
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Says nothing."""

@@ -11,8 +11,8 @@ from pathlib import Path
 import hiredis
 import pytest
 
-from onewriter_broker.log.redis_primary import RedisSettings, open_primary
-from onewriter_broker.log.server_checks import check_server
+from onewriter_broker.log.store.redis.primary import RedisSettings, open_primary
+from onewriter_broker.log.store.redis.server_checks import check_server
 from onewriter_core.errors import Undecided
 
 

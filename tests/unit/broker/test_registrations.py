@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from onewriter_broker.auth.registrations import KEY_SETTING, Registrations
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_core.ids import Identity, TopicName
 
 ORDERS = TopicName.parse("orders")

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 import pytest
 
 from onewriter_broker.connection.requests import REQUESTS_MAX, Requests
-from onewriter_broker.log.blocks import MalformedBlock
+from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.quotas.book import Quota, QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.topic.registry.detection import Detection

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from onewriter_broker.log.api import Durability
-from onewriter_broker.log.server_checks import ServerFacts, judge
+from onewriter_broker.log.store.api import Durability
+from onewriter_broker.log.store.redis.server_checks import ServerFacts, judge
 from onewriter_core.store_rights import broker_acl_rules
 
 REPLID = "a" * 40

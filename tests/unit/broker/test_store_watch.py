@@ -9,9 +9,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from onewriter_broker.log.api import Durability, Observation
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Durability, Observation
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.store_watch import StoreWatch, nearly_full, with_replicas
 
 SEEN = Observation("r", "", True, 0, {}, memory_bytes_used=50, memory_bytes_max=100)

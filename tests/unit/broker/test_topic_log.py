@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from onewriter_broker.log.api import Binding
-from onewriter_broker.log.entries import entries_of
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.pending import PendingBlock, PendingEntry
-from onewriter_broker.log.topic_log import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, TopicLog
+from onewriter_broker.log.store.api import Binding
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.entries import entries_of
+from onewriter_broker.log.topic_log.log import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.wire.values import Send
 

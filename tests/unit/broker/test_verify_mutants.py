@@ -10,11 +10,11 @@ import pytest
 from tests.contents import AuditRecord, Contents, stored_in
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, an_eventful_life, entry
 
-from onewriter_broker.log.api import Block, Marker, StoredBlock
-from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import payloads
+from onewriter_broker.log.store.api import Block, Marker, StoredBlock
+from onewriter_broker.log.store.blocks import CHAIN_START, chain
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import payloads
 from onewriter_broker.verify.findings import PREDICATES
 from onewriter_broker.verify.reader import LogReport, verify
 from onewriter_core.ids import Position, TopicName, bucket_of

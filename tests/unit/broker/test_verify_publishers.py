@@ -18,9 +18,9 @@ from tests.unit.broker.verify_histories import (
     waiter,
 )
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.verify import audit
 from onewriter_broker.verify.reader import LogReport
 from onewriter_core.publishers import (

@@ -13,10 +13,10 @@ from tests.unit.broker.verify_histories import (
     waiter,
 )
 
-from onewriter_broker.log.api import Marker, Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.log.store.api import Marker, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.verify import audit as audit_module
 from onewriter_broker.verify import findings as findings_module
 from onewriter_broker.verify import sequences
@@ -65,13 +65,13 @@ async def test_a_group_of_partitions_is_fenced_together_and_rolled_alone(
 ) -> None:
     story = await Story.begin(store, partitions=3)
     await story.fence(Purpose.GRANT, waiter("alice"))
-    await story.publish(entry("alice", 0), slot=2)
-    await story.fence(Purpose.ROLL, slots=[2])
-    await story.publish(entry("alice", 1), slot=2)
-    await story.fence(Purpose.GRANT, waiter("bob"), slots=[1])
+    await story.publish(entry("alice", 0), partition=2)
+    await story.fence(Purpose.ROLL, partitions=[2])
+    await story.publish(entry("alice", 1), partition=2)
+    await story.fence(Purpose.GRANT, waiter("bob"), partitions=[1])
     await story.fence(Purpose.REFENCE)  # each partition keeps its own epoch
-    await story.publish(entry("alice", 0), slot=0)
-    await story.publish(entry("bob", 0), slot=1)
+    await story.publish(entry("alice", 0), partition=0)
+    await story.publish(entry("bob", 0), partition=1)
     reports = await reports_of(store)
     assert [report.log[-1] for report in reports] == ["0", "1", "2"]
     assert [report.findings.violations for report in reports] == [[], [], []]
@@ -107,9 +107,9 @@ async def test_a_reported_loss_is_a_note_and_an_unreported_one_a_violation(
 async def test_a_fence_repeated_after_a_failover_forgot_nothing(store: FakeLogStore) -> None:
     story = await Story.begin(store)
     await story.fence(Purpose.GRANT, waiter("alice"))
-    before, bob = story.slots.copy(), waiter("bob", arrival=1)
+    before, bob = story.partitions.copy(), waiter("bob", arrival=1)
     await story.fence(Purpose.GRANT, bob)
-    story.slots = before  # the answer was lost: the broker asks again, knowing what it knew
+    story.partitions = before  # the answer was lost: the broker asks again, knowing what it knew
     await story.fence(Purpose.GRANT, bob)
     assert await holds_without_notes(store)
 
@@ -117,9 +117,9 @@ async def test_a_fence_repeated_after_a_failover_forgot_nothing(store: FakeLogSt
 async def test_the_same_grant_by_somebody_else_did_forget(store: FakeLogStore) -> None:
     story = await Story.begin(store)
     await story.fence(Purpose.GRANT, waiter("alice"))
-    before = story.slots.copy()
+    before = story.partitions.copy()
     await story.fence(Purpose.GRANT, waiter("bob", arrival=1))
-    story.slots = before
+    story.partitions = before
     await story.fence(Purpose.GRANT, waiter("carol", arrival=2))
     violations = (await report_of(store)).findings.violations
     assert [violation.predicate for violation in violations] == ["S12"]
@@ -174,7 +174,7 @@ async def test_a_waiter_for_another_partition_is_no_better_choice(store: FakeLog
     story = await Story.begin(store, partitions=2)
     await story.fence(Purpose.GRANT, waiter("alice"))
     blocked = waiter("carol", arrival=2, priority=9)  # waits for the whole topic
-    await story.fence(Purpose.GRANT, waiter("bob", arrival=3), left=blocked, slots=[0])
+    await story.fence(Purpose.GRANT, waiter("bob", arrival=3), left=blocked, partitions=[0])
     assert all(report.findings.holds for report in await reports_of(store))
 
 

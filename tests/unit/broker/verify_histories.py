@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
-from onewriter_broker.log.api import Fence as StoreFence
-from onewriter_broker.log.blocks import BLOCK_ENTRIES_MAX
-from onewriter_broker.log.pending import PendingEntry
-from onewriter_broker.log.publishing import Entries, Publish
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
+from onewriter_broker.log.store.api import Fence as StoreFence
+from onewriter_broker.log.store.blocks import BLOCK_ENTRIES_MAX
+from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
 from onewriter_broker.topic.history.tenures import (
     audit_fields,
     group_fields,
@@ -40,10 +40,10 @@ from onewriter_core.topic.model import (
     Departure,
     Held,
     Member,
+    Partition,
     ProducerGroup,
     PromotionPolicy,
     Purpose,
-    Slot,
     Tenure,
     Vacant,
 )
@@ -77,7 +77,7 @@ def waiter(name: str, *, priority: int = 0, arrival: int = 0) -> ProducerGroup:
     """Somebody who waits for the whole topic."""
     return ProducerGroup(
         group_id=f"group-{name}-{arrival}",
-        slots=(WHOLE,),
+        partitions=(WHOLE,),
         members=(Member(WHOLE, f"registration-{name}-{arrival}"),),
         is_partitioned=False,
         producer_name=name,
@@ -122,7 +122,7 @@ class Story:
     ledger: int = 0
     clock_ms: int = 1_700_000_000_000
     policy: PromotionPolicy = PromotionPolicy.PRIORITY
-    slots: dict[int, Slot] = field(default_factory=dict)
+    partitions: dict[int, Partition] = field(default_factory=dict)
     logs: dict[int, TopicLog] = field(default_factory=dict)
     claims: int = 0
 
@@ -145,9 +145,9 @@ class Story:
         numbers = tuple(range(partitions)) or (WHOLE,)
         for number in numbers:
             name = topic if number == WHOLE else topic.with_partition(number)
-            story.slots[number] = Slot(number)
+            story.partitions[number] = Partition(number)
             story.logs[number] = TopicLog(name, store)
-        entry = CatalogEntry(partitions=partitions, slots=numbers)
+        entry = CatalogEntry(partitions=partitions, log_numbers=numbers)
         assert await store.set_catalog(binding, {str(topic): entry.encode()}) is Outcome.DONE
         return story
 
@@ -163,18 +163,18 @@ class Story:
         *,
         left: ProducerGroup | None = None,
         departure: Departure = Departure.NONE,
-        slots: Sequence[int] = (),
+        partitions: Sequence[int] = (),
         loads: tuple[int, int] = (0, 0),
     ) -> int:
-        """Open the next ledger for these slots, or all, as the machine would ask for it."""
-        numbers = tuple(slots) or tuple(self.slots)
+        """Open the next ledger for these partitions, or all, as the machine would ask for it."""
+        numbers = tuple(partitions) or tuple(self.partitions)
         self.ledger += 1
         self.claims += 1
         self.clock_ms += 10
         changes_hands = purpose in {Purpose.GRANT, Purpose.DEPOSE}
         tenures: list[tuple[int, Tenure | None]] = []
         for number in numbers:
-            ownership = self.slots[number].ownership
+            ownership = self.partitions[number].ownership
             tenure = ownership.tenure if isinstance(ownership, Held | Vacant) else None
             if purpose is Purpose.GRANT:
                 assert group is not None
@@ -200,7 +200,7 @@ class Story:
                 self.logs[number].name,
                 not self.logs[number].exists,
                 marker_fields(effect, number, self.ledger, self.clock_ms),
-                state_fields(effect, self.slots[number], self.ledger, self.clock_ms),
+                state_fields(effect, self.partitions[number], self.ledger, self.clock_ms),
             )
             for number in numbers
         )
@@ -208,7 +208,7 @@ class Story:
             effect,
             str(self.topic),
             self.ledger,
-            self.slots[numbers[0]],
+            self.partitions[numbers[0]],
             self.binding.owner,
             {number: self.logs[number].summary() for number in numbers},
             self.clock_ms,
@@ -221,21 +221,21 @@ class Story:
             topic_log.state.update(part.state)
             topic_log.marker_committed(Marker(Position(self.ledger, 0), part.marker))
             topic_log.is_writable = True
-            slot = self.slots[number]
+            partition = self.partitions[number]
             tenure = dict(tenures)[number]
             if purpose is Purpose.GRANT and tenure is not None:
                 tenure = replace(tenure, epoch=self.ledger)
-            self.slots[number] = replace(
-                slot,
-                epoch=self.ledger if changes_hands else slot.epoch,
+            self.partitions[number] = replace(
+                partition,
+                epoch=self.ledger if changes_hands else partition.epoch,
                 ledger=self.ledger,
                 ownership=Vacant() if tenure is None else Held(tenure, "group"),
             )
         return self.ledger
 
-    async def publish(self, *entries: bytes, slot: int = WHOLE) -> Position:
+    async def publish(self, *entries: bytes, partition: int = WHOLE) -> Position:
         """Append one block of these entries; the position of its last one."""
-        topic_log = self.logs[slot]
+        topic_log = self.logs[partition]
         self.clock_ms += 10
         for one in entries:
             topic_log.accept((NobodyWaits(), Send(0, 0), memoryview(one)))
@@ -254,7 +254,7 @@ class Story:
         By the holder itself, or with a capability of its. ``is_recorded``: the broker's audit says so.
         """
         self.clock_ms += 10
-        ownership = self.slots[WHOLE].ownership
+        ownership = self.partitions[WHOLE].ownership
         assert isinstance(ownership, Held)
         holder = ownership.tenure.identity
         if is_recorded:
@@ -290,7 +290,7 @@ class Story:
         """The holder came back under the epoch it had."""
         await self.audit(
             kind="resume",
-            epoch=str(self.slots[WHOLE].epoch),
+            epoch=str(self.partitions[WHOLE].epoch),
             ledger=str(self.ledger),
             cause=Departure.CONNECTION_LOST.value,
             **group_fields(group),

@@ -263,9 +263,10 @@ def test_paths_that_lead_nowhere_are_named(tmp_path: Path) -> None:
     circle = tmp_path / "circle.yaml"
     circle.symlink_to(circle)
     impossible = Path("a\0b.yaml")
-    about_circle, about_impossible = mistakes(circle, impossible)
-    assert str(circle) in about_circle
-    assert about_impossible == "a\\x00b.yaml: embedded null byte"
+    # Python 3.13 finds the circle later than 3.11, when it opens the file.
+    named = sorted(mistakes(circle, impossible))
+    assert [line.partition(": ")[0] for line in named] == [str(circle), "a\\x00b.yaml"]
+    assert "embedded null" in named[1]
 
 
 @pytest.mark.parametrize(

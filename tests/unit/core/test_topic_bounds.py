@@ -34,8 +34,8 @@ from onewriter_core.topic.refusals import REFUSAL_SECONDS
 WAIT, EXCLUSIVE = AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE
 
 
-def asks(name: str, mode: AccessMode, slot: int = WHOLE) -> ProducerRequested:
-    request = Request(name, name, name, mode, slot, name_given=True, identity=Identity(name))
+def asks(name: str, mode: AccessMode, partition: int = WHOLE) -> ProducerRequested:
+    request = Request(name, name, name, mode, partition, name_given=True, identity=Identity(name))
     return ProducerRequested(request, 0.0)
 
 
@@ -105,6 +105,6 @@ def test_only_the_last_deposed_identities_are_remembered() -> None:
         fencer = AccessMode.EXCLUSIVE_WITH_FENCING
         topic, _ = step(topic, asks(f"F{number}", fencer))
         topic, _ = step(topic, FenceStored(number, number, 0.0))
-    (slot,) = topic.slots
+    (partition,) = topic.partitions
     last = [f"F{number}" for number in range(4, DEPOSED_MAX + 4)]
-    assert [who.subject for who in slot.deposed] == last
+    assert [who.subject for who in partition.deposed] == last

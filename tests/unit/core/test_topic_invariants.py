@@ -22,9 +22,9 @@ from onewriter_core.topic.events import (
     FenceRequested,
     FenceStored,
     HandoverRequested,
+    PartitionsAdded,
     ProducerGone,
     ProducerRequested,
-    SlotsAdded,
 )
 from onewriter_core.topic.invariants import Violation, check, check_step
 from onewriter_core.topic.machine import step
@@ -40,13 +40,13 @@ from onewriter_core.topic.model import (
     Held,
     HeldBack,
     Member,
+    Partition,
     PendingFence,
     Purpose,
     RefusedGroup,
     Request,
     Shared,
     SharedProducer,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -108,8 +108,8 @@ SERVED = after(
 """A may serve for two seconds after it was assured; the claim of B is in progress."""
 
 
-def with_slot(topic: Topic, **changes: object) -> Topic:
-    return replace(topic, slots=(replace(topic.slots[0], **changes),))  # type: ignore[arg-type]  # of any field
+def with_partition(topic: Topic, **changes: object) -> Topic:
+    return replace(topic, partitions=(replace(topic.partitions[0], **changes),))  # type: ignore[arg-type]  # of any field
 
 
 def with_pending(topic: Topic, **changes: object) -> Topic:
@@ -125,34 +125,36 @@ STATES: dict[str, Topic] = {
         WAITED, queue=(replace(WAITER, members=HOLDER.members),)
     ),
     "each group appears once": replace(WAITED, queue=(replace(WAITER, group_id="A"),)),
-    "a tenure has its slot's epoch": with_slot(LEFT, epoch=0),
-    "a Held slot's group is a known holder": replace(HELD, holders=()),
-    "a holder holds what it was granted": with_slot(
+    "a tenure has its partition's epoch": with_partition(LEFT, epoch=0),
+    "a Held partition's group is a known holder": replace(HELD, holders=()),
+    "a holder holds what it was granted": with_partition(
         HELD, ownership=Held(replace(TENURE, producer_name="B"), "A")
     ),
-    "a holder's slots contain what it holds": replace(HELD, holders=(replace(HOLDER, slots=()),)),
-    "a Shared slot has producers": with_slot(SHARED_ONE, ownership=Shared(())),
-    "Shared producers have different names": with_slot(
+    "a holder's partitions contain what it holds": replace(
+        HELD, holders=(replace(HOLDER, partitions=()),)
+    ),
+    "a Shared partition has producers": with_partition(SHARED_ONE, ownership=Shared(())),
+    "Shared producers have different names": with_partition(
         SHARED_ONE, ownership=Shared((PRODUCER, replace(PRODUCER, registration="S2")))
     ),
     "a holder has a member": replace(HELD, holders=(replace(HOLDER, members=()),)),
     "a holder's members write": replace(LEFT, holders=(HOLDER,)),
-    "a slot has one member": replace(
+    "a partition has one member": replace(
         HELD, holders=(replace(HOLDER, members=(*HOLDER.members, Member(WHOLE, "A2"))),)
     ),
     "a request is deferred only by a pending fence or a reservation": replace(
         DEFERRED, pending_fence=None
     ),
-    "a pending fence's slots exist": with_pending(PENDING, slots=(3,)),
+    "a pending fence's partitions exist": with_pending(PENDING, partitions=(3,)),
     "the pending fence is the newest one": with_pending(PENDING, number=7),
     "a grant or resume is somebody's": with_pending(PENDING, group=None),
-    "a fenced group wants the fence's slots": with_pending(
-        PROMOTING, group=replace(WAITER, slots=(0, 1))
+    "a fenced group wants the fence's partitions": with_pending(
+        PROMOTING, group=replace(WAITER, partitions=(0, 1))
     ),
     "newcomers are Shared": with_pending(PENDING, newcomers=(PRODUCER,)),
     "no waiter is grantable while no fence is pending": replace(LEFT, queue=(WAITER,)),
-    "no writer is left without a fence of this dataset": with_slot(HELD, is_open=False),
-    "no holder keeps what the store may have lost": with_slot(HELD, grants_lost=True),
+    "no writer is left without a fence of this dataset": with_partition(HELD, is_open=False),
+    "no holder keeps what the store may have lost": with_partition(HELD, grants_lost=True),
     "waiters are bounded": replace(
         HELD,
         queue=tuple(
@@ -178,12 +180,14 @@ STATES: dict[str, Topic] = {
     ),
     "waiters wait": replace(WAITED, queue=(replace(WAITER, mode=EXCLUSIVE),)),
     "a waiter has a member": replace(WAITED, queue=(replace(WAITER, members=()),)),
-    "slots have different numbers": replace(FRESH, slots=(*FRESH.slots, *FRESH.slots)),
-    "deposed identities are bounded": with_slot(
+    "partitions have different numbers": replace(
+        FRESH, partitions=(*FRESH.partitions, *FRESH.partitions)
+    ),
+    "deposed identities are bounded": with_partition(
         HELD, deposed=tuple(Identity(f"d{n}") for n in range(DEPOSED_MAX + 1))
     ),
-    "nobody anonymous is remembered": with_slot(HELD, deposed=(Identity(),)),
-    "an epoch is at most the newest ledger": with_slot(HELD, ledger=0),
+    "nobody anonymous is remembered": with_partition(HELD, deposed=(Identity(),)),
+    "an epoch is at most the newest ledger": with_partition(HELD, ledger=0),
     "a closed topic is empty": replace(HELD, is_closed=True),
 }
 
@@ -240,19 +244,19 @@ def adding(*more: Effect) -> Callable[[Effects], Effects]:
 RESUME = requested("A2", EXCLUSIVE, topic_epoch=1, reconnects=1)
 
 STEPS: dict[str, StepMutant] = {
-    "slots stay": (HELD, TICK, mutated(lambda t: replace(t, slots=()))),
-    "an epoch never falls": (HELD, TICK, mutated(lambda t: with_slot(t, epoch=0))),
-    "a ledger never falls": (HELD, TICK, mutated(lambda t: with_slot(t, ledger=0))),
+    "partitions stay": (HELD, TICK, mutated(lambda t: replace(t, partitions=()))),
+    "an epoch never falls": (HELD, TICK, mutated(lambda t: with_partition(t, epoch=0))),
+    "a ledger never falls": (HELD, TICK, mutated(lambda t: with_partition(t, ledger=0))),
     "only a stored fence moves epoch or ledger": (
         HELD,
         TICK,
-        mutated(lambda t: with_slot(t, ledger=2)),
+        mutated(lambda t: with_partition(t, ledger=2)),
     ),
-    "a new epoch is the ledger": (PENDING, STORED, mutated(lambda t: with_slot(t, ledger=2))),
+    "a new epoch is the ledger": (PENDING, STORED, mutated(lambda t: with_partition(t, ledger=2))),
     "a tenure begins with its epoch": (
         FRESH,
         TICK,
-        mutated(lambda t: with_slot(t, ownership=Vacant(replace(TENURE, epoch=0)))),
+        mutated(lambda t: with_partition(t, ownership=Vacant(replace(TENURE, epoch=0)))),
     ),
     "no grant while a former holder may serve": (
         SERVED,
@@ -280,13 +284,21 @@ STEPS: dict[str, StepMutant] = {
         mutated(lambda t: replace(t, pending_fence=None)),
     ),
     "a new pending fence is a fence asked for": (WAITED, GONE, mutated(effects=without(Fence))),
-    "a fence stops its slots' writers": (
+    "a fence stops its partitions' writers": (
         HELD,
         requested("F", FENCING),
         mutated(effects=with_fence(stops=())),
     ),
-    "a fence tells every slot's tenure": (WAITED, GONE, mutated(effects=with_fence(tenures=()))),
-    "a grant is of a slot that exists": (PENDING, STORED, mutated(effects=with_grant(slot=4))),
+    "a fence tells every partition's tenure": (
+        WAITED,
+        GONE,
+        mutated(effects=with_fence(tenures=())),
+    ),
+    "a grant is of a partition that exists": (
+        PENDING,
+        STORED,
+        mutated(effects=with_grant(partition=4)),
+    ),
     "who is granted writes": (PENDING, STORED, mutated(effects=with_grant(registration="B"))),
     "a grant tells the stored epoch": (PENDING, STORED, mutated(effects=with_grant(epoch=7))),
     "a resume keeps the epoch": (PENDING, STORED, mutated(effects=with_grant(resumed=True))),
@@ -314,7 +326,7 @@ STEPS: dict[str, StepMutant] = {
     "only who asks comes in": (
         SHARED_ONE,
         TICK,
-        mutated(lambda t: with_slot(t, ownership=SHARED_TWO.slots[0].ownership)),
+        mutated(lambda t: with_partition(t, ownership=SHARED_TWO.partitions[0].ownership)),
     ),
     "who is removed is told": (WAITED, TICK, mutated(lambda t: replace(t, queue=()))),
     "who may write is told once": (PENDING, STORED, mutated(effects=without(Grant))),
@@ -323,7 +335,7 @@ STEPS: dict[str, StepMutant] = {
         TICK,
         mutated(
             lambda t: replace(
-                with_slot(t, ownership=SHARED_ONE.slots[0].ownership),
+                with_partition(t, ownership=SHARED_ONE.partitions[0].ownership),
                 held_back=(HeldBack(asks("T", SHARED), 2.0),),
             )
         ),
@@ -344,7 +356,7 @@ STEPS: dict[str, StepMutant] = {
         SHARED_TWO,
         ProducerGone("S", Departure.CLOSED, NOW),
         mutated(
-            lambda t: with_slot(t, ownership=Vacant()),
+            lambda t: with_partition(t, ownership=Vacant()),
             adding(Close("T", Departure.CLOSED)),
         ),
     ),
@@ -357,9 +369,13 @@ STEPS: dict[str, StepMutant] = {
         ),
     ),
     "a departure frees only what the departed held": (
-        replace(LEFT, slots=(*LEFT.slots, Slot(1, 1, 1, ownership=Vacant(TENURE)))),
+        replace(LEFT, partitions=(*LEFT.partitions, Partition(1, 1, 1, ownership=Vacant(TENURE)))),
         ProducerGone("nobody", Departure.CLOSED, NOW),
-        mutated(lambda t: replace(t, slots=(t.slots[0], replace(t.slots[1], ownership=Vacant())))),
+        mutated(
+            lambda t: replace(
+                t, partitions=(t.partitions[0], replace(t.partitions[1], ownership=Vacant()))
+            )
+        ),
     ),
     "only a takeover deposes": (
         HELD,
@@ -407,7 +423,7 @@ def test_every_predicate_has_its_mutant() -> None:
 
 def test_a_partition_added_is_no_violation() -> None:
     before = Topic(partitioned(2))
-    event = SlotsAdded((Slot(2),), NOW)
+    event = PartitionsAdded((Partition(2),), NOW)
     check_step(before, event, *step(before, event))
 
 

@@ -1,4 +1,4 @@
-"""The waiting line: who comes next among those whose slots are free."""
+"""The waiting line: who comes next among those whose partitions are free."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onewriter_core.topic.model import (
     Topic,
     partitioned,
 )
-from onewriter_core.topic.waiting import in_order, load_of, next_promoted, waiters_by_slot
+from onewriter_core.topic.waiting import in_order, load_of, next_promoted, waiters_by_partition
 
 FIFO, PRIORITY = PromotionPolicy.FIFO, PromotionPolicy.PRIORITY
 BALANCED = PromotionPolicy.BALANCED
@@ -27,14 +27,14 @@ def waiter(
     name: str,
     arrival: int,
     priority: int = 0,
-    slots: tuple[int, ...] = (WHOLE,),
+    partitions: tuple[int, ...] = (WHOLE,),
     host: str = "",
 ) -> ProducerGroup:
     return ProducerGroup(
         group_id=name,
-        slots=slots,
-        members=(Member(slots[0], name),),
-        is_partitioned=len(slots) > 1,
+        partitions=partitions,
+        members=(Member(partitions[0], name),),
+        is_partitioned=len(partitions) > 1,
         producer_name=name,
         name_given=True,
         identity=Identity(name),
@@ -93,18 +93,21 @@ def test_balanced_takes_the_host_that_leads_least_within_the_highest_priority() 
 
 
 def test_partitions_held_beside_count_what_is_waited_for_does_not() -> None:
-    held = waiter("held", 1, slots=(0,), host="one")
-    line = (waiter("a", 2, slots=(1,), host="one"), waiter("b", 3, slots=(1,), host="two"))
+    held = waiter("held", 1, partitions=(0,), host="one")
+    line = (
+        waiter("a", 2, partitions=(1,), host="one"),
+        waiter("b", 3, partitions=(1,), host="two"),
+    )
     topic = replace(topic_of(line, BALANCED, 2), holders=(held,))
     assert order(line, topic) == ["b", "a"]
-    again = waiter("again", 4, slots=(0,), host="one")
+    again = waiter("again", 4, partitions=(0,), host="one")
     assert load_of(topic, again) == 0
 
 
-def test_how_many_wait_for_each_slot() -> None:
-    line = (waiter("group", 1, slots=(0, 1)), waiter("single", 2, slots=(1,)))
-    assert waiters_by_slot(topic_of(line, FIFO, 3)) == {0: 1, 1: 2, 2: 1}
-    assert waiters_by_slot(topic_of(LINE, FIFO)) == {WHOLE: 4}
+def test_waiters_are_counted_for_each_partition() -> None:
+    line = (waiter("group", 1, partitions=(0, 1)), waiter("single", 2, partitions=(1,)))
+    assert waiters_by_partition(topic_of(line, FIFO, 3)) == {0: 1, 1: 2, 2: 1}
+    assert waiters_by_partition(topic_of(LINE, FIFO)) == {WHOLE: 4}
 
 
 def test_nobody_is_promoted_to_what_is_not_free() -> None:
@@ -113,9 +116,9 @@ def test_nobody_is_promoted_to_what_is_not_free() -> None:
 
 
 def test_nobody_overtakes_a_group_that_waits_for_one_partition() -> None:
-    group = waiter("group", 1, slots=(0, 1))
-    single = waiter("single", 2, slots=(0,))
-    other = waiter("other", 3, slots=(2,))
+    group = waiter("group", 1, partitions=(0, 1))
+    single = waiter("single", 2, partitions=(0,))
+    other = waiter("other", 3, partitions=(2,))
     topic = topic_of((single, other, group), FIFO, 3)
     assert next_promoted(topic, frozenset({0})) is None
     assert next_promoted(topic, frozenset({0, 2})) == other

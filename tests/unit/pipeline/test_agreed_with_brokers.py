@@ -10,9 +10,9 @@ import pytest
 
 from onewriter_broker.http.onewriter import packed, publish_body
 from onewriter_broker.http.onewriter import staging as http_staging
-from onewriter_broker.log import blocks as log_blocks
-from onewriter_broker.log import publishing
-from onewriter_broker.log.api import Block
+from onewriter_broker.log.store import blocks as log_blocks
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX
 from onewriter_core import publish_rights
@@ -20,28 +20,28 @@ from onewriter_core.ids import Position
 from onewriter_pipeline.audit import observer
 from onewriter_pipeline.brokers import frames
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publish import messages, packing, staging, writing
+from onewriter_pipeline.publish import messages, parts, staging, transfer
 
 
 def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
-    assert packing.MAGIC == staged_rows.MAGIC
-    assert packing._FRAME.format == staged_rows._FRAME.format
-    assert packing.PART_FRAMES == staged_rows.PART_FRAMES_MAX
-    assert packing.FRAME_BYTES_MAX == staged_rows.FRAME_BYTES_MAX
-    assert packing.FRAME_ROWS <= staged_rows.FRAME_ROWS_MAX
+    assert parts.MAGIC == staged_rows.MAGIC
+    assert parts._FRAME.format == staged_rows._FRAME.format
+    assert parts.PART_FRAMES == staged_rows.PART_FRAMES_MAX
+    assert parts.ROW_FRAME_BYTES_MAX == staged_rows.FRAME_BYTES_MAX
+    assert parts.FRAME_ROWS <= staged_rows.FRAME_ROWS_MAX
     assert (messages._KEY_TAG, messages._SIZE_TAG) == (staged_rows._KEY_TAG, staged_rows._SIZE_TAG)
-    last = packing._FRAME.size + packing.FRAME_BYTES_MAX
-    assert len(packing.MAGIC) + packing.PART_BYTES + last <= PART_BYTES_MAX
+    last = parts._FRAME.size + parts.ROW_FRAME_BYTES_MAX
+    assert len(parts.MAGIC) + parts.PART_BYTES + last <= PART_BYTES_MAX
 
 
 def test_a_row_with_its_key_and_the_longest_app_is_an_entry() -> None:
-    most = packing.ROW_AND_KEY_BYTES_MAX + packing.ENTRY_HEAD_BYTES + publish_rights.APP_LENGTH_MAX
-    assert most <= publishing.ENTRY_BYTES_MAX
+    most = parts.ROW_AND_KEY_BYTES_MAX + parts.ENTRY_HEAD_BYTES + publish_rights.APP_LENGTH_MAX
+    assert most <= atomic_publish.ENTRY_BYTES_MAX
 
 
 def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
-    assert writing.PUBLISH_BYTES_MAX == publishing.PUBLISH_BYTES_MAX
-    assert writing.PUBLISH_ENTRIES_MAX == publishing.PUBLISH_ENTRIES_MAX
+    assert transfer.PUBLISH_BYTES_MAX == atomic_publish.PUBLISH_BYTES_MAX
+    assert transfer.PUBLISH_ENTRIES_MAX == atomic_publish.PUBLISH_ENTRIES_MAX
     assert staging.VERSION_MAX == http_staging.VERSION_MAX
     assert publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX - 1))
     assert not publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX))

@@ -12,8 +12,7 @@ from tests.unit.broker.verify_histories import entry
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.names import names_of
-from onewriter_pipeline.audit.observer import ORDINALS, Observer, chained
+from onewriter_pipeline.audit.observer import ORDINALS, Observer, chained, names_of
 from onewriter_pipeline.brokers.frames import BlockFrame, MarkerFrame
 
 LOG = "persistent://public/default/orders"

@@ -15,18 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.audit import facts, history, kept, kept_segments, live
-from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit, Report, unread
-from onewriter_pipeline.audit.checks import LOGS
-from onewriter_pipeline.audit.gathering import gathered, printed
-from onewriter_pipeline.audit.inputs import NAMES, tables_of
-from onewriter_pipeline.audit.judging import Finding
+from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
+from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit, AuditReport, unread
+from onewriter_pipeline.audit.checks import LOGS, NAMES, tables_of
+from onewriter_pipeline.audit.judge import Finding
 from onewriter_pipeline.audit.records import RECORDS, Records
+from onewriter_pipeline.audit.tasks import gathered, printed
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Invalid, TableError, Trimmed
 from onewriter_pipeline.jobs.offload_audit import audit_row
 from onewriter_pipeline.jobs.report import write
-from onewriter_pipeline.read.planning import Selection
+from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.report.balance import balance_of
 from onewriter_pipeline.schema import arrow_schema
 from onewriter_pipeline.tables.files import Place, write_rows
@@ -93,11 +92,13 @@ def test_whether_the_next_waiter_could_have_had_the_same(
 # ------------------------------------------------------------ tables
 
 
-def stored(folder: Path, rows: list[dict[str, Any]], *publishes: kept.Publish) -> kept.KeptFile:
+def stored(
+    folder: Path, rows: list[dict[str, Any]], *publishes: table_files.Publish
+) -> table_files.MessageFile:
     schema = arrow_schema()
     table = pa.Table.from_pylist(rows, schema)
     pq.write_table(table, folder / "messages.parquet")
-    return kept.KeptFile(Place(str(folder)), "messages.parquet", LOG, publishes=publishes)
+    return table_files.MessageFile(Place(str(folder)), "messages.parquet", LOG, publishes=publishes)
 
 
 def message(
@@ -113,8 +114,8 @@ def message(
     }
 
 
-def rows_of(file: kept.KeptFile) -> list[dict[str, Any]]:
-    return [row for batch in kept.observe_file(file) for row in batch.to_pylist()]
+def rows_of(file: table_files.MessageFile) -> list[dict[str, Any]]:
+    return [row for batch in table_files.observe_file(file) for row in batch.to_pylist()]
 
 
 def test_a_file_tells_its_runs_whatever_its_order(tmp_path: Path) -> None:
@@ -138,21 +139,21 @@ def test_a_message_that_is_there_twice_and_a_number_that_falls(tmp_path: Path) -
 def test_atomic_publishes_are_not_taken_for_what_their_epochs_holder_wrote(tmp_path: Path) -> None:
     theirs = [message(entry, 9, producer="app") for entry in (2, 3)]
     rows = [message(1, 1), *theirs, message(4, 2), message(2, 5, ledger=6, producer="app")]
-    publish = kept.Publish(5, 2, 4, "app", "app/9")
+    publish = table_files.Publish(5, 2, 4, "app", "app/9")
     found = rows_of(stored(tmp_path, rows, publish))
     writers = [row for row in found if row["kind"] == facts.WRITER]
     assert [(row["ledger"], row["producer"], row["entries"]) for row in writers] == [
         *((5, "a", 2), (6, "app", 1))
     ]
     assert {row["kind"] for row in found} == {facts.KEPT, facts.WRITER}
-    unknown = kept.Publish(6, 1, 3, None, "")
+    unknown = table_files.Publish(6, 1, 3, None, "")
     found = rows_of(stored(tmp_path, rows, publish, unknown))
     assert [row["ledger"] for row in found if row["kind"] == facts.WRITER] == [5]
 
 
 def test_what_stands_in_a_publish_and_is_by_others_is_named(tmp_path: Path) -> None:
     rows = [message(1, 9, producer="app"), message(2, 9, producer="mallory")]
-    publish = kept.Publish(5, 1, 3, "app", "app/9")
+    publish = table_files.Publish(5, 1, 3, "app", "app/9")
     (fault,) = (
         row for row in rows_of(stored(tmp_path, rows, publish)) if row["kind"] == facts.FAULT
     )
@@ -162,26 +163,34 @@ def test_what_stands_in_a_publish_and_is_by_others_is_named(tmp_path: Path) -> N
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"gone\.parquet cannot be read"):
-        list(kept.observe_file(kept.KeptFile(Place(str(tmp_path)), "gone.parquet", LOG)))
+        list(
+            table_files.observe_file(
+                table_files.MessageFile(Place(str(tmp_path)), "gone.parquet", LOG)
+            )
+        )
 
 
 def test_what_no_library_can_read_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and nothing behind it" * 9)
     with pytest.raises(TableError, match=r"torn\.parquet cannot be read: Parquet magic") as raised:
-        list(kept.observe_file(kept.KeptFile(Place(str(tmp_path)), "torn.parquet", LOG)))
+        list(
+            table_files.observe_file(
+                table_files.MessageFile(Place(str(tmp_path)), "torn.parquet", LOG)
+            )
+        )
     assert "\n" not in str(raised.value)
 
 
 def test_a_file_of_the_audit_that_is_gone_is_a_tables_error(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
-    assert kept.kept_records(tables).count == 0
+    assert table_files.kept_records(tables).count == 0
     table = tables.made(AUDIT)
     file = write_rows(table.place, AUDIT.columns, [audit_row(0, fence())])
     table.commit(table.state(), [file], {"0": "7-0"})
-    assert [row["log"] for row in kept.kept_records(tables).rows] == [LOG]
+    assert [row["log"] for row in table_files.kept_records(tables).rows] == [LOG]
     (tmp_path / "audit" / file.path).unlink()
     with pytest.raises(TableError, match=f"{tmp_path}/audit: "):
-        kept.kept_records(tables)
+        table_files.kept_records(tables)
 
 
 def segment(ledger: int, first: int, end: int, *publishes: PublishRun) -> SegmentRow:
@@ -204,23 +213,25 @@ def segment(ledger: int, first: int, end: int, *publishes: PublishRun) -> Segmen
 
 def test_rows_of_the_files_are_compared_with_what_was_offloaded() -> None:
     rows = [segment(5, 1, 11), segment(7, 1, 6), segment(7, 6, 11)]
-    assert list(kept_segments.count_faults(rows, {(LOG, 5): (10, 1), (LOG, 7): (10, 1)})) == []
-    (fault,) = kept_segments.count_faults(rows, {(LOG, 5): (10, 1), (LOG, 7): (9, 1)})
+    assert list(table_segments.count_faults(rows, {(LOG, 5): (10, 1), (LOG, 7): (10, 1)})) == []
+    (fault,) = table_segments.count_faults(rows, {(LOG, 5): (10, 1), (LOG, 7): (9, 1)})
     assert (fault["predicate"], fault["place"]) == ("S5", "7-1")
-    assert list(kept_segments.count_faults(rows, {(LOG, 7): (4, 7)})) == []  # its front was dropped
-    assert len(list(kept_segments.count_faults(rows, {(LOG, 5): (10, 1)}))) == 1  # its end was not
+    assert (
+        list(table_segments.count_faults(rows, {(LOG, 7): (4, 7)})) == []
+    )  # its front was dropped
+    assert len(list(table_segments.count_faults(rows, {(LOG, 5): (10, 1)}))) == 1  # its end was not
 
 
 def test_segments_are_markers_and_runs_and_nothing_is_missed_in_front() -> None:
-    found = list(kept_segments.segment_facts([segment(5, 4, 11), segment(7, 1, 6)]))
+    found = list(table_segments.segment_facts([segment(5, 4, 11), segment(7, 1, 6)]))
     assert [(row["kind"], row["ledger"], row["first"], row["last"]) for row in found] == [
         *(("marker", 5, 0, 3), ("run", 5, 4, 10)),
         *(("marker", 7, 0, 0), ("run", 7, 1, 5)),
     ]
     lost = replace(segment(5, 0, 0), lost="0:1")  # is none of what was offloaded
-    again = kept_segments.segment_facts([lost, segment(5, 4, 11), segment(7, 1, 6)])
+    again = table_segments.segment_facts([lost, segment(5, 4, 11), segment(7, 1, 6)])
     assert list(again) == found
-    ordered = kept_segments.in_order(pa.Table.from_pylist(found[::-1], facts.FACTS)).to_pylist()
+    ordered = table_segments.in_order(pa.Table.from_pylist(found[::-1], facts.FACTS)).to_pylist()
     assert [row["ordinal"] for row in ordered] == [0, 1, 2, 3]
     assert [row["kind"] for row in ordered] == ["marker", "run", "marker", "run"]
 
@@ -232,21 +243,23 @@ def test_publishes_of_segments_are_put_together_and_those_cut_short_are_named() 
     )
     rows = [segment(5, 1, 11, begun), segment(5, 11, 15, ended), segment(7, 1, 6)]
     end = {LOG: Position(7, 6)}
-    assert kept_segments.publishes_of(rows)[LOG] == [kept.Publish(5, 3, 15, "app", "app/1 to 6")]
-    (publish,) = kept_segments.publish_facts(rows, end)
+    assert table_segments.publishes_of(rows)[LOG] == [
+        table_files.Publish(5, 3, 15, "app", "app/1 to 6")
+    ]
+    (publish,) = table_segments.publish_facts(rows, end)
     assert (publish["first"], publish["sequence"], publish["last_sequence"]) == (3, 1, 6)
     assert (
-        len(list(kept_segments.publish_facts(rows[:1], {LOG: Position(5, 11)}))) == 1
+        len(list(table_segments.publish_facts(rows[:1], {LOG: Position(5, 11)}))) == 1
     )  # it may go on
-    _, fault = kept_segments.publish_facts([rows[0], rows[2]], end)
+    _, fault = table_segments.publish_facts([rows[0], rows[2]], end)
     assert (fault["predicate"], fault["place"]) == ("S15", "5-3,5-11")
     assert fault["sentence"] == "only a part of publish app/4 is before 5-11"
 
 
 def test_publishes_that_nobody_noted_are_told() -> None:
     rows = [replace(segment(5, 1, 11), publishes=None)]
-    assert kept_segments.publishes_of(rows)[LOG] == [kept.Publish(5, 1, 11, None, "")]
-    (note,) = kept_segments.unknown_publishes(rows)
+    assert table_segments.publishes_of(rows)[LOG] == [table_files.Publish(5, 1, 11, None, "")]
+    (note,) = table_segments.unknown_publishes(rows)
     assert "5-1 to 5-10" in note
 
 
@@ -417,7 +430,7 @@ def test_a_report_is_one_page_without_anything_from_elsewhere(
     tmp_path: Path, tenures: list[dict[str, Any]]
 ) -> None:
     holders = [{"producer": "a", "bytes": 10, "messages": 3, "epochs": 2}] if tenures else []
-    report = Report("live", timeline=tenures, holders=holders)
+    report = AuditReport("live", timeline=tenures, holders=holders)
     report.findings = [Finding("t<script>", "S2", ("audit 1-0",), "two & two")]
     paths = write(report, tmp_path / "report", datetime(2026, 1, 1, tzinfo=UTC))
     names = {"report.html", "timeline.png", "leaderless.png", "load.png", "balance.png"}

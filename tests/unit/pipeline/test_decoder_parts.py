@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
-from onewriter_pipeline.decode.fields import Wanted, scan
-from onewriter_pipeline.decode.gathering import from_base64, gathered
-from onewriter_pipeline.decode.message_ids import message_ids
+from onewriter_pipeline.decode.columns import from_base64, gathered, message_ids
+from onewriter_pipeline.decode.fields import WantedFields, scan
 from onewriter_pipeline.decode.rows import Slices
 from onewriter_pipeline.decode.words import PADDING, big_endian_32, varints, words_of
 
@@ -51,7 +50,7 @@ def test_big_endian_numbers() -> None:
 def test_a_field_that_is_said_twice_and_one_of_another_wire_type() -> None:
     fields = (b"\x08\x01", b"\x08\x02", b"\x12\x01a", b"\x12\x01b", b"\x0a\x01c", b"\x10\x05")
     raw = b"".join((*fields, b"\x1d....", b"\x21........"))
-    wanted = Wanted(numbers={1, 3}, pieces={2}, repeated=5)
+    wanted = WantedFields(numbers={1, 3}, pieces={2}, repeated=5)
     found = scan(words_of(raw + PADDING), np.zeros(1, np.int64), np.array([len(raw)]), wanted)
     assert not found.damaged.any()
     assert found.unsigned(1).tolist() == [2]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from onewriter_broker.http.onewriter import packed
-from onewriter_broker.log.api import Block, Marker, StoredBlock
+from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers import frames as frames_module

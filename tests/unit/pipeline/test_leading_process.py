@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from onewriter_pipeline.errors import Away, Invalid
-from onewriter_pipeline.lead.asking import Leader
 from onewriter_pipeline.lead.driver import Process, driver_of
-from onewriter_pipeline.lead.requests import BEGIN, END, Asking
+from onewriter_pipeline.lead.leader import Leader
+from onewriter_pipeline.lead.requests import BEGIN, END, LeaderRequest
 
 SECONDS_MAX = 60.0
 
@@ -40,10 +40,10 @@ def test_it_is_started_once_and_ends_with_its_driver(
     owner = driver_of(driver.pid)
     leader = Leader(owner, folder)
     assert leader.status() == {}, "nobody has needed it"
-    leader.end(Asking(END, "query", is_over=True))
+    leader.end(LeaderRequest(END, "query", is_over=True))
     assert list(folder.iterdir()) == []
     with pytest.raises(Invalid, match="names no broker"):
-        leader.grants(Asking(BEGIN, "query"))
+        leader.grants(LeaderRequest(BEGIN, "query"))
     first = leader.status()["pid"]
     assert Leader(owner, folder).status()["pid"] == first
     (own,) = folder.iterdir()
@@ -55,7 +55,7 @@ def test_it_is_started_once_and_ends_with_its_driver(
         assert time.monotonic() < until
         time.sleep(0.05)
     with pytest.raises(Away):
-        leader._ask(Asking("status", ""), starts=False)
+        leader._ask(LeaderRequest("status", ""), starts=False)
 
 
 def test_a_folder_that_others_can_reach_is_refused(folder: Path) -> None:
@@ -63,12 +63,12 @@ def test_a_folder_that_others_can_reach_is_refused(folder: Path) -> None:
     leader._folder.mkdir(mode=0o755)
     leader._folder.chmod(0o755)
     with pytest.raises(Invalid, match="not a folder of this user alone"):
-        leader.grants(Asking(BEGIN, "query"))
+        leader.grants(LeaderRequest(BEGIN, "query"))
 
 
 def test_a_path_that_no_socket_can_have_is_refused(folder: Path) -> None:
     with pytest.raises(Invalid, match="set TMPDIR"):
-        Leader(root=folder / ("x" * 100)).grants(Asking(BEGIN, "query"))
+        Leader(root=folder / ("x" * 100)).grants(LeaderRequest(BEGIN, "query"))
 
 
 def test_the_driver_is_the_jvm_above_or_the_program_itself() -> None:

@@ -12,7 +12,7 @@ from onewriter import Fenced, OnewriterError, Refused, ServerError, Unavailable
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Away, Conflict, Invalid, NotAllowed, NotFound
 from onewriter_pipeline.lead import topics as topics_module
-from onewriter_pipeline.lead.requests import BEGIN, END, LEAD, Asking, Grant
+from onewriter_pipeline.lead.requests import BEGIN, END, LEAD, Grant, LeaderRequest
 from onewriter_pipeline.lead.topics import Topics
 
 pytestmark = pytest.mark.looptime
@@ -118,21 +118,21 @@ def topics(brokers: Brokers) -> Topics:
     return Topics(brokers)
 
 
-def asking(what: str, use: str = "query", *names: str, **more: Any) -> Asking:
+def request(what: str, use: str = "query", *names: str, **more: Any) -> LeaderRequest:
     wanted = more.pop("topics", dict.fromkeys(names or (ORDERS,), 0))
-    return Asking(what, use, ACCESS, topics=wanted, idle_seconds=IDLE_SECONDS, **more)
+    return LeaderRequest(what, use, ACCESS, topics=wanted, idle_seconds=IDLE_SECONDS, **more)
 
 
 async def test_a_batch_write_leads_from_its_beginning_to_its_end(
     topics: Topics, brokers: Brokers
 ) -> None:
-    begun = await topics.begin(asking(BEGIN, app="job"))
+    begun = await topics.begin(request(BEGIN, app="job"))
     assert begun == {ORDERS: Grant(1, f"job.{topics_module.CAPABILITY_SECONDS:.0f}.1")}
-    again = await topics.begin(asking(BEGIN, app="job"))
+    again = await topics.begin(request(BEGIN, app="job"))
     assert {name: grant.epoch for name, grant in again.items()} == {ORDERS: 1}
-    led = await topics.lead(asking(LEAD, topics={ORDERS: 1}, app="job"))
+    led = await topics.lead(request(LEAD, topics={ORDERS: 1}, app="job"))
     assert led == begun
-    await topics.end(asking(END, is_over=True))
+    await topics.end(request(END, is_over=True))
     assert (brokers.leaders, brokers.clients, topics.is_idle) == ({}, 0, True)
 
 
@@ -140,20 +140,20 @@ async def test_a_query_leads_between_its_batches_until_none_comes(
     topics: Topics, brokers: Brokers
 ) -> None:
     for _ in range(3):
-        assert (await topics.begin(asking(BEGIN)))[ORDERS].epoch == 1
-        await topics.end(asking(END))
+        assert (await topics.begin(request(BEGIN)))[ORDERS].epoch == 1
+        await topics.end(request(END))
         await asyncio.sleep(IDLE_SECONDS - 1)
         await topics.sweep()
     await asyncio.sleep(2)
     await topics.sweep()
     assert (brokers.leaders, topics.is_idle) == ({}, True)
-    assert (await topics.begin(asking(BEGIN)))[ORDERS].epoch == 2
+    assert (await topics.begin(request(BEGIN)))[ORDERS].epoch == 2
 
 
 async def test_a_batch_that_takes_long_is_not_idle_and_one_that_never_ends_is_given_up(
     topics: Topics, brokers: Brokers
 ) -> None:
-    await topics.begin(asking(BEGIN))
+    await topics.begin(request(BEGIN))
     await asyncio.sleep(topics_module.BATCH_SECONDS_MAX - 10)
     await topics.sweep()
     assert ORDERS in brokers.leaders
@@ -166,24 +166,24 @@ async def test_a_write_that_begins_while_the_topic_is_given_back_waits_for_it(
     topics: Topics, brokers: Brokers
 ) -> None:
     brokers.handover_seconds = 5.0
-    await topics.begin(asking(BEGIN, "first"))
+    await topics.begin(request(BEGIN, "first"))
     _, begun = await asyncio.gather(
-        topics.end(asking(END, "first", is_over=True)), topics.begin(asking(BEGIN, "second"))
+        topics.end(request(END, "first", is_over=True)), topics.begin(request(BEGIN, "second"))
     )
     assert begun[ORDERS].epoch == 2
 
 
 async def test_uses_of_one_driver_share_a_topic(topics: Topics, brokers: Brokers) -> None:
     first, second = await asyncio.gather(
-        topics.begin(asking(BEGIN, "first")), topics.begin(asking(BEGIN, "second"))
+        topics.begin(request(BEGIN, "first")), topics.begin(request(BEGIN, "second"))
     )
     assert first == second
-    await topics.end(asking(END, "first", is_over=True))
+    await topics.end(request(END, "first", is_over=True))
     assert ORDERS in brokers.leaders
     partition = f"{ORDERS}-partition-1"
-    assert (await topics.begin(asking(BEGIN, "third", partition)))[partition].epoch == 1
-    await topics.end(asking(END, "second", is_over=True))
-    await topics.end(asking(END, "third", is_over=True))
+    assert (await topics.begin(request(BEGIN, "third", partition)))[partition].epoch == 1
+    await topics.end(request(END, "second", is_over=True))
+    await topics.end(request(END, "third", is_over=True))
     assert brokers.leaders == {}
 
 
@@ -192,53 +192,53 @@ async def test_a_topic_that_somebody_else_leads_is_refused_or_taken(
 ) -> None:
     brokers.leaders[ORDERS] = "somebody else"
     with pytest.raises(Conflict, match="another producer holds"):
-        await topics.begin(asking(BEGIN))
+        await topics.begin(request(BEGIN))
     assert topics.is_idle, "nothing is left of a batch that did not begin"
-    assert await topics.begin(asking(BEGIN, mode="exclusive-with-fencing"))
+    assert await topics.begin(request(BEGIN, mode="exclusive-with-fencing"))
 
 
 @pytest.mark.parametrize("tells", [True, False])
 async def test_a_loss_between_batches_fails_the_next_one_once(
     topics: Topics, brokers: Brokers, *, tells: bool
 ) -> None:
-    await topics.begin(asking(BEGIN))
-    await topics.end(asking(END))
+    await topics.begin(request(BEGIN))
+    await topics.end(request(END))
     brokers.leaders[ORDERS].lose(tells=tells)
     with pytest.raises(Conflict, match=r"does not lead .*orders any more: epoch 1 is over"):
-        await topics.begin(asking(BEGIN))
+        await topics.begin(request(BEGIN))
     with pytest.raises(Conflict, match="another producer holds"):
-        await topics.begin(asking(BEGIN))
+        await topics.begin(request(BEGIN))
     del brokers.leaders[ORDERS]
-    assert (await topics.begin(asking(BEGIN)))[ORDERS].epoch == 3
+    assert (await topics.begin(request(BEGIN)))[ORDERS].epoch == 3
 
 
 async def test_a_loss_in_a_batch_fails_its_commit(topics: Topics, brokers: Brokers) -> None:
-    await topics.begin(asking(BEGIN, mode="exclusive-with-fencing"))
+    await topics.begin(request(BEGIN, mode="exclusive-with-fencing"))
     brokers.leaders[ORDERS].lose()
-    again = await topics.begin(asking(BEGIN, mode="exclusive-with-fencing"))
+    again = await topics.begin(request(BEGIN, mode="exclusive-with-fencing"))
     assert again[ORDERS].epoch == 1, "its commit asks in another process"
     with pytest.raises(Conflict, match="nothing more is published"):
-        await topics.lead(asking(LEAD, topics={ORDERS: 1}, mode="exclusive-with-fencing"))
-    await topics.end(asking(END, is_over=True))
-    assert await topics.begin(asking(BEGIN, mode="exclusive-with-fencing"))
+        await topics.lead(request(LEAD, topics={ORDERS: 1}, mode="exclusive-with-fencing"))
+    await topics.end(request(END, is_over=True))
+    assert await topics.begin(request(BEGIN, mode="exclusive-with-fencing"))
 
 
 async def test_a_batch_is_not_published_under_a_later_epoch_of_its_driver(topics: Topics) -> None:
-    await topics.begin(asking(BEGIN, "one"))
-    await topics.end(asking(END, "one", is_over=True))
-    await topics.begin(asking(BEGIN, "one"))
+    await topics.begin(request(BEGIN, "one"))
+    await topics.end(request(END, "one", is_over=True))
+    await topics.begin(request(BEGIN, "one"))
     with pytest.raises(Conflict, match="began under epoch 1"):
-        await topics.lead(asking(LEAD, "one", topics={ORDERS: 1}))
-    assert await topics.lead(asking(LEAD, "one", topics={ORDERS: 2}))
+        await topics.lead(request(LEAD, "one", topics={ORDERS: 1}))
+    assert await topics.lead(request(LEAD, "one", topics={ORDERS: 2}))
 
 
 async def test_topics_that_rows_name_are_led_when_they_are_needed(
     topics: Topics, brokers: Brokers
 ) -> None:
-    assert await topics.begin(asking(BEGIN, topics={})) == {}
-    led = await topics.lead(asking(LEAD, "query", ORDERS, RETURNS, app="job"))
+    assert await topics.begin(request(BEGIN, topics={})) == {}
+    led = await topics.lead(request(LEAD, "query", ORDERS, RETURNS, app="job"))
     assert [grant.epoch for grant in led.values()] == [1, 2]
-    await topics.end(asking(END, is_over=True))
+    await topics.end(request(END, is_over=True))
     assert brokers.leaders == {}
 
 
@@ -246,11 +246,11 @@ async def test_partitions_that_were_added_are_led_from_the_next_batch_on(
     topics: Topics, brokers: Brokers
 ) -> None:
     brokers.partitions = 2
-    assert (await topics.begin(asking(BEGIN)))[ORDERS].epoch == 1
+    assert (await topics.begin(request(BEGIN)))[ORDERS].epoch == 1
     brokers.partitions = 5
-    assert (await topics.lead(asking(LEAD, topics={ORDERS: 1})))[ORDERS].epoch == 1
-    await topics.end(asking(END))
-    assert (await topics.begin(asking(BEGIN)))[ORDERS].epoch == 2
+    assert (await topics.lead(request(LEAD, topics={ORDERS: 1})))[ORDERS].epoch == 1
+    await topics.end(request(END))
+    assert (await topics.begin(request(BEGIN)))[ORDERS].epoch == 2
 
 
 @pytest.mark.parametrize(
@@ -269,22 +269,22 @@ async def test_what_brokers_refuse_is_said_in_the_pipelines_words(
 ) -> None:
     brokers.refusal = refusal
     with pytest.raises(error, match="orders"):
-        await topics.begin(asking(BEGIN))
+        await topics.begin(request(BEGIN))
     assert topics.is_idle
 
 
-@pytest.mark.parametrize("bound", ["USES_MAX", "TOPICS_MAX"])
+@pytest.mark.parametrize("bound", ["USES_MAX", "LED_TOPICS_MAX"])
 async def test_what_one_driver_leads_is_bounded(
     topics: Topics, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(topics_module, bound, 1)
-    await topics.begin(asking(BEGIN, "one"))
+    await topics.begin(request(BEGIN, "one"))
     with pytest.raises(Invalid, match="already"):
-        await topics.begin(asking(BEGIN, "two", RETURNS))
+        await topics.begin(request(BEGIN, "two", RETURNS))
 
 
 async def test_at_its_end_it_gives_everything_back(topics: Topics, brokers: Brokers) -> None:
-    await topics.begin(asking(BEGIN, "one", ORDERS, RETURNS))
+    await topics.begin(request(BEGIN, "one", ORDERS, RETURNS))
     closing: Coroutine[Any, Any, None] = topics.close()
     await closing
     assert (brokers.leaders, brokers.clients) == ({}, 0)

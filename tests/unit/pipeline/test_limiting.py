@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.read.limiting import (
-    Counts,
+from onewriter_pipeline.read.batch_limits import (
+    EntryCounts,
     behind_entries,
     behind_messages,
     is_even,
@@ -24,10 +24,10 @@ def run(ledger: int, first: int, end: int, messages: int) -> Run:
     return Run(ledger, None, first, end, 10, messages)
 
 
-def counts(sizes: list[int], ledger: int = 5, block: int = 2) -> list[Counts]:
+def counts(sizes: list[int], ledger: int = 5, block: int = 2) -> list[EntryCounts]:
     """Blocks of so many entries each, from entry 1 on."""
     return [
-        Counts(Position(ledger, 1 + at), np.array(sizes[at : at + block], np.int64))
+        EntryCounts(Position(ledger, 1 + at), np.array(sizes[at : at + block], np.int64))
         for at in range(0, len(sizes), block)
     ]
 

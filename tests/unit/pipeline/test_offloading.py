@@ -16,16 +16,16 @@ from onewriter_pipeline.brokers.frames import Chunk
 from onewriter_pipeline.brokers.segments import Segment, Segments, Trim
 from onewriter_pipeline.errors import Gap
 from onewriter_pipeline.jobs.offload import Batch, segment_rows
-from onewriter_pipeline.jobs.trim import REQUESTS_MAX, LogReport, going, trim_all
+from onewriter_pipeline.jobs.trim import TRIM_REQUESTS_MAX, LogReport, going, trim_all
 from onewriter_pipeline.read.offsets import Run
 from onewriter_pipeline.schema import ENTRY, LEDGER
 from onewriter_pipeline.tables.digest import row_hashes, shown, total
 from onewriter_pipeline.tables.layout import MESSAGES, Coverage, SegmentRow
-from onewriter_pipeline.tables.reading import Piece
-from onewriter_pipeline.tables.storing import Tally, by_day, join
-from onewriter_pipeline.tables.verifying import Counted, differences
+from onewriter_pipeline.tables.log_writer import Tally, by_day, join
+from onewriter_pipeline.tables.pieces import Piece
+from onewriter_pipeline.tables.verification import Counted, differences
 from onewriter_pipeline.tables.wholeness import check_whole
-from pyspark_onewriter.tiers import divided_pieces
+from pyspark_onewriter.tasks import divided_pieces
 
 LOG = "persistent://public/default/orders"
 DAY_MS = 86_400_000
@@ -254,7 +254,7 @@ def test_a_log_is_trimmed_until_nothing_more_goes(before: int, kept: int, reques
     broker = Trimming(kept)
     done = trim_all(broker, LOG, Position(3, before), 6)
     assert (done.first, broker.requests) == (Position(3, before - kept), requests)
-    assert requests < REQUESTS_MAX
+    assert requests < TRIM_REQUESTS_MAX
 
 
 # ------------------------------------------------------------ reading tables

@@ -13,12 +13,12 @@ import pytest
 from onewriter_core.wire.messages import iterate_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publish import packing
-from onewriter_pipeline.publish.packing import (
+from onewriter_pipeline.publish import parts as parts_module
+from onewriter_pipeline.publish.parts import (
     FRAME_BYTES,
-    FRAME_BYTES_MAX,
     FRAME_ROWS,
     MAGIC,
+    ROW_FRAME_BYTES_MAX,
     PackedPart,
     pack,
 )
@@ -111,7 +111,7 @@ def test_parts_hold_all_rows_in_order_whatever_the_batches() -> None:
 
 
 def test_a_part_has_as_many_frames_as_a_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "PART_FRAMES", 4)
+    monkeypatch.setattr(parts_module, "PART_FRAMES", 4)
     parts = list(pack([batch(value=[b"x"] * 9)], frame_rows=1))
     assert [(part.rows, len(list(frames(part)))) for part in parts] == [(4, 4), (4, 4), (1, 1)]
 
@@ -131,8 +131,11 @@ def test_no_rows_make_no_part() -> None:
         (batch(value=[b""], __eventTime=["now"]), "timestamp or milliseconds"),
         (batch(value=[b""], __eventTime=[-1]), "before 1970"),
         (batch(value=[b""], __messageProperties=["a"]), "map of strings"),
-        (batch(value=[b"x" * (FRAME_BYTES_MAX + 1)]), "a row has"),
-        (batch(value=[b"x" * (FRAME_BYTES_MAX - 10_000)], __key=["k" * 9_000]), "a key of 9000"),
+        (batch(value=[b"x" * (ROW_FRAME_BYTES_MAX + 1)]), "a row has"),
+        (
+            batch(value=[b"x" * (ROW_FRAME_BYTES_MAX - 10_000)], __key=["k" * 9_000]),
+            "a key of 9000",
+        ),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

@@ -13,10 +13,10 @@ from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Damaged
 from onewriter_pipeline.lead.requests import Grant
-from onewriter_pipeline.publish import writing
-from onewriter_pipeline.publish.packing import PackedPart
+from onewriter_pipeline.publish import transfer
+from onewriter_pipeline.publish.parts import PackedPart
 from onewriter_pipeline.publish.staging import Staging
-from onewriter_pipeline.publish.writing import AT_LEAST_ONCE, EXACTLY_ONCE, Target
+from onewriter_pipeline.publish.transfer import AT_LEAST_ONCE, EXACTLY_ONCE, PublishTarget
 
 AT = Position(5, 1)
 QUESTIONS: dict[str, Callable[[Broker], object]] = {
@@ -75,6 +75,6 @@ def test_a_part_that_is_staged_and_published(answer: dict[str, Any]) -> None:
 @pytest.mark.parametrize("guarantee", [EXACTLY_ONCE, AT_LEAST_ONCE])
 def test_over_how_many_partitions_rows_go(guarantee: str, answer: dict[str, object]) -> None:
     def first_log(access: Access) -> str:
-        return writing._first_log(Target(access, "orders", guarantee=guarantee), "app", 1)
+        return transfer._first_log(PublishTarget(access, "orders", guarantee=guarantee), "app", 1)
 
     asked(answer, first_log)

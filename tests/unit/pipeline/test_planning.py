@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onewriter_pipeline.errors import Invalid, NotFound
-from onewriter_pipeline.read.planning import Selection, selected
+from onewriter_pipeline.read.selection import Selection, selected
 
 ORDERS = [f"persistent://public/default/orders-partition-{number}" for number in range(11)]
 BILLS = "persistent://public/default/bills"

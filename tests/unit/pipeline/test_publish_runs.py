@@ -11,15 +11,15 @@ from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.frames import BlockFrame, Chunk, Gatherer
 from onewriter_pipeline.jobs.offload import PUBLISHES_MAX, within_publishes_max
 from onewriter_pipeline.tables.layout import SegmentRow
+from onewriter_pipeline.tables.log_writer import by_day
 from onewriter_pipeline.tables.publishes import (
-    RUNS_MAX,
+    PUBLISH_RUNS_MAX,
     PublishRun,
     joined,
     publish_of,
     publish_runs_of,
     torn,
 )
-from onewriter_pipeline.tables.storing import by_day
 
 
 def block(first: int, entries: int, publish: str = "", *, ends: bool = False) -> BlockFrame:
@@ -93,7 +93,7 @@ def test_versions_that_do_not_rise_and_publishes_cut_short_stay_apart() -> None:
 
 
 def test_too_many_are_not_told() -> None:
-    many = tuple(replace(FOUND[0], first=n, end=n + 1) for n in range(0, 2 * RUNS_MAX, 2))
+    many = tuple(replace(FOUND[0], first=n, end=n + 1) for n in range(0, 2 * PUBLISH_RUNS_MAX, 2))
     assert joined(many, ()) == many
     assert joined(many, (replace(FOUND[0], first=9999, end=10000),)) is None
     assert joined(None, ()) is None

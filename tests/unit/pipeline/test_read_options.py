@@ -8,7 +8,7 @@ import pytest
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.read.planning import Bound, Epochs, Kind
+from onewriter_pipeline.read.selection import Bound, Epochs, Kind
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, PROPERTIES
 from pyspark_onewriter.options import known_options, read_options, stream_options
 from pyspark_onewriter.source import TopicReader

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publish import routing
+from onewriter_pipeline.publish import router as router_module
 from onewriter_pipeline.publish.hashing import (
     JAVA,
     MURMUR,
@@ -22,7 +22,7 @@ from onewriter_pipeline.publish.hashing import (
     murmur3_32,
     partitions_of,
 )
-from onewriter_pipeline.publish.routing import Router
+from onewriter_pipeline.publish.router import Router
 
 LISTED = "persistent://public/default/"
 
@@ -196,7 +196,7 @@ def test_topics_that_are_none_are_named(columns: dict[str, Any], said: str) -> N
 
 @pytest.mark.parametrize("at_once", [True, False])
 def test_too_many_topics_are_refused(monkeypatch: pytest.MonkeyPatch, *, at_once: bool) -> None:
-    monkeypatch.setattr(routing, "TOPICS_MAX", 3)
+    monkeypatch.setattr(router_module, "BATCH_TOPICS_MAX", 3)
     rows = batch(4, __topic=["a", "b", "c", "d"])
     of = router()
     with pytest.raises(Invalid, match="more than 3 topics"):

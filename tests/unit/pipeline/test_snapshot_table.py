@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from onewriter_pipeline.errors import EngineFailed, Invalid, Overtaken, TableError
 from onewriter_pipeline.jobs import snapshot, snapshot_table
-from onewriter_pipeline.jobs.snapshot_table import COLUMNS, existing, format_of
+from onewriter_pipeline.jobs.snapshot_table import TABLE_COLUMNS, existing, format_of
 from onewriter_pipeline.schema import PARQUET
 from onewriter_pipeline.tables.files import Place, made_folder, place_of
 
@@ -34,7 +34,9 @@ def place(tmp_path: Path) -> Place:
 
 
 def rows(*keys: bytes) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"__key": key, "value": b"v"} for key in keys], COLUMNS)
+    return pa.RecordBatch.from_pylist(
+        [{"__key": key, "value": b"v"} for key in keys], TABLE_COLUMNS
+    )
 
 
 def writer(place: Place, run: str = RUN) -> DataSourceArrowWriter:
@@ -71,7 +73,7 @@ def test_each_snapshot_replaces_the_one_before(place: Place) -> None:
 
 def test_filters_of_other_readers_find_what_a_snapshot_has(place: Place) -> None:
     place_of_it = {"__ledgerId": 1, "__entryId": 1, "__batchIndex": -1, "__epoch": None}
-    written(place, [pa.RecordBatch.from_pylist([{"__key": b"a"} | place_of_it], COLUMNS)])
+    written(place, [pa.RecordBatch.from_pylist([{"__key": b"a"} | place_of_it], TABLE_COLUMNS)])
     for name, value in place_of_it.items():
         found = DeltaTable(place.location).to_pyarrow_dataset()
         wanted = ds.field(name).is_null() if value is None else ds.field(name) == value
@@ -159,7 +161,7 @@ def test_a_table_of_somebody_else_is_refused(place: Place) -> None:
 
 
 def test_object_stores_are_written_without_hadoop() -> None:
-    target = snapshot.Target("s3://b/x", PARQUET, True, "", "", None, {"key": SECRET})
+    target = snapshot.SnapshotTarget("s3://b/x", PARQUET, True, "", "", None, {"key": SECRET})
     with pytest.raises(Invalid, match="--format delta writes to s3://"):
         target.check()
     assert SECRET not in repr(target)

@@ -36,12 +36,12 @@ from onewriter_pipeline.tables.layout import (
     folder_of,
     is_ours,
 )
+from onewriter_pipeline.tables.pieces import position_at
 from onewriter_pipeline.tables.publishes import PublishRun
-from onewriter_pipeline.tables.reading import position_at
-from onewriter_pipeline.tables.reading_back import read_back
+from onewriter_pipeline.tables.read_back import read_back
 from onewriter_pipeline.tables.table import State, Table
 from onewriter_pipeline.tables.tables import Tables
-from onewriter_pipeline.tables.verifying import Noted, Wanted
+from onewriter_pipeline.tables.verification import Noted, WantedRows
 
 MEBIBYTE = 1024 * 1024
 SECRET = "wJalrXUtnFEMI"  # noqa: S105 - nobody's
@@ -413,7 +413,7 @@ def test_times_that_a_file_was_not_committed_with_are_noticed(tmp_path: Path, ki
     _, table = made(tmp_path, kind)
     file, other = written(table, 1), written(table, 1, day="2026-01-05")
     state = table.commit(table.state(), [file], {LOG: "1:4"})
-    wanted = {1: Wanted(1, 3, (Noted(1, 4, 3, DIGEST),))}
+    wanted = {1: WantedRows(1, 3, (Noted(1, 4, 3, DIGEST),))}
     assert read_back(table, LOG, wanted)[1] == []
     table.commit(state, [replace(file, path=other.path, size=other.size)], {LOG: "1:4"})
     (altered,) = read_back(table, LOG, wanted)[1]
@@ -429,7 +429,7 @@ def test_compacted_files_have_the_times_that_they_are_known_by(tmp_path: Path) -
     assert table.optimize(MEBIBYTE) == (1, 2)
     (file,) = table.files()
     assert file.bounds[PUBLISH_TIME] == tuple(published_ms(day) * 1000 for day in days)
-    wanted = {ledger: Wanted(1, 3, (Noted(1, 4, 3, DIGEST),)) for ledger in (1, 2)}
+    wanted = {ledger: WantedRows(1, 3, (Noted(1, 4, 3, DIGEST),)) for ledger in (1, 2)}
     assert read_back(table, LOG, wanted)[1] == []
 
 
@@ -443,7 +443,7 @@ def test_object_stores_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
     assert tables.catch_up() == 1
     assert tables.segments()[0].ledger == 1
     assert tables.foreign() == []
-    wanted = {1: Wanted(1, 3, (Noted(1, 4, 3, DIGEST),))}
+    wanted = {1: WantedRows(1, 3, (Noted(1, 4, 3, DIGEST),))}
     (counted,) = read_back(table, LOG, wanted)[0].values()
     assert (counted.rows, counted.entries, counted.first, counted.last) == (3, 3, 1, 3)
     discard(table.place, [orphan])
@@ -466,7 +466,7 @@ def test_reading_back_takes_a_bounded_part_of_a_file(tmp_path: Path) -> None:
     before = pa.default_memory_pool()
     pa.set_memory_pool(pool)
     try:
-        found, altered = read_back(table, LOG, {1: Wanted(1, 80, (Noted(1, 81, 80, ""),))})
+        found, altered = read_back(table, LOG, {1: WantedRows(1, 80, (Noted(1, 81, 80, ""),))})
     finally:
         pa.set_memory_pool(before)
     assert (found[1].rows, altered) == (80, [])

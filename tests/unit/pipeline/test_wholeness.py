@@ -11,19 +11,20 @@ import pytest
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.errors import Gap, TableError
-from onewriter_pipeline.read.limiting import Counts
+from onewriter_pipeline.read.batch_limits import EntryCounts
 from onewriter_pipeline.schema import FORMATS
 from onewriter_pipeline.tables import wholeness
 from onewriter_pipeline.tables.files import FileWriter, by_folder
 from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow, TableFile, folder_of
-from onewriter_pipeline.tables.reading import position_at
+from onewriter_pipeline.tables.pieces import Piece, position_at
 from onewriter_pipeline.tables.table import Table
 from onewriter_pipeline.tables.tables import Tables
 from onewriter_pipeline.tables.wholeness import first_kept
-from pyspark_onewriter import kept as kept_module
-from pyspark_onewriter.kept import Kept
-from pyspark_onewriter.options import read_options
-from pyspark_onewriter.tiers import counted, planned, read_pieces
+from pyspark_onewriter import snapshot as snapshot_module
+from pyspark_onewriter.backlog import backlog_of
+from pyspark_onewriter.options import ReadOptions, read_options
+from pyspark_onewriter.snapshot import TableSnapshot
+from pyspark_onewriter.tasks import counted, read_pieces
 
 LOG = "persistent://public/default/orders"
 FIRST, SECOND, THIRD = "2026-01-01", "2026-01-02", "2026-01-03"
@@ -82,6 +83,12 @@ def written(table: Table, day: str, ranges: Sequence[Range], group_rows: int) ->
     return writer.close()
 
 
+def planned(options: ReadOptions) -> list[Piece]:
+    """The parts of files that a batch read of the table reads."""
+    with backlog_of(options) as backlog:
+        return [piece for task in backlog.tasks(*backlog.selected_range()) for piece in task.value]
+
+
 class Reader:
     """Reads the table at a place, without brokers."""
 
@@ -90,11 +97,11 @@ class Reader:
 
     def values(self, **options: str) -> list[str]:
         found = read_options(self.given | options)
-        batches = read_pieces(planned(found).cold, found)
+        batches = read_pieces(planned(found), found)
         return [value.decode() for each in batches for value in each.column("value").to_pylist()]
 
-    def kept(self, **options: str) -> Kept:
-        return Kept(read_options(self.given | options))
+    def kept(self, **options: str) -> TableSnapshot:
+        return TableSnapshot(read_options(self.given | options))
 
 
 def named(*ranges: Range) -> list[str]:
@@ -182,7 +189,7 @@ def test_days_that_are_dropped_between_the_check_and_the_plan_are_read(
         real(*arguments)  # type: ignore[arg-type] # as it is called
         expire(table, SECOND)
 
-    monkeypatch.setattr(kept_module, "check_whole", dropped)
+    monkeypatch.setattr(snapshot_module, "check_whole", dropped)
     assert reader.values(**from_("3:1")) == named((3, 1, 5), (4, 1, 4), *LEFT)
     with pytest.raises(Gap):
         reader.values(**from_("3:1"))
@@ -213,7 +220,7 @@ def test_all_that_is_asked_of_one_look_is_about_the_same_files(
         kept.pieces(LOG, start, end)
 
 
-def messages(counts: Sequence[Counts]) -> int:
+def messages(counts: Sequence[EntryCounts]) -> int:
     return sum(int(each.messages.sum()) for each in counts)
 
 
@@ -222,7 +229,7 @@ def test_files_that_were_deleted_since_they_were_planned_are_an_error(
 ) -> None:
     offloaded(table, *OVER_MIDNIGHT)
     options = read_options(reader.given)
-    pieces = planned(options).cold
+    pieces = planned(options)
     expire(table, SECOND)
     assert len(list(read_pieces(pieces, options))) == 2
     (
@@ -256,7 +263,7 @@ def test_while_nothing_was_dropped_a_plan_looks_into_no_file(
 ) -> None:
     offloaded(table, (FIRST, [(3, 1, 5), (4, 1, 4)]), (SECOND, [(4, 4, 6)]))
     looked: list[object] = []
-    monkeypatch.setattr(kept_module, "first_kept", lambda *arguments: looked.append(arguments))
+    monkeypatch.setattr(snapshot_module, "first_kept", lambda *arguments: looked.append(arguments))
     assert reader.values(**from_("3:2")) == named((3, 2, 5), (4, 1, 6))
     assert looked == []
 

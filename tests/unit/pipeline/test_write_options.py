@@ -9,10 +9,10 @@ import pytest
 
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.lead.requests import EXCLUSIVE, WAIT_FOR_EXCLUSIVE, Grant
-from onewriter_pipeline.publish.driving import IDLE_SECONDS
 from onewriter_pipeline.publish.hashing import JAVA, MURMUR
+from onewriter_pipeline.publish.lead_session import TOPIC_IDLE_SECONDS
 from onewriter_pipeline.publish.staging import Part
-from onewriter_pipeline.publish.writing import AT_LEAST_ONCE, EXACTLY_ONCE, StagedLog, publish
+from onewriter_pipeline.publish.transfer import AT_LEAST_ONCE, EXACTLY_ONCE, StagedLog, publish
 from pyspark_onewriter.sink_options import (
     APP_DEFAULT,
     CAPABILITY_OPTION,
@@ -41,11 +41,14 @@ def test_what_is_not_given_has_a_meaning() -> None:
     target = found.target
     assert (found.app, found.version, target.topic, target.grants) == ("job", 7, "orders", {})
     assert (target.scheme, target.guarantee, target.is_led) == (JAVA, EXACTLY_ONCE, False)
-    assert found.driving is not None
-    assert (found.driving.mode, found.driving.idle_seconds) == (EXCLUSIVE, IDLE_SECONDS)
+    assert found.lead_session is not None
+    assert (found.lead_session.mode, found.lead_session.idle_seconds) == (
+        EXCLUSIVE,
+        TOPIC_IDLE_SECONDS,
+    )
     assert stream(checkpointLocation="/x", queryName="q").version is None
     again = pickle.loads(pickle.dumps(found))  # noqa: S301 - our own
-    assert (again.target, again.driving.use) == (found.target, found.driving.use)
+    assert (again.target, again.lead_session.use) == (found.target, found.lead_session.use)
 
 
 def test_what_is_given_counts() -> None:
@@ -57,15 +60,15 @@ def test_what_is_given_counts() -> None:
         service_url="pulsar://somewhere:6650",
     )
     assert (found.target.scheme, found.target.frame_rows) == (MURMUR, 1)
-    assert found.driving is not None
-    assert (found.driving.mode, found.driving.idle_seconds) == (WAIT_FOR_EXCLUSIVE, 90.0)
-    assert found.driving.service_url == "pulsar://somewhere:6650"
+    assert found.lead_session is not None
+    assert (found.lead_session.mode, found.lead_session.idle_seconds) == (WAIT_FOR_EXCLUSIVE, 90.0)
+    assert found.lead_session.service_url == "pulsar://somewhere:6650"
 
 
 def test_each_batch_write_has_a_use_of_its_own_and_a_query_the_same_one_in_each_process() -> None:
     def use(options: WriteOptions) -> str:
-        assert options.driving is not None
-        return options.driving.use
+        assert options.lead_session is not None
+        return options.lead_session.use
 
     assert use(batch()) != use(batch())
     assert use(stream(checkpointLocation="/x")) == use(stream(checkpointLocation="/x"))
@@ -92,7 +95,7 @@ def test_epochs_are_those_of_topics(text: str, epochs: dict[str, int]) -> None:
     for topic in ("orders", "orders-partition-3"):
         found = batch(topic=topic, epoch=text)
         assert found.target.grants == {name: Grant(epoch) for name, epoch in epochs.items()}
-        assert found.driving is None, "the user's program leads"
+        assert found.lead_session is None, "the user's program leads"
 
 
 def test_the_epoch_of_a_topic_is_that_of_its_partitions() -> None:

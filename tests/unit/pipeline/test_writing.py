@@ -21,8 +21,8 @@ from onewriter_pipeline.errors import (
     PipelineError,
 )
 from onewriter_pipeline.lead.requests import Grant
-from onewriter_pipeline.publish import staging, writing
-from onewriter_pipeline.publish.writing import AT_LEAST_ONCE, EXACTLY_ONCE, Target
+from onewriter_pipeline.publish import staging, transfer
+from onewriter_pipeline.publish.transfer import AT_LEAST_ONCE, EXACTLY_ONCE, PublishTarget
 
 TOPICS = [f"t{number}" for number in range(5)]
 PATIENCE_SECONDS = 0.2
@@ -74,14 +74,14 @@ def script() -> Script:
 
 @pytest.fixture
 def broker(script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedBroker]:
-    monkeypatch.setattr(writing, "PENDING_BYTES_MAX", 0)
+    monkeypatch.setattr(transfer, "PENDING_BYTES_MAX", 0)
     with scripted_broker(script) as broker:
         yield broker
 
 
-def target(broker: ScriptedBroker) -> Target:
+def target(broker: ScriptedBroker) -> PublishTarget:
     grants = {f"persistent://public/default/{name}": Grant(7) for name in TOPICS}
-    return Target(Access(broker.url, patience_seconds=PATIENCE_SECONDS), grants=grants)
+    return PublishTarget(Access(broker.url, patience_seconds=PATIENCE_SECONDS), grants=grants)
 
 
 def rows() -> pa.RecordBatch:
@@ -101,7 +101,7 @@ def test_a_task_that_waited_in_vain_does_not_wait_once_more_for_each_log(
         yield rows()
 
     with pytest.raises(Away):
-        writing.stage(target(broker), "job", 1, (0, 0), batches())
+        transfer.stage(target(broker), "job", 1, (0, 0), batches())
     assert discards(broker) == set()
 
 
@@ -117,7 +117,7 @@ def test_all_that_a_task_has_staged_is_dropped_within_one_deadline(
         raise PipelineError("these rows end here")
 
     with pytest.raises(PipelineError, match="end here"):  # a busy broker has 600 s, discards 0.3 s
-        writing.stage(target(broker), "job", 1, (0, 0), batches())
+        transfer.stage(target(broker), "job", 1, (0, 0), batches())
     assert len(discards(broker)) == 1, "one broker that does not answer ends all discards"
 
 
@@ -128,7 +128,7 @@ def test_all_that_a_task_has_staged_is_dropped(script: Script, broker: ScriptedB
         raise PipelineError("these rows end here")
 
     with pytest.raises(PipelineError, match="end here"):
-        writing.stage(target(broker), "job", 1, (0, 0), batches())
+        transfer.stage(target(broker), "job", 1, (0, 0), batches())
     assert len(discards(broker)) == len(TOPICS)
 
 
@@ -145,9 +145,9 @@ def test_it_is_said_whether_a_batch_is_finished_when_it_is_written_again(
     script: Script, broker: ScriptedBroker, status: int, error: type[PipelineError], said: str
 ) -> None:
     script.refuses = {f"t{each}/staged/job/1/publish": status for each in (1, 3)}
-    staged = writing.stage(target(broker), "job", 1, (0, 0), [rows()])
+    staged = transfer.stage(target(broker), "job", 1, (0, 0), [rows()])
     with pytest.raises(error) as refused:
-        writing.publish(target(broker), "job", 1, staged)
+        transfer.publish(target(broker), "job", 1, staged)
     (note,) = refused.value.__notes__
     assert "5 logs 3 have their rows" in note
     assert note.endswith(said)
@@ -158,11 +158,11 @@ def test_all_logs_are_asked_before_the_first_is_published_to(
     script: Script, broker: ScriptedBroker, guarantee: str, version: int
 ) -> None:
     wanted = replace(target(broker), guarantee=guarantee)
-    staged = writing.stage(wanted, "job", 1, (0, 0), [rows()])
+    staged = transfer.stage(wanted, "job", 1, (0, 0), [rows()])
     app = quote(wanted.app("job"))
     script.refuses, script.knows_before = {f"t3/staged/{app}/{version}/publish": 409}, True
     with pytest.raises(Conflict) as refused:
-        writing.publish(wanted, "job", 1, staged)
+        transfer.publish(wanted, "job", 1, staged)
     (note,) = refused.value.__notes__
     assert note.startswith("That was persistent://public/default/t3, asked before the first")
     asked = [each for each in broker.asked if each.path.endswith("/publish")]
@@ -173,20 +173,20 @@ def test_all_logs_are_asked_before_the_first_is_published_to(
 def test_a_later_version_that_one_log_has_is_found_before_the_first_is_published_to(
     script: Script, broker: ScriptedBroker
 ) -> None:
-    staged = writing.stage(target(broker), "job", 1, (0, 0), [rows()])
+    staged = transfer.stage(target(broker), "job", 1, (0, 0), [rows()])
     script.held["t3"] = 2
     with pytest.raises(Conflict, match="has version 2 of it already"):
-        writing.publish(target(broker), "job", 1, staged)
+        transfer.publish(target(broker), "job", 1, staged)
     script.held["t3"] = 1
-    assert writing.publish(target(broker), "job", 1, staged)
+    assert transfer.publish(target(broker), "job", 1, staged)
     asked = [each.body for each in broker.asked if each.path.endswith("/publish")]
     assert [body["parts"] for body in asked[: 2 * len(TOPICS)]] == [[]] * 2 * len(TOPICS)
     assert all(body["parts"] for body in asked[2 * len(TOPICS) :])
 
 
 def test_brokers_are_told_of_a_part_what_they_answered(broker: ScriptedBroker) -> None:
-    staged = writing.stage(target(broker), "job", 1, (0, 0), [rows()])
-    writing.publish(target(broker), "job", 1, staged)
+    staged = transfer.stage(target(broker), "job", 1, (0, 0), [rows()])
+    transfer.publish(target(broker), "job", 1, staged)
     asked = [each for each in broker.asked if each.path.endswith("/publish")][-1]
     assert [sorted(part) for part in asked.body["parts"]] == [["bytes", "checksum", "key", "rows"]]
     assert all(
@@ -198,9 +198,9 @@ def test_rows_are_staged_for_a_topic_that_nobody_leads_yet_and_not_published(
     broker: ScriptedBroker,
 ) -> None:
     unled = replace(target(broker), grants={})
-    staged = writing.stage(unled, "job", 1, (0, 0), [rows()])
+    staged = transfer.stage(unled, "job", 1, (0, 0), [rows()])
     with pytest.raises(Invalid, match="no epoch of persistent://public/default/t0 is given"):
-        writing.publish(unled, "job", 1, staged)
+        transfer.publish(unled, "job", 1, staged)
     assert not [each for each in broker.asked if each.path.endswith("/publish")]
 
 
@@ -210,9 +210,9 @@ def test_each_request_under_an_epoch_shows_the_capability_that_came_with_it(
     wanted = target(broker)
     shown = {topic: Grant(7, f"job.99.{number}") for number, topic in enumerate(wanted.grants)}
     proven = replace(wanted, grants=shown)
-    staged = writing.stage(proven, "job", 1, (0, 0), [rows()])
-    writing.publish(proven, "job", 1, staged)
-    writing.discard(proven, "job", 1, staged)
+    staged = transfer.stage(proven, "job", 1, (0, 0), [rows()])
+    transfer.publish(proven, "job", 1, staged)
+    transfer.discard(proven, "job", 1, staged)
     for number, name in enumerate(TOPICS):
         asked = [each for each in broker.asked if f"/{name}/staged/" in each.path]
         assert len(asked) == 5, "layout, part, question, publish, discard"

@@ -27,14 +27,14 @@ def add_routes(router: Routes, site: Site) -> None:
         before = positions.read((await object_body(request)).get("before"), "before")
         name, topics = topic_of(request), site.topics
         site.check_topic(request, name)
-        topic_log, _, slot = await one_log(site, request)
+        topic_log, _, partition = await one_log(site, request)
         subscription = request.match_info["subscription"]
         await site.clients.owning.check_follower(topic_log.name, subscription)
         # Nothing is waited for from there until it has moved: no owner comes in between.
         topic = topics.loaded.get(str(name.base))
-        if topic is None or topic.runner.logs.get(slot) is not topic_log:
+        if topic is None or topic.runner.logs.get(partition) is not topic_log:
             raise Unavailable(f"{name} is moving")
-        reached = await topic.subscriptions[slot].advance(subscription, before)
+        reached = await topic.subscriptions[partition].advance(subscription, before)
         return web.json_response(
             {
                 "topic": str(topic_log.name),

@@ -21,9 +21,9 @@ from onewriter_broker.http.onewriter import packed, positions
 from onewriter_broker.http.onewriter.bulk import TOPIC_PATH, one_log
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import EXPIRES, Refusal, Site, flag
-from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.ranges import Missing, Range, first_block, lacks, trimmed_of
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.ranges import Missing, Range, first_block, lacks, trimmed_of
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST, Position

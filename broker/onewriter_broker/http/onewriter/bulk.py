@@ -15,9 +15,9 @@ from onewriter_broker.http.onewriter.ownerships import shows_owned
 from onewriter_broker.http.pulsar.topics import served
 from onewriter_broker.http.routes import Filtered, Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, flag, listing, number, object_body
-from onewriter_broker.log.api import VERSION_PREFIX, LogStore, Unit
-from onewriter_broker.log.blocks import MalformedBlock
-from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.log.store.api import VERSION_PREFIX, LogStore, Unit
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
 from onewriter_broker.topic.retention.retention import Stretch
 from onewriter_broker.topic.retention.segments import Page, Segment, SegmentIndexes
 from onewriter_broker.topic.retention.trimming import trim
@@ -44,7 +44,7 @@ def add_routes(router: Routes, site: Site) -> None:
 
 
 async def one_log(site: Site, request: web.Request) -> tuple[TopicLog, int, int]:
-    """The log that the path means, its bucket and its slot; loaded, as for a consumer.
+    """The log that the path means, its bucket and its partition; loaded, as for a consumer.
 
     Raises Refusal, also for a partitioned topic: its partitions are logs of their own.
     """
@@ -54,8 +54,8 @@ async def one_log(site: Site, request: web.Request) -> tuple[TopicLog, int, int]
             400,
             f"{name} has {topic.entry.partitions} partitions: name one, {name.with_partition(0)}",
         )
-    slot = topic.slot_of(name)
-    return topic.runner.logs[slot], topic.bucket, slot
+    partition = topic.partition_of(name)
+    return topic.runner.logs[partition], topic.bucket, partition
 
 
 # ------------------------------------------------------------ segments
@@ -180,7 +180,7 @@ def _add_trim(router: Routes, site: Site) -> None:
         epoch, ledger = _whole(body, "epoch"), _whole(body, "ledger")
         if epoch is None:
             raise Refusal(400, "epoch is the log's newest epoch, which its segments tell")
-        topic_log, _, slot = await one_log(site, request)
+        topic_log, _, partition = await one_log(site, request)
         current = _epoch(topic_log)
         if epoch != current:
             raise Refusal(409, f"the epoch of {topic_log.name} is {current}, not {epoch}")
@@ -188,10 +188,10 @@ def _add_trim(router: Routes, site: Site) -> None:
             text = f"the ledger of {topic_log.name} is {topic_log.ledger}, not {ledger}"
             raise Refusal(409, text)
         topic = site.topics.loaded.get(str(topic_log.name.base))
-        if topic is None or topic.runner.logs.get(slot) is not topic_log:
+        if topic is None or topic.runner.logs.get(partition) is not topic_log:
             raise Unavailable(f"{topic_log.name} is moving")
         topic_log.keep_uncompacted(is_wanted=topic.compaction_threshold > 0)
-        done = await trim(topic_log, topic.subscriptions[slot], before)
+        done = await trim(topic_log, topic.subscriptions[partition], before)
         limit = done.cut.limited_by
         return web.json_response(
             {

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from onewriter_broker.http.pulsar.stats import iso
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.history.transitions import LEADERLESS_MS, READY
-from onewriter_broker.turns import Turns
 from onewriter_core.topic.model import Purpose
 
 READ_RECORDS: Final = 512
@@ -23,7 +23,7 @@ READ_RECORDS: Final = 512
 SCANNED_MAX: Final = 8_192
 """Records that one request looks through at most."""
 
-RECORDS_PER_TURN: Final = 50
+RECORDS_PER_TICK: Final = 50
 """Of those, looked at before others get a turn of the event loop: a millisecond or two."""
 
 _NUMBERS: Final = frozenset(
@@ -55,9 +55,9 @@ async def newest(store: LogStore, bucket: int, topic: str, limit: int) -> Page:
     while True:
         found = await store.read_audit(bucket, count=count, reverse=True)
         mine: list[dict[str, Any]] = []
-        turns = Turns(RECORDS_PER_TURN)
+        ticks = Ticks(RECORDS_PER_TICK)
         for record_id, fields in reversed(found):
-            await turns.step()
+            await ticks.step()
             if _is_of(fields, topic):
                 _tell(mine, shown(record_id, fields))
         is_all = len(found) < count
@@ -71,11 +71,11 @@ async def newest(store: LogStore, bucket: int, topic: str, limit: int) -> Page:
 async def following(store: LogStore, bucket: int, topic: str, after: str, limit: int) -> Page:
     """Up to ``limit`` records behind ``after``. Raises Undecided."""
     records: list[dict[str, Any]] = []
-    scanned, turns = 0, Turns(RECORDS_PER_TURN)
+    scanned, ticks = 0, Ticks(RECORDS_PER_TICK)
     while len(records) < limit and scanned < SCANNED_MAX:
         found = await store.read_audit(bucket, after=after, count=READ_RECORDS)
         for record_id, fields in found:
-            await turns.step()
+            await ticks.step()
             if _is_of(fields, topic):
                 # What ends the page's last grant is still told with it.
                 if len(records) == limit and fields.get("kind") != READY:

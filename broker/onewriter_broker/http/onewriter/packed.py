@@ -10,8 +10,8 @@ import struct
 from collections.abc import Iterable
 from typing import Final
 
-from onewriter_broker.log.api import Block, Marker, StoredBlock
-from onewriter_broker.log.blocks import pack_u32
+from onewriter_broker.log.store.api import Block, Marker, StoredBlock
+from onewriter_broker.log.store.blocks import pack_u32
 from onewriter_core.ids import Position
 
 HEAD: Final = b"OWB2"

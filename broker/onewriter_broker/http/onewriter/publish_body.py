@@ -8,15 +8,15 @@ from typing import Final, NamedTuple
 import msgspec
 
 from onewriter_broker.http.site import Refusal
+from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.publish.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX, Claimed
-from onewriter_broker.turns import Turns
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.publish_rights import is_app
 
 PARTS_MAX: Final = 10_000
 """Parts of one publish."""
 
-PARTS_PER_TURN: Final = 500
+PARTS_PER_TICK: Final = 500
 """Parts that are looked at before others get a turn of the event loop: a millisecond or two."""
 
 NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,14}")
@@ -55,10 +55,10 @@ async def read_body(body: bytes, prefix: str) -> Body:
         epoch = epoch_of(asked.epoch)
         if len(asked.parts) > PARTS_MAX:
             raise Refusal(413, f"a publish has at most {PARTS_MAX} parts")
-        parts, turns = list[Claimed](), Turns(PARTS_PER_TURN)
+        parts, ticks = list[Claimed](), Ticks(PARTS_PER_TICK)
         for part in asked.parts:
             parts.append(_claimed(part))
-            await turns.step()
+            await ticks.step()
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         text = "the body is {epoch, parts: [{key, rows, bytes, checksum}]} as staging answered"
         raise Refusal(400, f"{text}: {error}") from error

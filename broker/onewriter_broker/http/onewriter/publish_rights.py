@@ -105,8 +105,8 @@ def changer_of(site: Site, request: web.Request, name: TopicName, right: Right |
 
 
 def _tenure(topic: LoadedTopic, name: TopicName) -> Tenure | None:
-    slot = topic.runner.topic.slot(topic.slot_of(name))
-    return None if slot is None else tenure_of(slot)
+    partition = topic.runner.topic.partition(topic.partition_of(name))
+    return None if partition is None else tenure_of(partition)
 
 
 def _proof(

@@ -22,8 +22,8 @@ from onewriter_broker.http.onewriter.publish_rights import (
 from onewriter_broker.http.routes import ByHandler, Routes, on_topic
 from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
-from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX
-from onewriter_broker.log.publishing import BoundElsewhere, TooLarge
+from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
+from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere, TooLarge
 from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.publish.requests import Answer, Asked, Right
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Changer, MissingPart
@@ -129,7 +129,7 @@ def _add_layout(router: Routes, site: Site) -> None:
             topic, right = await _led(site, request, first, app, epoch, action=Action.STAGE)
             owner = None if right is None else right.owner
         if partitions:
-            topic_log = topic.runner.logs[topic.slot_of(first)]
+            topic_log = topic.runner.logs[topic.partition_of(first)]
             names = [name.with_partition(number) for number in range(partitions)]
 
             async def counted() -> int:
@@ -141,7 +141,7 @@ def _add_layout(router: Routes, site: Site) -> None:
                 found = -1
                 for each in names:
                     served = await site.topics.serve(each)
-                    log = served.runner.logs[served.slot_of(each)]
+                    log = served.runner.logs[served.partition_of(each)]
                     found = max(found, await site.publishing.held_version(log, app))
                 return found
 
@@ -187,14 +187,14 @@ def _add_dropping(router: Routes, site: Site) -> None:
         prefixes.append(OWNER_PREFIX)  # the version's, where there is one, is told
         fields = [f"{each}{app}" for each in prefixes]
         topic = served[0][1]
-        first = topic.runner.logs[topic.slot_of(names[0])]
+        first = topic.runner.logs[topic.partition_of(names[0])]
         async with AsyncExitStack() as stillness:
             await stillness.enter_async_context(site.publishing.layouts.turn(first, app))
             for each, topic in served:  # all of them, before the first forgets
-                topic_log = topic.runner.logs[topic.slot_of(each)]
+                topic_log = topic.runner.logs[topic.partition_of(each)]
                 stillness.enter_context(site.publishing.keeping_still(topic_log, app))
             versions = [
-                await _forgotten(site, topic, topic.slot_of(each), app, fields)
+                await _forgotten(site, topic, topic.partition_of(each), app, fields)
                 for each, topic in served
             ]
         if max(versions) < 0:
@@ -218,10 +218,10 @@ def _owner_named(site: Site, request: web.Request) -> Iterator[None]:
 
 
 async def _forgotten(
-    site: Site, topic: LoadedTopic, slot: int, app: str, fields: Sequence[str]
+    site: Site, topic: LoadedTopic, partition: int, app: str, fields: Sequence[str]
 ) -> int:
     """The version of an app that a log knows no more; -1: it knew none. Raises Unavailable, Undecided."""
-    topic_log = topic.runner.logs[slot]
+    topic_log = topic.runner.logs[partition]
     state = await site.publishing.state_of(topic_log)  # this broker's memory may lack what is there
     found = [field for field in fields if field in state]
     if not found:
@@ -270,7 +270,7 @@ async def _led(
         ):
             return topic, None
         if topic is not None and version is not None:
-            topic_log = topic.runner.logs[topic.slot_of(name)]
+            topic_log = topic.runner.logs[topic.partition_of(name)]
             site.publishing.check_nothing_on_its_way(topic_log, app, version)
         raise
     if topic is None:
@@ -283,8 +283,8 @@ async def _led(
 async def _existing(site: Site, name: TopicName) -> LoadedTopic | None:
     """The log's topic, loaded; None: there is no such log. Raises Unavailable, Undecided."""
     entry = await site.topics.entry_of(name)
-    slot = WHOLE if name.partition is None else name.partition
-    if entry is None or slot not in entry.slots:
+    partition = WHOLE if name.partition is None else name.partition
+    if entry is None or partition not in entry.log_numbers:
         return None
     return await site.topics.serve(name)
 

@@ -8,7 +8,7 @@ from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.connection.lookups import why_not_served
 from onewriter_broker.http.onewriter import views
 from onewriter_broker.http.site import Site
-from onewriter_broker.log.api import Observation
+from onewriter_broker.log.store.api import Observation
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.ids import TopicName

@@ -196,13 +196,13 @@ async def _status(
 async def _states(site: Site, name: TopicName, entry: CatalogEntry) -> dict[int, dict[str, str]]:
     """The states of a topic's logs as stored; empty ones when the store does not answer."""
     found: dict[int, dict[str, str]] = {}
-    for slot, log_name in zip(entry.slots, entry.log_names(name), strict=True):
+    for partition, log_name in zip(entry.log_numbers, entry.log_names(name), strict=True):
         if len(found) >= views.PARTITIONS_SHOWN_MAX:
             break
         try:
-            found[slot] = await site.store.read_state(log_name)
+            found[partition] = await site.store.read_state(log_name)
         except OnewriterError:
-            found[slot] = {}
+            found[partition] = {}
     return found
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final, assert_never
 
 from onewriter_broker.auth.refusals import Refusal
 from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
-from onewriter_broker.log.api import Observation
-from onewriter_broker.log.losses import Loss
+from onewriter_broker.log.store.api import Observation
+from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.topic.history.tenures import tenure_of
 from onewriter_broker.topic.history.transitions import Person, Transition
 from onewriter_broker.topic.registry.catalog import CatalogEntry
@@ -23,10 +23,10 @@ from onewriter_core.topic.lookups import exclusive_owner
 from onewriter_core.topic.model import (
     WHOLE,
     Held,
+    Partition,
     ProducerGroup,
     Reserved,
     Shared,
-    Slot,
     Tenure,
     Topic,
     Vacant,
@@ -91,11 +91,11 @@ def state_of(topic: Topic) -> str:
     """The topic in a word; for a partitioned one, of its first partition."""
     if topic.pending_fence is not None and topic.pending_fence.group is not None:
         return "ChangingHands"
-    return _state_word(topic.slots[0]) if topic.slots else "Idle"
+    return _state_word(topic.partitions[0]) if topic.partitions else "Idle"
 
 
-def _state_word(slot: Slot) -> str:
-    match slot.ownership:
+def _state_word(partition: Partition) -> str:
+    match partition.ownership:
         case Held():
             return "Held"
         case Shared():
@@ -105,7 +105,7 @@ def _state_word(slot: Slot) -> str:
         case Vacant():
             return "Vacant"
         case _:
-            assert_never(slot.ownership)
+            assert_never(partition.ownership)
 
 
 def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
@@ -113,7 +113,7 @@ def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
     runner = topic.runner
     state = runner.topic
     waiters = in_order(state.queue, state)
-    slots = state.slots
+    partitions = state.partitions
     return loaded_summary(topic) | {
         "holders": [holder(runner, each) for each in state.holders[:HOLDERS_SHOWN_MAX]],
         "holdersOmitted": max(0, len(state.holders) - HOLDERS_SHOWN_MAX),
@@ -125,9 +125,11 @@ def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
         "waitersOmitted": max(0, len(waiters) - WAITERS_SHOWN_MAX),
         "promotion": state.policy.value,
         "claimInProgress": _claim(state),
-        "slots": [_slot(runner, slot, now) for slot in slots[:PARTITIONS_SHOWN_MAX]],
-        "slotsOmitted": max(0, len(slots) - PARTITIONS_SHOWN_MAX),
-        "durability": runner.logs[slots[0].number].durability.value if slots else None,
+        "slots": [
+            _partition(runner, partition, now) for partition in partitions[:PARTITIONS_SHOWN_MAX]
+        ],
+        "slotsOmitted": max(0, len(partitions) - PARTITIONS_SHOWN_MAX),
+        "durability": runner.logs[partitions[0].number].durability.value if partitions else None,
         "transitions": [transition(each) for each in runner.story.history],
     }
 
@@ -162,8 +164,8 @@ def _epoch(state: Mapping[str, str]) -> int:
 
 def holder(runner: TopicRunner, group: ProducerGroup) -> Json:
     """An exclusive writer."""
-    first = group.slots[0] if group.slots else WHOLE
-    slot = runner.topic.slot(first)
+    first = group.partitions[0] if group.partitions else WHOLE
+    partition = runner.topic.partition(first)
     granted = runner.logs[first].state.get("since") if first in runner.logs else None
     connected = [
         runner.producers[member.registration].since_ms
@@ -171,10 +173,10 @@ def holder(runner: TopicRunner, group: ProducerGroup) -> Json:
         if member.registration in runner.producers
     ]
     return _group(group) | {
-        "epoch": None if slot is None else slot.epoch,
+        "epoch": None if partition is None else partition.epoch,
         "since": iso(int(granted)) if granted else None,
         "connectedSince": iso(min(connected)) if connected else None,
-        "partitions": [number for number in group.slots[:PARTITIONS_SHOWN_MAX] if number >= 0],
+        "partitions": [number for number in group.partitions[:PARTITIONS_SHOWN_MAX] if number >= 0],
     }
 
 
@@ -212,15 +214,15 @@ def _first_holder(runner: TopicRunner) -> Json | None:
 
 def _shared(runner: TopicRunner) -> list[Json]:
     found: list[Json] = []
-    for slot in runner.topic.slots:
-        if isinstance(slot.ownership, Shared):
+    for partition in runner.topic.partitions:
+        if isinstance(partition.ownership, Shared):
             found += [
                 _identified(each.identity)
                 | {
                     "producerName": each.producer_name,
-                    "partition": None if slot.number == WHOLE else slot.number,
+                    "partition": None if partition.number == WHOLE else partition.number,
                 }
-                for each in slot.ownership.producers[: SHARED_SHOWN_MAX - len(found)]
+                for each in partition.ownership.producers[: SHARED_SHOWN_MAX - len(found)]
             ]
     return found
 
@@ -232,15 +234,15 @@ def _claim(topic: Topic) -> Json | None:
     return {
         "purpose": pending.purpose.value,
         "cause": pending.departure.value,
-        "producerName": exclusive_owner(topic, pending.slots) if pending.group else None,
+        "producerName": exclusive_owner(topic, pending.partitions) if pending.group else None,
     }
 
 
-def _slot(runner: TopicRunner, slot: Slot, now: float) -> Json:
+def _partition(runner: TopicRunner, partition: Partition, now: float) -> Json:
     tenure: Tenure | None = None
     holder_name: str | None = None
     reserved: float | None = None
-    match slot.ownership:
+    match partition.ownership:
         case Held(kept, _):
             holder_name = kept.producer_name
         case Reserved(kept, until):
@@ -250,18 +252,20 @@ def _slot(runner: TopicRunner, slot: Slot, now: float) -> Json:
         case Shared():
             pass
         case _:
-            assert_never(slot.ownership)
-    topic_log = runner.logs[slot.number]
+            assert_never(partition.ownership)
+    topic_log = runner.logs[partition.number]
     return {
-        "partition": None if slot.number == WHOLE else slot.number,
-        "epoch": slot.epoch,
-        "ledger": slot.ledger,
-        "state": _state_word(slot),
-        "open": slot.is_open and topic_log.is_writable,
+        "partition": None if partition.number == WHOLE else partition.number,
+        "epoch": partition.epoch,
+        "ledger": partition.ledger,
+        "state": _state_word(partition),
+        "open": partition.is_open and topic_log.is_writable,
         "holder": holder_name,
         "tenure": _tenure(tenure),
         "reservedSeconds": reserved,
-        "leaderlessSeconds": None if slot.vacant_since is None else now - slot.vacant_since,
+        "leaderlessSeconds": None
+        if partition.vacant_since is None
+        else now - partition.vacant_since,
         "lastPosition": str(topic_log.committed),
         "entries": topic_log.ledger_entries,
         "bytes": topic_log.ledger_bytes,

@@ -36,7 +36,7 @@ PING_SECONDS: Final = 5.0
 WRITE_SECONDS: Final = 10.0
 """A watcher that takes nothing for so long is cut off."""
 
-TOPICS_PER_TURN: Final = 16
+TOPICS_PER_TICK: Final = 16
 """Topics told before others get a turn of the loop."""
 
 log = structlog.get_logger(__name__)
@@ -111,8 +111,8 @@ class _Stream:
 
     async def _tell_changes(self) -> None:
         names = self._watcher.take()
-        for start in range(0, len(names), TOPICS_PER_TURN):
-            await self._write(map(self._line, names[start : start + TOPICS_PER_TURN]))
+        for start in range(0, len(names), TOPICS_PER_TICK):
+            await self._write(map(self._line, names[start : start + TOPICS_PER_TICK]))
             await asyncio.sleep(0)
 
     async def _tell_buckets(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from onewriter_broker.http.pulsar.topics import PATH, served, slots_of
+from onewriter_broker.http.pulsar.topics import PATH, partition_numbers, served
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import NO_CONTENT, Refusal, Site
 from onewriter_broker.topic.compaction.schedule import Progress, Story
@@ -22,7 +22,8 @@ def add_routes(router: Routes, site: Site) -> None:
     async def trigger(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
         begun = [
-            site.compactions.request(topic.runner.logs[slot]) for slot in slots_of(name, topic)
+            site.compactions.request(topic.runner.logs[partition])
+            for partition in partition_numbers(name, topic)
         ]
         if not any(begun):
             raise Refusal(409, "Compaction already in progress")
@@ -31,7 +32,9 @@ def add_routes(router: Routes, site: Site) -> None:
     async def status(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
         logs = topic.runner.logs
-        stories = [site.compactions.story(logs[slot]) for slot in slots_of(name, topic)]
+        stories = [
+            site.compactions.story(logs[partition]) for partition in partition_numbers(name, topic)
+        ]
         return web.json_response(status_of(stories))
 
     router.add_put(PATH + "/compaction", trigger, on_topic(Action.ADMINISTER_TOPIC))

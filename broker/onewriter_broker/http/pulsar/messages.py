@@ -9,19 +9,19 @@ from typing import Final
 
 from aiohttp import web
 
-from onewriter_broker.dispatch.finding import message_id_of, position_before_time
 from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.positions import message_id_of, position_before_time
 from onewriter_broker.http.pulsar.subscriptions import SUBSCRIPTION_PATH
 from onewriter_broker.http.pulsar.topics import (
     PATH,
     existing,
+    partition_numbers,
     served,
     signed,
-    slots_of,
 )
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site
-from onewriter_broker.log.entries import Entry, entries_of
+from onewriter_broker.log.topic_log.entries import Entry, entries_of
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.registry.termination import terminate
 from onewriter_core.authorization import Action
@@ -56,14 +56,16 @@ def _add_messages(router: Routes, site: Site) -> None:
     async def one_log(request: web.Request, what: str) -> tuple[LoadedTopic, int]:
         """The single log that the path means."""
         name, topic = await served(site, request)
-        if len(slots_of(name, topic)) > 1 or (name.partition is None and topic.entry.partitions):
+        if len(partition_numbers(name, topic)) > 1 or (
+            name.partition is None and topic.entry.partitions
+        ):
             raise Refusal(405, f"{what} is not allowed on partitioned-topic")
-        return topic, topic.slot_of(name)
+        return topic, topic.partition_of(name)
 
     async def by_id(request: web.Request) -> web.Response:
-        topic, slot = await one_log(request, "GetMessageById")
+        topic, partition = await one_log(request, "GetMessageById")
         position = Position(_number(request, "ledger"), _number(request, "entry"))
-        topic_log = topic.runner.logs[slot]
+        topic_log = topic.runner.logs[partition]
         if position.entry == 0 or position > topic_log.committed:
             raise Refusal(404, "Message id not found")
         entries = entries_of(await topic_log.read(position.previous, 1, READ_BYTES))
@@ -72,19 +74,17 @@ def _add_messages(router: Routes, site: Site) -> None:
         return _message(entries[0])
 
     async def by_time(request: web.Request) -> web.Response:
-        topic, slot = await one_log(request, "Get message ID by timestamp")
-        topic_log = topic.runner.logs[slot]
+        topic, partition = await one_log(request, "Get message ID by timestamp")
+        topic_log = topic.runner.logs[partition]
         after = await position_before_time(topic_log, _number(request, "timestamp"), Limits())
         entries = entries_of(await topic_log.read(after, 1, READ_BYTES))
-        partition = topic_log.name.partition
-        found = (
-            message_id_of(entries[0], -1 if partition is None else partition) if entries else None
-        )
-        return web.json_response(_id_object(found or EARLIEST_ID, partition))
+        number = topic_log.name.partition
+        found = message_id_of(entries[0], -1 if number is None else number) if entries else None
+        return web.json_response(_id_object(found or EARLIEST_ID, number))
 
     async def peek(request: web.Request) -> web.Response:
-        topic, slot = await one_log(request, "Peek messages")
-        subscription = topic.subscriptions[slot].get(request.match_info["subscription"])
+        topic, partition = await one_log(request, "Peek messages")
+        subscription = topic.subscriptions[partition].get(request.match_info["subscription"])
         wanted = _number(request, "position")
         if not 1 <= wanted <= PEEKED_MAX:
             raise Refusal(400, f"a position is a whole number from 1 to {PEEKED_MAX}")
@@ -92,7 +92,7 @@ def _add_messages(router: Routes, site: Site) -> None:
         cursor = None if subscription is None else subscription.cursor
         after = EARLIEST if cursor is None else cursor.mark_delete
         while True:
-            entries = entries_of(await topic.runner.logs[slot].read(after, 512, READ_BYTES))
+            entries = entries_of(await topic.runner.logs[partition].read(after, 512, READ_BYTES))
             if not entries:
                 raise Refusal(404, "Message not found")
             for entry in entries:
@@ -113,9 +113,9 @@ def _add_termination(router: Routes, site: Site) -> None:
             raise Refusal(405, "Termination of a partitioned topic is not allowed")
         await site.require_owned(request, name)
         _, topic = await served(site, request)
-        slot = topic.slot_of(name)
-        last = await terminate(site.topics, name.base, [slot])
-        return web.json_response(_position_object(last[slot]))
+        partition = topic.partition_of(name)
+        last = await terminate(site.topics, name.base, [partition])
+        return web.json_response(_position_object(last[partition]))
 
     async def partitioned(request: web.Request) -> web.Response:
         name, partitions = await existing(site, request)
@@ -127,9 +127,9 @@ def _add_termination(router: Routes, site: Site) -> None:
             )
         await site.require_owned(request, name)
         topic = await site.topics.serve_existing(name.base)
-        last = await terminate(site.topics, name.base, slots_of(name, topic))
+        last = await terminate(site.topics, name.base, partition_numbers(name, topic))
         return web.json_response(
-            {str(slot): _position_object(position) for slot, position in last.items()}
+            {str(partition): _position_object(position) for partition, position in last.items()}
         )
 
     router.add_post(PATH + "/terminate", one, on_topic(Action.ADMINISTER_TOPIC))

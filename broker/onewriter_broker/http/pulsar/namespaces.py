@@ -144,7 +144,7 @@ async def log_names(site: Site, request: web.Request, namespace: str) -> list[st
     names: list[str] = []
     for text in await site.shown(request, entries):
         entry = entries[text]
-        if entry.slots == (WHOLE,):
+        if entry.log_numbers == (WHOLE,):
             names.append(text)
         else:
             names += map(str, entry.log_names(TopicName.parse(text)))

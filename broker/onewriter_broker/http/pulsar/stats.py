@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Final
 
-from onewriter_broker.log.compacted import view_of
-from onewriter_broker.log.termination import terminated_at
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.compacted import view_of
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.topic.compaction.schedule import Story
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
@@ -47,25 +47,25 @@ def iso(milliseconds: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def producers_of(topic: LoadedTopic, slot: int) -> list[Producer]:
+def producers_of(topic: LoadedTopic, partition: int) -> list[Producer]:
     """Connected producers of one log, waiting ones included."""
-    return [p for p in topic.runner.producers.values() if p.request.slot == slot]
+    return [p for p in topic.runner.producers.values() if p.request.partition == partition]
 
 
-def consumers_of(topic: LoadedTopic, slot: int) -> int:
+def consumers_of(topic: LoadedTopic, partition: int) -> int:
     """How many consumers of one log are connected."""
-    subscriptions = topic.subscriptions[slot]
+    subscriptions = topic.subscriptions[partition]
     found = (subscriptions.get(name) for name in subscriptions.names())
     return sum(len(subscription.consumers) for subscription in found if subscription is not None)
 
 
-def topic_stats(topic: LoadedTopic, slot: int, now: float, owner: str) -> dict[str, object]:
+def topic_stats(topic: LoadedTopic, partition: int, now: float, owner: str) -> dict[str, object]:
     """One log. Rates in are averages since the present ledger was opened."""
-    topic_log = topic.runner.logs[slot]
-    state = topic.runner.topic.slot(slot)
-    producers = producers_of(topic, slot)
+    topic_log = topic.runner.logs[partition]
+    state = topic.runner.topic.partition(partition)
+    producers = producers_of(topic, partition)
     granted = [producer for producer in producers if producer.is_granted]
-    subscriptions = topic.subscriptions[slot].stats(now)
+    subscriptions = topic.subscriptions[partition].stats(now)
     seconds = max(now - topic_log.opened_at, 1.0)
     entries, size = topic_log.ledger_entries, topic_log.ledger_bytes
     return {

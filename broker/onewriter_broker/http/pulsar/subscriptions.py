@@ -10,7 +10,7 @@ from aiohttp import web
 
 from onewriter_broker.dispatch.api import SeekToId, SeekToTime
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.http.pulsar.topics import PATH, checked, served, slots_of
+from onewriter_broker.http.pulsar.topics import PATH, checked, partition_numbers, served
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, creator_of, done, flag, json_body
 from onewriter_broker.namespaces import Conflict
@@ -34,7 +34,9 @@ def _add_lists(router: Routes, site: Site) -> None:
     async def every(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
         found = {
-            each for slot in slots_of(name, topic) for each in topic.subscriptions[slot].names()
+            each
+            for partition in partition_numbers(name, topic)
+            for each in topic.subscriptions[partition].names()
         }
         return web.json_response(sorted(found))
 
@@ -46,7 +48,7 @@ def _add_lists(router: Routes, site: Site) -> None:
             await site.topics.serve(name, creator_of(request))  # as Pulsar does
         name, topic = await served(site, request)
         subscription = request.match_info["subscription"]
-        logs = [topic.subscriptions[slot] for slot in slots_of(name, topic)]
+        logs = [topic.subscriptions[partition] for partition in partition_numbers(name, topic)]
         if all(log.get(subscription) is not None for log in logs):
             raise Conflict("Subscription already exists for topic")
         for log in logs:
@@ -64,7 +66,7 @@ async def _on_each(
     """Do something to the subscription on every log that the path means."""
     name, topic = await served(site, request)
     subscription = request.match_info["subscription"]
-    logs = [topic.subscriptions[slot] for slot in slots_of(name, topic)]
+    logs = [topic.subscriptions[partition] for partition in partition_numbers(name, topic)]
     present = [log for log in logs if log.get(subscription) is not None]
     if not present:
         raise Refusal(404, f"Subscription {subscription} not found for topic {name}")
@@ -128,7 +130,7 @@ def _add_moves(router: Routes, site: Site) -> None:
 
 async def _require_single(site: Site, request: web.Request, reason: str) -> None:
     name, topic = await served(site, request)
-    if len(slots_of(name, topic)) > 1:
+    if len(partition_numbers(name, topic)) > 1:
         raise Refusal(405, reason)
 
 

@@ -98,11 +98,11 @@ async def served(site: Site, request: web.Request) -> tuple[TopicName, LoadedTop
     return name, topic
 
 
-def slots_of(name: TopicName, topic: LoadedTopic) -> list[int]:
-    """The slots that a path's topic means: one log, or all partitions."""
+def partition_numbers(name: TopicName, topic: LoadedTopic) -> list[int]:
+    """The partitions that a path's topic means: one log, or all partitions."""
     if name.partition is None and topic.entry.partitions > 0:
         return sorted(topic.subscriptions)
-    return [topic.slot_of(name)]
+    return [topic.partition_of(name)]
 
 
 def _add_lists(router: Routes, site: Site) -> None:
@@ -182,7 +182,7 @@ async def _has_log(site: Site, name: TopicName) -> bool:
         return False
     if entry.partitions > 0:
         return name.partition is None or name.partition < entry.partitions
-    return (WHOLE if name.partition is None else name.partition) in entry.slots
+    return (WHOLE if name.partition is None else name.partition) in entry.log_numbers
 
 
 async def _check_declared_by(site: Site, request: web.Request) -> None:
@@ -198,8 +198,8 @@ async def _delete(site: Site, request: web.Request, topic: LoadedTopic) -> None:
     """Delete it unless somebody is connected (by force, all the same), or if it is empty."""
     if not flag(request, "force"):
         connected = sum(
-            len(producers_of(topic, slot)) + consumers_of(topic, slot)
-            for slot in topic.subscriptions
+            len(producers_of(topic, partition)) + consumers_of(topic, partition)
+            for partition in topic.subscriptions
         )
         if connected:
             raise Refusal(412, f"Topic has {connected} connected producers/consumers")
@@ -303,10 +303,10 @@ def _add_stats(router: Routes, site: Site) -> None:
         name, topic = await served(site, request)
         if name.partition is None and topic.entry.partitions > 0:
             raise not_found(name)
-        slot = topic.slot_of(name)
-        await topic.subscriptions[slot].measure_backlogs()
-        stats = topic_stats(topic, slot, clients.now(), owner)
-        stats["compaction"] = compaction_stats(site.compactions.story(topic.runner.logs[slot]))
+        partition = topic.partition_of(name)
+        await topic.subscriptions[partition].measure_backlogs()
+        stats = topic_stats(topic, partition, clients.now(), owner)
+        stats["compaction"] = compaction_stats(site.compactions.story(topic.runner.logs[partition]))
         return web.json_response(_shown(request, stats))
 
     async def partitioned(request: web.Request) -> web.Response:
@@ -314,10 +314,10 @@ def _add_stats(router: Routes, site: Site) -> None:
         if topic.entry.partitions == 0 or name.partition is not None:
             raise Refusal(404, f"Partitioned Topic {name} not found")
         parts: dict[str, dict[str, object]] = {}
-        for slot in slots_of(name, topic):
-            await topic.subscriptions[slot].measure_backlogs()
-            full_name = str(name.with_partition(slot))
-            stats = topic_stats(topic, slot, clients.now(), owner)
+        for partition in partition_numbers(name, topic):
+            await topic.subscriptions[partition].measure_backlogs()
+            full_name = str(name.with_partition(partition))
+            stats = topic_stats(topic, partition, clients.now(), owner)
             parts[full_name] = _shown(request, stats)
         stats = summed(parts.values())
         stats["metadata"] = {"partitions": topic.entry.partitions, "deleted": False}
@@ -330,18 +330,19 @@ def _add_stats(router: Routes, site: Site) -> None:
         name, topic = await served(site, request)
         if name.partition is None and topic.entry.partitions > 0:
             raise not_found(name)
-        return web.json_response(_internal(topic, topic.slot_of(name)))
+        return web.json_response(_internal(topic, topic.partition_of(name)))
 
     async def internal_partitioned(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
         if topic.entry.partitions == 0 or name.partition is not None:
             raise Refusal(404, f"Partitioned Topic {name} not found")
-        slots = slots_of(name, topic)[:PARTITIONS_SHOWN_MAX]
+        partitions = partition_numbers(name, topic)[:PARTITIONS_SHOWN_MAX]
         return web.json_response(
             {
                 "metadata": {"partitions": topic.entry.partitions, "deleted": False},
                 "partitions": {
-                    str(name.with_partition(slot)): _internal(topic, slot) for slot in slots
+                    str(name.with_partition(partition)): _internal(topic, partition)
+                    for partition in partitions
                 },
             }
         )
@@ -356,8 +357,8 @@ def _add_stats(router: Routes, site: Site) -> None:
                 subscription["consumers"] = []
         return stats
 
-    def _internal(topic: LoadedTopic, slot: int) -> dict[str, object]:
-        topic_log = topic.runner.logs[slot]
+    def _internal(topic: LoadedTopic, partition: int) -> dict[str, object]:
+        topic_log = topic.runner.logs[partition]
         found = internal_stats(topic_log, clients.now(), clients.wall_ms())
         return found | compacted_ledger(topic_log)
 
@@ -365,7 +366,7 @@ def _add_stats(router: Routes, site: Site) -> None:
         name, topic = await served(site, request)
         if name.partition is None and topic.entry.partitions > 0:
             raise not_found(name)
-        found = await topic.subscriptions[topic.slot_of(name)].last_message_id()
+        found = await topic.subscriptions[topic.partition_of(name)].last_message_id()
         return web.json_response(
             {
                 "ledgerId": signed(found.ledger),

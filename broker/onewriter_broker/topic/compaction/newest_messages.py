@@ -6,7 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Final
 
-from onewriter_broker.log.batches import BATCH_MESSAGES_MAX, Chunk, Closed, Content
+from onewriter_broker.log.topic_log.batches import BATCH_MESSAGES_MAX, Chunk, Closed, Content
 from onewriter_core.errors import OnewriterError
 
 OPEN_CHUNKS_MAX: Final = 1_000

@@ -20,16 +20,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Final
 
-from onewriter_broker.log.api import Binding, Block, Outcome
-from onewriter_broker.log.batches import (
-    Content,
-    Cost,
-    content_of,
-    cost_of,
-    without,
-)
-from onewriter_broker.log.blocks import CHAIN_START
-from onewriter_broker.log.compacted import (
+from onewriter_broker.log.store.api import Binding, Block, Outcome
+from onewriter_broker.log.store.blocks import CHAIN_START
+from onewriter_broker.log.store.compacted import (
     COMPACTED,
     COMPACTING,
     DROP_BLOCKS_MAX,
@@ -41,8 +34,15 @@ from onewriter_broker.log.compacted import (
     chain,
     view_of,
 )
-from onewriter_broker.log.compacted_log import READ_BLOCKS_MAX as VIEW_BLOCKS_MAX
-from onewriter_broker.log.topic_log import (
+from onewriter_broker.log.topic_log.batches import (
+    Content,
+    Cost,
+    content_of,
+    cost_of,
+    without,
+)
+from onewriter_broker.log.topic_log.compacted_log import READ_BLOCKS_MAX as VIEW_BLOCKS_MAX
+from onewriter_broker.log.topic_log.log import (
     BLOCK_BYTES_MAX,
     BLOCK_ENTRIES_MAX,
     READ_BYTES,
@@ -60,13 +60,13 @@ from onewriter_core.ids import EARLIEST, Position
 READ_ENTRIES: Final = 4096
 """Entries that one read of the log asks for."""
 
-TURN_ENTRIES: Final = 16
+TICK_ENTRIES: Final = 16
 """Entries looked at before others get a turn of the event loop,"""
 
-TURN_BYTES: Final = 32 * 1024
+TICK_BYTES: Final = 32 * 1024
 """or so many bytes of them, opened,"""
 
-TURN_MESSAGES: Final = 512
+TICK_MESSAGES: Final = 512
 """or so many messages; an entry with more of either is opened in a thread."""
 
 ROLL_LOOKS: Final = 5
@@ -101,19 +101,19 @@ class Pace:
         self.entries += 1
         self.size += cost.size
         self.messages += cost.messages
-        is_due = self.entries >= TURN_ENTRIES or self.messages >= TURN_MESSAGES
-        if is_due or self.size >= TURN_BYTES:
+        is_due = self.entries >= TICK_ENTRIES or self.messages >= TICK_MESSAGES
+        if is_due or self.size >= TICK_BYTES:
             self.entries = self.size = self.messages = 0
             await asyncio.sleep(0)
 
 
 def _cost(entry: memoryview) -> Cost:
     """As ``cost_of``; of what is stored as something large not even the metadata is looked at."""
-    return Cost(len(entry), 1) if len(entry) > TURN_BYTES else cost_of(entry)
+    return Cost(len(entry), 1) if len(entry) > TICK_BYTES else cost_of(entry)
 
 
 def _is_large(cost: Cost) -> bool:
-    return cost.size > TURN_BYTES or cost.messages > TURN_MESSAGES
+    return cost.size > TICK_BYTES or cost.messages > TICK_MESSAGES
 
 
 @dataclass(frozen=True, slots=True)

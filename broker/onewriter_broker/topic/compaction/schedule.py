@@ -15,8 +15,8 @@ from typing import Final, Protocol
 
 import structlog
 
-from onewriter_broker.log.compacted import COMPACTED, COMPACTING, View
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING, View
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, NoRoom
 from onewriter_broker.topic.compaction.passes import compact, drop_unused

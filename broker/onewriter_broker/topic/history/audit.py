@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import Purpose
 

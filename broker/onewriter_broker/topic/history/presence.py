@@ -13,11 +13,11 @@ from collections.abc import Callable, Coroutine, Mapping
 
 import structlog
 
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.history.tenures import ABSENT_SINCE, PRESENT, PRESENT_SINCE
 from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.topic.model import Shared, Slot, Topic
+from onewriter_core.topic.model import Partition, Shared, Topic
 
 UNHEARD_MS_MAX = 1_000
 """Brokers are heard of twice a second: who noted something this much later is another one."""
@@ -31,16 +31,16 @@ def note(
     shell: Shell,
     spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
 ) -> None:
-    """Note what has changed since it was noted last. ``logs`` has a log for every slot."""
-    for slot in topic.slots:
-        topic_log = logs[slot.number]
-        is_present = _is_held(topic, slot)
+    """Note what has changed since it was noted last. ``logs`` has a log for every partition."""
+    for partition in topic.partitions:
+        topic_log = logs[partition.number]
+        is_present = _is_held(topic, partition)
         present = "1" if is_present else "0"
         if topic_log.is_writable and topic_log.state.get(PRESENT, "0") != present:
             fields = {
                 PRESENT: present,
                 PRESENT_SINCE: str(shell.wall_ms()) if is_present else "",
-                ABSENT_SINCE: "" if is_present else _since(slot, shell),
+                ABSENT_SINCE: "" if is_present else _since(partition, shell),
             }
             topic_log.state |= fields
             spawn(_save(topic_log, fields))
@@ -48,17 +48,17 @@ def note(
 
 async def note_leaving(topic: Topic, logs: Mapping[int, TopicLog], wall_ms: int) -> None:
     """Note that the holders can write no longer, because the topic is given to another broker."""
-    for slot in topic.slots:
-        topic_log = logs[slot.number]
-        if topic_log.is_writable and _is_held(topic, slot):
+    for partition in topic.partitions:
+        topic_log = logs[partition.number]
+        if topic_log.is_writable and _is_held(topic, partition):
             await _save(topic_log, {ABSENT_SINCE: str(wall_ms)})
 
 
-def _since(slot: Slot, shell: Shell) -> str:
-    """When the slot's last writer left; empty: before this broker's time, and nobody knows."""
-    if slot.vacant_since is None:
+def _since(partition: Partition, shell: Shell) -> str:
+    """When the partition's last writer left; empty: before this broker's time, and nobody knows."""
+    if partition.vacant_since is None:
         return ""
-    elapsed_seconds = shell.now() - slot.vacant_since
+    elapsed_seconds = shell.now() - partition.vacant_since
     return str(shell.wall_ms() - round(elapsed_seconds * 1000))
 
 
@@ -87,7 +87,7 @@ def absent_since(
     return now - max(0, wall_ms - since_ms) / 1000
 
 
-def _is_held(topic: Topic, slot: Slot) -> bool:
-    return any(slot.number in holder.slots for holder in topic.holders) and not isinstance(
-        slot.ownership, Shared
-    )
+def _is_held(topic: Topic, partition: Partition) -> bool:
+    return any(
+        partition.number in holder.partitions for holder in topic.holders
+    ) and not isinstance(partition.ownership, Shared)

@@ -10,19 +10,19 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from onewriter_broker.log.topic_log import LedgerSummary
+from onewriter_broker.log.topic_log.log import LedgerSummary
 from onewriter_broker.topic.history.transitions import LEADERLESS_MS, former_fields, identity_fields
 from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
-from onewriter_core.topic.lookups import tenure_of as tenure_of_slot
+from onewriter_core.topic.lookups import tenure_of as tenure_of_partition
 from onewriter_core.topic.model import (
     WHOLE,
     Departure,
+    Partition,
     ProducerGroup,
     PromotionPolicy,
     Purpose,
     Reserved,
-    Slot,
     Tenure,
     Vacant,
 )
@@ -48,9 +48,9 @@ SERVES: Final = "serves"
 that it holds it; the longest of those whose time may not have passed when this was written."""
 
 
-def marker_fields(fence: Fence, slot: int, ledger: int, time_ms: int) -> dict[str, str]:
-    """What the marker that opens ``ledger`` says of one slot."""
-    tenure = dict(fence.tenures)[slot]
+def marker_fields(fence: Fence, partition: int, ledger: int, time_ms: int) -> dict[str, str]:
+    """What the marker that opens ``ledger`` says of one partition."""
+    tenure = dict(fence.tenures)[partition]
     epoch = ledger if tenure is None or tenure.epoch == NEW_EPOCH else tenure.epoch
     fields = {"cause": fence.purpose.value, "t": str(time_ms)}
     if tenure is not None:
@@ -65,11 +65,11 @@ def marker_fields(fence: Fence, slot: int, ledger: int, time_ms: int) -> dict[st
     return fields
 
 
-def state_fields(fence: Fence, slot: Slot, ledger: int, time_ms: int) -> dict[str, str]:
+def state_fields(fence: Fence, partition: Partition, ledger: int, time_ms: int) -> dict[str, str]:
     """What the log's state holds from this fence on."""
-    tenure = dict(fence.tenures)[slot.number]
+    tenure = dict(fence.tenures)[partition.number]
     changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
-    fields = {"epoch": str(ledger if changes_hands else slot.epoch)}
+    fields = {"epoch": str(ledger if changes_hands else partition.epoch)}
     if tenure is None:
         fields |= {"holder": "", LEADS: "0"}
     else:
@@ -87,7 +87,7 @@ def state_fields(fence: Fence, slot: Slot, ledger: int, time_ms: int) -> dict[st
             }
         )
     winner = fence.group if fence.purpose is Purpose.GRANT else None
-    serve_seconds = max(slot.serve_seconds, 0.0 if winner is None else winner.serve_seconds)
+    serve_seconds = max(partition.serve_seconds, 0.0 if winner is None else winner.serve_seconds)
     fields[SERVES] = str(round(serve_seconds * 1000))
     if fence.purpose is Purpose.SHARE:
         fields[ABSENT_SINCE] = ""  # somebody writes, and it is not noted how long
@@ -99,7 +99,7 @@ def state_fields(fence: Fence, slot: Slot, ledger: int, time_ms: int) -> dict[st
             PRESENT_SINCE: str(time_ms) if is_granted else "",
             ABSENT_SINCE: "" if is_granted else str(time_ms),
         }
-        deposed = dict(fence.deposed)[slot.number]
+        deposed = dict(fence.deposed)[partition.number]
         fields["deposed"] = json.dumps([[name.subject, name.pod_uid] for name in deposed])
     return fields
 
@@ -108,24 +108,26 @@ def audit_fields(
     fence: Fence,
     topic: str,
     ledger: int,
-    first: Slot,
+    first: Partition,
     incarnation: str,
     previous: Mapping[int, LedgerSummary],
     time_ms: int,
 ) -> dict[str, str]:
     """The audit record of a fence: who, why, after whom, and who would have been next.
 
-    ``first`` is the fence's first slot as it was before.
+    ``first`` is the fence's first partition as it was before.
     """
     old_epoch = first.epoch
     tenures = dict(fence.tenures)
-    tenure = tenures[fence.slots[0]]
+    tenure = tenures[fence.partitions[0]]
     changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
     kept = old_epoch if tenure is None else tenure.epoch
     fields = {
         "kind": fence.purpose.value,
         "topic": topic,
-        "partitions": ",".join(str(slot) for slot in fence.slots if slot != WHOLE),
+        "partitions": ",".join(
+            str(partition) for partition in fence.partitions if partition != WHOLE
+        ),
         "ledger": str(ledger),
         "epoch": str(ledger if changes_hands else kept),
         "oldEpoch": str(old_epoch),
@@ -134,8 +136,8 @@ def audit_fields(
         "t": str(time_ms),
         "previous": json.dumps(
             {
-                str(slot): [str(summary.last), summary.entries, summary.bytes]
-                for slot, summary in previous.items()
+                str(partition): [str(summary.last), summary.entries, summary.bytes]
+                for partition, summary in previous.items()
             }
         ),
     }
@@ -143,7 +145,7 @@ def audit_fields(
         fields[LEADERLESS_MS] = "0"  # any other gap is told once it is over
     if tenure is not None:
         fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
-    former = tenure_of_slot(first)
+    former = tenure_of_partition(first)
     if changes_hands and former is not None:
         fields |= former_fields(former)
     if fence.group is not None:
@@ -159,14 +161,14 @@ def audit_fields(
                 "producer": loser.producer_name,
                 "priority": loser.priority,
                 "arrival": loser.arrival,
-                "slots": loser.slots,
+                "slots": loser.partitions,
             }
             | chosen_by
         )
     return fields
 
 
-def _cause(fence: Fence, first: Slot) -> Departure:
+def _cause(fence: Fence, first: Partition) -> Departure:
     """Why the last writer no longer writes: it was deposed by this fence, or had left before."""
     is_vacant = isinstance(first.ownership, Vacant | Reserved)
     return first.departure if fence.purpose is Purpose.GRANT and is_vacant else fence.departure
@@ -186,15 +188,15 @@ def group_fields(group: ProducerGroup) -> dict[str, str]:
     } | identity_fields(group.identity)
 
 
-def slot_of(
+def partition_of(
     number: int,
     state: Mapping[str, str],
     *,
     may_resume: bool,
     reserved_until: float | None,
     vacant_since: float | None = None,
-) -> Slot:
-    """A slot as its log's state describes it; this broker has not fenced it yet.
+) -> Partition:
+    """A partition as its log's state describes it; this broker has not fenced it yet.
 
     ``reserved_until``: until when the holder may come back before anybody else; None: no longer.
     ``vacant_since``: since when nobody writes, by this broker's clock; None: it is not known.
@@ -207,7 +209,7 @@ def slot_of(
     ownership: Vacant | Reserved = Vacant(tenure)
     if tenure is not None and reserved_until is not None and state.get(PRESENT) == "1":
         ownership = Reserved(tenure, reserved_until)
-    return Slot(
+    return Partition(
         number,
         epoch=epoch,
         ownership=ownership,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import structlog
 
-from onewriter_broker.log.api import Binding, BrokenKey, Outcome
+from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.history.tenures import group_fields
 from onewriter_broker.topic.history.transitions import (
@@ -67,7 +67,7 @@ class Story:
         log.info(
             "topic.transition",
             topic=str(self._name),
-            partitions=[slot for slot in record.slots if slot != WHOLE],
+            partitions=[partition for partition in record.partitions if partition != WHOLE],
             kind=record.purpose.value,
             cause=record.departure.value,
             old_epoch=record.old_epoch,

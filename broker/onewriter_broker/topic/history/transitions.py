@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.turns import Turns
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.ticks import Ticks
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import WHOLE, Departure, ProducerGroup, Purpose, Tenure
@@ -29,7 +29,7 @@ RECORDS_MAX: Final = 2_048
 READ_RECORDS: Final = 512
 """Records that one read from the store asks for."""
 
-RECORDS_PER_TURN: Final = 200
+RECORDS_PER_TICK: Final = 200
 """Records looked through before others get a turn of the event loop: a millisecond or two."""
 
 SHARED_SECONDS: Final = 5.0
@@ -98,7 +98,7 @@ def noted(record: Record, at_ms: int) -> Transition:
         None if record.holder is None else _holder(record.holder, record.epoch),
         None if former is None else _former(former),
         None if record.leaderless_seconds is None else round(record.leaderless_seconds * 1000),
-        tuple(slot for slot in record.slots if slot != WHOLE),
+        tuple(partition for partition in record.partitions if partition != WHOLE),
     )
 
 
@@ -150,7 +150,7 @@ def read_back(fields: Mapping[str, str]) -> Transition | None:
             _holder_back(fields, epoch),
             _former_back(fields.get("former")),
             None if leaderless is None else int(leaderless),
-            tuple(int(slot) for slot in partitions.split(",")) if partitions else (),
+            tuple(int(partition) for partition in partitions.split(",")) if partitions else (),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # not written by a broker; `onewriter verify` says so
@@ -258,9 +258,9 @@ async def _stories(
     records: Sequence[Mapping[str, str]],
 ) -> dict[str, list[tuple[str, Transition]]]:
     stories: dict[str, list[tuple[str, Transition]]] = {}
-    turns = Turns(RECORDS_PER_TURN)
+    ticks = Ticks(RECORDS_PER_TICK)
     for fields in records:
-        await turns.step()
+        await ticks.step()
         story = stories.setdefault(fields.get("topic", ""), [])
         if fields.get("kind") == READY:
             story[:] = [(broker, _ready(each, fields)) for broker, each in story]

@@ -32,9 +32,9 @@ from typing import NamedTuple
 
 import structlog
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.pending import PendingEntry
-from onewriter_broker.log.topic_log import TopicLog, last_position, payloads
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.topic_log.log import TopicLog, last_position, payloads
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
 from onewriter_broker.topic.producers.resends import POSITION_UNKNOWN
 from onewriter_core.errors import ProtocolError, Unavailable, Undecided
 from onewriter_core.ids import Position
@@ -59,7 +59,7 @@ SNAPSHOT_ENTRIES = 10_000
 BLOCKS_PER_READ = 16
 """Blocks of one read of what lies behind the snapshot: 4 MiB where they are full."""
 
-SUMMARIES_PER_TURN = 256
+SUMMARIES_PER_TICK = 256
 """Entries summarized before others get a turn of the event loop."""
 
 NOTHING_STORED = -1
@@ -209,7 +209,7 @@ class Filter:
 class Deduplications:
     """Deduplication of one topic: on or off, for all of its logs. ``logs`` may grow."""
 
-    __slots__ = ("_by_slot", "_logs", "_spawn", "is_on")
+    __slots__ = ("_by_partition", "_logs", "_spawn", "is_on")
 
     def __init__(
         self,
@@ -221,49 +221,49 @@ class Deduplications:
         self.is_on = is_on
         self._logs = logs
         self._spawn = spawn
-        self._by_slot: dict[int, Deduplication] = {}
+        self._by_partition: dict[int, Deduplication] = {}
 
-    def of(self, slot: int) -> Deduplication | None:
-        """The slot's numbers; None while deduplication is off."""
-        return self._by_slot.get(slot)
+    def of(self, partition: int) -> Deduplication | None:
+        """The partition's numbers; None while deduplication is off."""
+        return self._by_partition.get(partition)
 
-    async def open(self, slot: int) -> None:
+    async def open(self, partition: int) -> None:
         """A log was fenced for this broker. Raises Undecided and Unavailable."""
         if self.is_on:
-            self._by_slot[slot] = await resume(self._logs[slot])
+            self._by_partition[partition] = await resume(self._logs[partition])
 
     def switch(self, *, is_on: bool) -> None:
         """Begin or end; what is on stays as it is."""
         self.is_on = is_on
         if not is_on:
-            self._by_slot.clear()
-        for slot, topic_log in self._logs.items():
-            if is_on and slot not in self._by_slot:
-                self._by_slot[slot] = begin(topic_log)
-            self._spawn(self._save(slot))
+            self._by_partition.clear()
+        for partition, topic_log in self._logs.items():
+            if is_on and partition not in self._by_partition:
+                self._by_partition[partition] = begin(topic_log)
+            self._spawn(self._save(partition))
 
     def save_due(self) -> None:
         """Have snapshots written where too much lies behind the last one."""
-        for slot, deduplication in self._by_slot.items():
-            if self._logs[slot].is_writable and deduplication.is_due:
-                self._spawn(self._save(slot))
+        for partition, deduplication in self._by_partition.items():
+            if self._logs[partition].is_writable and deduplication.is_due:
+                self._spawn(self._save(partition))
 
-    async def _save(self, slot: int) -> None:
+    async def _save(self, partition: int) -> None:
         """Best effort: asked for again by ``save_due``, and written by the next fence, too."""
-        topic_log, fields = self._logs[slot], self.state(slot)
+        topic_log, fields = self._logs[partition], self.state(partition)
         try:
             await topic_log.save_state(fields)
         except (Unavailable, Undecided) as error:
             log.info("deduplication.unsaved", topic=str(topic_log.name), reason=str(error))
 
-    def state(self, slot: int) -> dict[str, str]:
+    def state(self, partition: int) -> dict[str, str]:
         """The log's state fields that let another broker go on, or that end deduplication."""
-        deduplication = self._by_slot.get(slot)
+        deduplication = self._by_partition.get(partition)
         if deduplication is not None:
             return deduplication.snapshot()
         if self.is_on:
             return {}  # not open yet: what the broker before left stays as it is
-        return {FIELD: ""} if self._logs[slot].state.get(FIELD) else {}
+        return {FIELD: ""} if self._logs[partition].state.get(FIELD) else {}
 
 
 def saved_to(topic_log: TopicLog) -> Position | None:
@@ -322,7 +322,7 @@ async def _note_block(deduplication: Deduplication, block: Block) -> None:
         if _completes(summary):
             number = _highest(summary.sequence_id, summary.highest_sequence_id)
             deduplication.raise_to(summary.producer_name, number)
-        if index % SUMMARIES_PER_TURN == 0:
+        if index % SUMMARIES_PER_TICK == 0:
             await asyncio.sleep(0)
 
 

@@ -75,5 +75,5 @@ def may_promote(topic: Topic, event: Event) -> bool:
     if topic.policy is not PromotionPolicy.BALANCED or not topic.queue:
         return False
     # Who joins a line while somebody leads promotes nobody, and thousands may.
-    is_led = not any(isinstance(slot.ownership, Vacant) for slot in topic.slots)
+    is_led = not any(isinstance(partition.ownership, Vacant) for partition in topic.partitions)
     return not (isinstance(event, ProducerRequested) and is_led)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
 
-from onewriter_broker.log.api import Guard, Outcome
-from onewriter_broker.log.pending import PendingEntry
-from onewriter_broker.log.topic_log import ENTRY_BYTES, TopicLog
+from onewriter_broker.log.store.api import Guard, Outcome
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
 from onewriter_broker.topic.producers.deduplication import NOTHING_STORED, Deduplication, Filter
 from onewriter_broker.topic.producers.resends import (
     POSITION_UNKNOWN,

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_core.topic.model import Topic
-from onewriter_core.topic.waiting import waiters_by_slot
+from onewriter_core.topic.waiting import waiters_by_partition
 
 QUEUE_NEWS_SECONDS = 0.05
 """The least time between two tellings of one topic's holders."""
@@ -53,15 +53,15 @@ class QueueNews:
 
     def _tell(self) -> None:
         self._timer = None
-        waiting = waiters_by_slot(self._served.topic)
+        waiting = waiters_by_partition(self._served.topic)
         told: dict[str, int] = {}
         for holder in self._served.topic.holders:
             for member in holder.members:
                 producer = self._served.producers.get(member.registration)
                 if producer is None or not (producer.is_active and producer.channel.hears_of_queue):
                     continue
-                told[member.registration] = waiting[member.slot]
-                if self._told.get(member.registration) != waiting[member.slot]:
+                told[member.registration] = waiting[member.partition]
+                if self._told.get(member.registration) != waiting[member.partition]:
                     self._told_at = asyncio.get_running_loop().time()
-                    producer.channel.queue_changed(producer, waiting[member.slot])
+                    producer.channel.queue_changed(producer, waiting[member.partition])
         self._told = told

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.producers.deduplication import Deduplications
 from onewriter_broker.topic.producers.producer import Producer, settled
 from onewriter_broker.topic.producers.resends import (
@@ -52,7 +52,7 @@ class Registrations:
             return None
         producer.stop()
         if producer.is_answered:  # else its lineage may not have been read yet
-            key = (producer.request.slot, producer.name)
+            key = (producer.request.partition, producer.name)
             self._predecessors.pop(key, None)
             self._predecessors[key] = producer
             while len(self._predecessors) > PREDECESSORS_MAX:
@@ -89,7 +89,7 @@ class Registrations:
         if not effect.resumed and producer.request.topic_epoch is None:
             self._activate(producer)
             return
-        predecessor = self._predecessors.pop((producer.request.slot, producer.name), None)
+        predecessor = self._predecessors.pop((producer.request.partition, producer.name), None)
         if predecessor is not None and predecessor.request.identity == producer.request.identity:
             producer.continues(predecessor)
             self._activate(producer)
@@ -97,7 +97,7 @@ class Registrations:
             self._spawn(self._activate_from_log(producer, effect))
 
     def _activate(self, producer: Producer) -> None:
-        producer.deduplicate(self.deduplications.of(producer.request.slot))
+        producer.deduplicate(self.deduplications.of(producer.request.partition))
         producer.is_active = producer.is_answered = True
         epoch = producer.epoch
         if epoch is None and not producer.is_exclusive:
@@ -127,20 +127,20 @@ class Registrations:
         self.deduplications.switch(is_on=is_on)
         for producer in self.producers.values():
             if producer.is_answered:
-                producer.deduplicate(self.deduplications.of(producer.request.slot))
+                producer.deduplicate(self.deduplications.of(producer.request.partition))
 
-    def state(self, slot: int, epoch: int) -> dict[str, str]:
+    def state(self, partition: int, epoch: int) -> dict[str, str]:
         """State fields that let another broker know a resend when the log's tail is trimmed."""
         # First what another broker left: its producers may come back after this fence only.
         last = {
             name: kept
-            for name, kept in read_snapshot(self._logs[slot].state).items()
+            for name, kept in read_snapshot(self._logs[partition].state).items()
             if kept[0] >= epoch
         }
         for producer in (*self._predecessors.values(), *self.producers.values()):
             newest = producer.lineage.newest_stored
             # Only an epoch makes a name one lineage: a Shared namesake begins again at 0.
-            is_kept = producer.is_exclusive and producer.request.slot == slot
+            is_kept = producer.is_exclusive and producer.request.partition == partition
             if is_kept and producer.epoch is not None and newest is not None:
                 last[producer.name] = (producer.epoch, newest)
-        return {SNAPSHOT_FIELD: snapshot(last)} | self.deduplications.state(slot)
+        return {SNAPSHOT_FIELD: snapshot(last)} | self.deduplications.state(partition)

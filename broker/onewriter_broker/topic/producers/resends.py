@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.topic_log import ENTRY_BYTES, TRIMMED, TopicLog, payloads
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TRIMMED, TopicLog, payloads
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.wire.messages import (
@@ -45,7 +45,7 @@ TAIL_BYTES_MAX = 16 * 1024 * 1024
 TAIL_BLOCKS_PER_READ = 16
 """Blocks of one read: 4 MiB where they are full."""
 
-SUMMARIES_PER_TURN = 256
+SUMMARIES_PER_TICK = 256
 """Entries summarized before others get a turn of the event loop."""
 
 SNAPSHOT_PRODUCERS_MAX = 1_000
@@ -289,7 +289,7 @@ async def lineage_from_log(
                 runs.append(Run(first_of_run, marks, published_ms, chunk))
                 marks = []
             summarized += 1
-            if summarized % SUMMARIES_PER_TURN == 0:
+            if summarized % SUMMARIES_PER_TICK == 0:
                 await asyncio.sleep(0)
         if marks:
             stop = first + len(block.lengths)

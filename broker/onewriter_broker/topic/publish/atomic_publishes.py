@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.api import VERSION_PREFIX, Binding, LogStore
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.publishing import (
+from onewriter_broker.log.store.api import VERSION_PREFIX, Binding, LogStore
+from onewriter_broker.log.topic_log.atomic_publish import (
     PUBLISHES_WAITING_MAX,
     Entries,
     Publish,
@@ -24,8 +24,8 @@ from onewriter_broker.log.publishing import (
     check_app,
     check_owner,
 )
-from onewriter_broker.log.termination import terminated_at
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.topic.epoch_checks import standing_of
 from onewriter_broker.topic.leading import check_leads, count_led, leads
 from onewriter_broker.topic.publish import staged_rows
@@ -92,8 +92,8 @@ class Publishing:
         right was not proved; too many ask), Unavailable where nothing was published and asking again may help,
         Undecided where nobody can tell: asked again it is published, or found to be a duplicate.
         """
-        slot = topic.slot_of(name)
-        topic_log = topic.runner.logs[slot]
+        partition = topic.partition_of(name)
+        topic_log = topic.runner.logs[partition]
         if (topic_log, asked.app) in self._kept_still:
             text = f"what {name} knows of {asked.app} is being changed; nothing was published"
             raise Unavailable(f"{text}; retry later")
@@ -107,7 +107,7 @@ class Publishing:
         if request is None:
             request = PublishRequest(asked)
             requests.append(request)
-            self._start(topic.runner, slot, request)
+            self._start(topic.runner, partition, request)
         request.time_ms = time_ms
         with request.heard():
             return await request.ended()
@@ -145,14 +145,14 @@ class Publishing:
         finally:
             self._kept_still.remove(key)
 
-    def _start(self, runner: TopicRunner, slot: int, request: PublishRequest) -> None:
-        topic_log, asked, done = runner.logs[slot], request.asked, request.done
+    def _start(self, runner: TopicRunner, partition: int, request: PublishRequest) -> None:
+        topic_log, asked, done = runner.logs[partition], request.asked, request.done
 
         async def perform() -> None:
             try:
                 async with self._locks.setdefault((topic_log, asked.app), asyncio.Lock()):
                     with self._certain(topic_log, asked):
-                        answer = await self._perform(runner, slot, request)
+                        answer = await self._perform(runner, partition, request)
             except OnewriterError as error:
                 done.set_exception(error)
                 done.exception()  # nobody may be left to hear it
@@ -201,19 +201,21 @@ class Publishing:
             text = f"whether version {asked.version} of {asked.app} is published"
             raise Undecided(f"unknown yet {text}: ask for its status")
 
-    async def _perform(self, runner: TopicRunner, slot: int, request: PublishRequest) -> Answer:
-        topic_log, asked = runner.logs[slot], request.asked
-        answer = await self._without_rows(runner, slot, asked)
+    async def _perform(
+        self, runner: TopicRunner, partition: int, request: PublishRequest
+    ) -> Answer:
+        topic_log, asked = runner.logs[partition], request.asked
+        answer = await self._without_rows(runner, partition, asked)
         if answer is not None:
             return answer
         try:
-            answer = await self._publish_rows(runner, slot, request)
+            answer = await self._publish_rows(runner, partition, request)
         except (Unavailable, MissingPart) as error:
             try:
                 held = await self._known(topic_log, asked)  # by another request
                 if held is not None:
                     return _duplicate(held)
-                await self._check_epoch(runner, slot, asked)
+                await self._check_epoch(runner, partition, asked)
             except Undecided:
                 if not isinstance(error, StoodStill):
                     raise  # else: of a store that stands still more is not heard
@@ -227,13 +229,15 @@ class Publishing:
                 await self._staging.drop_parts(topic_log.name, others)
         return answer
 
-    async def _without_rows(self, runner: TopicRunner, slot: int, asked: Asked) -> Answer | None:
+    async def _without_rows(
+        self, runner: TopicRunner, partition: int, asked: Asked
+    ) -> Answer | None:
         """The answer where no rows are to be published; None: they may be. Raises what forbids it."""
-        topic_log = runner.logs[slot]
+        topic_log = runner.logs[partition]
         held = await self._known(topic_log, asked)
         if held is not None:  # whatever became of its epoch since
             return _duplicate(held)
-        await self._check_epoch(runner, slot, asked)
+        await self._check_epoch(runner, partition, asked)
         if terminated_at(topic_log.state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, f"{topic_log.name} was terminated")
         check_app(topic_log.name, topic_log.state, asked.app, asked.require_right().owner)
@@ -249,18 +253,18 @@ class Publishing:
         return None
 
     async def _publish_rows(
-        self, runner: TopicRunner, slot: int, request: PublishRequest
+        self, runner: TopicRunner, partition: int, request: PublishRequest
     ) -> Answer:
-        topic_log, asked = runner.logs[slot], request.asked
+        topic_log, asked = runner.logs[partition], request.asked
         with self._staging.loading(topic_log.name, asked.parts):
             entries = await self._entries(topic_log.name, request)
             binding = await self._recorded(runner, topic_log, asked)
 
             def may_write() -> bool:
                 """Asked when the first block is formed: the epoch leads, and its audit names who asks."""
-                return topic_log.binding == binding and leads(runner.topic, slot, asked.epoch)
+                return topic_log.binding == binding and leads(runner.topic, partition, asked.epoch)
 
-            return await self._append(runner, slot, asked, entries, may_write)
+            return await self._append(runner, partition, asked, entries, may_write)
 
     async def _recorded(self, runner: TopicRunner, topic_log: TopicLog, asked: Asked) -> Binding:
         """The binding under which the audit names who asks. Raises StoodStill, and as Publishers.record."""
@@ -271,8 +275,8 @@ class Publishing:
             why = f"the store has taken nothing for {self._standstill_seconds:g} s"
             raise StoodStill(f"{why}; nothing was published; retry later") from None
 
-    async def _check_epoch(self, runner: TopicRunner, slot: int, asked: Asked) -> None:
-        await check_leads(runner, slot, asked.epoch, self._appender.prove)
+    async def _check_epoch(self, runner: TopicRunner, partition: int, asked: Asked) -> None:
+        await check_leads(runner, partition, asked.epoch, self._appender.prove)
         asked.require_right()
 
     async def count_led(self, runner: TopicRunner, partitions: int, epoch: int) -> int:
@@ -337,15 +341,15 @@ class Publishing:
     async def _append(
         self,
         runner: TopicRunner,
-        slot: int,
+        partition: int,
         asked: Asked,
         entries: Entries,
         may_write: Callable[[], bool],
     ) -> Answer:
-        topic_log = runner.logs[slot]
+        topic_log = runner.logs[partition]
         owner = asked.require_right().owner
         publish = Publish(asked.app, asked.version, entries, may_write, owner, asked.by)
-        with runner.changing(), _progressing(runner, slot):
+        with runner.changing(), _progressing(runner, partition):
             topic_log.publish(publish)
             self._appender.gathered(topic_log)
             await self._watch(runner, topic_log, publish)
@@ -398,11 +402,11 @@ class Publishing:
 
 
 @contextlib.contextmanager
-def _progressing(runner: TopicRunner, slot: int) -> Iterator[None]:
-    """Inside, something is published under the epoch of a slot's holder: no deadline passes for it."""
+def _progressing(runner: TopicRunner, partition: int) -> Iterator[None]:
+    """Inside, something is published under the epoch of a partition's holder: no deadline passes for it."""
     with contextlib.ExitStack() as writing:
         for producer in list(runner.producers.values()):
-            if producer.is_active and producer.request.slot == slot:
+            if producer.is_active and producer.request.partition == partition:
                 writing.enter_context(producer.progressing())
         yield
 

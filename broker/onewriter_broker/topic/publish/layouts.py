@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
-from onewriter_broker.log.api import OWNER_PREFIX, LogStore
-from onewriter_broker.log.publishing import check_owner, check_room
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import OWNER_PREFIX, LogStore
+from onewriter_broker.log.topic_log.atomic_publish import check_owner, check_room
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.epoch_checks import Prove, standing_of
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from onewriter_broker.log.api import Binding
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.history.transitions import identity_fields
 from onewriter_broker.topic.publish.requests import Asked, Right
 from onewriter_broker.topic.runner import TopicRunner

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from onewriter_broker.log.publishing import Published
+from onewriter_broker.log.topic_log.atomic_publish import Published
 from onewriter_broker.topic.publish.staging import Claimed
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity

@@ -17,7 +17,7 @@ from typing import Final
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from onewriter_broker.log.publishing import ENTRY_BYTES_MAX
+from onewriter_broker.log.topic_log.atomic_publish import ENTRY_BYTES_MAX
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -34,10 +34,10 @@ FRAME_ROWS_MAX: Final = 10_000
 PART_FRAMES_MAX: Final = 32_768
 """Frames of one part: each becomes an entry, which takes memory beside its bytes."""
 
-BYTES_PER_TURN: Final = 1024 * 1024
+BYTES_PER_TICK: Final = 1024 * 1024
 """Bytes summed up before others get a turn of the event loop: a millisecond."""
 
-ROWS_PER_TURN: Final = 2_000
+ROWS_PER_TICK: Final = 2_000
 """Plain rows looked at before others get a turn of the event loop: a few milliseconds."""
 
 ROWS_PER_LOOK: Final = 100
@@ -51,7 +51,7 @@ PARSED_BYTES_PER_ROW: Final = 50
 ENTRY_COST: Final = 125
 """What an entry takes to be made, in plain rows: 16 for a turn, which is 2 MiB where they are full."""
 
-FRAMES_PER_TURN: Final = 2_000
+FRAMES_PER_TICK: Final = 2_000
 """Frames counted before others get a turn of the event loop: about a millisecond."""
 
 _KEY_TAG: Final = 0x12
@@ -70,8 +70,8 @@ async def checksum(body: bytes) -> str:
     To hash all of it would take longer than everything else that is done with a part here.
     """
     digest = hashlib.blake2b(digest_size=16)
-    for start in range(0, len(body), BYTES_PER_TURN):
-        sum_of_piece = google_crc32c.value(body[start : start + BYTES_PER_TURN])
+    for start in range(0, len(body), BYTES_PER_TICK):
+        sum_of_piece = google_crc32c.value(body[start : start + BYTES_PER_TICK])
         digest.update(_SIZE.pack(sum_of_piece))
         await asyncio.sleep(0)
     return digest.hexdigest()
@@ -105,7 +105,7 @@ async def check(body: bytes) -> int:
             raise ProtocolError(f"a part has at most {PART_FRAMES_MAX} frames")
         for cost in _checking(rows, messages):
             looked_at += cost
-            if looked_at >= ROWS_PER_TURN:
+            if looked_at >= ROWS_PER_TICK:
                 looked_at = 0
                 await asyncio.sleep(0)
         total += rows
@@ -117,7 +117,7 @@ async def count(body: bytes) -> int:
     total = 0
     for number, (rows, _) in enumerate(frames(body), 1):
         total += rows
-        if number % FRAMES_PER_TURN == 0:
+        if number % FRAMES_PER_TICK == 0:
             await asyncio.sleep(0)
     return total
 
@@ -144,7 +144,7 @@ async def entries(
                 metadata.partition_key_b64_encoded = key.partition_key_b64_encoded
         send = sends.setdefault(rows, Send(0, sequence_id, num_messages=rows))
         yield send, build_entry(metadata, messages)
-        if made >= ROWS_PER_TURN:
+        if made >= ROWS_PER_TICK:
             made = 0
             await asyncio.sleep(0)
 

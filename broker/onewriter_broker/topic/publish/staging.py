@@ -15,11 +15,21 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
-from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, StagedPart, Stager, decode_part
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.staged_parts import (
+    CHUNK_BYTES,
+    Damaged,
+    StagedPart,
+    Stager,
+    decode_part,
+)
+from onewriter_broker.log.topic_log.atomic_publish import (
+    PUBLISH_BYTES_MAX,
+    PUBLISH_ENTRIES_MAX,
+    TooLarge,
+)
+from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.publish import staged_rows
-from onewriter_broker.turns import Turns
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
@@ -36,7 +46,7 @@ OTHERS_COUNT: Final = 0.5
 """The part of what other namespaces have staged in the bucket by which a namespace's room shrinks. So
 there is room for each, and all of them together have at most twice the room of one."""
 
-NOTED_PER_TURN: Final = 200
+NOTED_PER_TICK: Final = 200
 """Of those, looked at before others get a turn of the event loop: a millisecond or two."""
 
 STAGED_SECONDS: Final = 6 * 3600.0
@@ -290,9 +300,9 @@ class Staging:
         """What a bucket keeps, less what has expired."""
         kept: dict[str, StagedPart] = {}
         sizes: Counter[str] = Counter()
-        turns = Turns(NOTED_PER_TURN)
+        ticks = Ticks(NOTED_PER_TICK)
         for name, text in (await self._store.staged.noted(bucket)).items():
-            await turns.step()
+            await ticks.step()
             try:
                 part = decode_part(text)
             except Damaged as error:

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 import structlog
 
 from onewriter_broker.anchor.api import Anchor
-from onewriter_broker.log.api import Binding, LogStore
-from onewriter_broker.log.losses import Loss, losses
-from onewriter_broker.log.topic_log import TRIMMED, last_position
+from onewriter_broker.log.store.api import Binding, LogStore
+from onewriter_broker.log.topic_log.log import TRIMMED, last_position
+from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 

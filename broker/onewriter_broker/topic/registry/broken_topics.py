@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from onewriter_broker.log.api import BrokenKey
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import BrokenKey
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.ids import Position, TopicName
 
 LOOK_SECONDS = 2.0

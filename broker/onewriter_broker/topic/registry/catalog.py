@@ -23,8 +23,8 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from onewriter_broker.log.api import Binding, LogStore, Outcome
-from onewriter_broker.turns import Turns
+from onewriter_broker.log.store.api import Binding, LogStore, Outcome
+from onewriter_broker.ticks import Ticks
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import (
@@ -59,7 +59,7 @@ class Undivided(Refused):
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One topic. ``slots`` are its logs: WHOLE, or partition numbers.
+    """One topic. ``log_numbers`` name its logs: WHOLE, or partition numbers.
 
     ``policies`` are those that were set for this topic, by their paths in the admin API.
     ``declared_by`` is the Kubernetes namespace that declared the topic first; empty when none did, or
@@ -68,7 +68,7 @@ class CatalogEntry:
     """
 
     partitions: int = 0
-    slots: tuple[int, ...] = ()
+    log_numbers: tuple[int, ...] = ()
     is_deleted: bool = False
     policies: Mapping[str, object] = field(default_factory=lambda: _NONE_SET, hash=False)
     declared_by: str = ""
@@ -76,7 +76,11 @@ class CatalogEntry:
 
     def encode(self) -> str:
         """The entry as the store keeps it."""
-        fields = {"partitions": self.partitions, "slots": self.slots, "deleted": self.is_deleted}
+        fields = {
+            "partitions": self.partitions,
+            "slots": self.log_numbers,
+            "deleted": self.is_deleted,
+        }
         if self.policies:
             fields["policies"] = dict(self.policies)
         if self.declared_by:
@@ -102,10 +106,14 @@ class CatalogEntry:
     @property
     def logs(self) -> int:
         """How many logs it has."""
-        return 0 if self.is_deleted else len(self.slots)
+        return 0 if self.is_deleted else len(self.log_numbers)
 
-    def with_slot(self, slot: int) -> CatalogEntry:
-        return self if slot in self.slots else replace(self, slots=(*self.slots, slot))
+    def with_log(self, number: int) -> CatalogEntry:
+        return (
+            self
+            if number in self.log_numbers
+            else replace(self, log_numbers=(*self.log_numbers, number))
+        )
 
     def with_made(self, creator: str, logs: int) -> CatalogEntry:
         """The entry with so many logs more that ``creator`` made."""
@@ -119,7 +127,7 @@ class CatalogEntry:
     @property
     def is_undivided(self) -> bool:
         """Whether the topic is one log, of its own name: then it never gets partitions."""
-        return self.partitions == 0 and WHOLE in self.slots and not self.is_deleted
+        return self.partitions == 0 and WHOLE in self.log_numbers and not self.is_deleted
 
     def grown(self, partitions: int) -> CatalogEntry:
         """The entry with so many partitions. Raises Undivided; Refused where it has more."""
@@ -127,8 +135,8 @@ class CatalogEntry:
             raise Undivided
         if partitions < self.partitions:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, "partitions cannot be taken away")
-        slots = tuple(sorted({*self.slots, *range(partitions)}))
-        return replace(self, partitions=partitions, slots=slots)
+        numbers = tuple(sorted({*self.log_numbers, *range(partitions)}))
+        return replace(self, partitions=partitions, log_numbers=numbers)
 
     def with_declared(self, declared: ExclusiveTopic | None) -> CatalogEntry:
         """The entry with what the topic's manifest asks for; one that is undivided stays so."""
@@ -137,11 +145,13 @@ class CatalogEntry:
         wanted = declared.spec.partitions
         if wanted > self.partitions:
             return self.grown(wanted)
-        return self if self.partitions else self.with_slot(WHOLE)
+        return self if self.partitions else self.with_log(WHOLE)
 
     def log_names(self, base: TopicName) -> list[TopicName]:
         """The full names of the topic's logs."""
-        return [base if slot == WHOLE else base.with_partition(slot) for slot in self.slots]
+        return [
+            base if number == WHOLE else base.with_partition(number) for number in self.log_numbers
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -318,7 +328,7 @@ class Catalogs:
         a new topic, which earlier versions stored; they can be deleted, and nothing else.
         """
         found: dict[str, CatalogEntry] = {}
-        turns = Turns(NAMES_PER_STEP)
+        ticks = Ticks(NAMES_PER_STEP)
         for bucket in range(self.buckets):
             await asyncio.sleep(0)  # there may be many, and all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
@@ -327,7 +337,7 @@ class Catalogs:
                     continue
                 if self._is_readable(name, is_stored=with_long_names):
                     found[name] = entry
-                await turns.step()
+                await ticks.step()
         return found
 
     def _is_readable(self, name: str, *, is_stored: bool) -> bool:

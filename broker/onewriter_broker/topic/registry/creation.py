@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from onewriter_broker.log.api import Binding
+from onewriter_broker.log.store.api import Binding
 from onewriter_broker.quotas.book import Quota, QuotaBook, namespace_key
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs
 from onewriter_core.api import ExclusiveTopic

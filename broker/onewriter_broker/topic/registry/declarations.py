@@ -12,7 +12,7 @@ from typing import Final
 
 import structlog
 
-from onewriter_broker.log.api import Durability
+from onewriter_broker.log.store.api import Durability
 from onewriter_broker.topic.registry.catalog import Undivided
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.api import ExclusiveTopic

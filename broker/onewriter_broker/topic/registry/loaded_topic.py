@@ -68,9 +68,9 @@ class LoadedTopic:
             return 0.0
         return self.declared.spec.detection.progress_deadline_seconds
 
-    def slot_of(self, name: TopicName) -> int:
-        """The slot that a topic name means; raises Refused when it has none."""
-        slot = WHOLE if name.partition is None else name.partition
-        if slot not in self.subscriptions:
+    def partition_of(self, name: TopicName) -> int:
+        """The partition that a topic name means; raises Refused when it has none."""
+        partition = WHOLE if name.partition is None else name.partition
+        if partition not in self.subscriptions:
             raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
-        return slot
+        return partition

@@ -50,7 +50,7 @@ class ResumeWindows:
         self._of_topics[str(base)] = now + self._seconds
 
     def loaded(self, base: TopicName) -> None:
-        """The topic is served again: what its window was is in its slots."""
+        """The topic is served again: what its window was is in its partitions."""
         self._of_topics.pop(str(base), None)
 
     def until(self, bucket: int, base: TopicName | None = None) -> float | None:

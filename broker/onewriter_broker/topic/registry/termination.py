@@ -7,8 +7,8 @@ import contextlib
 
 import structlog
 
-from onewriter_broker.dispatch.finding import last_message_id
-from onewriter_broker.log.termination import TERMINATED, terminated_at
+from onewriter_broker.dispatch.positions import last_message_id
+from onewriter_broker.log.topic_log.termination import TERMINATED, terminated_at
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import ProtocolError
@@ -20,26 +20,30 @@ FINISH_SECONDS = 2.0
 log = structlog.get_logger(__name__)
 
 
-async def terminate(topics: Topics, base: TopicName, slots: list[int]) -> dict[int, Position]:
-    """Terminate these logs of a topic; by slot its last entry, EARLIEST where there is none.
+async def terminate(topics: Topics, base: TopicName, partitions: list[int]) -> dict[int, Position]:
+    """Terminate these logs of a topic; by partition its last entry, EARLIEST where there is none.
 
     All of the topic's clients are disconnected: they come again, and producers of a terminated log
     are refused. Terminating it twice changes nothing. Raises Refused when the topic does not exist,
     Unavailable and Undecided when it may or may not have happened: then call it again.
     """
     topic = await topics.serve_existing(base)
-    found = {slot: terminated_at(topic.runner.logs[slot].state) for slot in slots}
+    found = {
+        partition: terminated_at(topic.runner.logs[partition].state) for partition in partitions
+    }
     if None in found.values():
         await _finish(topic)
         async with topics.shut(topic, "the topic was terminated") as runner:
-            for slot in slots:
+            for partition in partitions:
                 # Fenced for this runner, which nobody writes through: what is last now stays last.
-                topic_log = runner.logs[slot]
-                if found[slot] is None:
-                    found[slot] = (await last_message_id(topic_log))[1]
-                    await topic_log.save_state({TERMINATED: str(found[slot])})
-                    log.info("topic.terminated", topic=str(topic_log.name), last=str(found[slot]))
-    return {slot: last for slot, last in found.items() if last is not None}
+                topic_log = runner.logs[partition]
+                if found[partition] is None:
+                    found[partition] = (await last_message_id(topic_log))[1]
+                    await topic_log.save_state({TERMINATED: str(found[partition])})
+                    log.info(
+                        "topic.terminated", topic=str(topic_log.name), last=str(found[partition])
+                    )
+    return {partition: last for partition, last in found.items() if last is not None}
 
 
 async def _finish(topic: LoadedTopic) -> None:

@@ -15,17 +15,17 @@ from dataclasses import replace
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import Binding, BrokenKey, Durability, Outcome
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, Outcome
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.fencing import Shell
 from onewriter_broker.topic.history.presence import absent_since, note_leaving
-from onewriter_broker.topic.history.tenures import slot_of
+from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.registry import declarations as declaring
 from onewriter_broker.topic.registry.broken_topics import BrokenTopics
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs, existing
@@ -45,8 +45,8 @@ from onewriter_core.api import ExclusiveTopic
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName, bucket_of
-from onewriter_core.topic.events import SlotsAdded
-from onewriter_core.topic.model import WHOLE, Slot, Topic
+from onewriter_core.topic.events import PartitionsAdded
+from onewriter_core.topic.model import WHOLE, Partition, Topic
 
 log = structlog.get_logger(__name__)
 
@@ -187,11 +187,11 @@ class Topics:
         if topic is None:
             if refusal := self.refusal(base):
                 raise Refused(ServerError.NOT_ALLOWED_ERROR, refusal)
-            slot = WHOLE if name.partition is None else name.partition
-            topic = await self._load_once(base, slot, creator)
-        slot = WHOLE if name.partition is None else name.partition
-        if slot not in topic.subscriptions:
-            await self._add_slot(topic, slot, creator)
+            partition = WHOLE if name.partition is None else name.partition
+            topic = await self._load_once(base, partition, creator)
+        partition = WHOLE if name.partition is None else name.partition
+        if partition not in topic.subscriptions:
+            await self._add_partition(topic, partition, creator)
         return topic
 
     def refusal(self, base: TopicName) -> str:
@@ -224,7 +224,7 @@ class Topics:
         loading = self._loading.get(str(base))
         return self.loaded.get(str(base)) if loading is None else await asyncio.shield(loading)
 
-    async def _load_once(self, base: TopicName, slot: int, creator: str = "") -> LoadedTopic:
+    async def _load_once(self, base: TopicName, partition: int, creator: str = "") -> LoadedTopic:
         key = str(base)
         loading = self._loading.get(key)
         if loading is None:
@@ -233,15 +233,15 @@ class Topics:
                 raise Unavailable(f"this broker serves {self._settings.topics_max} topics already")
             loading = asyncio.get_running_loop().create_future()
             self._loading[key] = loading
-            self._shell.spawn(self._load_for(loading, base, slot, creator))
+            self._shell.spawn(self._load_for(loading, base, partition, creator))
         return await asyncio.shield(loading)
 
     async def _load_for(
-        self, loading: asyncio.Future[LoadedTopic], base: TopicName, slot: int, creator: str
+        self, loading: asyncio.Future[LoadedTopic], base: TopicName, partition: int, creator: str
     ) -> None:
         """Load a topic for all who wait for it; a failure is theirs."""
         try:
-            loading.set_result(await self._load(base, slot, creator))
+            loading.set_result(await self._load(base, partition, creator))
         except (OnewriterError, ValueError) as error:
             if isinstance(error, BrokenKey):
                 self.broken.found(base, error)
@@ -255,7 +255,7 @@ class Topics:
             del self._loading[str(base)]
             loading.cancel()
 
-    async def _load(self, base: TopicName, slot: int, creator: str) -> LoadedTopic:
+    async def _load(self, base: TopicName, partition: int, creator: str) -> LoadedTopic:
         bucket = self.bucket_of(base)
         before = self.leaving.pop(str(base), None)
         if before is not None:
@@ -271,18 +271,18 @@ class Topics:
                 raise Unavailable(f"{base} was declared by another namespace before: ask again")
             entry = self.first_declarations.with_first(base, present, declared)
             entry = entry.with_declared(declared)
-            return entry if entry.partitions else entry.with_slot(slot)
+            return entry if entry.partitions else entry.with_log(partition)
 
-        await self._learn(base, slot, creator)
+        await self._learn(base, partition, creator)
         with self.creations.counted(base, declared, creator, served) as checked:
             entry = await self._catalogs.change(holding.binding, base, checked)
         await self.namespaces.known()
-        logs = {n: await self._read_log(base, n, declared, holding) for n in entry.slots}
-        slots = self._read_slots(base, logs, holding)
-        machine = Topic(slots, declaring.promotion_of(declared))
+        logs = {n: await self._read_log(base, n, declared, holding) for n in entry.log_numbers}
+        partitions = self._read_partitions(base, logs, holding)
+        machine = Topic(partitions, declaring.promotion_of(declared))
         is_on = deduplicates(base, entry, self.namespaces)
         runner = TopicRunner(base, bucket, machine, logs, self._shell, is_deduplicated=is_on)
-        opened = await runner.open(slots)
+        opened = await runner.open(partitions)
         # Again: it may have got partitions or policies since.
         entry = await self._catalogs.change(holding.binding, base, existing)
         if opened is None or self.ownership.holding(bucket) != holding:
@@ -300,44 +300,44 @@ class Topics:
         self._shell.changed(base)
         return topic
 
-    async def _learn(self, base: TopicName, slot: int, creator: str) -> None:
+    async def _learn(self, base: TopicName, partition: int, creator: str) -> None:
         """Before a topic is loaded that may be made by that: know what counts for its quotas."""
         if creator:
             known = await self.known_entry(base)
-            if known is None or not (known.partitions or slot in known.slots):
+            if known is None or not (known.partitions or partition in known.log_numbers):
                 await self.creations.learn(base.namespace_name, creator)
 
-    async def _add_slot(self, topic: LoadedTopic, slot: int, creator: str) -> None:
+    async def _add_partition(self, topic: LoadedTopic, partition: int, creator: str) -> None:
         """A partition by name of a topic without declared partitions, or one that was added."""
 
         def added(known: CatalogEntry | None) -> CatalogEntry:
             entry = existing(known)
-            if slot == WHOLE or (entry.partitions and slot >= entry.partitions):
+            if partition == WHOLE or (entry.partitions and partition >= entry.partitions):
                 text = f"{topic.name} has {entry.partitions} partitions"
                 raise Refused(ServerError.TOPIC_NOT_FOUND, text)
-            return entry.with_slot(slot)
+            return entry.with_log(partition)
 
         await self.creations.learn(topic.name.namespace_name, creator)
         with self.creations.counted(topic.name, topic.declared, creator, added) as checked:
             await self.change_entry(topic.name, checked)
-        await self._open_slots(topic)
+        await self._open_partitions(topic)
 
-    async def _open_slots(self, topic: LoadedTopic) -> None:
+    async def _open_partitions(self, topic: LoadedTopic) -> None:
         """Open the logs that the topic lacks by its entry, one call after the other."""
         async with topic.growing:
             holding = self._holding(topic.bucket)
             self._check_serves(topic, holding)
-            for number in topic.entry.slots:
+            for number in topic.entry.log_numbers:
                 if number not in topic.runner.logs:
-                    await self._open_slot(topic, number, holding)
+                    await self._open_partition(topic, number, holding)
 
-    async def _open_slot(self, topic: LoadedTopic, number: int, holding: Holding) -> None:
+    async def _open_partition(self, topic: LoadedTopic, number: int, holding: Holding) -> None:
         topic_log = await self._read_log(topic.name, number, topic.declared, holding)
-        slots = self._read_slots(topic.name, {number: topic_log}, holding)
+        partitions = self._read_partitions(topic.name, {number: topic_log}, holding)
         self._check_serves(topic, holding)
         topic.runner.logs[number] = topic_log
         try:
-            opened = await topic.runner.open(slots)
+            opened = await topic.runner.open(partitions)
             self._check_serves(topic, holding)
             if opened is None:
                 raise Unavailable(f"bucket {topic.bucket} has moved on")
@@ -346,7 +346,7 @@ class Topics:
             topic_log.close()
             raise
         topic.subscriptions[number] = self._subscriptions(topic_log, topic.runner)
-        topic.runner.post(SlotsAdded(opened, self._shell.now()))
+        topic.runner.post(PartitionsAdded(opened, self._shell.now()))
 
     def _check_serves(self, topic: LoadedTopic, holding: Holding) -> None:
         """Raises Unavailable when the topic was dropped, or its bucket bound anew, meanwhile."""
@@ -367,13 +367,13 @@ class Topics:
         topic_log.is_measured = not topic_log.exists
         return topic_log
 
-    def _read_slots(
+    def _read_partitions(
         self, base: TopicName, logs: Mapping[int, TopicLog], holding: Holding
-    ) -> tuple[Slot, ...]:
+    ) -> tuple[Partition, ...]:
         """The topic's ownership as its logs' states tell it."""
         now, wall_ms = self._shell.now(), self._shell.wall_ms()
         return tuple(
-            slot_of(
+            partition_of(
                 number,
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
@@ -393,8 +393,10 @@ class Topics:
             raise Unavailable(f"bucket {bucket} is not served here")
         return holding
 
-    def _new_log(self, base: TopicName, slot: int, declared: ExclusiveTopic | None) -> TopicLog:
-        name = base if slot == WHOLE else base.with_partition(slot)
+    def _new_log(
+        self, base: TopicName, partition: int, declared: ExclusiveTopic | None
+    ) -> TopicLog:
+        name = base if partition == WHOLE else base.with_partition(partition)
         durability = declaring.durability_of(declared, self.promises)
         topic_log = TopicLog(name, self._shell.store, self._settings.tail_bytes_per_log, durability)
         topic_log.share = self.shares.of(base.namespace_name, is_declared=declared is not None)
@@ -449,7 +451,7 @@ class Topics:
             await self.change_entry(base, checked)
         topic = await self._loaded(base)
         if topic is not None:
-            await self._open_slots(topic)
+            await self._open_partitions(topic)
 
     async def reassign(self, base: TopicName, to: str, *, by: str, reason: str) -> str:
         """Have the topic belong to another Kubernetes namespace; the one that it belonged to.
@@ -528,14 +530,14 @@ class Topics:
         holding = self._holding(topic.bucket)
         logs = {
             number: await self._read_log(topic.name, number, topic.declared, holding)
-            for number in topic.entry.slots
+            for number in topic.entry.log_numbers
         }
-        slots = self._read_slots(topic.name, logs, holding)
+        partitions = self._read_partitions(topic.name, logs, holding)
         is_on = topic.runner.deduplications.is_on
         runner = TopicRunner(
-            topic.name, topic.bucket, Topic(slots), logs, self._shell, is_deduplicated=is_on
+            topic.name, topic.bucket, Topic(partitions), logs, self._shell, is_deduplicated=is_on
         )
-        if await runner.open(slots) is None:
+        if await runner.open(partitions) is None:
             raise Unavailable(f"bucket {topic.bucket} has moved on")
         return runner
 

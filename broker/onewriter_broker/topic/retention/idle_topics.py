@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import structlog
 
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.saving import lowest_saved_position
-from onewriter_broker.log.api import LogStore
-from onewriter_broker.log.topic_log import TopicLog
-from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.dispatch.saved_cursors import lowest_saved_position
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.topic.producers.deduplication import trim_limit
 from onewriter_broker.topic.registry.policies import compaction_threshold
 from onewriter_broker.topic.registry.topics import Topics
@@ -45,7 +45,7 @@ ROUND_SECONDS = 600.0
 PAUSE_SECONDS = 0.1
 """Between two logs, and between two parts of one (SWEEP_BYTES_MAX, or one trim call)."""
 
-NAMES_PER_TURN = 100
+NAMES_PER_TICK = 100
 """Topics passed over between two turns of the event loop, because nothing of them is due."""
 
 log = structlog.get_logger(__name__)
@@ -108,7 +108,7 @@ class RestingTopics:
         """Bring the logs of all resting topics within their bounds."""
         known, self._visited = self._visited, {}
         for number, (base, policy) in enumerate(self._bounded()):
-            if number % NAMES_PER_TURN == 0:
+            if number % NAMES_PER_TICK == 0:
                 await asyncio.sleep(0)
             holding = self._topics.resting(base)
             if holding is None:

@@ -21,7 +21,7 @@ LOOK_SECONDS = 1.0
 SWEEP_SECONDS = 5.0
 """Between two sweeps of retention over the topics that declare one."""
 
-TOPICS_PER_TURN = 1_000
+TOPICS_PER_TICK = 1_000
 """Topics passed over between two turns of the event loop, because nothing of them is to be cut."""
 
 ROLLS_PER_BOUND = 4
@@ -120,17 +120,17 @@ class Maintenance:
         """Trim every log that has a declared bound."""
         self._retention.forget_closed()
         for number, topic in enumerate(list(self._topics.loaded.values())):
-            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
+            if number % TOPICS_PER_TICK == TOPICS_PER_TICK - 1:
                 await asyncio.sleep(0)
             policy = self._policy(topic)
             if policy is None and not self._retention.has_measured:
                 continue
-            for slot, topic_log in list(topic.runner.logs.items()):
+            for partition, topic_log in list(topic.runner.logs.items()):
                 if topic.declared is None and topic_log.size <= self._undeclared_bytes:
                     if self._retention.has_measured:
                         self._retention.forget(topic_log)
                     continue
-                subscriptions = topic.subscriptions.get(slot)
+                subscriptions = topic.subscriptions.get(partition)
                 if policy is None or subscriptions is None:
                     self._retention.forget(topic_log)
                     continue

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from onewriter_broker.log.api import Binding, Block, Outcome, StoredBlock
-from onewriter_broker.log.ranges import noted_ends, trimmed_of
-from onewriter_broker.log.topic_log import (
+from onewriter_broker.log.store.api import Binding, Block, Outcome, StoredBlock
+from onewriter_broker.log.topic_log.log import (
     LEDGER_ENDS,
     TRIMMED,
     TopicLog,
@@ -26,6 +25,7 @@ from onewriter_broker.log.topic_log import (
     stored_bytes,
     stored_size,
 )
+from onewriter_broker.log.topic_log.ranges import noted_ends, trimmed_of
 from onewriter_broker.topic.producers.deduplication import trim_limit
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position

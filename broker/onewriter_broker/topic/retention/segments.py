@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from onewriter_broker.log.api import Block, Marker, StoredBlock
-from onewriter_broker.log.ranges import Range, behind, first_block
-from onewriter_broker.log.topic_log import TopicLog, stored_bytes
+from onewriter_broker.log.store.api import Block, Marker, StoredBlock
+from onewriter_broker.log.topic_log.log import TopicLog, stored_bytes
+from onewriter_broker.log.topic_log.ranges import Range, behind, first_block
 from onewriter_broker.topic.history.audit import audited_marker
 from onewriter_broker.topic.retention.retention import Stretch, gather
 from onewriter_core.errors import Unavailable

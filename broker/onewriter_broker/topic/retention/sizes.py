@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.quotas.shares import ShareOf
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_broker.topic.retention.retention import Measured, measure
@@ -25,7 +25,7 @@ LOOK_SECONDS = 1.0
 LOGS_PER_SECOND = 10_000
 """Of more logs the sums are made less often."""
 
-LOGS_PER_TURN = 500
+LOGS_PER_TICK = 500
 """Logs that are summed between two turns of the event loop."""
 
 PAUSE_SECONDS = 0.25
@@ -63,7 +63,7 @@ class Sizes:
             for topic_log in list(topic.runner.logs.values()):
                 found[whose] += topic_log.size
                 seen += 1
-                if seen % LOGS_PER_TURN == 0:
+                if seen % LOGS_PER_TICK == 0:
                     await asyncio.sleep(0)
         for name, size in self._staged().items():
             is_declared = self._topics.desired.topic(name) is not None

@@ -12,8 +12,8 @@ from typing import Final
 import structlog
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.ranges import behind, first_block
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.ranges import behind, first_block
 from onewriter_broker.topic.producers.deduplication import trim_limit
 from onewriter_broker.topic.retention.retention import Measured, trim_to
 from onewriter_core.errors import Unavailable

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.registry.policies import (
     SCHEMA_AUTO_UPDATE,
@@ -128,7 +128,7 @@ class TopicSchemas:
 
         await self._judge(Question(schema, tuple(counts), strategy))
 
-    async def check_consumer(self, schema: Schema, slot: int, *, may_add: bool) -> None:
+    async def check_consumer(self, schema: Schema, partition: int, *, may_add: bool) -> None:
         """A consumer brings a schema: it must be able to read the topic's, or is its first.
 
         ``may_add``: it has the right to produce, too; otherwise it reads a topic without schema as
@@ -141,7 +141,7 @@ class TopicSchemas:
             if same(schema, counts[-1].schema) and not strategy.value.endswith("TRANSITIVE"):
                 return  # it is what was written last, and is compared with nothing else
             await self._judge(Question(schema, tuple(counts), strategy, is_reader=True))
-        elif await self._is_idle(slot):
+        elif await self._is_idle(partition):
             if may_add:
                 await self.add(schema)
         elif has_definition(schema):
@@ -214,12 +214,12 @@ class TopicSchemas:
                 return each.version
         return None
 
-    async def _is_idle(self, slot: int) -> bool:
+    async def _is_idle(self, partition: int) -> bool:
         """Whether nobody uses the log and nothing is in it."""
         producers = self._topic.runner.producers.values()
-        if any(producer.request.slot == slot for producer in producers):
+        if any(producer.request.partition == partition for producer in producers):
             return False
-        return not await self._topic.runner.logs[slot].read(EARLIEST, 1, 1)
+        return not await self._topic.runner.logs[partition].read(EARLIEST, 1, 1)
 
 
 def _incompatible(text: str) -> Refused:

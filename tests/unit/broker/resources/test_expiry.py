@@ -17,9 +17,9 @@ from tests.unit.broker.resources.test_resource_bucket import (
     world,
 )
 
-from onewriter_broker.log.api import Binding, Outcome, OwnedRecord
-from onewriter_broker.log.fake.server import FakeNode
-from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.log.store.api import Binding, Outcome, OwnedRecord
+from onewriter_broker.log.store.fake.server import FakeNode
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.resources import resource_bucket as room_module
 from onewriter_broker.resources.dependencies import Wanted
 from onewriter_core.errors import Unavailable, Undecided

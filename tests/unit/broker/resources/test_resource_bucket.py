@@ -12,13 +12,20 @@ import pytest
 from tests.contents import stored_in
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Binding, BrokenKey, Durability, Outcome, OwnedRecord, OwnWrite
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.keys import Keys
+from onewriter_broker.log.store.api import (
+    Binding,
+    BrokenKey,
+    Durability,
+    Outcome,
+    OwnedRecord,
+    OwnWrite,
+)
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.resources import resource_bucket as room_module
 from onewriter_broker.resources.dependencies import Parts, Wanted
 from onewriter_broker.resources.records import Entry, decode

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Binding, Block, BrokenKey, Outcome, StoredBlock
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Moment
-from onewriter_broker.log.losses import Loss
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding, Block, BrokenKey, Outcome, StoredBlock
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.losses import Loss
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.fencing import Shell
-from onewriter_broker.topic.history.tenures import slot_of
+from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import ServerError, Unavailable
@@ -207,22 +207,22 @@ class World:
         self.breaks.append((name, error))
         self.broken(name)
 
-    async def load(self, *partitions: int, is_deduplicated: bool = False) -> TopicRunner:
+    async def load(self, *numbers: int, is_deduplicated: bool = False) -> TopicRunner:
         """Serve the topic anew, as after a restart of the broker."""
         logs: dict[int, TopicLog] = {}
-        for slot in partitions or (WHOLE,):
-            name = ORDERS if slot == WHOLE else ORDERS.with_partition(slot)
-            logs[slot] = TopicLog(name, self.store)
-            logs[slot].state = await self.store.read_state(name)
-            logs[slot].exists = "ledger" in logs[slot].state
-        slots = tuple(
-            slot_of(number, log.state, may_resume=True, reserved_until=None)
+        for partition in numbers or (WHOLE,):
+            name = ORDERS if partition == WHOLE else ORDERS.with_partition(partition)
+            logs[partition] = TopicLog(name, self.store)
+            logs[partition].state = await self.store.read_state(name)
+            logs[partition].exists = "ledger" in logs[partition].state
+        partitions = tuple(
+            partition_of(number, log.state, may_resume=True, reserved_until=None)
             for number, log in logs.items()
         )
         runner = TopicRunner(
-            ORDERS, BUCKET, Topic(slots), logs, self.shell, is_deduplicated=is_deduplicated
+            ORDERS, BUCKET, Topic(partitions), logs, self.shell, is_deduplicated=is_deduplicated
         )
-        opened = await runner.open(slots)
+        opened = await runner.open(partitions)
         assert opened is not None
         runner.start(opened)
         return runner
@@ -233,7 +233,7 @@ class World:
         mode: AccessMode,
         name: str = "",
         *,
-        slot: int = WHOLE,
+        partition: int = WHOLE,
         topic_epoch: int | None = None,
         reconnects: int = 0,
         connection: str = "",
@@ -252,8 +252,8 @@ class World:
             producer_name=name or f"producer-{self._registrations}",
             name_given=bool(name),
             mode=mode,
-            slot=slot,
-            alone=slot == WHOLE if alone is None else alone,
+            partition=partition,
+            alone=partition == WHOLE if alone is None else alone,
             identity=Identity(),
             topic_epoch=topic_epoch,
             reconnects=reconnects,
@@ -262,7 +262,7 @@ class World:
             serve_seconds=serve_seconds,
         )
         producer = Producer(
-            told, 1, 1, request, runner.logs[slot], self.appender.gathered, asked_priority=0
+            told, 1, 1, request, runner.logs[partition], self.appender.gathered, asked_priority=0
         )
         runner.request(producer)
         return producer, told

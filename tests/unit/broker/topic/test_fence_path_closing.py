@@ -10,7 +10,7 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import Gates, World, serving, until
 
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.connection.producing import Producing
+from onewriter_broker.connection.producers import ProducerCommands
 from onewriter_broker.connection.requests import Requests
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
@@ -97,7 +97,7 @@ class Client:
                 quotas=QuotaBook(),
             ),
         )
-        self.producing = Producing(
+        self.producing = ProducerCommands(
             clients,
             self.line,
             Requests(self.line, RequestsInFlight(QuotaBook()), "subject a"),

@@ -8,7 +8,7 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, Gates, serving, until
 
-from onewriter_broker.log.api import Fence, Outcome
+from onewriter_broker.log.store.api import Fence, Outcome
 from onewriter_broker.topic import runner as runner_module
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import ORDERS, Gates, World, serving
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.registry.catalog import Catalogs
@@ -53,7 +53,7 @@ async def test_partitions_that_are_added_at_once_are_all_in_the_catalog() -> Non
         await asyncio.gather(topics.serve(FIRST), topics.serve(SECOND))
         entry = await topics.entry_of(ORDERS)
         assert entry is not None
-        assert set(entry.slots) == {-1, 0, 1}
+        assert set(entry.log_numbers) == {-1, 0, 1}
 
 
 async def test_a_partition_that_could_not_be_opened_is_opened_by_the_next_who_asks() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tests.unit.broker.topic.fence_path_world import ORDERS, Gates, Told, World, serving, until
 
-from onewriter_broker.log.api import Outcome
+from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.ids import Position
@@ -93,7 +93,7 @@ async def test_a_store_that_refuses_what_a_returned_producer_awaits_sends_it_bac
         gates = Gates(world.store, "append")
         world.send(holder, 0)
         await gates.reached("append")
-        runner.gone(holder, runner.topic.slots[0].departure)
+        runner.gone(holder, runner.topic.partitions[0].departure)
         back, told = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )

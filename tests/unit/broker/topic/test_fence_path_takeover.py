@@ -45,14 +45,14 @@ async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the
 async def test_a_partition_that_joins_a_holder_being_deposed_writes_nothing_afterwards() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        _, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer", slot=0)
+        _, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer", partition=0)
         await until(lambda: told.ready)
         gates = Gates(world.store, "fence")
-        winner, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival", slot=0)
-        world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival", slot=1)
+        winner, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival", partition=0)
+        world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival", partition=1)
         await gates.reached("fence")
 
-        late, _ = world.ask(runner, AccessMode.EXCLUSIVE, "writer", slot=1)
+        late, _ = world.ask(runner, AccessMode.EXCLUSIVE, "writer", partition=1)
         world.send(late, 0)
         gates.open("fence")
 
@@ -68,7 +68,8 @@ async def test_a_roll_of_a_busy_log_does_not_keep_the_others_waiting() -> None:
         world.store.faults.hook = lambda *_: asyncio.sleep(0)  # a call takes a few turns
         runner = await world.load(0, 1)
         (busy, busy_told), (other, told) = (
-            world.ask(runner, AccessMode.SHARED, f"p{slot}", slot=slot) for slot in (0, 1)
+            world.ask(runner, AccessMode.SHARED, f"p{partition}", partition=partition)
+            for partition in (0, 1)
         )
         await until(lambda: busy.is_active and other.is_active)
         world.send(busy, 0)

@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Binding, Durability, Marker, Outcome
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Moment
-from onewriter_broker.log.losses import Loss, losses
-from onewriter_broker.log.pending import PendingEntry
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Binding, Durability, Marker, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.losses import Loss, losses
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.ownership.claims import Holding
 from onewriter_broker.topic.fencing import Fencing, Shell
 from onewriter_core.ids import EARLIEST, Identity, Position, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
-from onewriter_core.topic.model import WHOLE, Departure, Purpose, Slot, Tenure
+from onewriter_core.topic.model import WHOLE, Departure, Partition, Purpose, Tenure
 from onewriter_core.wire.values import Send
 
 TOPIC = TopicName.parse("orders")
-SLOT = Slot(WHOLE)
+PARTITION = Partition(WHOLE)
 
 
 class Client:
@@ -137,7 +137,7 @@ class World:
                 moved=lambda name, record: None,
             ),
             self.audits.append,
-            lambda slot: {},
+            lambda partition: {},
         )
 
     async def fence(self, purpose: Purpose = Purpose.GRANT) -> int | None:
@@ -147,7 +147,7 @@ class World:
         )
         ledger = await self.owner.reserve_ledger(0)
         flush = purpose is not Purpose.GRANT
-        return await self.fencing.write_markers(effect, {WHOLE: SLOT}, ledger, flush=flush)
+        return await self.fencing.write_markers(effect, {WHOLE: PARTITION}, ledger, flush=flush)
 
     async def publish(self, count: int = 1, *, waits: bool = True) -> None:
         goal = len(self.client.stored_at) + count

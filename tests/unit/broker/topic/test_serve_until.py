@@ -8,10 +8,11 @@ from collections.abc import Mapping
 import pytest
 from tests.unit.broker.topic.fence_path_world import ORDERS, Told, World, serving, until
 
-from onewriter_broker.connection.properties import SERVE_SECONDS_PROPERTY, serve_seconds_of
+from onewriter_broker.connection.properties import serve_seconds_of
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Refused
+from onewriter_core.property_names import SERVE_SECONDS_PROPERTY
 from onewriter_core.topic.events import FenceRequested, HandoverRequested
 from onewriter_core.topic.model import WHOLE, AccessMode, Departure
 
@@ -53,7 +54,7 @@ async def test_a_successor_waits_for_a_lost_holder_and_writes_are_out_at_once() 
             )
         )
         assert not told.ready
-        assert runner.topic.slots[0].epoch > (producer.epoch or 0), "the fence is stored"
+        assert runner.topic.partitions[0].epoch > (producer.epoch or 0), "the fence is stored"
         assert not runner.assure(WHOLE, producer.epoch or 0), "and nobody is assured any more"
         assert await granted_after(told) >= assured_at + SECONDS
         world.send(successor, 0)

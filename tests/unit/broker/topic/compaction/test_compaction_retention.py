@@ -9,8 +9,8 @@ from tests.contents import stored_in
 from tests.unit.broker.topic.compaction.test_passes import compacting, kept, message
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, waiter
 
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.topic.retention import retention
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_core.api.topic import Retention as Policy

@@ -11,17 +11,17 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, waiter
 
-from onewriter_broker.log.batches import (
+from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING, Attempt, Piece, view_of
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Faults
+from onewriter_broker.log.topic_log.batches import (
     Closed,
     content_of,
     key_hash,
     last_index,
     without,
 )
-from onewriter_broker.log.compacted import COMPACTED, COMPACTING, Attempt, Piece, view_of
-from onewriter_broker.log.entries import EntryRun
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Faults
+from onewriter_broker.log.topic_log.entries import EntryRun
 from onewriter_broker.topic.compaction.newest_messages import (
     OPEN_CHUNKS_MAX,
     CompactionRefused,

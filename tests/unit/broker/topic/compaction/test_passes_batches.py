@@ -15,8 +15,10 @@ from tests.unit.broker.topic.compaction.test_passes import (
 )
 from tests.unit.broker.verify_histories import BUCKETS, Story, waiter
 
-from onewriter_broker.dispatch.finding import last_compacted_id
-from onewriter_broker.log.batches import (
+from onewriter_broker.dispatch.positions import last_compacted_id
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.batches import (
     BATCH_MESSAGES_MAX,
     CONTENT_BYTES_MAX,
     Closed,
@@ -26,11 +28,9 @@ from onewriter_broker.log.batches import (
     key_hash,
     last_index,
 )
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
 from onewriter_broker.topic.compaction import passes as compaction
 from onewriter_broker.topic.compaction.newest_messages import Newest
-from onewriter_broker.topic.compaction.passes import TURN_BYTES, TURN_MESSAGES, Pace
+from onewriter_broker.topic.compaction.passes import TICK_BYTES, TICK_MESSAGES, Pace
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import Purpose
 from onewriter_core.wire.compression import compress
@@ -66,8 +66,8 @@ def alike(count: int, content: bytes = b"", key: str = "a") -> bytes:
 async def test_a_small_entry_that_becomes_a_large_one_is_kept_closed(
     story: Story, large: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter_broker.log.batches.decompress", None)  # it would raise
-    assert len(large) < TURN_BYTES
+    monkeypatch.setattr("onewriter_broker.log.topic_log.batches.decompress", None)  # it would raise
+    assert len(large) < TICK_BYTES
     assert isinstance(content_of(large), Closed)
     assert cost_of(large) == (len(large), 1)
     await story.publish(large, message("b", b"1"), message("b", b"2"))
@@ -81,10 +81,10 @@ async def test_a_small_entry_that_becomes_a_large_one_is_kept_closed(
 @pytest.mark.parametrize(
     ("entry", "is_thread"),
     [
-        (alike(TURN_MESSAGES, b"v"), False),
-        (alike(TURN_MESSAGES + 1, b"v"), True),
-        (alike(1, bytes(TURN_BYTES)), True),
-        (message("a", bytes(TURN_BYTES)), True),
+        (alike(TICK_MESSAGES, b"v"), False),
+        (alike(TICK_MESSAGES + 1, b"v"), True),
+        (alike(1, bytes(TICK_BYTES)), True),
+        (message("a", bytes(TICK_BYTES)), True),
     ],
     ids=["small", "many messages", "large content", "large entry"],
 )
@@ -129,7 +129,7 @@ async def test_the_last_message_is_found_without_opening_anything(
     await story.publish(message("z", b"1"), batch(("a", b"1"), ("b", b"1"), ("c", b"1")))
     await story.publish(message("c", b""))
     done = await compacting(story)
-    monkeypatch.setattr("onewriter_broker.log.batches.decompress", None)
+    monkeypatch.setattr("onewriter_broker.log.topic_log.batches.decompress", None)
     message_id, position = await last_compacted_id(story.log, done.view)
     assert (message_id.entry, message_id.batch_index) == (2, 1)
     assert position == Position(5, 2)

@@ -11,10 +11,10 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, waiter
 
-from onewriter_broker.log.api import Durability, Observation
-from onewriter_broker.log.compacted import COMPACTING
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Durability, Observation
+from onewriter_broker.log.store.compacted import COMPACTING
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import COMPACT_BELOW, StoreWatch
 from onewriter_broker.topic.compaction.newest_messages import footprint

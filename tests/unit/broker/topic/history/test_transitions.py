@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_broker.log.api import LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.topic.history import transitions
 from onewriter_broker.topic.history.tenures import audit_fields, group_fields
 from onewriter_broker.topic.history.transitions import HISTORY_MAX, Chronicles, noted, read_back
@@ -21,9 +21,9 @@ from onewriter_core.topic.model import (
     Departure,
     Held,
     Member,
+    Partition,
     ProducerGroup,
     Purpose,
-    Slot,
     Tenure,
 )
 
@@ -35,7 +35,7 @@ NEW = Identity("system:serviceaccount:shop:writer", "u2", "pod-2", "node-2")
 def group(identity: Identity = NEW, name: str = "winner") -> ProducerGroup:
     return ProducerGroup(
         group_id="g",
-        slots=(WHOLE,),
+        partitions=(WHOLE,),
         members=(Member(WHOLE, "r"),),
         is_partitioned=False,
         producer_name=name,
@@ -70,8 +70,8 @@ def audited(departure: Departure = Departure.SILENT) -> dict[str, str]:
         ((WHOLE, ()),),
         None,
     )
-    slot = Slot(WHOLE, epoch=5, ownership=Held(FORMER, "h"))
-    return audit_fields(fence, str(TOPIC), 9, slot, "broker-0~1", {}, 1234)
+    partition = Partition(WHOLE, epoch=5, ownership=Held(FORMER, "h"))
+    return audit_fields(fence, str(TOPIC), 9, partition, "broker-0~1", {}, 1234)
 
 
 def test_what_is_read_back_is_what_was_noted() -> None:

@@ -15,8 +15,8 @@ from tests.unit.broker.topic.producers.deduplication_world import (
 )
 from tests.unit.broker.topic.publish.publish_world import ended, request
 
-from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.publishing import Entries, Publish
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
 from onewriter_broker.topic.producers import deduplication
 from onewriter_broker.topic.producers.deduplication import saved_to, trim_limit
 from onewriter_core.ids import Position

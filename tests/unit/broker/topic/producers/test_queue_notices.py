@@ -93,12 +93,20 @@ async def test_each_partition_hears_of_those_who_want_it() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
 
-        def ask(mode: AccessMode, name: str, slot: int, *, alone: bool) -> tuple[Producer, Told]:
+        def ask(
+            mode: AccessMode, name: str, partition: int, *, alone: bool
+        ) -> tuple[Producer, Told]:
             return world.ask(
-                runner, mode, name, slot=slot, connection=name, hears_of_queue=True, alone=alone
+                runner,
+                mode,
+                name,
+                partition=partition,
+                connection=name,
+                hears_of_queue=True,
+                alone=alone,
             )
 
-        first = [ask(EXCLUSIVE, "holder", slot, alone=False)[1] for slot in (0, 1)]
+        first = [ask(EXCLUSIVE, "holder", partition, alone=False)[1] for partition in (0, 1)]
         await until(lambda: all(told.ready for told in first))
         for told in first:
             await heard(told, 0)

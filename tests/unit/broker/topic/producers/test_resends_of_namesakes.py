@@ -6,11 +6,11 @@ import json
 
 from tests.stamps import stamp_anew
 
-from onewriter_broker.log.api import Append, Binding, Block, Fence, FencedLog, Outcome
-from onewriter_broker.log.blocks import CHAIN_START, chain
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import TRIMMED, TopicLog
+from onewriter_broker.log.store.api import Append, Binding, Block, Fence, FencedLog, Outcome
+from onewriter_broker.log.store.blocks import CHAIN_START, chain
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
 from onewriter_broker.topic.producers.resends import (
     POSITION_UNKNOWN,
     SNAPSHOT_FIELD,

@@ -8,14 +8,14 @@ from itertools import pairwise
 
 from tests.unit.broker.topic.fence_path_world import World
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store.api import (
     Block,
 )
-from onewriter_broker.log.blocks import chain
-from onewriter_broker.log.entries import entries_of
-from onewriter_broker.log.fake.store import Moment
-from onewriter_broker.log.publishing import Entries, Publish, Published
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.blocks import chain
+from onewriter_broker.log.store.fake.store import Moment
+from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish, Published
+from onewriter_broker.log.topic_log.entries import entries_of
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST

@@ -22,7 +22,8 @@ from tests.unit.broker.topic.publish.publish_world import (
     whole,
 )
 
-from onewriter_broker.log.api import (
+from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.store.api import (
     OPEN_PUBLISH,
     VERSION_PREFIX,
     Binding,
@@ -34,10 +35,9 @@ from onewriter_broker.log.api import (
     Marker,
     Outcome,
 )
-from onewriter_broker.log.fake.store import Moment
-from onewriter_broker.log.publishing import Publish, Published
-from onewriter_broker.log.together import Part, Together
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.fake.store import Moment
+from onewriter_broker.log.topic_log.atomic_publish import Publish, Published
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Fenced, Unavailable, Undecided
 from onewriter_core.ids import Position
 from onewriter_core.topic.events import LedgerFull
@@ -109,7 +109,7 @@ async def test_other_logs_are_written_between_its_calls() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
         log = runner.logs[0]
-        producer, _ = world.ask(runner, AccessMode.SHARED, "other", slot=1, alone=True)
+        producer, _ = world.ask(runner, AccessMode.SHARED, "other", partition=1, alone=True)
         await until(lambda: producer.is_active)
         committed: list[TopicLog] = []
         for each in runner.logs.values():

@@ -8,11 +8,12 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import serving
 from tests.unit.broker.topic.publish.publish_world import APP, asked, log_of
 
-from onewriter_broker.log import blocks, publishing
-from onewriter_broker.log.api import (
+from onewriter_broker.log.store import blocks
+from onewriter_broker.log.store.api import (
     VERSION_PREFIX,
 )
-from onewriter_broker.log.publishing import Entries, TooLarge
+from onewriter_broker.log.topic_log import atomic_publish
+from onewriter_broker.log.topic_log.atomic_publish import Entries, TooLarge
 from onewriter_core.errors import Refused, Unavailable
 from onewriter_core.wire.values import Send
 
@@ -25,9 +26,9 @@ def large(count: int, size: int) -> Sequence[tuple[Send, memoryview]]:
 @pytest.mark.parametrize(
     ("count", "size"),
     [
-        (1, publishing.ENTRY_BYTES_MAX + 1),
+        (1, atomic_publish.ENTRY_BYTES_MAX + 1),
         (257, 1024 * 1024),
-        (publishing.PUBLISH_ENTRIES_MAX + 1, 1),
+        (atomic_publish.PUBLISH_ENTRIES_MAX + 1, 1),
     ],
     ids=["an entry", "all of it", "its entries"],
 )
@@ -40,11 +41,11 @@ def test_bytes_and_entries_are_all_that_bounds_a_publish() -> None:
     """Whoever knows both of a batch for several topics knows whether each of them takes it."""
     small = blocks.BLOCK_ENTRIES_MAX * 508
     half = blocks.BLOCK_BYTES_MAX // 2 + 1
-    rest = publishing.PUBLISH_BYTES_MAX - small
+    rest = atomic_publish.PUBLISH_BYTES_MAX - small
     entries = Entries([*large(rest // half, half), *large(small, 1)])
     assert 2_048 < len(entries.sizes) <= blocks.PUBLISH_BLOCKS_MAX
-    pairs = 2 * publishing.PUBLISH_BYTES_MAX // blocks.BLOCK_BYTES_MAX
-    full = publishing.PUBLISH_ENTRIES_MAX // blocks.BLOCK_ENTRIES_MAX
+    pairs = 2 * atomic_publish.PUBLISH_BYTES_MAX // blocks.BLOCK_BYTES_MAX
+    full = atomic_publish.PUBLISH_ENTRIES_MAX // blocks.BLOCK_ENTRIES_MAX
     assert pairs + full <= blocks.PUBLISH_BLOCKS_MAX
 
 
@@ -59,7 +60,7 @@ async def test_only_so_many_wait() -> None:
     async with serving() as world:
         _, log = await log_of(world)
         log.is_writable = True
-        for version in range(publishing.PUBLISHES_WAITING_MAX):
+        for version in range(atomic_publish.PUBLISHES_WAITING_MAX):
             log.publish(asked(1, version=version))
         with pytest.raises(Refused, match="wait already"):
             log.publish(asked(1, version=99))
@@ -68,7 +69,9 @@ async def test_only_so_many_wait() -> None:
 async def test_a_log_remembers_only_so_many_apps() -> None:
     async with serving() as world:
         _, log = await log_of(world)
-        log.state |= {f"{VERSION_PREFIX}app-{number}": "1" for number in range(publishing.APPS_MAX)}
+        log.state |= {
+            f"{VERSION_PREFIX}app-{number}": "1" for number in range(atomic_publish.APPS_MAX)
+        }
         with pytest.raises(Refused, match="administrator"):
             log.publish(asked(1))
         log.state[f"{VERSION_PREFIX}{APP}"] = "1"

@@ -11,9 +11,9 @@ from tests.unit.broker.topic.publish.publish_world import Calls, contents
 from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, held, room_of
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
-from onewriter_broker.log.api import VERSION_PREFIX, Binding, Durability
-from onewriter_broker.log.publishing import PUBLISHES_WAITING_MAX
-from onewriter_broker.log.termination import TERMINATED
+from onewriter_broker.log.store.api import VERSION_PREFIX, Binding, Durability
+from onewriter_broker.log.topic_log.atomic_publish import PUBLISHES_WAITING_MAX
+from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_broker.topic.publish.atomic_publishes import Publishing
 from onewriter_broker.topic.publish.requests import Answer
 from onewriter_core.errors import Refused, Unavailable, Undecided

@@ -7,8 +7,8 @@ from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import ORDERS, World, serving
 from tests.unit.broker.topic.publish.publish_world import APP, ended, log_of, request
 
-from onewriter_broker.log.api import OWNER_PREFIX, VERSION_PREFIX
-from onewriter_broker.log.publishing import (
+from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
+from onewriter_broker.log.topic_log.atomic_publish import (
     APPS_PER_SUBJECT_MAX,
     BoundElsewhere,
     Entries,
@@ -16,7 +16,7 @@ from onewriter_broker.log.publishing import (
     Published,
     check_app,
 )
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Refused
 from onewriter_core.wire.values import Send
 

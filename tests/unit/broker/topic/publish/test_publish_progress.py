@@ -34,7 +34,7 @@ async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None
         look.look(101.0 + DEADLINE_SECONDS)
         gates.open("append")
         assert (await asking).where is not None
-        assert isinstance(room.runner.topic.slots[0].ownership, Held)
+        assert isinstance(room.runner.topic.partitions[0].ownership, Held)
         for now in (200.0, 199.0 + DEADLINE_SECONDS):
             look.look(now)
         assert told.closed == 0

@@ -15,8 +15,8 @@ from tests.unit.broker.topic.publish.publish_world import Calls, contents, whole
 from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, Room, held, room_of
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
-from onewriter_broker.log.api import VERSION_PREFIX, Block, Outcome
-from onewriter_broker.log.fake.store import Moment
+from onewriter_broker.log.store.api import VERSION_PREFIX, Block, Outcome
+from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.topic.publish import staging
 from onewriter_broker.topic.publish.atomic_publishes import STANDSTILL_SECONDS
 from onewriter_broker.topic.publish.staging import Claimed

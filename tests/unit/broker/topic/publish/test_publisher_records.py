@@ -14,7 +14,7 @@ from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, Gates, Worl
 from tests.unit.broker.topic.publish.publish_world import Calls
 from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, Room, held, room_of
 
-from onewriter_broker.log.api import Outcome
+from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.topic.publish import publisher_records as publishers
 from onewriter_broker.topic.publish.atomic_publishes import Publishing
 from onewriter_broker.topic.publish.requests import Answer, Asked, Right

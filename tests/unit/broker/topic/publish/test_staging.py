@@ -9,13 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contents import stored_in
-from tests.unit.broker.turns import Others
+from tests.unit.broker.ticks import Others
 
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.publishing import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX, TooLarge
-from onewriter_broker.log.redis_staged import RedisStagedStore
-from onewriter_broker.log.staged import CHUNK_BYTES, Damaged, decode_part
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
+from onewriter_broker.log.store.staged_parts import CHUNK_BYTES, Damaged, decode_part
+from onewriter_broker.log.topic_log.atomic_publish import (
+    PUBLISH_BYTES_MAX,
+    PUBLISH_ENTRIES_MAX,
+    TooLarge,
+)
 from onewriter_broker.topic.publish import staged_rows, staging
 from onewriter_broker.topic.publish.staging import Claimed, MissingPart, Staging
 from onewriter_core.errors import ProtocolError, Refused, ServerError
@@ -225,14 +229,14 @@ PROPERTY = b"\x0a\x07\x0a\x02\xc3\xa9\x12\x01b"
 async def test_rows_leave_turns_to_others(packed: bytes, least: int) -> None:
     with Others() as others:
         await staged_rows.check(packed)
-    assert others.turns >= least
+    assert others.ticks >= least
 
 
 async def test_entries_that_take_long_leave_turns_to_others() -> None:
     packed = body(*[frame(b"row")] * 33, *[framed(PROPERTY * 100_000 + b"\x18\x00")[4:]] * 10)
     with Others() as others:
         made = [each async for each in staged_rows.entries(packed, "app", 1, 1)]
-    assert (len(made), others.turns) == (43, 2 + 10)
+    assert (len(made), others.ticks) == (43, 2 + 10)
 
 
 # --- parts
@@ -463,10 +467,10 @@ async def test_a_part_has_only_so_many_frames(monkeypatch: pytest.MonkeyPatch) -
 async def test_counting_many_frames_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     kept = await world.staging.keep(TOPIC, KEY, body(*[frame(b"row")] * 100))
-    monkeypatch.setattr(staged_rows, "FRAMES_PER_TURN", 1)
+    monkeypatch.setattr(staged_rows, "FRAMES_PER_TICK", 1)
     with Others() as others:
         await world.staging.load(TOPIC, kept)
-    assert others.turns >= 100
+    assert others.ticks >= 100
 
 
 @pytest.mark.parametrize("text", ["", "[]", "[1, 2, 3]", "{}", '["x", 1, "c", 2]'])

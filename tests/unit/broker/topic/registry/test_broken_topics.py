@@ -6,11 +6,11 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, World, serving, until
 
 from onewriter_broker.dispatch.limits import Limits
-from onewriter_broker.dispatch.reading import read_at_last
+from onewriter_broker.dispatch.readers import read_at_last
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import BrokenKey, Outcome
-from onewriter_broker.log.keys import Keys
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import BrokenKey, Outcome
+from onewriter_broker.log.store.keys import Keys
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.registry.broken_topics import LOOK_SECONDS, TOPICS_MAX, BrokenTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.ids import EARLIEST, Position, TopicName
@@ -66,8 +66,8 @@ async def test_a_message_of_an_earlier_attempt_is_in_doubt() -> None:
 async def test_other_topics_are_appended_by_the_same_call_and_by_later_ones() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        zero, told_zero = world.ask(runner, AccessMode.SHARED, slot=0)
-        one, told_one = world.ask(runner, AccessMode.SHARED, slot=1)
+        zero, told_zero = world.ask(runner, AccessMode.SHARED, partition=0)
+        one, told_one = world.ask(runner, AccessMode.SHARED, partition=1)
         await until(lambda: told_zero.ready and told_one.ready)
         put_foreign(world, KEYS.log(ORDERS.with_partition(0)))
         world.send(zero, 0)

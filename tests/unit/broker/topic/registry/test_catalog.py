@@ -12,9 +12,9 @@ from tests.stamps import stamp_anew
 from tests.unit.broker.topic.fence_path_world import until
 
 from onewriter_broker.http.site import status_of
-from onewriter_broker.log.api import Binding, Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.store.api import Binding, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs, Undivided
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
@@ -26,8 +26,8 @@ ORDERS = TopicName.parse("orders")
 BESIDE = TopicName.parse("{orders}-audit")
 
 
-def with_slots(slots: tuple[int, ...], known: CatalogEntry | None) -> CatalogEntry:
-    return replace(known or CatalogEntry(), slots=slots)
+def with_log_numbers(partitions: tuple[int, ...], known: CatalogEntry | None) -> CatalogEntry:
+    return replace(known or CatalogEntry(), log_numbers=partitions)
 
 
 class World:
@@ -62,23 +62,25 @@ async def test_a_topic_that_lies_where_braces_did_not_count_does_not_begin_anew(
     is_deleted: bool,
 ) -> None:
     world = World()
-    await world.made_without_tags(BESIDE, CatalogEntry(slots=(-1,), is_deleted=is_deleted))
+    await world.made_without_tags(BESIDE, CatalogEntry(log_numbers=(-1,), is_deleted=is_deleted))
     catalogs = Catalogs(world.store, BUCKETS)
     binding = await world.binding(bucket_of(BESIDE, BUCKETS))
     with pytest.raises(Refused, match="without hash tags") as refused:
-        await catalogs.change(binding, BESIDE, lambda _: CatalogEntry(slots=(-1,)))
+        await catalogs.change(binding, BESIDE, lambda _: CatalogEntry(log_numbers=(-1,)))
     assert refused.value.code is ServerError.NOT_ALLOWED_ERROR
     assert await catalogs.entry(BESIDE, binding) is None
 
 
 async def test_a_name_in_braces_that_nobody_used_before_begins() -> None:
     world = World()
-    await world.made_without_tags(TopicName.parse("{orders}-other"), CatalogEntry(slots=(-1,)))
+    await world.made_without_tags(
+        TopicName.parse("{orders}-other"), CatalogEntry(log_numbers=(-1,))
+    )
     catalogs = Catalogs(world.store, BUCKETS)
     binding = await world.binding(bucket_of(BESIDE, BUCKETS))
-    for slots in ((-1,), (-1, 0)):
-        made = await catalogs.change(binding, BESIDE, partial(with_slots, slots))
-        assert await catalogs.entry(BESIDE, binding) == made == CatalogEntry(slots=slots)
+    for partitions in ((-1,), (-1, 0)):
+        made = await catalogs.change(binding, BESIDE, partial(with_log_numbers, partitions))
+        assert await catalogs.entry(BESIDE, binding) == made == CatalogEntry(log_numbers=partitions)
 
 
 # ------------------------------------------------------------ with partitions, or without
@@ -176,7 +178,7 @@ async def test_a_reader_whose_answer_comes_behind_a_change_does_not_hide_it() ->
 
     world.store.faults.hook = cross
     async with asyncio.TaskGroup() as tasks:
-        made = await catalogs.change(binding, BESIDE, partial(with_slots, (WHOLE,)))
+        made = await catalogs.change(binding, BESIDE, partial(with_log_numbers, (WHOLE,)))
         go_on.set()
         assert await reading[0] is None
         assert await catalogs.entry(BESIDE, binding) == made

@@ -11,8 +11,8 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import ORDERS, Gates, World, serving, until
 from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 
-from onewriter_broker.log.api import Outcome
-from onewriter_broker.log.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.deletion import delete
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs
 from onewriter_broker.topic.registry.own_policies import set_own

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.broker.topic.registry.test_catalog import World
 
-from onewriter_broker.log.api import Binding
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Binding
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.quotas.book import Quota, QuotaBook, QuotaExceeded
 from onewriter_broker.topic.registry import creation as creating
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs
@@ -58,7 +58,7 @@ class Maker:
         binding = self._bindings[bucket_of(name, BUCKETS)]
 
         def change(known: CatalogEntry | None) -> CatalogEntry:
-            return (known or CatalogEntry()).with_slot(WHOLE)
+            return (known or CatalogEntry()).with_log(WHOLE)
 
         with self.creations.counted(name, None, creator, change) as checked:
             await self.catalogs.change(binding, name, checked)
@@ -147,7 +147,7 @@ async def test_a_change_that_fails_counts_no_longer(installation: Installation) 
 
     async def stored_nowhere() -> None:
         with broker.creations.counted(
-            name, None, GREEDY, lambda _: CatalogEntry(slots=(WHOLE,))
+            name, None, GREEDY, lambda _: CatalogEntry(log_numbers=(WHOLE,))
         ) as checked:
             checked(None)
             with pytest.raises(QuotaExceeded):  # meanwhile it counts
@@ -169,10 +169,10 @@ async def test_the_book_shows_what_the_catalogs_say(installation: Installation) 
 
 
 async def test_an_entry_says_who_made_its_logs() -> None:
-    entry = CatalogEntry(slots=(WHOLE,)).with_made(GREEDY, 1).with_slot(3).with_made(GREEDY, 1)
-    entry = entry.with_slot(4).with_made(CALM, 1)
+    entry = CatalogEntry(log_numbers=(WHOLE,)).with_made(GREEDY, 1).with_log(3).with_made(GREEDY, 1)
+    entry = entry.with_log(4).with_made(CALM, 1)
     assert dict(entry.made_by) == {GREEDY: 2, CALM: 1}
     assert CatalogEntry.decode(entry.encode()) == entry
-    former = CatalogEntry(slots=(WHOLE,)).encode()
+    former = CatalogEntry(log_numbers=(WHOLE,)).encode()
     assert "madeBy" not in former, "brokers of earlier releases read it as before"
     assert dict(CatalogEntry.decode(former).made_by) == {}

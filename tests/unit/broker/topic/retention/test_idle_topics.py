@@ -12,13 +12,13 @@ from tests.unit.broker.topic.fence_path_world import ORDERS, serving
 from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, waiter
 
-from onewriter_broker.dispatch.saving import STATE_PREFIX
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.compacted import COMPACTED, View
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Faults
-from onewriter_broker.log.topic_log import LEDGER_ENDS, TRIMMED
-from onewriter_broker.ownership.claims import Holding
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.compacted import COMPACTED, View
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Faults
+from onewriter_broker.log.topic_log.log import LEDGER_ENDS, TRIMMED
+from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import Settling
 from onewriter_broker.topic.registry.policies import NoPolicies
@@ -63,7 +63,7 @@ class Registry:
 
     async def entry_of(self, name: TopicName) -> CatalogEntry:
         assert name == TOPIC
-        return CatalogEntry(slots=(WHOLE,))
+        return CatalogEntry(log_numbers=(WHOLE,))
 
 
 class World:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tests.unit.broker.verify_histories import BUCKETS, an_eventful_life
 
-from onewriter_broker.log.api import Block
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import TopicLog
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.retention import maintenance as maintenance_module
 from onewriter_broker.topic.retention.maintenance import ROLL_BYTES_MIN, Maintenance

@@ -7,10 +7,10 @@ from tests.contents import stored_in
 from tests.stamps import stamp_anew
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, nobody, waiter
 
-from onewriter_broker.log.api import Binding, Block, Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Hook, Moment
-from onewriter_broker.log.topic_log import TRIMMED
+from onewriter_broker.log.store.api import Binding, Block, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
+from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.topic.retention import retention as retention_module
 from onewriter_broker.topic.retention.retention import Retention, Stretch, trim_before
 from onewriter_broker.verify.reader import verify

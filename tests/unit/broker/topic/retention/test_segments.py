@@ -19,9 +19,9 @@ from tests.unit.broker.verify_histories import (
     waiter,
 )
 
-from onewriter_broker.log.api import Block, StoredBlock
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
+from onewriter_broker.log.store.api import Block, StoredBlock
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.topic.retention import segments as segments_module
 from onewriter_broker.topic.retention.retention import Measured, trim_to
 from onewriter_broker.topic.retention.segments import Page, Segment, SegmentIndexes
@@ -173,7 +173,7 @@ async def test_a_log_that_is_trimmed_while_it_is_read_anew_is_told_right_in_the_
     server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_module, "REQUEST_BYTES_MAX", 1)
-    monkeypatch.setattr("onewriter_broker.log.ranges.READ_BYTES", 1)
+    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
     indexes = SegmentIndexes()
     await everything(indexes, story)
     await trimmed(story, Position(5, 3))
@@ -187,7 +187,7 @@ async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
     server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_module, "REQUEST_BYTES_MAX", 1)
-    monkeypatch.setattr("onewriter_broker.log.ranges.READ_BYTES", 1)
+    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
     indexes, pages = SegmentIndexes(), list[Page]()
     story.log.forget_tail()
     after = EARLIEST
@@ -205,7 +205,7 @@ async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
 ) -> None:
     monkeypatch.setattr(segments_module, "SEGMENTS_PER_PAGE", 3)
     monkeypatch.setattr(segments_module, "SEGMENTS_PER_LOG_MAX", 6)
-    monkeypatch.setattr("onewriter_broker.log.ranges.READ_BLOCKS_MAX", 2)
+    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BLOCKS_MAX", 2)
     story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     for number in range(20):
         await story.fence(Purpose.GRANT, waiter(f"p{number}"))
@@ -265,7 +265,7 @@ async def test_what_is_published_while_the_log_is_read_is_promised_to_nobody(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reads all segments and goes on behind ``last`` misses nothing."""
-    monkeypatch.setattr("onewriter_broker.log.ranges.READ_BYTES", 1)
+    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
     store = BusyStore(server.resolve, buckets=BUCKETS)
     story = await an_eventful_life(store)
     story.log.forget_tail()
@@ -279,7 +279,7 @@ async def test_what_is_published_while_the_log_is_read_is_promised_to_nobody(
 async def test_requests_that_are_given_up_in_the_middle_leave_a_true_index(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter_broker.log.ranges.READ_BYTES", 1)
+    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
     for turns in range(40):
         server = FakeServer()
         story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))

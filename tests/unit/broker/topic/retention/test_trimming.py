@@ -10,11 +10,11 @@ from tests.contents import stored_in
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.api import Binding, Outcome
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore
-from onewriter_broker.log.ranges import Range, lacks, noted_ends
-from onewriter_broker.log.topic_log import TRIMMED, last_position
+from onewriter_broker.log.store.api import Binding, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TRIMMED, last_position
+from onewriter_broker.log.topic_log.ranges import Range, lacks, noted_ends
 from onewriter_broker.topic.producers.deduplication import FIELD as DEDUPLICATION_FIELD
 from onewriter_broker.topic.retention import retention
 from onewriter_broker.topic.retention.trimming import Cut, Limit, cut_of, trim

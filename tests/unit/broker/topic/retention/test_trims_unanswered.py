@@ -17,12 +17,12 @@ from tests.unit.broker.topic.retention.test_trimming import (
 )
 from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life, nobody
 
-from onewriter_broker.dispatch.saving import STATE_PREFIX
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions
-from onewriter_broker.log.fake.server import FakeServer
-from onewriter_broker.log.fake.store import FakeLogStore, Hook, Moment
-from onewriter_broker.log.ranges import first_block, lacks, noted_ends, trimmed_of
-from onewriter_broker.log.topic_log import LEDGER_ENDS, TRIMMED
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
+from onewriter_broker.log.topic_log.log import LEDGER_ENDS, TRIMMED
+from onewriter_broker.log.topic_log.ranges import first_block, lacks, noted_ends, trimmed_of
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_broker.topic.retention.trimming import Trimmed, trim
 from onewriter_core.api.topic import Retention as Policy

@@ -1,0 +1,515 @@
+"""The producers of one connection: admitted, handed to their topics' runners, and fed.
+
+A ProducerChannel for each of them. Who may write is the topic machine's decision; here a SEND is
+routed to its producer, whose one flag says whether it may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+
+import structlog
+
+from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.guards import AskedGuard, Guards, asked_guard, guarding_topic
+from onewriter_broker.connection.named_partitions import NamedPartitions
+from onewriter_broker.connection.properties import (
+    AskedPriority,
+    if_epoch_of,
+    mode_of,
+    parse_priority,
+    properties_of,
+    serve_seconds_of,
+)
+from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
+from onewriter_broker.connection.schemas import brought, version_for_producer
+from onewriter_broker.dispatch.api import check_pairs, check_printable
+from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES
+from onewriter_broker.log.topic_log.termination import terminated_at
+from onewriter_broker.quotas.book import Part, Quota, namespace_key, subject_of
+from onewriter_broker.quotas.held import Held
+from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
+from onewriter_broker.topic.producers.producer import Producer
+from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_core.authorization import Action, AskedProducer, Granted
+from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+from onewriter_core.property_names import HOST_PROPERTY
+from onewriter_core.topic.model import AccessMode, Departure, Request
+from onewriter_core.wire import replies
+from onewriter_core.wire.commands import queue_priority
+from onewriter_core.wire.messages import (
+    METADATA_BYTES_MAX,
+    entry_checksum_ok,
+    metadata_is_bounded,
+)
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+from onewriter_core.wire.values import Send
+
+CLOSED_PRODUCERS_MAX = 10_000
+"""Producer ids remembered after they were closed: their late SENDs are ignored."""
+
+DEPARTURES_PER_TICK = 64
+"""Waiters of a lost connection that leave their queues before others get a turn of the loop."""
+
+PRODUCER_NAME_LENGTH_MAX = 512
+"""In characters: markers and snapshots in the store hold the names."""
+
+PROPERTIES_BYTES_MAX = 16 * 1024
+"""Of one producer, names and values."""
+
+NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
+"""Of most producers: an empty dict for each would weigh 64 bytes."""
+
+log = structlog.get_logger(__name__)
+
+
+class ProducerCommands:
+    """One connection's producers, by their ids on it."""
+
+    def __init__(
+        self,
+        clients: Clients,
+        link: Link,
+        requests: Requests,
+        *,
+        name: str,
+        address: str,
+        identity: Identity,
+        client_version: str,
+    ) -> None:
+        self.client_version = client_version
+        self._clients = clients
+        self._gathered = clients.appender.gathered  # one for all producers of the connection
+        self._link = link
+        self._requests = requests
+        self._name = name
+        self._address = address
+        self._peer_host = sys.intern(address.rpartition(":")[0])
+        self._identity = identity
+        self._producers: Held[Producer | Opening] = Held(clients.quotas)
+        self._subject = subject_of(identity, address)
+        self._topics_of: dict[int, LoadedTopic] = {}
+        self._schema_versions: dict[int, bytes] = {}
+        self._closed_producers: dict[int, None] = {}
+        self.named_partitions = NamedPartitions()
+        self._registrations = 0
+        self._exclusive = 0
+        self._arrived_bytes = 0
+        self._must_hold_back = False
+        self._is_lost = False
+        self._detection_min: Detection | None = None
+        """For the sake of what else depends on the connection."""
+        self._guards = Guards(
+            clients.topics, clients.owning, clients.appender.prove, clients.settings.buckets
+        )
+
+    def open(self, command: pb.CommandProducer) -> None:
+        try:
+            check_pairs(((each.key, each.value) for each in command.metadata), PROPERTIES_BYTES_MAX)
+        except Refused as error:  # before anybody looks for something in them
+            self._link.write(error_reply(command.request_id, error))
+            return
+        asked = self._asked_priority(command)
+        present = self._producers.get(command.producer_id)
+        if present is not None:
+            self._open_again(command, present, asked)
+            return
+        if len(self._producers) >= self._clients.settings.producers_per_connection_max:
+            text = "too many producers on one connection"
+            self._link.write(replies.error(command.request_id, ServerError.TOO_MANY_REQUESTS, text))
+            return
+        self._closed_producers.pop(command.producer_id, None)
+        self._schema_versions.pop(command.producer_id, None)
+        opening = Opening(command.request_id, asked.value or 0)
+        self._producers[command.producer_id] = opening
+        try:
+            name = TopicName.parse(command.topic)
+            guard = asked_guard(properties_of(command))
+            self._check_store(name, command)
+            self._producers.take(
+                command.producer_id,
+                Part(Quota.PRODUCERS_PER_SUBJECT, self._subject),
+                Part(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
+            )
+        except (InvalidTopicName, Refused) as error:
+            del self._producers[command.producer_id]
+            self._link.write(error_reply(command.request_id, error))
+            return
+        topic = self._clients.topics.loaded.get(str(name.base))
+        is_simple = (
+            not command.initial_subscription_name and guard is None and brought(command) is None
+        )
+        if topic is not None and topic.has(name) and is_simple and not topic.requires_schema:
+            self._register(command, name, topic, opening, asked)
+        else:
+            work = self._open_later(command, name, opening, asked, guard)
+            self._requests.run(command.request_id, work)
+
+    def _check_store(self, name: TopicName, command: pb.CommandProducer) -> None:
+        """Raise Refused where the store has no room for the producer."""
+        topics = self._clients.topics
+        is_declared = topics.desired.topic(name.base) is not None
+        share = topics.shares.now(name.namespace_name, is_declared=is_declared)
+        topics.shares.check(share, resumes=is_declared and command.HasField("topic_epoch"))
+
+    def _open_again(
+        self,
+        command: pb.CommandProducer,
+        present: Producer | Opening,
+        asked: AskedPriority,
+    ) -> None:
+        """The same producer id on the same connection: repeat the answer, or refuse."""
+        priority = present.asked_priority if isinstance(present, Producer) else present.priority
+        if (asked.value or 0) != priority:
+            text = "the queue priority of a producer never changes after its creation"
+            code = ServerError.NOT_ALLOWED_ERROR
+        elif isinstance(present, Producer) and present.is_answered:
+            present.request_id = command.request_id
+            self.producer_ready(present, present.epoch)
+            return
+        else:
+            text = "Producer is already present on the connection"
+            code = ServerError.SERVICE_NOT_READY
+        self._link.write(replies.error(command.request_id, code, text))
+
+    async def _open_later(
+        self,
+        command: pb.CommandProducer,
+        name: TopicName,
+        opening: Opening,
+        asked: AskedPriority,
+        asked_for: AskedGuard | None,
+    ) -> None:
+        guard = None
+        try:
+            topic = await self._clients.topics.serve(name, self._subject)
+            rights = self._clients.authorization
+            if command.initial_subscription_name:
+                self._admission(name, mode_of(command), asked)
+                rights.require(self._identity, Action.CHANGE_SUBSCRIPTION, name)
+                subscriptions = topic.subscriptions[topic.partition_of(name)]
+                await subscriptions.ensure(command.initial_subscription_name)
+            if topic.requires_schema or brought(command) is not None:
+                self._admission(name, mode_of(command), asked)
+                version = await version_for_producer(self._clients, topic, command, self._subject)
+                self._schema_versions[command.producer_id] = version
+            if asked_for is not None:
+                self._admission(name, mode_of(command), asked)
+                guarding = guarding_topic(asked_for)
+                if guarding is not None:
+                    rights.require(self._identity, Action.GUARD, guarding)
+                target = topic.runner.logs[topic.partition_of(name)]
+                may_guard = partial(rights.require, self._identity, Action.GUARD)
+                subject = self._identity.subject
+                guard = await self._guards.admit(asked_for, target, subject, may_guard)
+                if self._clients.topics.loaded.get(str(name.base)) is not topic:
+                    raise Unavailable(f"{name} has moved on")
+        except BaseException:
+            if self._producers.get(command.producer_id) is opening:
+                del self._producers[command.producer_id]
+            raise
+        if not opening.is_cancelled and not self._is_lost:
+            self._register(command, name, topic, opening, asked, guard)
+
+    def _register(
+        self,
+        command: pb.CommandProducer,
+        name: TopicName,
+        topic: LoadedTopic,
+        opening: Opening,
+        asked: AskedPriority,
+        guard: Guard | None = None,
+    ) -> None:
+        """Admit the producer and hand it to the topic's runner, which answers it."""
+        try:
+            request = self._request(command, name, topic, asked)
+        except Refused as refused:
+            del self._producers[command.producer_id]
+            self._link.write(error_reply(command.request_id, refused))
+            return
+        producer = Producer(
+            self,
+            command.producer_id,
+            opening.request_id,
+            request,
+            topic.runner.logs[request.partition],
+            self._gathered,
+            asked_priority=asked.value or 0,
+            properties=properties_of(command) or NO_PROPERTIES,
+            guard=guard,
+        )
+        self._producers[command.producer_id] = producer
+        self._topics_of[command.producer_id] = topic
+        if producer.is_exclusive:
+            self._exclusive += 1
+            detection = topic.detection(self._clients.settings)
+            self._link.detection = detection.sooner_of(self._link.detection)
+        topic.runner.request(producer)
+
+    def _request(
+        self,
+        command: pb.CommandProducer,
+        name: TopicName,
+        topic: LoadedTopic,
+        asked: AskedPriority,
+    ) -> Request:
+        """The command as the topic machine understands it. Raises Refused."""
+        properties = properties_of(command)
+        mode = mode_of(command)
+        admission = self._admission(name, mode, asked)
+        if asked.note:
+            log.warning("priority.unreadable", topic=str(name), note=asked.note)
+        if len(command.producer_name) > PRODUCER_NAME_LENGTH_MAX:
+            text = f"a producer's name has at most {PRODUCER_NAME_LENGTH_MAX} characters"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        check_printable("producer name", command.producer_name)
+        partition = topic.partition_of(name)
+        if terminated_at(topic.runner.logs[partition].state) is not None:
+            raise Refused(ServerError.TOPIC_TERMINATED_ERROR, "Topic was already terminated")
+        if_epoch = if_epoch_of(properties)
+        self._registrations += 1
+        registration = f"{self._name}/{command.producer_id}/{self._registrations}"
+        return Request(
+            registration=registration,
+            connection=self._name,
+            producer_name=command.producer_name or f"{INVENTED_PREFIX}{registration}",
+            mode=mode,
+            partition=partition,
+            alone=topic.entry.partitions == 0
+            or self.named_partitions.competes_alone(command.producer_id, name),
+            name_given=bool(command.producer_name) and command.user_provided_producer_name,
+            identity=self._identity,
+            priority=admission.priority,
+            topic_epoch=command.topic_epoch if command.HasField("topic_epoch") else None,
+            reconnects=command.epoch,
+            claim=admission.claim_name,
+            address=self._address,
+            may_take_over=admission.may_take_over,
+            if_epoch=if_epoch,
+            serve_seconds=serve_seconds_of(properties),
+            host=self._identity.node or properties.get(HOST_PROPERTY) or self._peer_host,
+        )
+
+    def _admission(self, name: TopicName, mode: AccessMode, asked: AskedPriority) -> Granted:
+        """Whether it may write at all. Raises Refused."""
+        wanted = AskedProducer(mode, asked.value)
+        return self._clients.authorization.require(self._identity, Action.PRODUCE, name, wanted)
+
+    def _asked_priority(self, command: pb.CommandProducer) -> AskedPriority:
+        field = self._clients.settings.queue_priority_field
+        wire = queue_priority(command, field) if field else None
+        return parse_priority(properties_of(command), wire)
+
+    def close(self, command: pb.CommandCloseProducer) -> None:
+        """Leave once everything handed in is answered, so that a successor comes behind it."""
+        producer = self._producers.get(command.producer_id)
+        if isinstance(producer, Producer):
+            producer.when_idle(lambda: self._closed_by_client(producer, command.request_id))
+            return
+        if isinstance(producer, Opening):
+            producer.is_cancelled = True
+            del self._producers[command.producer_id]
+        self._link.write(replies.success(command.request_id))
+
+    def _closed_by_client(self, producer: Producer, request_id: int) -> None:
+        topic = self._forget(producer)
+        if topic is not None:
+            topic.runner.gone(producer, Departure.CLOSED)
+        self._link.write(replies.success(request_id))
+
+    def _forget(self, producer: Producer) -> LoadedTopic | None:
+        if self._producers.get(producer.producer_id) is not producer:
+            return None
+        del self._producers[producer.producer_id]
+        self._closed_producers[producer.producer_id] = None
+        while len(self._closed_producers) > CLOSED_PRODUCERS_MAX:
+            del self._closed_producers[next(iter(self._closed_producers))]
+        topic = self._topics_of.pop(producer.producer_id)
+        if producer.is_exclusive:
+            self._exclusive -= 1
+            if self._exclusive == 0:
+                self._link.detection = self._detection_min
+        return topic
+
+    def active(self, producer_id: int) -> Producer | None:
+        """The producer of that id, if it may write."""
+        producer = self._producers.get(producer_id)
+        return producer if isinstance(producer, Producer) and producer.is_active else None
+
+    async def seal(self, command: pb.CommandSeal) -> None:
+        """Answer SEAL. Raises what answers it instead."""
+        producer = self.active(command.producer_id)
+        if producer is None or producer.guard is None:
+            text = "only a guarded producer that may write can seal its topic"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        await self._guards.seal(producer.guard, producer.topic_log)
+        self._link.write(replies.success(command.request_id))
+
+    def send(self, send: Send, payload: memoryview) -> None:
+        producer = self._producers.get(send.producer_id)
+        if send.num_messages < 1:
+            # Such an entry would cost no permits, and could not be packed into a block.
+            raise ProtocolError(f"SEND of {send.num_messages} messages")
+        if isinstance(producer, Producer):
+            if not entry_checksum_ok(payload):
+                text = "the checksum of the message is wrong"
+                self._link.write(
+                    replies.send_error(
+                        send.producer_id, send.sequence_id, ServerError.CHECKSUM_ERROR, text
+                    )
+                )
+            elif len(payload) > METADATA_BYTES_MAX and not metadata_is_bounded(payload):
+                text = f"the metadata of a message takes more than {METADATA_BYTES_MAX} bytes"
+                self._link.write(
+                    replies.send_error(
+                        send.producer_id, send.sequence_id, ServerError.NOT_ALLOWED_ERROR, text
+                    )
+                )
+            elif producer.is_active:
+                self._arrived_bytes += len(payload) + ENTRY_BYTES
+                producer.publish(send, payload)
+                if producer.topic_log.share.is_slow:
+                    self._must_hold_back = True
+            # Otherwise it is being closed, and learns so by CLOSE_PRODUCER: not appended.
+        elif producer is None and send.producer_id not in self._closed_producers:
+            raise ProtocolError(f"SEND for producer {send.producer_id}, which does not exist")
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether a log of one of its producers is held, or is to be written to slowly."""
+        return any(
+            isinstance(producer, Producer) and producer.topic_log.share.is_slow
+            for producer in self._producers.values()
+        )
+
+    def read_ended(self) -> None:
+        """Account for what one read brought: at once for all of it, which costs a tenth of the time."""
+        if self._arrived_bytes:
+            self._link.pending_changed(self._arrived_bytes)
+            self._arrived_bytes = 0
+        if self._must_hold_back:
+            self._must_hold_back = False
+            self._link.hold_back()
+
+    def producer_ready(self, producer: Producer, epoch: int | None) -> None:
+        self._link.write(
+            replies.producer_success(
+                producer.request_id,
+                producer.name,
+                topic_epoch=epoch,
+                last_sequence_id=producer.last_sequence_id,
+                schema_version=self._schema_versions.get(producer.producer_id, b""),
+                guard_is_atomic=self._is_atomic(producer.guard),
+                registration=self._registration(producer, epoch),
+            )
+        )
+
+    def _registration(self, producer: Producer, epoch: int | None) -> str | None:
+        """What proves the holder of an epoch to the HTTP API, for clients that know the field."""
+        if epoch is None or not producer.is_exclusive or self._link.extensions_version == 0:
+            return None
+        return self._clients.registrations.of(producer.topic_log.name, epoch, self._identity)
+
+    def _is_atomic(self, guard: Guard | None) -> bool | None:
+        if guard is None or self._link.extensions_version == 0:
+            return None
+        return guard.kind is not GuardKind.FLOOR
+
+    def guard_refused(self, producer: Producer, outcome: Outcome) -> None:
+        log.info("producer.guard_refused", guard=producer.guard, outcome=outcome.value)
+        topic = self._forget(producer)
+        if topic is not None:
+            topic.runner.gone(producer, Departure.CONNECTION_LOST)
+            self._link.write(replies.close_producer(producer.producer_id))
+
+    def producer_waits(self, producer: Producer) -> None:
+        self._link.write(replies.producer_success(producer.request_id, producer.name, ready=False))
+
+    def producer_refused(self, producer: Producer, code: ServerError, message: str) -> None:
+        self._forget(producer)
+        self._link.write(replies.error(producer.request_id, code, message))
+
+    def producer_closed(self, producer: Producer) -> None:
+        topic = self._forget(producer)
+        if topic is not None:
+            self._link.write(replies.close_producer(producer.producer_id))
+            if producer.is_exclusive and producer.epoch is not None:
+                self._link.spawn(self._await_sign(topic, producer.epoch))
+
+    async def _await_sign(self, topic: LoadedTopic, epoch: int) -> None:
+        """See whether somebody who was told that its epoch is over gives any sign of life."""
+        told_at = self._clients.now()
+        self._link.write(replies.PING)
+        await asyncio.sleep(topic.detection(self._clients.settings).silent_after_seconds)
+        if not self._is_lost and self._link.is_silent_since(told_at):
+            topic.runner.story.unanswered(epoch)
+
+    def send_answered(self, frames: bytes, size: int) -> None:
+        self._link.write(frames)
+        self._link.pending_changed(-size)
+
+    def send_dropped(self, size: int) -> None:
+        self._link.pending_changed(-size)
+
+    def drop(self, reason: str) -> None:
+        self._link.close(reason)
+
+    def probe(self) -> None:
+        self._link.write(replies.PING)
+
+    @property
+    def hears_of_queue(self) -> bool:
+        return self._link.extensions_version > 0
+
+    def queue_changed(self, producer: Producer, waiting: int) -> None:
+        self._link.write(replies.queue_changed(producer.producer_id, waiting))
+
+    def watch_closely(self, detection: Detection) -> None:
+        """Ownerships depend on this connection, too: it counts as silent so soon at the latest."""
+        self._detection_min = detection
+        self._link.detection = detection.sooner_of(self._link.detection)
+
+    def declared_anew(self) -> None:
+        """Look again how soon this connection counts as silent, by what its topics declare now."""
+        self._link.detection = self._detection_min
+        for producer_id, topic in self._topics_of.items():
+            producer = self._producers.get(producer_id)
+            if isinstance(producer, Producer) and producer.is_exclusive:
+                detection = topic.detection(self._clients.settings)
+                self._link.detection = detection.sooner_of(self._link.detection)
+
+    def depart(self, departure: Departure) -> None:
+        """All producers leave: those that may write at once, those that wait a few at a time."""
+        waiting: list[tuple[LoadedTopic, Producer]] = []
+        for producer in list(self._producers.values()):
+            if isinstance(producer, Producer):
+                topic = self._forget(producer)
+                if topic is not None and producer.is_granted:
+                    topic.runner.gone(producer, departure)
+                elif topic is not None:
+                    waiting.append((topic, producer))
+        self._producers.clear()
+        for topic, producer in waiting[:DEPARTURES_PER_TICK]:
+            topic.runner.gone(producer, departure)
+        if len(waiting) > DEPARTURES_PER_TICK:
+            self._link.spawn(_depart_later(waiting[DEPARTURES_PER_TICK:], departure))
+
+    def lost(self) -> None:
+        """The connection is closed."""
+        self._is_lost = True
+        self.depart(Departure.CONNECTION_LOST)
+
+
+async def _depart_later(waiting: list[tuple[LoadedTopic, Producer]], departure: Departure) -> None:
+    """Each departure goes through its topic's whole queue: thousands at once would stop the loop."""
+    for index, (topic, producer) in enumerate(waiting):
+        if index % DEPARTURES_PER_TICK == 0:
+            await asyncio.sleep(0)
+        topic.runner.gone(producer, departure)

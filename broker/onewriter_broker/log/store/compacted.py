@@ -1,0 +1,313 @@
+"""The compacted view of a log: the newest entries of each key up to a horizon, at their positions.
+
+A view is a key of its own beside the log, a hash of numbered blocks, written whole and then switched
+to in the log's state: readers see the old one or the new one, never a part. Two keys take turns, the
+*slots*; the one that the state does not name is scratch. What makes a view, and when, is decided in topic/compaction/passes.py;
+how it is read, in topic_log/compacted_log.py. docs/log-format.md describes keys and fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, Protocol
+
+import google_crc32c
+
+from onewriter_broker.log.store.api import Binding, Block, Outcome
+from onewriter_broker.log.store.blocks import CHAIN_BYTES, MalformedBlock, pack_u32, unpack_u32
+from onewriter_core.ids import EARLIEST, Position, TopicName
+
+COMPACTED: Final = "compacted"
+"""State field: the view that counts (View.encode); absent: the log was never compacted."""
+
+COMPACTING: Final = "compacting"
+"""State field: the attempt that writes, or wrote last, to the scratch slot; absent: that is empty."""
+
+SLOTS: Final = 2
+"""Keys that views take turns in."""
+
+DROP_BLOCKS_MAX: Final = 200
+"""Blocks that one call drops: memory is freed while the store answers nobody else."""
+
+_HEAD = struct.Struct("<QQ16sII")
+_HAS_COUNTS = 1
+_MASK_BITS = 32
+_PLACE = struct.Struct("<QQ")
+_CHECKSUM = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(Block):
+    """Consecutive entries out of a view, as dispatch knows a block; ``masks`` as below."""
+
+    masks: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedBlock:
+    """Entries of one ledger that survived, at least one, in the order of their positions.
+
+    ``position`` is the first one's; ``offsets`` say for each entry how far behind it the entry
+    stands; lengths, payload and counts are as in a Block. ``masks`` tell of the batches that lack
+    some of their messages, by their index in the block, a bit for each message that is left.
+    ``chain`` is the hash over this block and, through it, over all before it in the view.
+    """
+
+    position: Position
+    offsets: Sequence[int]
+    lengths: Sequence[int]
+    payload: bytes
+    counts: Sequence[int] | None
+    masks: Mapping[int, int]
+    chain: bytes
+
+    @property
+    def last(self) -> Position:
+        """The position of the block's last entry."""
+        return Position(self.position.ledger, self.position.entry + self.offsets[-1])
+
+    def pieces(self) -> Iterator[Piece]:
+        """The same entries as blocks of consecutive ones, which is how entries are delivered."""
+        start, offset = 0, 0
+        for _, group in groupby(enumerate(self.offsets), lambda item: item[1] - item[0]):
+            stop = start + sum(1 for _ in group)
+            size = sum(self.lengths[start:stop])
+            yield Piece(
+                position=Position(self.position.ledger, self.position.entry + self.offsets[start]),
+                lengths=self.lengths[start:stop],
+                payload=self.payload[offset : offset + size],
+                counts=None if self.counts is None else self.counts[start:stop],
+                time_ms=0,
+                chain=b"",
+                masks={
+                    index - start: self.masks[index]
+                    for index in range(start, stop)
+                    if index in self.masks
+                },
+            )
+            start, offset = stop, offset + size
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A complete view: which slot holds it, up to where it stands for the log, what it must hold."""
+
+    slot: int
+    horizon: Position
+    blocks: int
+    entries: int
+    size: int
+    last: Position
+    chain: bytes
+    made_ms: int
+
+    def encode(self) -> str:
+        """The state field's text."""
+        rest = {
+            "blocks": self.blocks,
+            "entries": self.entries,
+            "bytes": self.size,
+            "last": str(self.last),
+            "h": self.chain.hex(),
+            "t": self.made_ms,
+        }
+        return f"{self.slot} {self.horizon} {json.dumps(rest)}"
+
+    @classmethod
+    def parse(cls, text: str) -> View:
+        """The view that a state field names; raises MalformedBlock."""
+        try:
+            slot, horizon, rest = text.split(" ", 2)
+            found = json.loads(rest)
+            return cls(
+                slot=int(slot),
+                horizon=Position.parse(horizon),
+                blocks=int(found["blocks"]),
+                entries=int(found["entries"]),
+                size=int(found["bytes"]),
+                last=Position.parse(found["last"]),
+                chain=bytes.fromhex(found["h"]),
+                made_ms=int(found["t"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise MalformedBlock(f"a compacted view cannot be understood: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One compaction under way. ``name`` is unlike that of every other attempt.
+
+    What an attempt that was given up has left on its way to the store is refused by it.
+    """
+
+    slot: int
+    name: str
+
+    def encode(self) -> str:
+        """The state field's text."""
+        return f"{self.slot} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a slot holds: how many blocks, and the end and hash of the last one."""
+
+    blocks: int
+    last: Position = EARLIEST
+    chain: bytes = b""
+
+    def is_whole(self, view: View) -> bool:
+        """Whether the slot holds the view whole, as far as its end tells: its hash covers all."""
+        if view.blocks == 0:
+            return self.blocks == 0
+        return (self.blocks, self.last, self.chain) == (view.blocks, view.last, view.chain)
+
+
+class CompactedStore(Protocol):
+    """Guarded writes and reads of views; a part of LogStore, whose rules count here.
+
+    Writes are not repeatable: one that ends Undecided ends the attempt, and another begins.
+    """
+
+    async def begin(
+        self, binding: Binding, topic: TopicName, token: str, attempt: Attempt
+    ) -> Outcome:
+        """Let this attempt alone write to its slot, which must be empty for the first block.
+
+        FENCED also when the state names that slot as the one that counts.
+        """
+        ...
+
+    async def write(
+        self,
+        binding: Binding,
+        topic: TopicName,
+        token: str,
+        attempt: Attempt,
+        number: int,
+        block: CompactedBlock,
+    ) -> Outcome:
+        """Add the next block; FENCED also when the attempt, or the number, is not the present one."""
+        ...
+
+    async def finish(
+        self, binding: Binding, topic: TopicName, token: str, attempt: Attempt, view: View
+    ) -> Outcome:
+        """Make the view the one that counts; LOST when the slot does not hold all of it."""
+        ...
+
+    async def drop(
+        self, binding: Binding, topic: TopicName, token: str, slot: int
+    ) -> Outcome | int:
+        """Drop up to DROP_BLOCKS_MAX blocks of a slot that does not count; how many are left."""
+        ...
+
+    async def read(
+        self, topic: TopicName, slot: int, first: int, count: int, *, replid: str = ""
+    ) -> list[CompactedBlock]:
+        """Consecutive blocks from number ``first`` on, as far as they are there."""
+        ...
+
+    async def places(
+        self, topic: TopicName, slot: int, numbers: Sequence[int], *, replid: str = ""
+    ) -> list[Position]:
+        """Where these blocks begin; raises MalformedBlock for one that is not there."""
+        ...
+
+    async def named(self, topic: TopicName, *, replid: str = "") -> str:
+        """The state field COMPACTED as it is in the store; empty: there is none."""
+        ...
+
+    async def extent(self, topic: TopicName, slot: int, *, replid: str = "") -> Extent:
+        """What a slot holds now."""
+        ...
+
+
+def chain(
+    previous: bytes,
+    position: Position,
+    offsets: Sequence[int],
+    lengths: Sequence[int],
+    payload: bytes,
+) -> bytes:
+    """The hash of a block that follows the block hashed as ``previous`` in the same view."""
+    digest = hashlib.blake2b(previous, digest_size=CHAIN_BYTES)
+    digest.update(_PLACE.pack(*position))
+    digest.update(pack_u32(offsets))
+    digest.update(pack_u32(lengths))
+    digest.update(_CHECKSUM.pack(google_crc32c.value(payload)))
+    return digest.digest()
+
+
+def view_of(state: Mapping[str, str]) -> View | None:
+    """The view that a log's state names; None: none, or one that cannot be understood."""
+    text = state.get(COMPACTED)
+    if not text:
+        return None
+    try:
+        return View.parse(text)
+    except MalformedBlock:
+        return None  # readers get the log as it is, and the next compaction writes another
+
+
+def head_of(block: CompactedBlock) -> bytes:
+    """What is stored of a block beside its payload."""
+    numbers = [*block.offsets, *block.lengths, *(block.counts or ())]
+    for index, mask in block.masks.items():
+        words = max(1, -(-mask.bit_length() // _MASK_BITS))
+        numbers += (index, words)
+        numbers += ((mask >> (_MASK_BITS * word)) & (2**_MASK_BITS - 1) for word in range(words))
+    flags = 0 if block.counts is None else _HAS_COUNTS
+    head = _HEAD.pack(*block.position, block.chain, len(block.offsets), flags)
+    return head + pack_u32(numbers)
+
+
+def place_of(key: str, head: bytes) -> Position:
+    """Where a block begins, by its head; raises MalformedBlock."""
+    if len(head) < _HEAD.size:
+        raise MalformedBlock(f"{key}: a block's head is cut short")
+    return Position(*_PLACE.unpack_from(head))
+
+
+def extent_of(key: str, blocks: int, head: bytes) -> Extent:
+    """What a slot holds, by the head of its last block; raises MalformedBlock."""
+    if blocks == 0:
+        return Extent(0)
+    place = place_of(key, head)
+    _, _, digest, entries, _ = _HEAD.unpack_from(head)
+    last = head[_HEAD.size + 4 * (entries - 1) : _HEAD.size + 4 * entries]
+    if entries < 1 or len(last) != 4:
+        raise MalformedBlock(f"{key}: a block's head is cut short")
+    return Extent(blocks, Position(place.ledger, place.entry + unpack_u32(last)[0]), digest)
+
+
+def decode_block(key: str, head: bytes, payload: bytes) -> CompactedBlock:
+    """A block as it is stored; raises MalformedBlock."""
+    place = place_of(key, head)
+    _, _, digest, entries, flags = _HEAD.unpack_from(head)
+    try:
+        numbers = unpack_u32(head[_HEAD.size :])
+        arrays = 3 if flags & _HAS_COUNTS else 2
+        offsets, lengths = numbers[:entries], numbers[entries : 2 * entries]
+        counts = numbers[2 * entries : arrays * entries] or None
+        masks = _masks(numbers[arrays * entries :])
+        if entries < 1 or len(numbers) < arrays * entries or sum(lengths) != len(payload):
+            raise ValueError("numbers do not add up")
+    except (IndexError, ValueError) as error:
+        raise MalformedBlock(f"{key} {place}: {error!r}") from error
+    return CompactedBlock(place, offsets, lengths, payload, counts, masks, digest)
+
+
+def _masks(numbers: Sequence[int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    at = 0
+    while at < len(numbers):
+        index, words = numbers[at], numbers[at + 1]
+        found[index] = sum(numbers[at + 2 + word] << (_MASK_BITS * word) for word in range(words))
+        at += 2 + words
+    return found

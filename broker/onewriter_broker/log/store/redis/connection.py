@@ -1,0 +1,147 @@
+"""One pipelined connection to a Redis server: commands out, replies back in the same order.
+
+Own code instead of redis-py's connection because a guarded append costs a half to a third of the
+client's CPU this way: large payloads are handed to the transport as they are, and a reply costs one
+future (figures in docs/benchmarks.md). Discovery, authentication and meaning live elsewhere
+(primary.py, store.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import cast
+
+import hiredis
+
+from onewriter_broker.log.store.redis.script_calls import Word
+
+PAYLOAD_BYTES_UNCOPIED = 16 * 1024
+"""From this size on a word is handed to the transport itself, not copied into the command."""
+
+SEND_BUFFER_BYTES = 2 * 1024 * 1024
+"""Asked of the system for the socket: a call of 1 MiB leaves in one write (with the default of
+208 KiB in two to three), without turns of the event loop in between."""
+
+REPLIES_AWAITED_MAX = 4096
+"""Commands sent but not answered on one connection; more is a caller without a bound."""
+
+Reply = object
+"""bytes, int, None, a list of replies, or an exception: the server's error or the lost connection."""
+
+
+def encode(words: Sequence[Word]) -> list[bytes | bytearray]:
+    """A command in the server's protocol, as buffers to be written one after the other."""
+    head = bytearray(b"*%d\r\n" % len(words))
+    buffers: list[bytes | bytearray] = []
+    start = 0
+    for index, word in enumerate(words):
+        if not isinstance(word, int) and len(word) >= PAYLOAD_BYTES_UNCOPIED:
+            data = word if isinstance(word, bytes) else word.encode()
+            _pack(head, words[start:index])
+            head += b"$%d\r\n" % len(data)
+            buffers += (head, data)
+            head = bytearray(b"\r\n")
+            start = index + 1
+    _pack(head, words[start:])
+    buffers.append(head)
+    return buffers
+
+
+def _pack(head: bytearray, words: Sequence[Word]) -> None:
+    """Add words to an unfinished command, as hiredis packs them into one of their own."""
+    if words:
+        # Its type stub says a tuple of one word.
+        packed = hiredis.pack_command(tuple(words))  # type: ignore[arg-type]
+        head += memoryview(packed)[packed.index(b"\n") + 1 :]
+
+
+class RedisConnection(asyncio.Protocol):
+    """A connection made by the event loop's ``create_connection``; closed once, for good."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader()
+        self._awaited: deque[asyncio.Future[Reply]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._closed = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether commands may still be submitted."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def submit(self, words: Sequence[Word]) -> asyncio.Future[Reply]:
+        """Send one command now; the future's result is its reply, an error being a result too.
+
+        Raises ConnectionError when nothing was sent: the connection is closed or overrun.
+        """
+        if self._transport is None or self._transport.is_closing():
+            raise ConnectionError("the connection to the store is closed")
+        if len(self._awaited) >= REPLIES_AWAITED_MAX:
+            raise ConnectionError("too many commands await the store's reply")
+        buffers = encode(words)
+        reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self._awaited.append(reply)
+        if len(buffers) == 1:
+            self._transport.write(buffers[0])
+        else:
+            self._transport.writelines(buffers)
+        return reply
+
+    async def writable(self) -> None:
+        """Wait until the transport's buffer has room; returns at once on a closed connection."""
+        await self._writable.wait()
+
+    def close(self) -> None:
+        """Drop the connection; replies still awaited become ConnectionError."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail(ConnectionError("the connection to the store was dropped"))
+
+    async def wait_closed(self) -> None:
+        """Wait until the socket is closed; only after ``close`` or a reply that is an error."""
+        await self._closed.wait()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast("asyncio.Transport", transport)
+        connected = self._transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._reader.feed(data)
+            while (reply := self._reader.gets()) is not False:
+                self._answer(reply)
+        except hiredis.HiredisError as error:
+            self._fail(ConnectionError(f"the store broke its protocol: {error}"))
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed.set()
+        self._fail(ConnectionError(f"the connection to the store was lost: {exc or 'closed'}"))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def _answer(self, reply: Reply) -> None:
+        if not self._awaited:
+            raise hiredis.ProtocolError("a reply without a command")
+        future = self._awaited.popleft()
+        if not future.done():
+            future.set_result(reply)
+
+    def _fail(self, error: ConnectionError) -> None:
+        self._writable.set()
+        while self._awaited:
+            future = self._awaited.popleft()
+            if not future.done():
+                future.set_result(error)

@@ -1,0 +1,265 @@
+"""Where the primary is and how a connection to it is opened: settings, Sentinel, the handshake.
+
+Nothing here decides who may write. Role and dataset are looked at on every connect, because a
+name or a Service is never trusted to lead to the primary; the scripts check the dataset again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hiredis
+import redis
+import redis.asyncio as redis_asyncio
+from redis.asyncio.connection import parse_url
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from onewriter_broker.log.store.keys import BUCKETS_DEFAULT
+from onewriter_broker.log.store.redis.connection import RedisConnection, Reply
+from onewriter_broker.log.store.redis.script_calls import ALL_SCRIPTS, Word
+from onewriter_core.errors import ConfigurationError, Undecided
+
+PASSWORD_BYTES_MAX = 4096
+"""Of a password file."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisSettings:
+    """One shard: a primary named by ``url``, or found through ``sentinels``.
+
+    ``url``: ``redis://[user:password@]host:port`` or ``unix:///path``; with Sentinel it is ignored.
+    ``sentinels``: ``host:port`` each; ``sentinel_primary``: the name they know the primary by.
+    ``username``, ``password``: used where the URL names none; ``password_file`` holds it instead, and
+    is read for each connection, so that a rotated one counts from the next on.
+    ``buckets``: hash buckets of the store; fixed for its life.
+    ``replicas``: replicas that AllReplicas waits for; 0: the profile is not offered.
+    ``call_timeout_seconds``: one guarded write or read; after it the connection is dropped.
+    ``commit_timeout_seconds``: one wait for replicas or the disk; after it commit says "not yet".
+    ``audit_records_max``: audit records kept per bucket, about.
+    """
+
+    url: str = ""
+    sentinels: tuple[str, ...] = ()
+    sentinel_primary: str = ""
+    username: str = ""
+    password: str = field(default="", repr=False)
+    password_file: Path | None = None
+    buckets: int = BUCKETS_DEFAULT
+    replicas: int = 0
+    connect_timeout_seconds: float = 2.0
+    call_timeout_seconds: float = 5.0
+    commit_timeout_seconds: float = 1.0
+    audit_records_max: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address to connect to: a socket ``path``, or ``host`` and ``port``."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+    username: str = ""
+    password: str = field(default="", repr=False, compare=False)  # another one is no other server
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """An open connection to a server that called itself primary, and who that server is.
+
+    ``syncs_always``: its append-only file is synced before every reply.
+    """
+
+    connection: RedisConnection
+    endpoint: Endpoint
+    run_id: str
+    client_id: int
+    syncs_always: bool
+
+
+def endpoint_of(settings: RedisSettings) -> Endpoint:
+    """The endpoint that the URL names; raises ConfigurationError for one we cannot use, Undecided."""
+    if not settings.url.startswith(("redis://", "unix://")):
+        raise ConfigurationError(
+            f"store URL {_without_password(settings.url)!r}: "
+            "write redis://host:port or unix:///path"
+        )
+    try:
+        parts: Mapping[str, object] = dict(parse_url(settings.url))
+    except ValueError as error:
+        shown = _without_password(settings.url)
+        raise ConfigurationError(f"store URL {shown!r}: {error}") from error
+    if parts.get("db", 0) != 0:
+        raise ConfigurationError("store URL: only database 0 can be used")
+    return Endpoint(
+        host=str(parts.get("host", "" if "path" in parts else "127.0.0.1")),
+        port=int(str(parts.get("port", 0 if "path" in parts else 6379))),
+        path=str(parts.get("path", "")),
+        username=str(parts.get("username", settings.username)),
+        password=str(parts["password"]) if "password" in parts else _password(settings),
+    )
+
+
+def _password(settings: RedisSettings) -> str:
+    """The configured password. Raises Undecided, naming the file: it may be there in a moment."""
+    if settings.password_file is None:
+        return settings.password
+    try:
+        with settings.password_file.open("rb") as stream:
+            return stream.read(PASSWORD_BYTES_MAX).decode().strip("\r\n")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise Undecided(f"{settings.password_file}: {reason}") from None
+
+
+async def find_primary(settings: RedisSettings) -> Endpoint:
+    """The address that the first Sentinel able to answer gives, or the URL's.
+
+    Raises Undecided when no Sentinel knows the primary. The answer may be out of date; the
+    handshake and the guards find out.
+    """
+    if not settings.sentinels:
+        return endpoint_of(settings)
+    failures = []
+    for sentinel in settings.sentinels:
+        host, separator, port = sentinel.rpartition(":")
+        if not separator or not port.isdigit():
+            raise ConfigurationError(f"Sentinel {sentinel!r}: write host:port")
+        client = inquirer(Endpoint(host=host, port=int(port)), settings.connect_timeout_seconds)
+        try:
+            found = await client.execute_command(  # type: ignore[no-untyped-call]
+                "SENTINEL", "GET-MASTER-ADDR-BY-NAME", settings.sentinel_primary
+            )
+        except (redis.RedisError, OSError) as error:
+            failures.append(f"{sentinel}: {error}")
+            continue
+        finally:
+            await client.aclose()
+        if found:
+            return Endpoint(
+                host=found[0].decode(),
+                port=int(found[1]),
+                username=settings.username,
+                password=_password(settings),
+            )
+        failures.append(f"{sentinel}: knows no {settings.sentinel_primary!r}")
+    raise Undecided(f"no Sentinel names the primary: {'; '.join(failures)}")
+
+
+def inquirer(endpoint: Endpoint, timeout_seconds: float) -> redis_asyncio.Redis:
+    """A client for the odd question: no retries, replies as the server gives them."""
+    client = redis_asyncio.Redis(
+        host=endpoint.host or "localhost",
+        port=endpoint.port,
+        unix_socket_path=endpoint.path or None,
+        username=endpoint.username or None,
+        password=endpoint.password or None,
+        socket_timeout=timeout_seconds,
+        socket_connect_timeout=timeout_seconds,
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+    )
+    client.response_callbacks.clear()
+    return client
+
+
+Open = Callable[[RedisSettings, Primary | None], Awaitable[Primary]]
+"""``open_primary``, or what a test has in its place."""
+
+
+async def open_primary(settings: RedisSettings, replaces: Primary | None = None) -> Primary:
+    """Connect to the primary, load the scripts, and look at what it promises.
+
+    ``replaces`` is the caller's previous connection: if it led to the same server process, the
+    server is told to forget it first, so that none of its commands still in a socket can run
+    behind a later one. Raises Undecided when no primary can be had.
+    """
+    endpoint = await find_primary(settings)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(settings.connect_timeout_seconds):
+            if endpoint.path:
+                _, connection = await loop.create_unix_connection(RedisConnection, endpoint.path)
+            else:
+                _, connection = await loop.create_connection(
+                    RedisConnection, endpoint.host, endpoint.port
+                )
+            try:
+                return await handshake(connection, endpoint, replaces)
+            except BaseException:
+                connection.close()
+                raise
+    except (OSError, TimeoutError) as error:
+        raise Undecided(f"no connection to the store at {endpoint}: {error!r}") from error
+
+
+async def handshake(
+    connection: RedisConnection, endpoint: Endpoint, replaces: Primary | None
+) -> Primary:
+    """Authenticate, load the scripts and look at the server's promises. Raises Undecided, ConnectionError."""
+    if endpoint.password:
+        words = [word for word in (endpoint.username, endpoint.password) if word]
+        await _ask(connection, ["AUTH", *words])
+    server = parse_info(await _ask(connection, ["INFO", "server"]))
+    replication = parse_info(await _ask(connection, ["INFO", "replication"]))
+    if replication.get("role") != "master":
+        raise Undecided(f"the store at {endpoint} is not a primary: {replication.get('role')!r}")
+    if replaces is not None and replaces.run_id == server.get("run_id"):
+        await _ask(connection, ["CLIENT", "KILL", "ID", replaces.client_id])
+    client_id = await _ask(connection, ["CLIENT", "ID"])
+    for script in ALL_SCRIPTS:
+        await _ask(connection, ["SCRIPT", "LOAD", script.source])
+    # Behind the scripts, which a server that still loads its data refuses: until it has loaded them
+    # it says that it keeps no append-only file, and would be taken to promise nothing for good.
+    persistence = parse_info(await _ask(connection, ["INFO", "persistence"]))
+    has_file = persistence.get("aof_enabled") == "1"
+    return Primary(
+        connection=connection,
+        endpoint=endpoint,
+        run_id=server.get("run_id", ""),
+        client_id=int(str(client_id)),
+        syncs_always=has_file and await _syncs_always(connection),
+    )
+
+
+async def _syncs_always(connection: RedisConnection) -> bool:
+    reply = await connection.submit(["CONFIG", "GET", "appendfsync"])
+    return isinstance(reply, list) and len(reply) == 2 and reply[1] == b"always"
+
+
+async def _ask(connection: RedisConnection, words: Sequence[Word]) -> Reply:
+    reply = await connection.submit(words)
+    if isinstance(reply, ConnectionError):
+        raise reply
+    if isinstance(reply, hiredis.ReplyError):
+        raise Undecided(f"the store refused {words[0]!r}: {reply}")
+    return reply
+
+
+def parse_info(reply: Reply) -> dict[str, str]:
+    """INFO's lines as a mapping."""
+    text = reply.decode(errors="replace") if isinstance(reply, bytes) else ""
+    lines = (line.partition(":") for line in text.splitlines() if not line.startswith("#"))
+    return {name: value for name, separator, value in lines if separator}
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """``9.1.2`` as numbers; what is no number ends it."""
+    numbers = []
+    for part in text.split("."):
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

@@ -1,0 +1,229 @@
+"""What a server is and may promise: looked at on start-up, judged by a pure function.
+
+``check_server`` asks, ``judge`` decides: which durability the server can promise, what makes it
+unusable and what is worth a warning. The dataset is checked again in every write
+(scripts/guard.lua), the role on every connect (primary.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import redis.asyncio as redis_asyncio
+import redis.exceptions
+
+from onewriter_broker.log.store.api import Durability
+from onewriter_broker.log.store.redis.primary import (
+    Endpoint,
+    RedisSettings,
+    find_primary,
+    inquirer,
+    parse_info,
+    version_of,
+)
+from onewriter_core.errors import Undecided
+
+VALKEY_VERSION_MIN = (8,)
+REDIS_VERSION_MIN = (7, 0)
+
+PROBE_KEY = "ow:probe:unused"
+"""A key that never exists; commands that must be denied are tried on it."""
+
+_GUARD_PROBE = "return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')"
+_REPLID_LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What one look at a server found.
+
+    ``product`` is ``valkey`` or ``redis``. ``append_sync`` (``always``, ``everysec``, ``no``) and
+    ``replicas_min_to_write`` are empty and None where CONFIG is denied. ``guard_replids`` are two
+    answers of the guard's self-test, empty where it failed. ``user`` is the configured ACL user.
+    ``allowed`` lists dangerous commands that the server did not deny.
+    """
+
+    product: str = ""
+    version: tuple[int, ...] = ()
+    is_primary: bool = False
+    replid: str = ""
+    replicas: int = 0
+    eviction_policy: str = ""
+    has_append_only_file: bool = False
+    append_sync: str = ""
+    replicas_min_to_write: int | None = None
+    guard_replids: tuple[str, ...] = ()
+    user: str = ""
+    allowed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What ServerFacts mean.
+
+    ``promises`` are the durabilities that topics may ask for; ``strongest`` the highest of them.
+    With any ``refusals`` the broker must not start; each is a sentence that names the remedy.
+    """
+
+    promises: frozenset[Durability]
+    refusals: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = field(default=())
+
+    @property
+    def strongest(self) -> Durability:
+        """The highest durability promised."""
+        return max(self.promises, key=list(Durability).index)
+
+
+def judge(facts: ServerFacts, minimum: Durability, *, replicas: int = 0) -> Verdict:
+    """Decide what the server may be used for.
+
+    ``minimum`` is the least durability the operator wants promised; ``replicas`` the number that
+    AllReplicas waits for, 0 when it is not offered.
+    """
+    promises = _promises(facts, replicas)
+    verdict = Verdict(promises)
+    refusals = [*_identity_refusals(facts), *_setting_refusals(facts, minimum)]
+    if minimum not in promises:
+        refusals.append(
+            f"the server can promise at most durability {verdict.strongest.value}, and the "
+            f"configuration asks for {minimum.value}: change appendfsync or add replicas"
+        )
+    warnings = []
+    if facts.replicas and facts.replicas_min_to_write == 0:
+        warnings.append(
+            "min-replicas-to-write is 0: a primary without connection to its replicas continues to accept writes "
+            "that a failover loses; set it to 1"
+        )
+    return Verdict(promises, tuple(refusals), tuple(warnings))
+
+
+def _promises(facts: ServerFacts, replicas: int) -> frozenset[Durability]:
+    promises = {Durability.NONE}
+    # Without a file a restarted primary comes back empty and its replicas copy that.
+    if facts.has_append_only_file:
+        if facts.append_sync == "always":
+            promises.add(Durability.LOCAL)
+        if facts.replicas >= 1:
+            promises.add(Durability.REPLICATED)
+        if facts.replicas >= replicas >= 1:
+            promises.add(Durability.ALL_REPLICAS)
+    return frozenset(promises)
+
+
+def _identity_refusals(facts: ServerFacts) -> list[str]:
+    refusals = []
+    version = ".".join(map(str, facts.version)) or "unknown"
+    needed = VALKEY_VERSION_MIN if facts.product == "valkey" else REDIS_VERSION_MIN
+    if facts.version < needed:
+        refusals.append(
+            f"{facts.product} {version} is too old: use Valkey 8 or Redis 7.0, or later"
+        )
+    if not facts.is_primary:
+        refusals.append("the server is a replica: give the primary's address, or Sentinels")
+    first, second = [*facts.guard_replids, "", ""][:2]
+    if len(first) != _REPLID_LENGTH or first != second or first != facts.replid:
+        refusals.append(
+            "scripts cannot read a stable master_replid from INFO here, so writes could not be "
+            "guarded: use a server that allows it"
+        )
+    return refusals
+
+
+def _setting_refusals(facts: ServerFacts, minimum: Durability) -> list[str]:
+    refusals = []
+    if facts.eviction_policy != "noeviction":
+        refusals.append(
+            f"maxmemory-policy is {facts.eviction_policy!r}, which deletes logs when memory runs "
+            "short: set it to noeviction"
+        )
+    if not facts.has_append_only_file and minimum is not Durability.NONE:
+        refusals.append(
+            "the server keeps no append-only file, so a restart forgets every log: set appendonly "
+            "yes, or configure durability None"
+        )
+    if facts.user and facts.allowed:
+        refusals.append(
+            f"user {facts.user!r} may run {', '.join(facts.allowed)}, which can undo a fence: give "
+            "it the rules of onewriter_core.store_rights.broker_acl_rules"
+        )
+    return refusals
+
+
+async def check_server(settings: RedisSettings) -> ServerFacts:
+    """Look at the primary that the settings lead to; Undecided when it cannot be asked."""
+    endpoint = await find_primary(settings)
+    client = inquirer(endpoint, settings.call_timeout_seconds)
+    try:
+        return await _look(client, endpoint)
+    except (redis.RedisError, OSError) as error:
+        raise Undecided(f"the store at {endpoint} cannot be checked: {error}") from error
+    finally:
+        await client.aclose()
+
+
+async def _look(client: redis_asyncio.Redis, endpoint: Endpoint) -> ServerFacts:
+    server = await _info(client, "server")
+    replication = await _info(client, "replication")
+    memory = await _info(client, "memory")
+    persistence = await _info(client, "persistence")
+    if persistence.get("loading") == "1":  # it says meanwhile that it keeps no append-only file
+        raise Undecided(f"the store at {endpoint} still loads its data")
+    is_valkey = "valkey_version" in server
+    version = server.get("valkey_version" if is_valkey else "redis_version", "")
+    append_sync = await _try(client, "CONFIG", "GET", "appendfsync")
+    replicas_min = await _try(client, "CONFIG", "GET", "min-replicas-to-write")
+    guard = [await _try(client, "EVAL", _GUARD_PROBE, 0) for _ in range(2)]
+    user = "" if endpoint.username in {"", "default"} else endpoint.username
+    return ServerFacts(
+        product="valkey" if is_valkey else "redis",
+        version=version_of(version),
+        is_primary=replication.get("role") == "master",
+        replid=replication.get("master_replid", ""),
+        replicas=int(replication.get("connected_slaves", "0")),
+        eviction_policy=memory.get("maxmemory_policy", ""),
+        has_append_only_file=persistence.get("aof_enabled") == "1",
+        append_sync=_value(append_sync),
+        replicas_min_to_write=int(_value(replicas_min)) if _value(replicas_min) else None,
+        guard_replids=tuple(reply.decode() for reply in guard if isinstance(reply, bytes)),
+        user=user,
+        allowed=await _allowed(client) if user else (),
+    )
+
+
+async def _allowed(client: redis_asyncio.Redis) -> tuple[str, ...]:
+    probes = {"DEL": (PROBE_KEY,), "XSETID": (PROBE_KEY, "1-1")}
+    allowed = []
+    for command, arguments in probes.items():
+        try:
+            await _execute(client, command, *arguments)
+        except redis.exceptions.NoPermissionError:
+            continue
+        except redis.ResponseError:
+            pass  # refused because the key does not exist, so the command itself is allowed
+        allowed.append(command)
+    return tuple(allowed)
+
+
+async def _info(client: redis_asyncio.Redis, section: str) -> Mapping[str, str]:
+    return parse_info(await _execute(client, "INFO", section))
+
+
+async def _try(client: redis_asyncio.Redis, *words: str | int) -> object:
+    try:
+        return await _execute(client, *words)
+    except redis.ResponseError:
+        return None
+
+
+async def _execute(client: redis_asyncio.Redis, *words: str | int) -> object:
+    reply: object = await client.execute_command(*words)  # type: ignore[no-untyped-call]
+    return reply
+
+
+def _value(reply: object) -> str:
+    """The value in CONFIG GET's reply; empty when it was denied or unknown."""
+    if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], bytes):
+        return reply[1].decode()
+    return ""

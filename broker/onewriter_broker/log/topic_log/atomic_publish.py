@@ -1,0 +1,415 @@
+"""Atomic publishes: many blocks of one log that are read all or none.
+
+The blocks of a publish stand one behind the other in one ledger; other entries wait behind them. The
+first one opens the publish in the log's state, the last one commits it there, each in the script that
+appends it. The watermark stays in front of the first until the last is durable. A publish that is cut
+short (a fence, a failover, the end of this broker) is dropped by the log's next fence, in the fence's
+own script, so that nobody ever reads a part of it and no reader needs to know that there was one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX, Block
+from onewriter_broker.log.store.blocks import (
+    BLOCK_BYTES_MAX,
+    BLOCK_ENTRIES_MAX,
+    PUBLISH_BLOCKS_MAX,
+    publish_of,
+)
+from onewriter_core.errors import (
+    OnewriterError,
+    Refused,
+    ServerError,
+    Unavailable,
+    Undecided,
+)
+from onewriter_core.ids import Position, TopicName
+
+if TYPE_CHECKING:
+    from onewriter_broker.log.topic_log.log import TopicLog
+    from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
+    from onewriter_core.wire.values import Send
+
+PUBLISH_BYTES_MAX = 256 * 1024 * 1024
+"""The entries of one publish. They are in memory until they are stored."""
+
+PUBLISH_ENTRIES_MAX = 262_144
+"""The entries of one publish: each takes memory beside its bytes."""
+
+ENTRY_BYTES_MAX = 1024 * 1024
+"""One entry of a publish: a call carries no more."""
+
+PUBLISHES_WAITING_MAX = 16
+"""Publishes to one log that are under way or wait for their turn."""
+
+APPS_MAX = 500
+"""Names under which one log is published to atomically. It remembers the version of each for ever: to
+forget one is to publish its last batch again, if somebody asks for it."""
+
+APPS_PER_SUBJECT_MAX = 32
+"""Of these names, those that are bound to one authenticated subject."""
+
+_IN_BLOCK = memoryview(b"")
+
+
+class Published(NamedTuple):
+    """Where a publish stands, all of it."""
+
+    first: Position
+    last: Position
+
+
+class TooLarge(Refused):
+    """More than is published as a whole, however often it is asked for."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ServerError.NOT_ALLOWED_ERROR, message)
+
+
+class BoundElsewhere(Refused):
+    """The app is another subject's, ``owner``: whom not everybody is told."""
+
+    def __init__(self, name: TopicName, app: str, owner: str) -> None:
+        text = f"{app} is another subject's app on {name}: publish under an app of your own"
+        super().__init__(ServerError.AUTHORIZATION_ERROR, text)
+        self.owner = owner
+
+
+class StoodStill(Unavailable):
+    """The store took nothing of a publish for too long: it was given up, and is certainly not stored."""
+
+
+class Entries:
+    """The entries of a publish, block by block. They leave it as their blocks are formed."""
+
+    __slots__ = ("_blocks", "_bytes", "_count", "_room")
+
+    def __init__(self, entries: Iterable[tuple[Send, bytes | memoryview]] = ()) -> None:
+        self._blocks: deque[list[tuple[Send, bytes | memoryview]]] = deque()
+        self._bytes = self._count = self._room = 0
+        for send, payload in entries:
+            self.add(send, payload)
+
+    def add(self, send: Send, payload: bytes | memoryview) -> None:
+        """One more entry, behind all others. Raises TooLarge."""
+        size = len(payload)
+        self._bytes += size
+        self._count += 1
+        if size > ENTRY_BYTES_MAX or self._bytes > PUBLISH_BYTES_MAX:
+            text = (
+                f"at most {PUBLISH_BYTES_MAX} bytes in entries of at most {ENTRY_BYTES_MAX} are"
+                " published as a whole"
+            )
+            raise TooLarge(text)
+        if self._count > PUBLISH_ENTRIES_MAX:
+            raise TooLarge(f"at most {PUBLISH_ENTRIES_MAX} entries are published as a whole")
+        if size > self._room or len(self._blocks[-1]) >= BLOCK_ENTRIES_MAX:
+            if len(self._blocks) >= PUBLISH_BLOCKS_MAX:
+                raise TooLarge(f"at most {PUBLISH_BLOCKS_MAX} blocks are published as a whole")
+            self._blocks.append([])
+            self._room = BLOCK_BYTES_MAX
+        self._blocks[-1].append((send, payload))
+        self._room -= size
+
+    def clear(self) -> None:
+        """Keep none of those that are left."""
+        self._blocks.clear()
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many entries each block has that is not formed yet."""
+        return [len(block) for block in self._blocks]
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def next_block(self) -> list[tuple[Send, memoryview]]:
+        """The entries of the next block, which are here no more."""
+        return [(send, memoryview(payload)) for send, payload in self._blocks.popleft()]
+
+
+class Publish:
+    """One request to publish entries as a whole. Implements Sender for its log.
+
+    ``done`` ends when its fate is known: where it stands; None: this version, or a later one, was
+    published before. It raises Unavailable where it was certainly not published: ``may_write``, asked
+    when its turn has come, said no, or the topic has moved on; Undecided where nobody can
+    tell: published again it is published, or found to be a duplicate. It takes the entries over.
+    ``owner`` is the subject to which the app is bound with it; None: its subjects are not told apart.
+    ``by``: who published it, as its blocks say (``Block.by``).
+    """
+
+    def __init__(
+        self,
+        app: str,
+        version: int,
+        entries: Entries,
+        may_write: Callable[[], bool],
+        owner: str | None = None,
+        by: str = "",
+    ) -> None:
+        self.app = app
+        self.by = by
+        self.owner = owner
+        self.version = version
+        self.name = f"{app}/{version}"
+        self.may_write = may_write
+        self.behind = 0
+        """How many entries its log had gathered, and had waiting, when it was asked for."""
+        self.formed = 0
+        self._blocks = len(entries.sizes)
+        self._entries = entries
+        self._opens: tuple[Position, ...] = ()
+        self.is_unknown = False
+        """Nobody can tell, and nothing more will be heard of it, whether it is in the log."""
+        self.done: asyncio.Future[Published | None] = asyncio.get_running_loop().create_future()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any of it may be in the log."""
+        return self.formed > 0
+
+    @property
+    def is_formed(self) -> bool:
+        """Whether all of it was handed to the store: the fate of its last block is its own."""
+        return self.formed == self._blocks
+
+    def form(self, topic_log: TopicLog, time_ms: int) -> PendingBlock:
+        """Its next block, at the log's end."""
+        if not self.has_begun:
+            self._opens = tuple(self._positions(topic_log.ledger, topic_log.next_entry))
+        opens = () if self.has_begun else self._opens
+        taken = self._entries.next_block()
+        self.formed += 1
+        payloads = [payload for _, payload in taken]
+        # Their bytes are in the block from here on: whoever waits with it keeps none of its own.
+        entries: list[PendingEntry] = [(self, send, _IN_BLOCK) for send, _ in taken]
+        pending = topic_log.form(entries, payloads, list(map(len, payloads)), time_ms, publish=self)
+        pending.opens = opens
+        return pending
+
+    def _positions(self, ledger: int, entry: int) -> Iterable[Position]:
+        for size in self._entries.sizes:
+            yield Position(ledger, entry)
+            entry += size
+
+    def stored(self, entries: Sequence[PendingEntry], first: Position, _size: int) -> None:
+        """Its last block is in the log, and so all of them."""
+        if not self.done.done():
+            last = Position(first.ledger, first.entry + len(entries) - 1)
+            self.done.set_result(Published(self._opens[0], last))
+
+    def given_up(self, block: Block, *, is_definite: bool) -> None:
+        """A block of it is certainly not in the log that counts, or nobody can say."""
+        if block.commits and not is_definite:
+            self.fail(Undecided("unknown whether this was published: ask for its status"))
+        elif block.commits or not self.is_formed:
+            self.cut_short()
+
+    def duplicate(self) -> None:
+        """The store knows this version, or a later one."""
+        if not self.done.done():
+            self.done.set_result(None)
+
+    def cut_short(self) -> None:
+        """Its last block is not in the log, and will not be."""
+        self.fail(Unavailable("the topic has moved on; nothing was published"))
+
+    def fail(self, reason: OnewriterError) -> None:
+        """End it so, and keep none of its entries."""
+        if not self.done.done():
+            self.is_unknown = isinstance(reason, Undecided)
+            self.done.set_exception(reason)
+            self.done.exception()  # whoever asked may have gone
+        self._entries.clear()
+
+    def refused(self, _size: int) -> None:
+        """Not told entry by entry: see ``given_up``."""
+
+    def unknown(self, _size: int) -> None:
+        """Not told entry by entry: see ``given_up``."""
+
+
+class Publishes:
+    """The publishes of one log, one after the other."""
+
+    __slots__ = ("_has_hole", "_held", "_held_bytes", "_line", "_unknown")
+
+    def __init__(self) -> None:
+        self._line: deque[Publish] = deque()
+        self._held: deque[Block] = deque()
+        self._held_bytes = 0
+        self._has_hole = False
+        self._unknown: dict[str, int] = {}  # the highest version of each app
+
+    def add(self, publish: Publish, topic_log: TopicLog) -> None:
+        """It takes its turn behind what waits now. Raises Refused."""
+        self._settle()
+        if publish.is_formed:
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, "at least one entry is published")
+        check_app(topic_log.name, topic_log.state, publish.app, publish.owner)
+        if len(self._line) >= PUBLISHES_WAITING_MAX:
+            text = f"{PUBLISHES_WAITING_MAX} publishes to {topic_log.name} wait already"
+            raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+        publish.behind = topic_log.entries_in + len(topic_log.waiting)
+        self._line.append(publish)
+
+    def of(self, app: str) -> Publish | None:
+        """One of that app whose fate is not known yet."""
+        self._settle()
+        return next((each for each in self._line if each.app == app and not each.done.done()), None)
+
+    def may_count(self, app: str, version: int) -> bool:
+        """Whether this version of an app, or a later one, may be in the log, or come into it, unheard of.
+
+        What the store says until then of what is published is no proof that it is not.
+        """
+        self._settle()
+        return self._unknown.get(app, -1) >= version or any(
+            each.app == app and each.version >= version and not each.done.done()
+            for each in self._line
+        )
+
+    def is_first(self, topic_log: TopicLog) -> bool:
+        """Whether other entries of the log have to wait."""
+        self._settle()
+        if not self._line:
+            return False
+        first = self._line[0]
+        return first.has_begun or not topic_log.waiting or topic_log.entries_in >= first.behind
+
+    def limit(self, topic_log: TopicLog, entries: int) -> int:
+        """How many of the next entries may share a block: none is taken past a publish."""
+        if not self._line:
+            return entries
+        return max(1, min(entries, self._line[0].behind - topic_log.entries_in))
+
+    def has_block(self, topic_log: TopicLog) -> bool:
+        """Whether there is a block to form; asked only where it ``is_first``.
+
+        The first one waits until all in front of it is durable: a publish that is refused, because its
+        version is known, is refused for what is certainly there.
+        """
+        first = self._line[0]
+        return not first.is_formed and (first.has_begun or not topic_log.undecided)
+
+    def next_block(self, topic_log: TopicLog, time_ms: int) -> PendingBlock | None:
+        """The next block of the publish whose turn it is; None: there is none for now."""
+        while self.is_first(topic_log) and self.has_block(topic_log):
+            first = self._line[0]
+            if first.has_begun or first.may_write():
+                if not first.has_begun:
+                    self.forget_held()
+                return first.form(topic_log, time_ms)
+            first.fail(Unavailable("the topic has changed hands; nothing was published"))
+        return None
+
+    def reaches(self, topic_log: TopicLog, pending: PendingBlock) -> bool:
+        """A block of a publish is durable: whether the watermark may move over it."""
+        if not pending.block.commits:
+            self._held.append(pending.block)
+            self._held_bytes += pending.size
+            while self._held_bytes > topic_log.tail_bytes_max:
+                self._held_bytes -= len(self._held.popleft().payload)
+                self._has_hole = True
+            return False
+        app, version = publish_of(pending.block.publish)
+        topic_log.state[f"{VERSION_PREFIX}{app}"] = str(version)
+        if pending.owner:
+            topic_log.state[f"{OWNER_PREFIX}{app}"] = pending.owner
+        if self._has_hole:
+            topic_log.forget_tail()
+        for block in self._held:
+            topic_log.remember(block)
+        self.forget_held()
+        return True
+
+    def refuse(self) -> None:
+        """The topic changes hands, or leaves: what can still be stopped is."""
+        for publish in self._line:
+            if not publish.is_formed:
+                publish.cut_short()
+
+    def fenced(self) -> None:
+        """A fence has cut off what had begun; what had not goes on behind it."""
+        for publish in self._line:
+            if publish.has_begun and not publish.is_formed:
+                publish.cut_short()
+        self._settle()
+        self._unknown.clear()  # no call of another ledger is executed any more: the store's word counts
+
+    def _settle(self) -> None:
+        while self._line and self._line[0].done.done():
+            ended = self._line.popleft()
+            if ended.is_unknown:
+                known = self._unknown.get(ended.app, -1)
+                self._unknown[ended.app] = max(known, ended.version)
+
+    def forget_held(self, *, leaves_hole: bool = False) -> None:
+        """Keep no block of a publish for the log's tail; ``leaves_hole``: others of it are yet to come."""
+        self._held.clear()
+        self._held_bytes = 0
+        self._has_hole = leaves_hole
+
+
+def abandon(
+    topic_log: TopicLog, publish: Publish, why: str, stored: Sequence[PendingBlock]
+) -> bool:
+    """Keep no more of a publish in memory than its fate is told by; ``stored`` are blocks that wait to
+    be durable, for which nobody asks any more.
+
+    One of which all was handed to the store may be published yet: its last block, and what is in the call
+    under way, go on as ever, and ``done`` ends with them. Others end here.
+    True: a part of it is stored. The caller has its log fenced next, before anything else is appended
+    there: the fence drops it.
+    """
+    if publish.is_formed:
+        dropped = set(stored)
+        topic_log.undecided[:] = [each for each in topic_log.undecided if each not in dropped]
+        if topic_log.publishes is not None:
+            topic_log.publishes.forget_held(leaves_hole=True)
+        return False
+    publish.fail(StoodStill(f"{why}; nothing was published; retry later"))
+    if not publish.has_begun:
+        return False
+    topic_log.undecided[:] = [each for each in topic_log.undecided if each.publish is not publish]
+    topic_log.forget_tail()  # there may be blocks that it does not have
+    if topic_log.publishes is not None:
+        topic_log.publishes.forget_held()
+    return True
+
+
+def check_owner(name: TopicName, state: Mapping[str, str], app: str, owner: str | None) -> None:
+    """Raises BoundElsewhere where the app is another subject's. None: subjects are not told apart."""
+    bound = state.get(f"{OWNER_PREFIX}{app}")
+    if owner is not None and bound is not None and bound != owner:
+        raise BoundElsewhere(name, app, bound)
+
+
+def check_app(name: TopicName, state: Mapping[str, str], app: str, owner: str | None) -> None:
+    """Raises Refused for an app of another subject, and for one more than a log, or a subject, may have."""
+    check_owner(name, state, app, owner)
+    if f"{VERSION_PREFIX}{app}" not in state:
+        check_room(name, state, VERSION_PREFIX, app, owner)
+
+
+def check_room(
+    name: TopicName, state: Mapping[str, str], prefix: str, app: str, owner: str | None
+) -> None:
+    """Raises Refused where there is no room for one app more in a log's fields that begin so."""
+    advice = "an administrator may have it forget those that are no longer used"
+    if sum(1 for field in state if field.startswith(prefix)) >= APPS_MAX:
+        text = f"{name} is published to under {APPS_MAX} names already: {advice}"
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+    field = f"{OWNER_PREFIX}{app}"
+    if not owner or field in state:
+        return
+    bound = sum(1 for each in state if each.startswith(OWNER_PREFIX) and state[each] == owner)
+    if bound >= APPS_PER_SUBJECT_MAX:
+        text = f"{owner} publishes to {name} under {APPS_PER_SUBJECT_MAX} names already: {advice}"
+        raise Refused(ServerError.NOT_ALLOWED_ERROR, text)

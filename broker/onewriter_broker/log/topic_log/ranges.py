@@ -1,0 +1,235 @@
+"""Committed blocks of one log from one position up to another, read a part at a time.
+
+For whoever reads much of a log and needs no cursor: bulk readers, the index of its ledgers. What is
+given is whole: a hole in what was read raises Missing, it is never passed over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+from onewriter_broker.log.store.api import Block, StoredBlock
+from onewriter_broker.log.store.blocks import BLOCK_BYTES_MAX, MalformedBlock
+from onewriter_broker.log.topic_log.log import (
+    LEDGER_ENDS,
+    TRIMMED,
+    TopicLog,
+    last_position,
+    stored_bytes,
+)
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import EARLIEST, Position
+
+READ_BYTES = 1024 * 1024
+"""What one read aims at; a single larger block may exceed it."""
+
+READ_BLOCKS_MAX = 32
+"""Blocks of one read at most: where small ones are followed by full ones, that is 8 MiB."""
+
+
+_NOTHING: Mapping[int, Position] = MappingProxyType({})
+
+
+class Missing(Undecided):
+    """The log has nothing at a position at which something must stand.
+
+    It was trimmed meanwhile, or the store lost it. ``asked``: everything in front of it was read;
+    ``found`` is where the log goes on.
+    """
+
+    def __init__(self, asked: Position, found: Position) -> None:
+        super().__init__(f"there is no entry at {asked}: the log continues at {found}")
+        self.asked = asked
+        self.found = found
+
+
+def behind(position: Position) -> Position:
+    """The next position of the same ledger."""
+    return Position(position.ledger, position.entry + 1)
+
+
+def leaves_hole(at: Position, found: Position) -> bool:
+    """Whether certainly something is missing between ``at`` and the block found behind it.
+
+    A ledger's end is not marked: whether a marker of a higher ledger follows at once is not seen.
+    """
+    if found <= at:
+        return False
+    if found.ledger == at.ledger:
+        return found != behind(at) or at.entry > 0  # a ledger's marker may be gone, alone
+    return found.entry > 0
+
+
+def is_gone(
+    asked: Position,
+    first: Position,
+    trimmed: Position,
+    ends: Sequence[Position],
+    noted: Mapping[int, Position] = _NOTHING,
+) -> bool:
+    """Whether something that stood at ``asked`` or behind it may be gone.
+
+    ``first`` is the first block that is kept, ``trimmed`` the position below which the log was cut on
+    purpose, ``ends`` the last entries of ledgers, those that are known, without a hole between;
+    ``noted`` the last entries in front of some ledgers.
+    """
+    if asked >= first or (asked.entry == 0 and first == behind(asked)):
+        return False  # of a ledger's beginning the marker may be gone, alone
+    if _is_nothing_between(asked, first, noted):
+        return False
+    if any(asked <= end < first for end in noted.values()):
+        return True
+    if first.entry != 0:
+        return True  # the first ledger that is left lacks its beginning
+    if asked >= trimmed:
+        return False
+    read = max((end for end in ends if end < asked), default=None)
+    if read is None or read.ledger != asked.ledger:
+        return True
+    return any(read < end < first for end in ends)
+
+
+def trimmed_of(topic_log: TopicLog) -> Position:
+    """Below what a log was cut on purpose, or may have been; EARLIEST: nowhere."""
+    text = topic_log.state.get(TRIMMED)
+    return EARLIEST if text is None else Position.parse(text)
+
+
+def _is_nothing_between(asked: Position, found: Position, noted: Mapping[int, Position]) -> bool:
+    """Whether it is known that between these two only markers ever stood."""
+    return any(end < asked and found <= (ledger, 1) for ledger, end in noted.items())
+
+
+def noted_ends(topic_log: TopicLog) -> dict[int, Position]:
+    """The last entries in front of some ledgers, as it was noted when the log was cut there."""
+    pairs = (pair.split(" ") for pair in topic_log.state.get(LEDGER_ENDS, "").split(",") if pair)
+    return {int(ledger): Position.parse(end) for ledger, end in pairs}
+
+
+def lacks(topic_log: TopicLog, asked: Position, first: Position) -> bool:
+    """Whether something may be gone (``is_gone``) of a log that begins at ``first``."""
+    return is_gone(asked, first, trimmed_of(topic_log), topic_log.ends, noted_ends(topic_log))
+
+
+class Range:
+    """The blocks that hold what is committed of [start, end), at the moment at which it is made.
+
+    ``at``: everything in front of it has been given. One task reads at a time.
+    """
+
+    __slots__ = ("_careful", "_largest", "_log", "at", "end")
+
+    def __init__(self, topic_log: TopicLog, start: Position, end: Position | None = None) -> None:
+        committed = behind(topic_log.committed)
+        self._log = topic_log
+        self._largest = BLOCK_BYTES_MAX
+        self._careful = 0
+        self.at = start
+        self.end = committed if end is None else min(end, committed)
+
+    async def read(self) -> list[StoredBlock]:
+        """The next blocks, whole as they are stored; empty: there are no more.
+
+        The first one may begin before the range, and the last one may end after it. Raises Missing,
+        MalformedBlock (all in front of that block was given), Unavailable when the log is no longer
+        served here, Undecided when the store does not answer.
+        """
+        if self.at >= self.end:
+            return []
+        if self._log.is_closed:
+            raise Unavailable(f"{self._log.name} is moving to another broker")
+        blocks = await self._next()
+        if not blocks:
+            await self._check_empty()
+            self.at = self.end
+            return []
+        for block in blocks:
+            if self._leaves_hole(block.position):
+                raise Missing(self.at, block.position)
+            self.at = behind(last_position(block))
+        self._largest = max(map(stored_bytes, blocks))
+        return blocks
+
+    async def _next(self) -> list[StoredBlock]:
+        remembered = self._remembered()
+        if remembered:
+            return [await self._told(block) for block in remembered]
+        last = min(self.end.previous, self._log.committed)
+        count = max(1, min(READ_BLOCKS_MAX, READ_BYTES // self._largest))
+        if self._careful > 0:
+            self._careful -= 1
+            count = 1
+        try:
+            blocks = await self._log.read_blocks(self.at, last, count=count)
+        except MalformedBlock:
+            if count == 1:
+                raise
+            self._careful = count  # those in front of the bad one are given, one by one
+            return await self._next()
+        if not blocks or blocks[0].position != self.at:
+            holding = await self._log.read_blocks(
+                Position(self.at.ledger, 0), self.at, count=1, reverse=True
+            )
+            blocks[:0] = [block for block in holding if last_position(block) >= self.at]
+        return blocks
+
+    async def _check_empty(self) -> None:
+        """Nothing was found up to the end: raises Missing where something may have been."""
+        log = self._log
+        following = await log.read_blocks(self.at, log.committed, count=1)
+        if following:
+            found = following[0].position
+        elif log.committed.entry > 0:
+            found = behind(log.committed)
+        else:
+            return  # nothing was ever there, but a marker perhaps, which may go alone
+        if (
+            self._leaves_hole(found)
+            or lacks(log, self.at, found)
+            or any(self.at <= end < self.end for end in log.ends)
+        ):
+            raise Missing(self.at, found)
+
+    def _leaves_hole(self, found: Position) -> bool:
+        """As ``leaves_hole``; markers that were cut off with all in front of them leave none."""
+        if not leaves_hole(self.at, found):
+            return False
+        return not _is_nothing_between(self.at, found, noted_ends(self._log))
+
+    def _remembered(self) -> list[StoredBlock]:
+        """The next blocks out of the tail in memory, where it reaches back that far."""
+        tail = self._log.tail
+        if not tail or tail[0].position > self.at:
+            return []
+        index = bisect_right(tail, self.at, key=lambda block: block.position) - 1
+        found = tail[index : index + READ_BLOCKS_MAX]
+        return list(_first_bytes(block for block in found if self._is_in(block)))
+
+    def _is_in(self, block: StoredBlock) -> bool:
+        return self.at <= last_position(block) and block.position < self.end
+
+    async def _told(self, block: StoredBlock) -> StoredBlock:
+        """The block; a marker that is remembered without its fields as the store has it."""
+        if isinstance(block, Block) or block.fields:
+            return block
+        stored = await self._log.read_blocks(block.position, block.position, count=1)
+        return stored[0] if stored else block
+
+
+def _first_bytes(blocks: Iterable[StoredBlock]) -> Iterable[StoredBlock]:
+    size = 0
+    for block in blocks:
+        yield block
+        size += stored_bytes(block)
+        if size >= READ_BYTES:
+            return
+
+
+async def first_block(topic_log: TopicLog) -> StoredBlock:
+    """The first block that is kept; raises Undecided where the log has none yet."""
+    blocks = await topic_log.read_blocks(EARLIEST, count=1)
+    if not blocks:
+        raise Undecided(f"{topic_log.name} has nothing in the store yet")
+    return blocks[0]

@@ -1,0 +1,305 @@
+"""Claiming a bucket: the steps of the fencing protocol, in the order that makes them safe.
+
+The anchor first, then the store; compare-and-set, and only then the stamp. Any other order lets a
+broker with an old view make a stale branch look adoptable. Whether record and dataset go together
+is judged in adoption.py; what is done with a claimed bucket is in buckets.py and held_bucket.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from onewriter_broker.anchor.api import Addresses, Anchor, Record, Versioned
+from onewriter_broker.log.store.api import Binding, LogStore, Observation, Outcome, Unit
+from onewriter_broker.ownership.adoption import (
+    LEDGERS_PER_BLOCK,
+    Adopt,
+    Refuse,
+    Verdict,
+    claimed,
+    forced,
+    judge,
+)
+from onewriter_core.errors import Unavailable, Undecided
+
+CLAIM_ATTEMPTS_MAX = 5
+"""Rounds of read, observe, compare-and-set in one claim before it is put off."""
+
+FORCE_ATTEMPTS_MAX = 5
+"""Rounds of read, observe, compare-and-set before ``adopt`` gives a bucket up."""
+
+BACKOFF_SECONDS = 0.02
+BACKOFF_SECONDS_MAX = 5.0
+"""Between attempts: doubling from the first to the second, each with jitter."""
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The right to serve one bucket.
+
+    ``grants_known``: at this claim the dataset provably carried every grant ever answered.
+    ``known_since``: the rule for each topic, see ``may_resume``. ``heard_ms``: the last sign of life
+    of the process that owned the bucket before, by its wall clock; None: not known, or nobody did.
+    """
+
+    binding: Binding
+    grants_known: bool
+    known_since: int
+    heard_ms: int | None = None
+
+    def may_resume(self, marker_generation: int) -> bool:
+        """Whether a producer may resume by the epoch in a topic's newest marker.
+
+        False: the marker was written before a dataset's tail was lost, so a later grant may be
+        missing; everyone with an older epoch is fenced and creates its producer anew.
+        """
+        return marker_generation >= self.known_since
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A bucket just taken: the record that says so and the block of ledgers reserved with it.
+
+    ``last_ledger`` is the highest ledger that anchor or dataset knew then.
+    """
+
+    holding: Holding
+    current: Versioned
+    ledgers: range
+    last_ledger: int
+
+
+class BucketRefused(Unavailable):
+    """The dataset at hand and the bucket's record do not go together; a person must look."""
+
+    def __init__(self, verdict: Refuse) -> None:
+        super().__init__(verdict.text)
+        self.verdict = verdict
+
+
+def backoff_seconds(attempts: int, randomness: random.Random) -> float:
+    """How long to wait after ``attempts`` (from 1) failures in a row."""
+    seconds = min(BACKOFF_SECONDS * 2.0 ** min(attempts - 1, 30), BACKOFF_SECONDS_MAX)
+    return seconds * randomness.uniform(0.5, 1.0)
+
+
+class Claimer:
+    """Takes buckets for one broker process.
+
+    ``me`` is its incarnation, ``single_node`` says that exactly one store is configured.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        addresses: Addresses,
+        anchor: Anchor,
+        store: LogStore,
+        *,
+        single_node: bool,
+        randomness: random.Random,
+        heard_ms: Callable[[str], int | None] = lambda _incarnation: None,
+    ) -> None:
+        self._me = me
+        self._addresses = addresses
+        self._anchor = anchor
+        self._store = store
+        self._single_node = single_node
+        self._randomness = randomness
+        self._heard_ms = heard_ms
+        self._births = 0
+
+    async def claim(
+        self, bucket: int, is_free: Callable[[Record], bool], remembered: int | None = None
+    ) -> Claim | None:
+        """Take the bucket; None when its record says that it is not free.
+
+        ``remembered``: as in ``judge``. Raises BucketRefused; Undecided or Unavailable when anchor
+        or store are away or the race was lost CLAIM_ATTEMPTS_MAX times.
+        """
+        problem = "other brokers keep changing its record"
+        for attempt in range(CLAIM_ATTEMPTS_MAX):
+            if attempt:
+                await asyncio.sleep(backoff_seconds(attempt, self._randomness))
+            current = await self._anchor.read(bucket)
+            if not is_free(current.record):
+                return None
+            node = await self._store.observe([bucket])
+            verdict = self._judged(current.record, bucket, node, remembered)
+            if is_unborn(node, bucket) and not isinstance(verdict, Refuse):
+                await self._store.bear(bucket, self._new_birthmark())
+                node = await self._store.observe([bucket])
+                verdict = self._judged(current.record, bucket, node, remembered)
+            if isinstance(verdict, Refuse):
+                if not verdict.is_transient:
+                    raise BucketRefused(verdict)
+                problem = verdict.text
+                continue
+            desired = claimed(
+                current.record, bucket, node, verdict, owner=self._me, addresses=self._addresses
+            )
+            version = await self._anchor.compare_and_set(bucket, current.version, desired)
+            if version is None:
+                continue
+            binding = Binding(bucket, desired.replid, desired.generation, self._me, version)
+            # Seen without a record and judged to be so by right: nothing was granted yet.
+            birthmark = node.units.get(bucket, Unit()).birthmark
+            if await self._stamp(binding, birthmark) is not Outcome.DONE:
+                problem = "the store changed during the takeover"
+                continue
+            tell = _log.warning if isinstance(verdict, Adopt) else _log.debug
+            tell(
+                "bucket.claimed",
+                bucket=bucket,
+                verdict=type(verdict).__name__,
+                generation=desired.generation,
+                previous_owner=current.record.owner,
+            )
+            grants_known = not isinstance(verdict, Adopt) or verdict.grants_known
+            high_water = desired.ledger_high_water
+            seen = node.units.get(bucket, Unit()).last_ledger
+            return Claim(
+                Holding(
+                    binding,
+                    grants_known,
+                    desired.known_since,
+                    self._heard_ms(current.record.owner),
+                ),
+                Versioned(version, desired),
+                range(high_water - LEDGERS_PER_BLOCK + 1, high_water + 1),
+                max(seen, desired.last_ledger),
+            )
+        raise Unavailable(f"bucket {bucket} could not be taken yet: {problem}")
+
+    def _judged(
+        self, record: Record, bucket: int, node: Observation, remembered: int | None
+    ) -> Verdict:
+        return judge(
+            record,
+            bucket,
+            node,
+            records_every_grant=self._anchor.records_every_grant,
+            single_node=self._single_node,
+            remembered=remembered,
+        )
+
+    def _new_birthmark(self) -> str:
+        self._births += 1
+        return f"{self._me}/{self._births}"
+
+    async def _stamp(self, binding: Binding, birthmark: str) -> Outcome:
+        """Stamp, and again when the store gave no answer: it is idempotent."""
+        for attempt in range(1, CLAIM_ATTEMPTS_MAX):
+            try:
+                return await self._store.stamp(binding, birthmark=birthmark)
+            except Undecided:
+                await asyncio.sleep(backoff_seconds(attempt, self._randomness))
+        return await self._store.stamp(binding, birthmark=birthmark)
+
+
+def still_holds(binding: Binding, node: Observation) -> bool:
+    """Whether the store at hand would accept the binding's writes."""
+    unit = node.units.get(binding.bucket, Unit())
+    return (
+        node.is_primary
+        and node.replid == binding.replid
+        and (unit.generation, unit.owner, unit.version)
+        == (binding.generation, binding.owner, binding.version)
+    )
+
+
+def is_unborn(node: Observation, bucket: int) -> bool:
+    """Whether the bucket has neither a record nor the mark that its first stamp must find."""
+    unit = node.units.get(bucket, Unit())
+    return unit.generation == 0 and not unit.birthmark
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """What ``adopt --force`` did to one bucket; ``problem`` is empty when it was done."""
+
+    bucket: int
+    generation: int
+    replid: str
+    problem: str = ""
+
+
+async def adopt_force(
+    bucket: int,
+    *,
+    anchor: Anchor,
+    store: LogStore,
+    operator: str,
+    reason: str,
+    time_ms: int,
+    single_node: bool,
+) -> Forced:
+    """The escape hatch: what the store shows now counts from here on, lost or not.
+
+    Only for a bucket that brokers refuse; for any other it does nothing and says so. ``operator``
+    identifies this call (and is no broker's incarnation); ``reason`` and ``time_ms`` go into the
+    bucket's audit stream. Afterwards nobody owns the bucket, brokers take it as usual, and no
+    earlier epoch resumes. Raises Undecided or Unavailable; calling it again is safe.
+    """
+    for _ in range(FORCE_ATTEMPTS_MAX):
+        current = await anchor.read(bucket)
+        node = await store.observe([bucket])
+        verdict = judge(
+            current.record,
+            bucket,
+            node,
+            records_every_grant=anchor.records_every_grant,
+            single_node=single_node,
+        )
+        unchanged = Forced(bucket, current.record.generation, current.record.replid)
+        if not isinstance(verdict, Refuse):
+            return _problem(unchanged, "nothing to force: brokers can take this bucket as it is")
+        if not node.is_primary:
+            return _problem(unchanged, "the store at hand is not a primary")
+        if is_unborn(node, bucket):  # whatever is missing is given up
+            await store.bear(bucket, operator)
+            node = await store.observe([bucket])
+        desired = forced(current.record, bucket, node, owner=operator)
+        # A broker that takes the bucket between both readings looks like a loss: judge again.
+        version = await anchor.compare_and_set(bucket, current.version, desired)
+        if version is not None:
+            break
+    else:
+        return _problem(unchanged, "other processes keep changing the record; run adopt again")
+    done = Forced(bucket, desired.generation, desired.replid)
+    binding = Binding(bucket, desired.replid, desired.generation, operator, version)
+    outcome = await store.stamp(binding, birthmark=node.units.get(bucket, Unit()).birthmark)
+    if outcome is Outcome.DONE:
+        outcome = await store.write_audit(
+            binding,
+            {
+                "kind": "adopt",
+                "reason": reason,
+                "by": operator,
+                "verdict": verdict.reason.value,
+                "generation": str(desired.generation),
+                "replid": desired.replid,
+                "previous_replid": current.record.replid,
+                "time": str(time_ms),
+            },
+        )
+    await anchor.compare_and_set(bucket, version, without_owner(desired))
+    if outcome is not Outcome.DONE:
+        return _problem(done, f"adopted, but not written to the audit stream ({outcome.value})")
+    return done
+
+
+def without_owner(record: Record) -> Record:
+    """The record without an owner."""
+    return replace(record, owner="", addresses=Addresses())
+
+
+def _problem(result: Forced, text: str) -> Forced:
+    return replace(result, problem=text)

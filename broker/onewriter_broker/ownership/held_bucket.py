@@ -1,0 +1,181 @@
+"""A held bucket's share of the anchor: its block of ledgers and the record of the last grant.
+
+While a bucket is held only this process changes its record, one change at a time. A change that
+could not be confirmed leaves the record *stale*: the next change reads it again first. What is not
+here: taking and losing the bucket (buckets.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from onewriter_broker.anchor.api import Addresses, Anchor, Record
+from onewriter_broker.ownership.acquisition import Claim
+from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import NUMBER_MAX
+
+UPDATE_ATTEMPTS_MAX = 5
+"""Compare-and-sets of one change before it is given up for now."""
+
+REFILL_BELOW = LEDGERS_PER_BLOCK // 2
+"""With fewer ledgers left the next block should be reserved."""
+
+
+class BucketTaken(Unavailable):
+    """The record no longer names this process's binding: somebody else owns the bucket."""
+
+
+class HeldBucket:
+    """One claim of a bucket, from the stamp until it is dropped or claimed anew."""
+
+    def __init__(self, claim: Claim, anchor: Anchor) -> None:
+        self.holding = claim.holding
+        self.version = claim.current.version
+        self.is_closing = False
+        self.is_contested = False
+        """A newer registration of ours was begun: this one counts again only if the record says so."""
+        self._record = claim.current.record
+        self._ranges = [claim.ledgers]
+        self._newest_ledger = 0
+        self._granted = claim.last_ledger
+        self._is_stale = False
+        self._anchor = anchor
+        self._lock = asyncio.Lock()
+
+    @property
+    def bucket(self) -> int:
+        """The bucket's number."""
+        return self.holding.binding.bucket
+
+    @property
+    def granted(self) -> int:
+        """The highest ledger that may have been granted, by this process's memory."""
+        return self._granted
+
+    @property
+    def newest_ledger(self) -> int:
+        """The last ledger handed out; 0 before the first."""
+        return self._newest_ledger
+
+    @property
+    def is_low(self) -> bool:
+        """Whether the next block should be reserved."""
+        return sum(len(ledgers) for ledgers in self._ranges) < REFILL_BELOW
+
+    def names(self, record: Record) -> bool:
+        """Whether ``record`` still gives the bucket to this claim."""
+        binding = self.holding.binding
+        return (record.owner, record.generation) == (binding.owner, binding.generation)
+
+    def is_own(self, record: Record) -> bool:
+        """Whether ``record`` names this process: by this claim, or by a newer one of the same bucket
+        that is under way or broke off (BucketOwnership.refence).
+        """
+        binding = self.holding.binding
+        return record.owner == binding.owner and record.generation >= binding.generation
+
+    def take_ledger(self) -> int | None:
+        """The next ledger of the block; None when it is used up."""
+        while self._ranges:
+            ledgers = self._ranges.pop(0)
+            if ledgers:
+                self._ranges.insert(0, ledgers[1:])
+                self._newest_ledger = ledgers[0]
+                return self._newest_ledger
+        return None
+
+    async def refill(self) -> None:
+        """Reserve another block, unless enough is left. Raises BucketTaken or Unavailable."""
+        async with self._lock:
+            if not self.is_low:
+                return
+            if self._record.ledger_high_water > NUMBER_MAX - LEDGERS_PER_BLOCK:
+                raise Unavailable(f"bucket {self.bucket} has used up its ledger numbers")
+            record = await self._update(
+                lambda record: replace(
+                    record, ledger_high_water=record.ledger_high_water + LEDGERS_PER_BLOCK
+                )
+            )
+            last = record.ledger_high_water
+            self._ranges.append(range(last - LEDGERS_PER_BLOCK + 1, last + 1))
+
+    async def record_grant(self, ledger: int) -> None:
+        """Write down a grant; those that come together share a write, on anchors that want any.
+
+        Raises BucketTaken or Unavailable; the grant must not be answered then.
+        """
+        if self.is_closing:
+            raise Unavailable(f"bucket {self.bucket} is on its way to another broker")
+        self._granted = max(self._granted, ledger)
+        if not self._anchor.records_every_grant:
+            return
+        async with self._lock:
+            if self._is_stale or self._record.last_ledger < ledger:
+                await self._update(lambda record: replace(record, last_ledger=self._granted))
+
+    def doubt(self) -> None:
+        """The record could not be read a moment ago: the next change reads it again first."""
+        self._is_stale = True
+
+    async def confirm(self) -> None:
+        """Where that is in doubt, see that a grant can be written down: at once if it is not.
+
+        Raises BucketTaken or Unavailable; nobody who writes should be stopped then.
+        """
+        if not self._anchor.records_every_grant:
+            return
+        async with self._lock:
+            if self._is_stale:
+                await self._update(
+                    lambda record: replace(
+                        record, last_ledger=max(record.last_ledger, self._granted)
+                    )
+                )
+
+    async def record_use(self, ledger: int) -> None:
+        """Write down that the bucket holds something, once: it must not be found empty ever after.
+
+        Raises BucketTaken or Unavailable; nothing may be acknowledged there then.
+        """
+        async with self._lock:
+            if self._record.last_ledger == 0:  # once it is not it never is again
+                self._granted = max(self._granted, ledger)
+                await self._update(lambda record: replace(record, last_ledger=self._granted))
+
+    async def release(self, *, is_drained: bool) -> None:
+        """Leave the bucket to whoever comes next. Raises BucketTaken or Unavailable.
+
+        ``is_drained``: no grant can be missing from the record's ``last_ledger``.
+        """
+        async with self._lock:
+            await self._update(
+                lambda record: replace(
+                    record,
+                    owner="",
+                    addresses=Addresses(),
+                    clean=is_drained,
+                    last_ledger=max(record.last_ledger, self._granted),
+                )
+            )
+
+    async def _update(self, change: Callable[[Record], Record]) -> Record:
+        for _ in range(UPDATE_ATTEMPTS_MAX):
+            if self._is_stale:
+                current = await self._anchor.read(self.bucket)
+                if not self.names(current.record):
+                    if self.is_own(current.record):
+                        raise Unavailable(f"bucket {self.bucket} is being registered again")
+                    raise BucketTaken(f"bucket {self.bucket} was taken by {current.record.owner!r}")
+                self.version, self._record = current.version, current.record
+                self._is_stale = False
+            desired = change(self._record)
+            self._is_stale = True
+            version = await self._anchor.compare_and_set(self.bucket, self.version, desired)
+            if version is not None:
+                self.version, self._record = version, desired
+                self._is_stale = False
+                return desired
+        raise Unavailable(f"the record of bucket {self.bucket} keeps changing")

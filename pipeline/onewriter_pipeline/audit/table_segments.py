@@ -1,0 +1,195 @@
+"""What tables remember of an offload: rows of ``segments`` as markers, runs and publishes, and what they lack. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from onewriter_core.ids import EARLIEST, Position
+from onewriter_pipeline.audit import facts
+from onewriter_pipeline.audit.table_files import Publish
+from onewriter_pipeline.brokers.names import position_of
+from onewriter_pipeline.tables.layout import SegmentRow
+from onewriter_pipeline.tables.publishes import PublishRun, extended, torn
+
+
+def segment_facts(rows: Sequence[SegmentRow]) -> Iterator[dict[str, Any]]:
+    """Rows of the table ``segments`` as markers, and what was offloaded as runs.
+
+    Where a log begins in the table nothing in front of it is missed.
+    """
+    begun: set[str] = set()
+    for (log, ledger), parts in _by_ledger(rows).items():
+        first = parts[0]
+        yield {
+            "log": log,
+            "kind": facts.MARKER,
+            "ledger": ledger,
+            "first": 0,
+            "last": 0 if log in begun else first.first - 1,
+            "epoch": first.epoch,
+            "producer": first.producer,
+            "subject": first.subject or "",
+        }
+        begun.add(log)
+        for part in parts:
+            if part.entries:
+                yield {
+                    "log": log,
+                    "kind": facts.RUN,
+                    "ledger": ledger,
+                    "first": part.first,
+                    "last": part.end - 1,
+                    "entries": part.entries,
+                    "messages": part.messages,
+                    "bytes": part.bytes,
+                }
+
+
+def publishes_of(rows: Sequence[SegmentRow]) -> dict[str, list[Publish]]:
+    """The atomic publishes of each log, by rows of ``segments``."""
+    found: dict[str, list[Publish]] = {}
+    for (log, ledger), parts in _by_ledger(rows).items():
+        mine = found.setdefault(log, [])
+        for part in parts:
+            if part.publishes is None:
+                mine.append(Publish(ledger, part.first, part.end, None, ""))
+        mine += [
+            Publish(ledger, each.first, each.end, each.app, _name(each))
+            for each in _publish_runs(parts)
+        ]
+    return found
+
+
+def publish_facts(
+    rows: Sequence[SegmentRow], ends: Mapping[str, Position]
+) -> Iterator[dict[str, Any]]:
+    """The same as facts, and those that are cut short; ``ends``: up to where the table goes."""
+    for (log, ledger), parts in _by_ledger(rows).items():
+        runs = _publish_runs(parts)
+        for each in runs:
+            yield {
+                "log": log,
+                "kind": facts.PUBLISH,
+                "ledger": ledger,
+                "first": each.first,
+                "last": each.end - 1,
+                "producer": each.app,
+                "sequence": each.version,
+                "last_sequence": each.last_version,
+            }
+        end = parts[-1].end
+        following = end + (ends.get(log, EARLIEST) > Position(ledger, end))
+        for each in torn(runs, following):
+            here, first = Position(ledger, each.end), Position(ledger, each.first)
+            sentence = f"only a part of publish {each.app}/{each.last_version} is before {here}"
+            yield {
+                "log": log,
+                "kind": facts.FAULT,
+                "predicate": "S15",
+                "place": f"{first},{here}",
+                "sentence": sentence,
+            }
+
+
+def unknown_publishes(rows: Sequence[SegmentRow]) -> Iterator[str]:
+    """What to tell of ranges whose publishes nobody noted."""
+    for row in rows:
+        if row.publishes is None:
+            ledger, first, end = row.ledger, row.first, row.end
+            span = f"{Position(ledger, first)} to {Position(ledger, end - 1)}"
+            yield (
+                f"{row.topic}: {span} have more atomic publishes than a table notes: whose its entries"
+                " are was not checked there"
+            )
+
+
+def _publish_runs(parts: Sequence[SegmentRow]) -> tuple[PublishRun, ...]:
+    """Those of the parts of a ledger, as far as they are known."""
+    found: tuple[PublishRun, ...] = ()
+    for part in parts:
+        found = extended(found, part.publishes or ())
+    return found
+
+
+def _name(run: PublishRun) -> str:
+    versions = f"{run.version}"
+    if run.last_version != run.version:
+        versions += f" to {run.last_version}"
+    return f"{run.app}/{versions}"
+
+
+def count_faults(
+    rows: Sequence[SegmentRow], counted: Mapping[tuple[str, int], tuple[int, int]]
+) -> Iterator[dict[str, Any]]:
+    """Where the files hold other numbers of rows than were offloaded.
+
+    ``counted``: rows and first entry of the files, by log and ledger. What was dropped from the front of a
+    table by its retention is no fault.
+    """
+    kept: dict[str, int] = {}
+    for log, ledger in counted:
+        kept[log] = min(ledger, kept.get(log, ledger))
+    for (log, ledger), parts in _by_ledger(rows).items():
+        offloaded = sum(part.rows for part in parts)
+        found, first = counted.get((log, ledger), (0, None))
+        was_dropped = ledger < kept.get(log, ledger + 1) or (
+            ledger == kept.get(log) and first is not None and first > parts[0].first
+        )
+        if found != offloaded and not (was_dropped and found < offloaded):
+            yield {
+                "log": log,
+                "kind": facts.FAULT,
+                "predicate": "S5",
+                "place": str(Position(ledger, parts[0].first)),
+                "sentence": f"{offloaded} messages of ledger {ledger} were offloaded, the table has"
+                f" {found}",
+            }
+
+
+def _by_ledger(
+    rows: Sequence[SegmentRow],
+) -> dict[tuple[str, int], list[SegmentRow]]:
+    found: dict[tuple[str, int], list[SegmentRow]] = {}
+    for row in sorted(rows, key=lambda each: (each.topic, each.ledger, each.first)):
+        if row.lost:
+            continue  # it tells of what was not offloaded
+        found.setdefault((row.topic, row.ledger), []).append(row)
+    return found
+
+
+def in_order(table: pa.Table) -> pa.Table:
+    """Facts of tables with ordinals: the order of positions is that of the log there."""
+    kinds = pc.if_else(pc.equal(table["kind"], facts.MARKER), 0, 1)
+    keys = table.select(["log", "ledger", "first", "chunk"]).append_column("place", kinds)
+    names = ("log", "ledger", "place", "first", "chunk")
+    order = pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in names])
+    ordered = table.take(order)
+    at = ordered.schema.get_field_index("ordinal")
+    return ordered.set_column(at, "ordinal", pa.array(np.arange(len(ordered)), pa.int64()))
+
+
+def counted_of(table: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
+    """Rows, and the first entry, of each log and ledger."""
+    runs = table.filter(pc.equal(table["kind"], facts.KEPT))
+    grouped = runs.group_by(["log", "ledger"]).aggregate([("messages", "sum"), ("first", "min")])
+    return {
+        (row["log"], row["ledger"]): (row["messages_sum"], row["first_min"])
+        for row in grouped.to_pylist()
+    }
+
+
+def logs_of(
+    offsets: Mapping[str, str], buckets: Mapping[str, int], logs: Iterable[str]
+) -> list[dict[str, Any]]:
+    """Rows of LOGS: up to where a table goes its fences must have left markers."""
+    found = []
+    for log in logs:
+        end: Position = position_of(offsets[log])
+        settled = end.ledger if end.entry > 1 else end.ledger - 1
+        found.append({"log": log, "bucket": buckets.get(log, 0), "settled": settled})
+    return found

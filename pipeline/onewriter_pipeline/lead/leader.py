@@ -1,0 +1,170 @@
+"""How a data source on the driver reaches its leader process: found, or started."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from onewriter_pipeline.errors import Away, Invalid
+from onewriter_pipeline.lead.driver import Process, driver_of
+from onewriter_pipeline.lead.requests import (
+    LINE_BYTES_MAX,
+    READY,
+    SOCKET,
+    STATUS,
+    Grant,
+    LeaderRequest,
+    answer_of,
+    grants_of,
+)
+
+ANSWER_SECONDS: Final = 90.0
+"""Until an answer comes, beside what the request itself waits for."""
+
+SOCKET_PATH_MAX: Final = 100
+"""Characters of a unix socket's path; systems take 104 to 108."""
+
+LOG_CHARACTERS: Final = 2_000
+"""What is shown of the log of a leader process that did not start."""
+
+TRIES_MAX: Final = 3
+"""Requests to leader processes that end just then, for want of anything to do."""
+
+_CHUNK: Final = 65536
+
+
+class Leader:
+    """The leader process of one driver, as its data sources ask it; picklable."""
+
+    def __init__(self, driver: Process | None = None, root: Path | None = None) -> None:
+        self._driver = driver or driver_of()
+        digest = hashlib.sha256(repr(self._driver).encode()).hexdigest()[:12]
+        self._folder = (root or Path(tempfile.gettempdir())) / f"onewriter-{os.getuid()}-{digest}"
+
+    def grants(self, request: LeaderRequest) -> dict[str, Grant]:
+        """What a request is granted; the leader process is started where there is none.
+
+        Raises PipelineError.
+        """
+        return grants_of(self._ask(request, starts=True))
+
+    def end(self, request: LeaderRequest) -> None:
+        """A batch has ended. Without a leader process there is nobody to hear it."""
+        with contextlib.suppress(Away):
+            answer_of(self._ask(request, starts=False))
+
+    def status(self) -> dict[str, Any]:
+        """What is led, and for whom; empty without a leader process."""
+        try:
+            return answer_of(self._ask(LeaderRequest(STATUS, ""), starts=False))
+        except Away:
+            return {}
+
+    def _ask(self, request: LeaderRequest, *, starts: bool) -> bytes:
+        """An answer; each request may be repeated. Raises PipelineError."""
+        for _ in range(TRIES_MAX):
+            answer = self._ask_once(request, starts=starts)
+            if answer:
+                return answer
+        raise Away("the driver's leader process ended before it answered")
+
+    def _ask_once(self, request: LeaderRequest, *, starts: bool) -> bytes:
+        """The same; nothing where the leader process has just ended."""
+        with self._connected(starts=starts) as connection:
+            connection.settimeout(request.wait_seconds + ANSWER_SECONDS)
+            try:
+                connection.sendall(request.line())
+                found = bytearray()
+                while not found.endswith(b"\n") and len(found) <= LINE_BYTES_MAX:
+                    chunk = connection.recv(_CHUNK)
+                    if not chunk:
+                        break
+                    found += chunk
+            except ConnectionError:
+                return b""
+            except OSError as error:
+                raise Away(f"the driver's leader process does not answer: {error}") from error
+        return bytes(found)
+
+    @contextlib.contextmanager
+    def _connected(self, *, starts: bool) -> Iterator[socket.socket]:
+        self._check_folder(makes=starts)
+        connection = self._connection()
+        if connection is None and starts:
+            with _locked(self._folder / "lock"):
+                connection = self._connection()
+                if connection is None:
+                    self._start()
+                    connection = self._connection()
+        if connection is None:
+            raise Away("the driver has no leader process")
+        with connection:
+            yield connection
+
+    def _connection(self) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(self._folder / SOCKET))
+        except OSError:
+            connection.close()
+            return None
+        return connection
+
+    def _check_folder(self, *, makes: bool) -> None:
+        """Only this user can reach what is in the folder. Raises Invalid, Away."""
+        if len(str(self._folder / SOCKET)) > SOCKET_PATH_MAX:
+            raise Invalid(
+                f"{self._folder} is too long for the path of a socket: set TMPDIR to a shorter folder"
+            )
+        if makes:
+            with contextlib.suppress(FileExistsError):
+                self._folder.mkdir(mode=0o700)
+        try:
+            found = self._folder.lstat()
+        except FileNotFoundError:
+            raise Away("the driver has no leader process") from None
+        is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+        if not is_private or found.st_uid != os.getuid():
+            raise Invalid(f"{self._folder} is not a folder of this user alone: remove it")
+
+    def _start(self) -> None:
+        """Start the process and wait until it listens. Raises Away."""
+        path = os.pathsep.join(each for each in sys.path if each)
+        command = [sys.executable, "-m", "onewriter_pipeline.lead", str(self._folder)]
+        (self._folder / SOCKET).unlink(missing_ok=True)
+        with (self._folder / "log").open("ab") as errors:
+            process = subprocess.Popen(  # noqa: S603 - our own module
+                [*command, str(self._driver.pid), self._driver.started],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | {"PYTHONPATH": path},
+                cwd=self._folder,
+                start_new_session=True,
+            )
+        said = b""
+        if process.stdout is not None:
+            with process.stdout as stdout:
+                said = stdout.readline()
+        process.returncode = 0  # it outlives whoever started it, who does not wait for its end
+        if said.strip() != READY:
+            text = (self._folder / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
+            raise Away(f"the driver's leader process did not start: {text}")
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Inside, no other process of this driver is."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

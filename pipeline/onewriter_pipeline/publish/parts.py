@@ -1,0 +1,152 @@
+"""Rows of Arrow batches in the form in which parts are staged: messages, in frames.
+
+docs/http.md describes the form. A frame becomes one entry of the log: its rows are packed here, by
+whoever has them, and are never taken apart by a broker.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from onewriter_pipeline.errors import Invalid
+from onewriter_pipeline.publish.messages import encoded_with_keys
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MAGIC: Final = b"OWR1"
+
+PART_BYTES: Final = 8 * 1024 * 1024
+"""At which size a part is handed over, so that a writer's memory is bounded by it."""
+
+PART_FRAMES: Final = 32_768
+"""What a broker takes as the frames of one part."""
+
+ROW_FRAME_BYTES_MAX: Final = 1024 * 1024 - 4096
+"""What a broker takes as one frame, and so the largest row."""
+
+ROW_AND_KEY_BYTES_MAX: Final = 1024 * 1024 - 256
+"""What a broker takes as a row that is an entry of its own, whose key it carries once more."""
+
+ENTRY_HEAD_BYTES: Final = 40
+"""What an entry has at most beside its rows, its key and its producer's name."""
+
+FRAME_BYTES: Final = 128 * 1024
+FRAME_ROWS: Final = 1000
+"""When a frame is full: what Pulsar's clients put into a batch."""
+
+_FRAME: Final = struct.Struct("<II")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPart:
+    """A part that is ready to be staged.
+
+    ``entries`` become of it, with ``entry_bytes`` of rows and keys: an entry of one row has its key twice.
+    """
+
+    rows: int
+    body: bytes
+    entries: int
+    entry_bytes: int
+
+
+@dataclass(slots=True)
+class _Frame:
+    rows: int = 0
+    size: int = 0
+    key: int = 0
+    """Bytes of its first row's key."""
+    pieces: list[memoryview] = field(default_factory=list)
+
+
+def pack(
+    batches: Iterable[pa.RecordBatch], *, frame_rows: int = FRAME_ROWS, part_bytes: int = PART_BYTES
+) -> Iterator[PackedPart]:
+    """The rows of all batches, in order, as parts; none for no rows. Raises Invalid, as ``encoded``."""
+    packer = Packer(frame_rows=frame_rows, part_bytes=part_bytes)
+    for batch in batches:
+        yield from packer.add(batch)
+    yield from packer.end()
+
+
+class Packer:
+    """Makes parts of rows as they come; what is not full yet is kept here, ``pending`` bytes."""
+
+    def __init__(self, *, frame_rows: int = FRAME_ROWS, part_bytes: int = PART_BYTES) -> None:
+        self._frame_rows = frame_rows
+        self._part_bytes = part_bytes
+        self._begin()
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are in no part yet."""
+        return self._size - len(MAGIC) + self._frame.size
+
+    def add(self, batch: pa.RecordBatch) -> Iterator[PackedPart]:
+        """The parts that are full with these rows. Raises Invalid, as ``encoded``."""
+        messages, key_sizes = encoded_with_keys(batch)
+        # Python's own numbers: there is a search for each frame, and there may be one for each row.
+        bounds = messages.bounds.tolist()
+        keys = None if key_sizes is None else key_sizes.tolist()
+        _check_sizes(int(messages.lengths.max(initial=0)))
+        data, row, last = messages.data.data, 0, len(bounds) - 1
+        while row < last:
+            room = min(last, row + self._frame_rows - self._frame.rows)
+            fits = bounds[row] + FRAME_BYTES - self._frame.size
+            stop = bisect_right(bounds, fits, row, room + 1) - 1
+            if stop <= row and self._frame.rows:
+                self._close()
+                if self._size >= self._part_bytes or self._frames >= PART_FRAMES:
+                    yield self._part()
+                continue
+            stop = max(stop, row + 1)
+            if keys is not None and not self._frame.rows:
+                self._frame.key = keys[row]
+            self._frame.pieces.append(data[bounds[row] : bounds[stop]])
+            self._frame.size += bounds[stop] - bounds[row]
+            self._frame.rows += stop - row
+            row = stop
+
+    def end(self) -> Iterator[PackedPart]:
+        """What is left, as a part, if there is any. Rows that come then begin the next one."""
+        if self._frame.rows:
+            self._close()
+        if self._rows:
+            yield self._part()
+
+    def _begin(self) -> None:
+        self._frame = _Frame()
+        self._pieces: list[bytes | memoryview] = [MAGIC]
+        self._size, self._frames, self._rows, self._entry_bytes = len(MAGIC), 0, 0, 0
+
+    def _close(self) -> None:
+        frame, self._frame = self._frame, _Frame()
+        key = frame.key if frame.rows == 1 else 0
+        if frame.size + key > ROW_AND_KEY_BYTES_MAX:
+            raise Invalid(
+                f"a row has {frame.size} bytes and a key of {key}, and at most {ROW_AND_KEY_BYTES_MAX}"
+                " of both together can be published"
+            )
+        self._pieces.append(_FRAME.pack(4 + frame.size, frame.rows))
+        self._pieces += frame.pieces
+        self._size += _FRAME.size + frame.size
+        self._frames += 1
+        self._rows += frame.rows
+        self._entry_bytes += frame.size + key
+
+    def _part(self) -> PackedPart:
+        part = PackedPart(self._rows, b"".join(self._pieces), self._frames, self._entry_bytes)
+        self._begin()
+        return part
+
+
+def _check_sizes(largest: int) -> None:
+    if largest > ROW_FRAME_BYTES_MAX:
+        raise Invalid(
+            f"a row has {largest} bytes, and at most {ROW_FRAME_BYTES_MAX} can be published"
+        )

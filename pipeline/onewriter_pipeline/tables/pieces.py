@@ -1,0 +1,191 @@
+"""Messages out of the tables: which files a range of a log lies in, and reading it from them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from onewriter_core.ids import NUMBER_MAX, Position
+from onewriter_pipeline.errors import Invalid, TableError
+from onewriter_pipeline.read.batch_limits import EntryCounts
+from onewriter_pipeline.read.selection import Epochs
+from onewriter_pipeline.schema import ENTRY, EPOCH, LEDGER, PUBLISH_TIME, arrow_schema
+from onewriter_pipeline.tables.files import Place, line, opened_parquet, rows_at_once
+from onewriter_pipeline.tables.layout import MESSAGES, TableFile
+
+Bounds = Mapping[str, tuple[int, int]]
+"""The least and the greatest value of some columns."""
+
+_UNKNOWN: Final = (0, NUMBER_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one file has of [start, end) of a log; ``size`` is the file's, in bytes."""
+
+    log: str
+    path: str
+    start: Position
+    end: Position
+    size: int
+
+
+def pieces(log: str, files: Iterable[TableFile], start: Position, end: Position) -> list[Piece]:
+    """What the files of a log have of [start, end), in their order."""
+    return [
+        Piece(log, file.path, start, end, file.size)
+        for file in files
+        if lowest_of(file.bounds) < end and highest_of(file.bounds) >= start
+    ]
+
+
+def lowest_of(bounds: Bounds) -> Position:
+    """No message of what has these bounds is before this one."""
+    return Position(bounds.get(LEDGER, _UNKNOWN)[0], bounds.get(ENTRY, _UNKNOWN)[0])
+
+
+def highest_of(bounds: Bounds) -> Position:
+    """And none behind this one."""
+    return Position(bounds.get(LEDGER, _UNKNOWN)[1], bounds.get(ENTRY, _UNKNOWN)[1])
+
+
+def read_piece(
+    place: Place, piece: Piece, columns: Sequence[str], epochs: Epochs | None, *, json: bool
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a piece, in the log's order. Raises TableError, Invalid."""
+    schema = arrow_schema(columns, json=json)
+    unknown = [name for name in columns if name not in MESSAGES.columns.names]
+    if unknown:
+        raise Invalid(f"tables do not keep the column {unknown[0]!r}")
+    wanted = list(dict.fromkeys([*columns, LEDGER, ENTRY, EPOCH]))
+    for batch in _batches(place, piece.path, wanted):
+        keep = _within(batch, piece)
+        if epochs is not None:
+            keep &= _of_epochs(batch, epochs)
+        if not keep.any():
+            continue
+        rows = batch if keep.all() else batch.filter(pa.array(keep))
+        arrays = [rows.column(field.name).cast(field.type) for field in schema]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def counts_of(place: Place, piece: Piece) -> Iterator[EntryCounts]:
+    """How many messages the entries of a piece have, in the log's order; those without one are left out."""
+    last: tuple[int, int, int] | None = None
+    for batch in read_piece(place, piece, [LEDGER, ENTRY], None, json=False):
+        ledger, entry = batch.column(LEDGER).to_numpy(), batch.column(ENTRY).to_numpy()
+        edges = np.flatnonzero((np.diff(ledger) != 0) | (np.diff(entry) != 0)) + 1
+        starts = np.concatenate(([0], edges))
+        rows = np.diff(np.append(starts, len(ledger)))
+        for of, number, count in zip(
+            ledger[starts].tolist(), entry[starts].tolist(), rows.tolist(), strict=True
+        ):
+            if last is not None and last[:2] == (of, number):
+                count += last[2]  # noqa: PLW2901 - an entry of which two batches of rows have a part
+            elif last is not None:
+                yield _counts(*last)
+            last = of, number, count
+    if last is not None:
+        yield _counts(*last)
+
+
+def _counts(ledger: int, entry: int, messages: int) -> EntryCounts:
+    return EntryCounts(Position(ledger, entry), np.array([messages], np.int64))
+
+
+def _batches(place: Place, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in the log's order. Compaction keeps that only inside what it joined."""
+    with opened(place, path) as parquet:
+        stretches = _stretches(parquet)
+        if len(stretches) == 1:
+            yield from parquet.iter_batches(rows_at_once(parquet.metadata), columns=list(columns))
+            return
+        for start, end in stretches:
+            yield from _rows_between(parquet, start, end, list(columns))
+
+
+@contextlib.contextmanager
+def opened(place: Place, path: str) -> Iterator[pq.ParquetFile]:
+    """A file of a table, to be read in the block. Raises TableError."""
+    try:
+        with opened_parquet(place, path) as parquet:
+            yield parquet
+    except (OSError, pa.ArrowException) as error:
+        raise TableError(f"{place.location}/{path} cannot be read: {line(error)}") from error
+
+
+def _stretches(parquet: pq.ParquetFile) -> list[tuple[int, int]]:
+    """Ranges of rows that are in the log's order each, in that order themselves."""
+    positions = parquet.read(columns=[LEDGER, ENTRY])
+    ledger, entry = positions.column(LEDGER).to_numpy(), positions.column(ENTRY).to_numpy()
+    back = (np.diff(ledger) < 0) | ((np.diff(ledger) == 0) & (np.diff(entry) < 0))
+    edges = [0, *(np.flatnonzero(back) + 1).tolist(), len(ledger)]
+    return sorted(itertools.pairwise(edges), key=lambda each: (ledger[each[0]], entry[each[0]]))
+
+
+def _rows_between(
+    parquet: pq.ParquetFile, start: int, end: int, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """Some rows of a file, by their numbers."""
+    at, rows = 0, rows_at_once(parquet.metadata)
+    for number in range(parquet.num_row_groups):
+        behind = at + parquet.metadata.row_group(number).num_rows
+        if at < end and behind > start:
+            for batch in parquet.iter_batches(rows, row_groups=[number], columns=columns):
+                low, high = max(start - at, 0), min(end - at, batch.num_rows)
+                if low < high:
+                    yield batch.slice(low, high - low)
+                at += batch.num_rows
+        at = behind
+
+
+def _within(batch: pa.RecordBatch, piece: Piece) -> NDArray[np.bool_]:
+    ledger, entry = batch.column(LEDGER).to_numpy(), batch.column(ENTRY).to_numpy()
+    begun: NDArray[np.bool_] = (ledger > piece.start.ledger) | (
+        (ledger == piece.start.ledger) & (entry >= piece.start.entry)
+    )
+    ended = (ledger > piece.end.ledger) | (
+        (ledger == piece.end.ledger) & (entry >= piece.end.entry)
+    )
+    within: NDArray[np.bool_] = begun & ~ended
+    return within
+
+
+def _of_epochs(batch: pa.RecordBatch, epochs: Epochs) -> NDArray[np.bool_]:
+    column = batch.column(EPOCH)
+    wanted = [epoch for epoch in column.unique().to_pylist() if epoch in epochs]
+    values = column.fill_null(-1).to_numpy(zero_copy_only=False)
+    found: NDArray[np.bool_] = np.isin(values, wanted)
+    return found
+
+
+def position_at(place: Place, files: Iterable[TableFile], time_ms: int) -> Position | None:
+    """The first entry in a log's files that its producer published at that time or later; None: there is none."""
+    found: Position | None = None
+    for file in files:
+        _, latest = file.bounds.get(PUBLISH_TIME, _UNKNOWN)
+        if latest < time_ms * 1000 or (found is not None and lowest_of(file.bounds) >= found):
+            continue
+        first = _published(place, file, time_ms)
+        if first is not None:
+            found = first if found is None else min(found, first)
+    return found
+
+
+def _published(place: Place, file: TableFile, time_ms: int) -> Position | None:
+    """The same in one file."""
+    for batch in _batches(place, file.path, [LEDGER, ENTRY, PUBLISH_TIME]):
+        times = batch.column(PUBLISH_TIME).cast(pa.int64()).fill_null(-1).to_numpy()
+        late = np.flatnonzero(times >= time_ms * 1000)
+        if len(late):
+            first = int(late[0])
+            return Position(batch.column(LEDGER)[first].as_py(), batch.column(ENTRY)[first].as_py())
+    return None

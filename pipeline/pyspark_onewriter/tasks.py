@@ -1,0 +1,147 @@
+"""Tasks of a read, and how an executor reads them: files of a table, and spans of a log.
+
+A span whose entries were offloaded and trimmed after it was planned is read from the table.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import InputPartition
+
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.names import behind, shown
+from onewriter_pipeline.errors import EntriesLost, Trimmed
+from onewriter_pipeline.read.batch_limits import EntryCounts
+from onewriter_pipeline.read.offsets import (
+    TASK_BYTES_MAX,
+    Run,
+    Span,
+    divided,
+    entries_of,
+    runs_within,
+    tasks_for,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from onewriter_pipeline.tables.files import Place
+    from onewriter_pipeline.tables.pieces import Piece
+    from pyspark_onewriter.options import ReadOptions
+
+
+class Task(InputPartition):
+    """What one task reads, in order."""
+
+    def __init__(self, spans: Sequence[Span | Piece]) -> None:
+        super().__init__(tuple(spans))
+
+    def __repr__(self) -> str:
+        spans = [f"{span.log} {shown(span.start)} to {shown(span.end)}" for span in self.value]
+        return f"Task({', '.join(spans)})"
+
+
+def tasks_of(
+    parts: Sequence[tuple[str, Sequence[Run]]], options: ReadOptions
+) -> list[InputPartition]:
+    """Divide what is to be read among tasks."""
+    count = tasks_for(
+        sum(run.weight for _, runs in parts for run in runs),
+        sum(entries_of(runs) for _, runs in parts),
+        cores=os.cpu_count() or 1,
+        tasks_min=options.partitions_min,
+        entries_max=options.partition_entries_max,
+    )
+    spans = divided(parts, count, entries_max=options.partition_entries_max)
+    return [Task(each) for each in spans]
+
+
+def read_task(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The messages of a task's spans. Spark asks for a partition of None where there are no tasks."""
+    from onewriter_pipeline.read.spans import read_span  # noqa: PLC0415 - executors need Arrow, planners do not
+
+    if partition.value is None:
+        return
+    cold = [part for part in partition.value if not isinstance(part, Span)]
+    if cold:
+        yield from read_pieces(cold, options)
+        return
+    with Broker(options.access) as broker:
+        for span in partition.value:
+            if options.reads_table:
+                yield from read_either(broker, span, options)
+            else:
+                yield from read_span(broker, span, options.reading)
+
+
+def counted(options: ReadOptions, pieces: Sequence[Piece]) -> Iterator[EntryCounts]:
+    """How many messages the entries in some pieces have, in order."""
+    from onewriter_pipeline.tables.pieces import counts_of  # noqa: PLC0415
+
+    for piece in pieces:
+        yield from counts_of(_place(options), piece)
+
+
+def read_pieces(pieces: Sequence[Piece], options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The messages of files of a table."""
+    from onewriter_pipeline.tables.pieces import read_piece  # noqa: PLC0415
+
+    epochs = options.selection.epochs
+    for piece in pieces:
+        yield from read_piece(_place(options), piece, options.columns, epochs, json=options.json)
+
+
+def _place(options: ReadOptions) -> Place:
+    from onewriter_pipeline.tables.files import place_of  # noqa: PLC0415
+    from onewriter_pipeline.tables.layout import MESSAGES  # noqa: PLC0415
+
+    return place_of(options.table, options.table_options).within(MESSAGES.name)
+
+
+def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The messages of a span of the log; what was offloaded and trimmed since it was planned, of the table."""
+    from onewriter_pipeline.read.spans import read_chunks, read_span  # noqa: PLC0415
+    from pyspark_onewriter.snapshot import TableSnapshot  # noqa: PLC0415
+
+    strict = replace(options.reading, fail_on_loss=True)
+    chunks, at = read_chunks(broker, span, strict), span.start
+    while True:
+        try:
+            chunk, batches = next(chunks, (None, iter(())))
+        except (Trimmed, EntriesLost) as error:
+            lost = error
+            break
+        if chunk is None:
+            return
+        yield from batches
+        at = behind(chunk.last)
+    tables = TableSnapshot(options)
+    cut = min(span.end, tables.offsets.get(span.log, at))
+    if cut <= at and options.reading.fail_on_loss:
+        raise lost
+    yield from read_pieces(tables.pieces(span.log, at, cut), options)
+    rest = runs_within(span.runs, max(at, cut))
+    if rest:
+        yield from read_span(broker, Span(span.log, tuple(rest)), options.reading)
+
+
+def divided_pieces(pieces: Sequence[Piece], tasks_min: int) -> list[tuple[Piece, ...]]:
+    """Files to tasks, in order, of about the same size."""
+    total = sum(piece.size for piece in pieces)
+    tasks = max(tasks_min, os.cpu_count() or 1, math.ceil(total / TASK_BYTES_MAX))
+    share = math.ceil(total / tasks) if pieces else 0
+    found: list[tuple[Piece, ...]] = []
+    current: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        current.append(piece)
+        size += piece.size
+        if size >= share:
+            found.append(tuple(current))
+            current, size = [], 0
+    return [*found, tuple(current)] if current else found

@@ -1,0 +1,71 @@
+"""The clock that gives up messages whose next chunk does not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from onewriter import MessageId
+from onewriter._consume import chunk_expiry
+from onewriter._consume.chunk_expiry import ChunkExpiry, ChunkLimits
+from onewriter_core.wire.proto import PulsarApi_pb2 as pb
+
+pytestmark = pytest.mark.looptime
+
+SECONDS = 0.02
+PERIODS = 10 * SECONDS
+
+
+class Half:
+    """A message of which the first chunk has come."""
+
+    def __init__(self, seconds: float = SECONDS) -> None:
+        self.begun: list[MessageId] = []
+        self.given_up: list[MessageId] = []
+        self.is_caught_up = True
+        limits = ChunkLimits(10, seconds)
+        self.expiry = ChunkExpiry("orders", self, limits, lambda: self.is_caught_up)
+        said = pb.MessageMetadata(uuid="half", chunk_id=0, num_chunks_from_msg=2)
+        self.expiry.assembler.add(said, MessageId(7, 1), memoryview(b"part"))
+
+    def chunk_begun(self, first: MessageId) -> None:
+        self.begun.append(first)
+
+    def chunks_given_up(self, chunk_ids: Sequence[MessageId]) -> None:
+        self.given_up += chunk_ids
+
+
+async def test_it_is_given_up_after_a_while() -> None:
+    half = Half()
+    assert half.begun == [MessageId(7, 1)]
+    await asyncio.sleep(PERIODS)
+    assert half.given_up == [MessageId(7, 1)]
+
+
+async def test_not_while_more_may_have_come_that_was_not_seen() -> None:
+    half = Half()
+    half.is_caught_up = False
+    await asyncio.sleep(PERIODS)
+    assert half.given_up == []
+    half.is_caught_up = True
+    await asyncio.sleep(PERIODS)
+    assert half.given_up == [MessageId(7, 1)]
+
+
+async def test_not_by_a_process_that_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = Half()
+    monkeypatch.setattr(chunk_expiry, "STALL_SECONDS", -1.0)  # every time is too late
+    await asyncio.sleep(PERIODS)
+    assert half.given_up == []
+    half.expiry.stop()
+
+
+@pytest.mark.parametrize("is_stopped", [False, True], ids=["never", "stopped"])
+async def test_not_when_nobody_asks_for_it(*, is_stopped: bool) -> None:
+    half = Half(SECONDS if is_stopped else 0)
+    if is_stopped:
+        half.expiry.stop()
+    await asyncio.sleep(PERIODS)
+    assert half.given_up == []
