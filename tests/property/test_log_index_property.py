@@ -16,7 +16,7 @@ from tests.unit.broker.topic.retention.test_segments import (
     told,
     trimmed,
 )
-from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
+from tests.unit.broker.verify.histories import BUCKETS, Story, entry, waiter
 
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer

@@ -25,7 +25,7 @@ from onewriter_broker.log.store.api import (
     Outcome,
     StoredBlock,
 )
-from onewriter_broker.log.store.blocks import CHAIN_START, chain
+from onewriter_broker.log.store.blocks import CHAIN_START, READ_BYTES, chain
 from onewriter_broker.log.store.compacted import COMPACTED
 from onewriter_broker.log.topic_log.atomic_publish import Publish, Publishes
 from onewriter_broker.log.topic_log.compacted_log import CompactedLog
@@ -55,9 +55,6 @@ ENTRY_BYTES = 400
 STORED_ENTRY_BYTES = 16
 STORED_BLOCK_BYTES = 200
 """What an entry, and a block, take in the store besides their payload, about."""
-
-READ_BYTES = 1024 * 1024
-"""What one read from the store aims at."""
 
 READ_BLOCKS_MAX = 256
 """Blocks that one read from the store asks for at most."""

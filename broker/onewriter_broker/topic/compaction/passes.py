@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Final
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
-from onewriter_broker.log.store.blocks import CHAIN_START
+from onewriter_broker.log.store.blocks import CHAIN_START, READ_BYTES
 from onewriter_broker.log.store.compacted import (
     COMPACTED,
     COMPACTING,
@@ -45,7 +45,6 @@ from onewriter_broker.log.topic_log.compacted_log import READ_BLOCKS_MAX as VIEW
 from onewriter_broker.log.topic_log.log import (
     BLOCK_BYTES_MAX,
     BLOCK_ENTRIES_MAX,
-    READ_BYTES,
     TopicLog,
 )
 from onewriter_broker.topic.compaction.newest_messages import (

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome, StoredBlock
+from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.log import (
     LEDGER_ENDS,
     TRIMMED,
@@ -35,9 +36,6 @@ STRETCHES_MAX = 256
 
 SWEEP_BYTES_MAX = 16 * 1024 * 1024
 """Bytes of a log that one sweep reads from the store to measure them; the next one goes on."""
-
-READ_BYTES = 1024 * 1024
-"""What one such read aims at."""
 
 READ_BLOCKS_MAX = 256
 """Blocks that one such read asks for at most."""

@@ -13,7 +13,7 @@ from tests.unit.broker.topic.compaction.test_passes import (
     metadata_of,
     runs_of,
 )
-from tests.unit.broker.verify_histories import BUCKETS, Story, waiter
+from tests.unit.broker.verify.histories import BUCKETS, Story, waiter
 
 from onewriter_broker.dispatch.positions import last_compacted_id
 from onewriter_broker.log.store.fake.server import FakeServer

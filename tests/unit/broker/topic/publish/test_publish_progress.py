@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
-from tests.unit.broker.test_deadlines import DEADLINE_SECONDS, Registry, deadlines, declared
+from tests.unit.broker.connection.test_deadlines import (
+    DEADLINE_SECONDS,
+    Registry,
+    deadlines,
+    declared,
+)
 from tests.unit.broker.topic.fence_path_world import Gates, serving, until
 from tests.unit.broker.topic.publish.test_publish_epochs import Room, room_of
 

@@ -15,7 +15,7 @@ from tests.unit.broker.topic.retention.test_trimming import (
     readers,
     stored,
 )
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life, nobody
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life, nobody
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions

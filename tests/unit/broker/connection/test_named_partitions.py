@@ -1,0 +1,71 @@
+"""Which producers of a partition compete for it alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from onewriter_broker.connection.named_partitions import NamedPartitions
+from onewriter_core.ids import TopicName
+
+FIRST = TopicName.parse("orders-partition-1")
+OTHER = TopicName.parse("orders-partition-2")
+
+
+def test_a_partition_that_nobody_asked_for_belongs_to_its_topic() -> None:
+    named = NamedPartitions()
+    named.asked("orders")
+    named.asked("orders-partition-2")
+    assert not named.competes_alone(1, FIRST)
+
+
+def test_a_question_counts_for_one_producer() -> None:
+    named = NamedPartitions()
+    named.asked("orders-partition-1")
+    assert named.competes_alone(1, FIRST)
+    assert not named.competes_alone(2, FIRST), "it belongs to a producer of the whole topic"
+
+
+def test_two_questions_count_for_two_producers() -> None:
+    named = NamedPartitions()
+    named.asked(str(FIRST))
+    named.asked("orders-partition-1")
+    assert named.competes_alone(1, FIRST)
+    assert named.competes_alone(2, FIRST)
+
+
+def test_a_producer_that_is_opened_again_still_competes_alone() -> None:
+    named = NamedPartitions()
+    named.asked("orders-partition-1")
+    assert named.competes_alone(1, FIRST)
+    assert named.competes_alone(1, FIRST)
+    assert not named.competes_alone(1, OTHER), "another partition under the same id"
+    named.asked("orders-partition-1")
+    assert named.competes_alone(1, FIRST)
+    assert not named.competes_alone(2, FIRST), "the first one's question was its own"
+
+
+@pytest.mark.parametrize("topic", ["orders-partition-1", str(FIRST)])
+def test_a_question_before_a_consumer_says_nothing_about_producers(topic: str) -> None:
+    named = NamedPartitions()
+    named.asked("orders-partition-1")
+    named.consumer_opened(topic)
+    assert not named.competes_alone(1, FIRST)
+
+
+@pytest.mark.parametrize("topic", ["", "a//b", "persistent://x", "orders"])
+def test_other_names_are_ignored(topic: str) -> None:
+    named = NamedPartitions()
+    named.asked(topic)
+    named.consumer_opened(topic)
+    assert not named.competes_alone(1, FIRST)
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    named = NamedPartitions(names_max=1, producers_max=1)
+    named.asked(str(FIRST))
+    named.asked(str(OTHER))
+    assert named.competes_alone(1, FIRST)
+    assert not named.competes_alone(2, OTHER)
+    named.asked(str(OTHER))
+    assert named.competes_alone(2, OTHER)
+    assert not named.competes_alone(1, FIRST), "the oldest one made room"

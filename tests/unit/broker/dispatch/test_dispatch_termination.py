@@ -1,0 +1,72 @@
+"""Consumers of a terminated topic are told, once, when their subscription has acknowledged all of it."""
+
+from __future__ import annotations
+
+from tests.unit.broker.dispatch.world import Socket, World, ack, world
+
+from onewriter_broker.dispatch.api import SubscriptionType
+from onewriter_broker.log.topic_log.termination import TERMINATED
+from onewriter_core.ids import EARLIEST, Position
+
+
+async def terminated(there: World, last: Position) -> None:
+    """The log is terminated, and another broker has taken it over."""
+    await there.log.save_state({TERMINATED: str(last)})
+    await there.reload()
+
+
+async def test_it_is_told_with_the_last_acknowledgement_and_not_before() -> None:
+    async with world() as there:
+        positions = await there.publish(3)
+        await terminated(there, positions[-1])
+        socket = Socket()
+        handle = await there.subscribe(socket)
+        assert socket.take() == positions
+        ack(handle, positions[0], positions[2])
+        assert socket.ended == []
+        ack(handle, positions[1])
+        await there.settle()
+        assert socket.ended == [1]
+        ack(handle, positions[1])
+        assert socket.ended == [1]
+
+
+async def test_whoever_comes_later_is_told_at_once() -> None:
+    async with world() as there:
+        positions = await there.publish(2)
+        await terminated(there, positions[-1])
+        first, second = Socket(), Socket()
+        handle = await there.subscribe(first, kind=SubscriptionType.SHARED)
+        ack(handle, *positions)
+        await there.settle()
+        await there.subscribe(second, kind=SubscriptionType.SHARED, consumer_id=2)
+        assert (first.ended, second.ended) == ([1], [2])
+
+
+async def test_a_topic_without_a_message_is_at_its_end() -> None:
+    async with world() as there:
+        await terminated(there, EARLIEST)
+        socket = Socket()
+        await there.subscribe(socket)
+        assert socket.ended == [1]
+
+
+async def test_an_administrator_who_skips_to_the_end_ends_it_too() -> None:
+    async with world() as there:
+        positions = await there.publish(2)
+        await terminated(there, positions[-1])
+        socket = Socket()
+        await there.subscribe(socket)
+        assert socket.ended == []
+        await there.subscriptions.skip_all("audit")
+        assert socket.ended == [1]
+
+
+async def test_while_a_topic_goes_on_nobody_is_told() -> None:
+    async with world() as there:
+        positions = await there.publish(1)
+        socket = Socket()
+        handle = await there.subscribe(socket)
+        ack(handle, *positions)
+        await there.settle()
+        assert socket.ended == []

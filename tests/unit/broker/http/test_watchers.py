@@ -1,0 +1,208 @@
+"""Who watches: told of the latest state only, cut off when they do not read, never a burden."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from onewriter_broker.http.onewriter import watch as watch_module
+from onewriter_broker.http.routes import Routes
+from onewriter_broker.http.site import Site
+from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers, WatchIntervals
+from onewriter_core.ids import TopicName
+
+
+def name(text: str) -> TopicName:
+    return TopicName.parse(f"persistent://public/default/{text}")
+
+
+def test_a_watcher_has_a_set_of_changes_not_a_queue() -> None:
+    watchers = Watchers()
+    early, late = watchers.join(["x"]), watchers.join([])
+    for _ in range(1000):
+        watchers.changed(name("a"))
+        watchers.changed(name("b-partition-3"))
+    assert early.take() == ["x", str(name("a")), str(name("b"))]
+    assert early.take() == []
+    watchers.leave(early)
+    watchers.changed(name("c"))
+    assert early.take() == []
+    assert late.take() == [str(name("a")), str(name("b")), str(name("c"))]
+    assert not late.woken.is_set()
+
+
+def test_there_is_a_bound() -> None:
+    watchers = Watchers()
+    joined = [watchers.join([]) for _ in range(WATCHERS_MAX)]
+    assert watchers.is_full
+    watchers.leave(joined[0])
+    assert not watchers.is_full
+
+
+class World:
+    """A site with topics whose status is a number, and a server that only watches it."""
+
+    def __init__(self) -> None:
+        self.watchers = Watchers(
+            WatchIntervals(
+                gather_seconds=0.01, poll_seconds=0.01, ping_seconds=0.3, write_seconds=1.0
+            )
+        )
+        self.loaded: dict[str, int] = {}
+        self.padding = ""
+        self.served: list[int] = [0, 1]
+        self.waiting: dict[int, str] = {}
+        self.site = cast(
+            "Site",
+            SimpleNamespace(
+                watchers=self.watchers,
+                topics=SimpleNamespace(
+                    loaded=self.loaded,
+                    ownership=SimpleNamespace(
+                        served=lambda: self.served, waiting=lambda: self.waiting
+                    ),
+                ),
+                clients=SimpleNamespace(settings=SimpleNamespace(buckets=64)),
+                desired=SimpleNamespace(revision="r7"),
+                incarnation="broker-0~1",
+                seen=lambda: None,
+            ),
+        )
+        self.url = ""
+
+    def set(self, text: str, value: int | None) -> None:
+        key = str(name(text))
+        if value is None:
+            del self.loaded[key]
+        else:
+            self.loaded[key] = value
+        self.watchers.changed(name(text))
+
+
+@pytest.fixture
+async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    found = World()
+    monkeypatch.setattr(
+        watch_module,
+        "served_status",
+        lambda _site, value, _seen: {"value": value, "padding": found.padding},
+    )
+    application = web.Application()
+    watch_module.add_routes(Routes(application.router), found.site)
+    async with TestServer(application) as server:
+        found.url = str(server.make_url(watch_module.PATH))
+        yield found
+        found.watchers.end()
+
+
+class Reader:
+    """Reads a watch line by line."""
+
+    def __init__(self, lines: AsyncIterator[bytes]) -> None:
+        self._lines = lines
+
+    async def next(self) -> dict[str, Any]:
+        async with asyncio.timeout(60):
+            found: dict[str, Any] = json.loads(await anext(self._lines))
+            return found
+
+    async def until(self, kind: str) -> list[dict[str, Any]]:
+        lines = [await self.next()]
+        while lines[-1]["type"] != kind:
+            lines.append(await self.next())
+        return lines
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[ClientSession]:
+    async with ClientSession() as session:
+        yield session
+
+
+async def test_all_topics_then_synced_then_changes_and_goings(
+    world: World, session: ClientSession
+) -> None:
+    for number in range(100):
+        world.set(f"t{number}", number)
+    async with session.get(world.url) as answer:
+        reader = Reader(aiter(answer.content))
+        lines = await reader.until("SYNCED")
+        assert [line["status"]["value"] for line in lines[:-2]] == list(range(100))
+        assert lines[-2] == {"type": "BUCKETS", "count": 64, "served": [0, 1], "waiting": {}}
+        assert lines[-1] == {"type": "SYNCED", "broker": "broker-0~1", "revision": "r7"}
+        for value in range(50):
+            world.set("t3", value)
+        world.set("t4", None)
+        world.set("brief", 1)
+        world.set("brief", None)  # nobody was told that it came
+        assert [await reader.next(), await reader.next(), await reader.next()] == [
+            {"type": "TOPIC", "topic": str(name("t3")), "status": {"value": 49, "padding": ""}},
+            {"type": "GONE", "topic": str(name("t4"))},
+            {"type": "PING"},
+        ]
+        world.set("t4", 5)
+        assert (await reader.until("TOPIC"))[-1]["status"]["value"] == 5
+
+
+async def test_buckets_that_wait_are_told_and_so_is_their_end(
+    world: World, session: ClientSession
+) -> None:
+    async with session.get(world.url) as answer:
+        reader = Reader(aiter(answer.content))
+        await reader.until("SYNCED")
+        world.served, world.waiting = [1], {0: "refused"}
+        found = (await reader.until("BUCKETS"))[-1]
+        assert (found["served"], found["waiting"]) == ([1], {"0": "refused"})
+        world.served, world.waiting = [0, 1], {}
+        found = (await reader.until("BUCKETS"))[-1]
+        assert (found["served"], found["waiting"]) == ([0, 1], {})
+
+
+async def test_pings_come_while_changes_do(world: World, session: ClientSession) -> None:
+    async with session.get(world.url) as answer, asyncio.TaskGroup() as tasks:
+
+        async def change() -> None:
+            for value in range(10**9):
+                world.set("busy", value)
+                await asyncio.sleep(0.001)
+
+        busy = tasks.create_task(change())
+        reader = Reader(aiter(answer.content))
+        await reader.until("SYNCED")
+        for kind in ("TOPIC", "PING", "TOPIC", "PING"):
+            await reader.until(kind)
+        busy.cancel()
+
+
+async def test_who_does_not_read_is_cut_off_and_holds_nobody_up(
+    world: World, session: ClientSession
+) -> None:
+    world.padding = "x" * 100_000
+    for number in range(500):  # 50 MB: more than any socket's buffers
+        world.set(f"t{number}", number)
+    async with session.get(world.url) as answer:
+        reader = Reader(aiter(answer.content))
+        await reader.next()
+        async with asyncio.timeout(60):
+            while world.watchers._watchers:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+        world.padding = ""
+        async with session.get(world.url) as other:
+            lines = await Reader(aiter(other.content)).until("SYNCED")
+            assert len(lines) == 502
+
+
+async def test_the_brokers_end_is_the_watchs_end(world: World, session: ClientSession) -> None:
+    async with session.get(world.url) as answer:
+        reader = Reader(aiter(answer.content))
+        await reader.until("SYNCED")
+        world.watchers.end()
+        async with asyncio.timeout(60):
+            assert [line async for line in answer.content] == []
