@@ -128,6 +128,7 @@ reference: $(STAMP)  ## The SDK's API reference as HTML, into dist/reference
 	$(BIN)/pdoc $(SDK) --template-directory docs/generator/pdoc --output-directory dist/reference
 
 docs: $(STAMP)  ## The documentation site, into dist/site; broken links are errors
+	$(BIN)/python -m docs.generator
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(BIN)/pdoc $(SDK) --template-directory docs/generator/pdoc --output-directory dist/site/reference/sdk
 

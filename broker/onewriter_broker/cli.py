@@ -13,9 +13,8 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import read_manifests
-from onewriter_broker.local.brokers import broker_child
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings, half_of_memory
-from onewriter_broker.local.supervisor import ChildSpec, Supervisor
+from onewriter_broker.local.supervisor import ChildSpec, Supervisor, broker_child
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_option import without_password

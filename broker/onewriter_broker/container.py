@@ -13,8 +13,7 @@ import sys
 import click
 from pydantic import ValidationError
 
-from onewriter_broker.local.brokers import broker_child
-from onewriter_broker.local.supervisor import Supervisor
+from onewriter_broker.local.supervisor import Supervisor, broker_child
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError

@@ -19,7 +19,7 @@ from onewriter._lead.lead import Lead, LeadOptions
 from onewriter._lead.search import newest_leader
 from onewriter._message import EARLIEST, LATEST, MessageId
 from onewriter._own.own import Own, Ownerships, Resources, new_nonce, wanted_of
-from onewriter._own.requests import Asker, Owners
+from onewriter._own.requests import OwnershipRequests, Requester
 from onewriter._produce.producer import Producer
 from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter._signal import tell
@@ -58,7 +58,7 @@ class Client:
         self._running: set[asyncio.Task[None]] = set()
         self._directory = Directory(service_url, self._options, self.spawn)
         self._checks = Checks(self._directory, self._options.limits, self.spawn)
-        self._owners = Owners(self._directory, self._options.limits, self.spawn)
+        self._owners = OwnershipRequests(self._directory, self._options.limits, self.spawn)
         self._producers: dict[Producer, None] = {}
         self._owned: dict[Ownerships, None] = {}
         self._consumers: dict[Consumer | Reader, None] = {}
@@ -330,8 +330,8 @@ class Client:
         """
         if not self._is_open:
             raise Closed("the client is not open: use it in an async with statement")
-        asker = Asker(group or "", identity, new_nonce(), serve_seconds or 0.0)
-        owned = Ownerships(self._owners, self, asker, wanted_of(resources))
+        requester = Requester(group or "", identity, new_nonce(), serve_seconds or 0.0)
+        owned = Ownerships(self._owners, self, requester, wanted_of(resources))
         return Own(owned, self._keep, timeout_seconds)
 
     def _keep(self, owned: Ownerships) -> None:

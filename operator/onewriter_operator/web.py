@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from onewriter_http.limits import PROBE_LIMITS
 from onewriter_http.routes import Callers, For, Routes
-from onewriter_http.scraping import ScrapeToken
+from onewriter_http.scrape_token import ScrapeToken
 from onewriter_http.server import Server, failed
 from onewriter_operator.metrics import Metrics
 

@@ -12,8 +12,8 @@ from aiohttp import web
 from tests.attacks.guarded import GuardedBrokers
 
 from onewriter.sidecar.http import HttpServer
-from onewriter.sidecar.map_http import Sharing
-from onewriter.sidecar.ownerships import Owning
+from onewriter.sidecar.map_http import MapRoutes
+from onewriter.sidecar.ownerships import OwnershipRoutes
 from onewriter.sidecar.settings import Settings
 from onewriter_http.limits import Limits
 from onewriter_http.routes import Callers, For, Routes
@@ -40,8 +40,8 @@ def paths(routes: Routes[For], callers: Callers) -> set[str]:
 def sidecar() -> HttpServer:
     candidate: Any = MagicMock()
     candidate.settings = Settings(topic="t")
-    owning = Owning(MagicMock(), MagicMock(), MagicMock())
-    sharing = Sharing(candidate.settings, MagicMock(), MagicMock(), MagicMock())
+    owning = OwnershipRoutes(MagicMock(), MagicMock(), MagicMock())
+    sharing = MapRoutes(candidate.settings, MagicMock(), MagicMock(), MagicMock())
     return HttpServer(candidate, MagicMock(), [owning.add_routes, sharing.add_routes])
 
 

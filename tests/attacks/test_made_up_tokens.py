@@ -9,7 +9,7 @@ from tests.attacks.guarded import address_of
 from tests.integration.conftest import RawClients
 from tests.integration.http_calls import Http
 from tests.integration.raw_connection import RefusedByBroker
-from tests.unit.broker.test_token_reviews import AUDIENCE, GOOD, Cluster, made, signed
+from tests.unit.broker.auth.test_token_reviews import AUDIENCE, GOOD, Cluster, made, signed
 
 from onewriter_broker.auth.token_review import (
     REFUSED_PER_ADDRESS_MAX,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.servers import StoreServer
-from tests.unit.broker.verify_histories import (
+from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
     Story,

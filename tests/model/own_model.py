@@ -20,16 +20,16 @@ from onewriter_core.own.floors import Floors, may_drop
 from onewriter_core.own.names import own_field
 from onewriter_core.own.table import (
     Cause,
-    Denied,
-    Granted,
     Owner,
     Ownership,
+    OwnershipDenied,
+    OwnershipGranted,
     OwnRequest,
     decide,
     floor_of,
 )
 
-Decide = Callable[[Ownership, OwnRequest], Granted | Denied]
+Decide = Callable[[Ownership, OwnRequest], OwnershipGranted | OwnershipDenied]
 Floor = Callable[[Ownership, int, int], Ownership]
 Drop = Callable[[Floors, int], Floors]
 Covers = Callable[[Floors, int], bool]
@@ -79,7 +79,7 @@ class Action:
     text: str
     asker: int | None = None
     asked: int | None = None
-    answer: Granted | Denied | None = None
+    answer: OwnershipGranted | OwnershipDenied | None = None
 
     def __str__(self) -> str:
         if self.answer is None:
@@ -163,8 +163,10 @@ class OwnModel:
                 if len(after.granted) <= self._grants_max:
                     yield Action(text, number, generation, answer), after
 
-    def _answered(self, world: World, number: int, answer: Granted | Denied) -> World:
-        if isinstance(answer, Denied):
+    def _answered(
+        self, world: World, number: int, answer: OwnershipGranted | OwnershipDenied
+    ) -> World:
+        if isinstance(answer, OwnershipDenied):
             return world
         generation = answer.after.generation
         knows = tuple(
@@ -241,7 +243,7 @@ def owners_are_deposed_by_right_only(before: World, action: Action, after: World
     owner = before.connected
     if owner is None or action.asker is None or action.asker == owner or before == after:
         return True
-    if not isinstance(action.answer, Granted) or action.asked is None:
+    if not isinstance(action.answer, OwnershipGranted) or action.asked is None:
         return True
     is_higher = action.asked > before.record.generation
     is_same = ASKERS[action.asker].name == ASKERS[owner].name
@@ -251,7 +253,11 @@ def owners_are_deposed_by_right_only(before: World, action: Action, after: World
 
 def nobody_returns_behind_a_successor(before: World, action: Action, _after: World) -> bool:
     """Going on is for the newest owner alone (S3: only if no grant lies between)."""
-    if not isinstance(action.answer, Granted) or action.answer.is_new or action.asker is None:
+    if (
+        not isinstance(action.answer, OwnershipGranted)
+        or action.answer.is_new
+        or action.asker is None
+    ):
         return True
     newest = max(before.granted)
     return newest == (action.answer.after.generation, ASKERS[action.asker].nonce)
@@ -259,5 +265,5 @@ def nobody_returns_behind_a_successor(before: World, action: Action, _after: Wor
 
 def caused(cause: Cause) -> Callable[[World, Action, World], bool]:
     return lambda _before, action, _after: (
-        isinstance(action.answer, Granted) and action.answer.cause is cause
+        isinstance(action.answer, OwnershipGranted) and action.answer.cause is cause
     )

@@ -21,7 +21,14 @@ from tests.model.own_model import (
 )
 
 from onewriter_core.errors import ServerError
-from onewriter_core.own.table import Cause, Denied, Granted, Ownership, OwnRequest, decide
+from onewriter_core.own.table import (
+    Cause,
+    Ownership,
+    OwnershipDenied,
+    OwnershipGranted,
+    OwnRequest,
+    decide,
+)
 
 
 def explored(model: OwnModel) -> Report[World, Action]:
@@ -63,7 +70,7 @@ DENIALS = (
 
 def denied(code: ServerError) -> Callable[[World, Action, World], bool]:
     return lambda _before, action, _after: (
-        isinstance(action.answer, Denied) and action.answer.code is code
+        isinstance(action.answer, OwnershipDenied) and action.answer.code is code
     )
 
 
@@ -73,44 +80,54 @@ def test_the_table_holds_everywhere() -> None:
     assert report.states > 1_000, "too small to show anything"
 
 
-def equal_steals_for_anybody(before: Ownership, request: OwnRequest) -> Granted | Denied:
+def equal_steals_for_anybody(
+    before: Ownership, request: OwnRequest
+) -> OwnershipGranted | OwnershipDenied:
     """As the proposal has it: two that both believe in generation 1 take turns for ever."""
     answer = decide(before, request)
-    if isinstance(answer, Denied) and answer.code is ServerError.PRODUCER_BUSY:
+    if isinstance(answer, OwnershipDenied) and answer.code is ServerError.PRODUCER_BUSY:
         taken = Ownership(before.generation + 1, request.owner, is_owned=True)
-        return Granted(taken, Cause.SUCCEEDED, before.owner)
+        return OwnershipGranted(taken, Cause.SUCCEEDED, before.owner)
     return answer
 
 
-def generations_restart(before: Ownership, request: OwnRequest) -> Granted | Denied:
+def generations_restart(
+    before: Ownership, request: OwnRequest
+) -> OwnershipGranted | OwnershipDenied:
     """As the proposal has it: whoever comes to a resource without an owner gets generation 1."""
     answer = decide(before, request)
-    if isinstance(answer, Granted) and answer.cause is Cause.VACANT:
+    if isinstance(answer, OwnershipGranted) and answer.cause is Cause.VACANT:
         return replace(answer, after=replace(answer.after, generation=1))
     return answer
 
 
-def the_next_life_keeps_the_number(before: Ownership, request: OwnRequest) -> Granted | Denied:
+def the_next_life_keeps_the_number(
+    before: Ownership, request: OwnRequest
+) -> OwnershipGranted | OwnershipDenied:
     """Then nobody can tell a task from its zombie."""
     answer = decide(before, request)
-    if isinstance(answer, Granted) and answer.cause is Cause.SUCCEEDED:
+    if isinstance(answer, OwnershipGranted) and answer.cause is Cause.SUCCEEDED:
         return replace(answer, after=replace(answer.after, generation=before.generation))
     return answer
 
 
-def a_reset_begins_at_1(before: Ownership, request: OwnRequest) -> Granted | Denied:
+def a_reset_begins_at_1(
+    before: Ownership, request: OwnRequest
+) -> OwnershipGranted | OwnershipDenied:
     answer = decide(before, request)
-    if isinstance(answer, Granted) and answer.cause is Cause.RESET:
+    if isinstance(answer, OwnershipGranted) and answer.cause is Cause.RESET:
         return replace(answer, after=replace(answer.after, generation=1))
     return answer
 
 
-def the_name_is_enough_to_return(before: Ownership, request: OwnRequest) -> Granted | Denied:
+def the_name_is_enough_to_return(
+    before: Ownership, request: OwnRequest
+) -> OwnershipGranted | OwnershipDenied:
     owner = before.owner
     if owner is not None and 0 < request.generation <= before.generation:
         asker = request.owner
         if asker.is_same_as(owner):
-            return Granted(replace(before, owner=asker, is_owned=True), Cause.RETURNED)
+            return OwnershipGranted(replace(before, owner=asker, is_owned=True), Cause.RETURNED)
     return decide(before, request)
 
 

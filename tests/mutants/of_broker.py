@@ -115,7 +115,7 @@ MUTANTS = (
         "Readers see entries before they are stored.",
         "        self.undecided.append(pending)\n",
         "        self.undecided.append(pending)\n        self.advance(block.last)\n",
-        (f"{UNIT}/test_topic_log.py", f"{UNIT}/test_dispatch_single.py", UNIT, SIMULATION),
+        (f"{UNIT}/test_topic_log.py", f"{UNIT}/dispatch/test_single.py", UNIT, SIMULATION),
     ),
     Mutant(
         "waiting-entries-join-the-next-epoch",
@@ -259,7 +259,7 @@ MUTANTS = (
         "verify does not compare whom a block names with the audit's records.",
         "if publisher in known or (publisher.subject and every_pod in known):",
         "if known or publisher:",
-        (f"{UNIT}/test_verify_publishers.py",),
+        (f"{UNIT}/verify/test_verify_publishers.py",),
     ),
     Mutant(
         "verify-takes-publishers-of-any-epoch",
@@ -268,7 +268,7 @@ MUTANTS = (
         "verify accepts a block because its publisher published under another epoch.",
         "known = log.publishers.get((epoch, app), ())",
         "known = {one for each in log.publishers.values() for one in each}",
-        (f"{UNIT}/test_verify_publishers.py",),
+        (f"{UNIT}/verify/test_verify_publishers.py",),
     ),
     Mutant(
         "verify-takes-whoever-says-that-it-held-the-epoch",
@@ -277,7 +277,7 @@ MUTANTS = (
         "verify does not compare a publisher that claims the epoch with whom it was granted to.",
         "elif not record.is_passed_on and str(record.publisher) != holder:",
         "elif False:",
-        (f"{UNIT}/test_verify_publishers.py",),
+        (f"{UNIT}/verify/test_verify_publishers.py",),
     ),
     Mutant(
         "a-published-version-is-not-recognized",
@@ -295,7 +295,7 @@ MUTANTS = (
         "After a pause of the broker, clients whose bytes were not read count as silent.",
         "        if stalled:\n",
         "        if False:\n",
-        (f"{UNIT}/test_hangups.py", UNIT, SIMULATION),
+        (f"{UNIT}/connection/test_hangups.py", UNIT, SIMULATION),
     ),
     Mutant(
         "a-silent-holder-is-never-found",
@@ -304,6 +304,6 @@ MUTANTS = (
         "A holder that stays connected and answers no ping keeps the topic.",
         "if now - connection.last_inbound > silent_after:",
         "if False:",
-        (f"{UNIT}/test_hangups.py", UNIT, SIMULATION),
+        (f"{UNIT}/connection/test_hangups.py", UNIT, SIMULATION),
     ),
 )

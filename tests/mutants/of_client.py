@@ -66,7 +66,7 @@ MUTANTS = (
     Mutant(
         "serving-counts-from-the-answer",
         ("S14",),
-        "onewriter._lead.deadline:Serving.renew",
+        "onewriter._lead.deadline:ServingDeadline.renew",
         "The deadline begins at the broker's answer, not before the question.",
         "asked_at + self._seconds * (1 - DRIFT)",
         "self._now() + self._seconds * (1 - DRIFT)",
@@ -75,7 +75,7 @@ MUTANTS = (
     Mutant(
         "serving-ignores-drift",
         ("S14",),
-        "onewriter._lead.deadline:Serving.renew",
+        "onewriter._lead.deadline:ServingDeadline.renew",
         "The deadline allows for no difference between clocks.",
         "self._seconds * (1 - DRIFT)",
         "self._seconds",
@@ -84,7 +84,7 @@ MUTANTS = (
     Mutant(
         "a-lost-leader-serves-on",
         ("S14",),
-        "onewriter._lead.deadline:Serving.until",
+        "onewriter._lead.deadline:ServingDeadline.until",
         "A leader that knows of its loss still serves until its deadline.",
         "return self._until if self._holds() else -math.inf",
         "return self._until",
@@ -129,7 +129,7 @@ MUTANTS = (
     Mutant(
         "a-refused-write-is-answered",
         ("S10",),
-        "onewriter.state.pending_writes:Outbox.taken",
+        "onewriter.state.pending_writes:WriteOutbox.taken",
         "A write whose entry was void is answered as applied.",
         "if taken.verdict is not Verdict.APPLIED:",
         "if False:",
@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         "a-conditional-write-ignores-its-version",
         ("S10",),
-        "onewriter.state.pending_writes:Outbox._generate",
+        "onewriter.state.pending_writes:WriteOutbox._generate",
         "A write that expects another version is applied.",
         "if write.if_version is not None and write.if_version != self._tip_version:",
         "if False:",

@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         "priorities-are-reversed",
         ("S11",),
-        "onewriter_core.topic.waiting:in_order",
+        "onewriter_core.topic.waiters:in_order",
         "The waiter with the lowest priority is promoted first.",
         "return sorted(waiters, key=lambda waiter: (-waiter.priority, waiter.arrival))",
         "return sorted(waiters, key=lambda waiter: (waiter.priority, waiter.arrival))",
@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         "the-last-arrival-is-promoted",
         ("S11",),
-        "onewriter_core.topic.waiting:in_order",
+        "onewriter_core.topic.waiters:in_order",
         "Under Fifo the newest waiter is promoted.",
         "return sorted(waiters, key=lambda waiter: waiter.arrival)",
         "return sorted(waiters, key=lambda waiter: -waiter.arrival)",
@@ -195,7 +195,7 @@ MUTANTS = (
     Mutant(
         "waiters-for-partitions-overtake",
         ("S11", "L1"),
-        "onewriter_core.topic.waiting:next_promoted",
+        "onewriter_core.topic.waiters:next_promoted",
         "Waiters for one partition starve a waiter for all partitions.",
         "wanted_before.update(waiter.partitions)",
         "wanted_before.update(())",
@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "a-takeover-needs-no-right",
         ("S11",),
-        "onewriter_core.topic.table:_takeover_refusal",
+        "onewriter_core.topic.access_modes:_takeover_refusal",
         "A client without the right to take over deposes the holder.",
         "if not request.may_take_over:",
         "if False:",
@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "a-woken-zombie-takes-the-topic-back",
         ("S4", "S11"),
-        "onewriter_core.topic.table:_takeover_refusal",
+        "onewriter_core.topic.access_modes:_takeover_refusal",
         "A deposed client fences its successor without naming the current epoch.",
         "if was_deposed and request.if_epoch is None:",
         "if False:",
@@ -222,7 +222,7 @@ MUTANTS = (
     Mutant(
         "a-shared-producer-joins-an-exclusive-one",
         ("S2",),
-        "onewriter_core.topic.table:share_requested",
+        "onewriter_core.topic.access_modes:share_requested",
         "A Shared producer is let in beside an exclusive holder.",
         "if owner is not None:",
         "if owner is not None and False:",
@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "a-shared-producer-does-not-end-the-right-to-resume",
         ("S2", "S3"),
-        "onewriter_core.topic.table:share_requested",
+        "onewriter_core.topic.access_modes:share_requested",
         "A Shared producer is let in without a fence after an exclusive one.",
         "if tenure is None and not partition.serve_seconds:",
         "if not partition.serve_seconds:",

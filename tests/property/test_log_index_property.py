@@ -10,7 +10,7 @@ import random
 
 import pytest
 from tests.unit.broker.test_segments import counted, everything, stored, told, trimmed
-from tests.unit.broker.verify_histories import BUCKETS, Story, entry, waiter
+from tests.unit.broker.verify.histories import BUCKETS, Story, entry, waiter
 
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer

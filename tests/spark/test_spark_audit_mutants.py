@@ -14,16 +14,16 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
 from tests.contents import stored_in
-from tests.unit.broker.test_verify_mutants import BUCKET, MUTANTS, Stored, report_of
-from tests.unit.broker.test_verify_publishers import MUTANTS as PUBLISHERS
-from tests.unit.broker.test_verify_publishers import names_no_publisher
-from tests.unit.broker.verify_histories import (
+from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
     Story,
     a_life_with_publishers,
     an_eventful_life,
 )
+from tests.unit.broker.verify.test_verify_mutants import BUCKET, MUTANTS, Stored, report_of
+from tests.unit.broker.verify.test_verify_publishers import MUTANTS as PUBLISHERS
+from tests.unit.broker.verify.test_verify_publishers import names_no_publisher
 
 from onewriter_broker.http.onewriter.bulk import _record, _stored_state
 from onewriter_broker.log.store.api import LogStore, Marker, StoredBlock

@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from docs.generator.commands import verbs
 
 ROOT = Path(__file__).parents[2]
-
-
-def verbs() -> dict[str, click.Command]:
-    """All verbs of `onewriter`, and the other commands with theirs."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    points = {
-        f"onewriter {name}": point
-        for name, point in project["entry-points"]["onewriter.commands"].items()
-    }
-    points |= {
-        "kubectl onewriter": "onewriter_kubectl.cli:onewriter",
-        "onewriter-pipeline": "onewriter_pipeline.cli:pipeline",
-    }
-    found = {name: click_command(point) for name, point in points.items()}
-    return {name: each for top, verb in found.items() for name, each in with_its_own(top, verb)}
-
-
-def click_command(point: str) -> click.Command:
-    module, _, name = point.partition(":")
-    found = getattr(importlib.import_module(module), name)
-    assert isinstance(found, click.Command)
-    return found
-
-
-def with_its_own(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    yield name, command
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for each in command.list_commands(context):
-            verb = command.get_command(context, each)
-            assert verb is not None
-            yield from with_its_own(f"{name} {each}", verb)
 
 
 VERBS = verbs()

@@ -27,7 +27,7 @@ from onewriter_core.own.names import (
     split_field,
     topic_of,
 )
-from onewriter_core.own.table import SERVE_SECONDS_MAX, Denied, Granted, Owner
+from onewriter_core.own.table import SERVE_SECONDS_MAX, Owner, OwnershipDenied, OwnershipGranted
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -216,7 +216,7 @@ class OwnershipCommands:
         for (result, _), answer in zip(asked, answers, strict=True):
             clients.owning.statistics.answered(answer)
             _answer(result, answer)
-        if any(isinstance(answer, Granted) for answer in answers):
+        if any(isinstance(answer, OwnershipGranted) for answer in answers):
             self._depends()
 
     def _depends(self) -> None:
@@ -231,8 +231,8 @@ class OwnershipCommands:
             self._clients.owning.left(self)
 
 
-def _answer(result: Result, answer: Granted | Denied) -> None:
-    if isinstance(answer, Granted):
+def _answer(result: Result, answer: OwnershipGranted | OwnershipDenied) -> None:
+    if isinstance(answer, OwnershipGranted):
         result.generation = answer.after.generation
         return
     result.error = replies.wire_code(answer.code)

@@ -31,8 +31,7 @@ from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.quotas.book import Part, Quota, namespace_key, subject_of
-from onewriter_broker.quotas.held import Held
+from onewriter_broker.quotas.book import Held, Part, Quota, namespace_key, subject_of
 from onewriter_broker.topic.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.detection import Detection
 from onewriter_broker.topic.loaded import LoadedTopic

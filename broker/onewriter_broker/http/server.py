@@ -59,7 +59,7 @@ from onewriter_core.ids import Identity
 from onewriter_http.addresses import network_of
 from onewriter_http.browsers import Browsers, is_loopback
 from onewriter_http.limits import PROBE_LIMITS, Limits
-from onewriter_http.scraping import ScrapeToken
+from onewriter_http.scrape_token import ScrapeToken
 from onewriter_http.server import Server
 
 LIMITS: Final = Limits(body_bytes_max=DESIRED_BYTES_MAX)

@@ -34,6 +34,7 @@ from onewriter_broker.local.children import (
 )
 from onewriter_broker.local.datadir import DirectoryLock
 from onewriter_broker.local.embedded import EmbeddedServer
+from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 
 BEAT_SECONDS = 0.25
@@ -380,3 +381,13 @@ def _has_terminal() -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def broker_child(settings: Settings) -> ChildSpec:
+    """A broker process, and the file in the data directory that it reads its settings from."""
+    path = settings.data_dir.absolute() / "run" / f"{settings.name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    path.write_text(settings.model_dump_json())
+    command = [sys.executable, "-P", "-m", "onewriter_broker.process", str(path)]
+    return ChildSpec(settings.name, lambda heartbeat: [*command, str(heartbeat)])

@@ -23,7 +23,7 @@ from onewriter_broker.topic.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
 from onewriter_core.own.names import own_field, resource_bucket, split_field, topic_of
-from onewriter_core.own.table import Denied, Granted, Ownership
+from onewriter_core.own.table import Ownership, OwnershipDenied, OwnershipGranted
 from onewriter_core.property_names import GENERATION_PROPERTY, NONCE_PROPERTY
 from onewriter_core.topic.model import WHOLE
 
@@ -41,9 +41,9 @@ class Statistics:
     readers_refused: int = 0
     readers_closed: int = 0
 
-    def answered(self, answer: Granted | Denied) -> None:
+    def answered(self, answer: OwnershipGranted | OwnershipDenied) -> None:
         """Count one resource's answer."""
-        if isinstance(answer, Granted):
+        if isinstance(answer, OwnershipGranted):
             self.granted[answer.cause.value] += 1
         else:
             self.denied[answer.code.name] += 1

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from onewriter_broker.log.store.api import OwnedRecord
 from onewriter_core.ids import Identity
 from onewriter_core.own.names import split_field
-from onewriter_core.own.table import SERVE_SECONDS_MAX, Granted, Owner, Ownership, floor_of
+from onewriter_core.own.table import SERVE_SECONDS_MAX, Owner, Ownership, OwnershipGranted, floor_of
 
 
 class OwnerEnd(Protocol):
@@ -133,7 +133,7 @@ def unanswered_in(
 
 
 def audit_fields(
-    field: str, granted: Granted, former: Ownership, *, broker: str, time_ms: int
+    field: str, granted: OwnershipGranted, former: Ownership, *, broker: str, time_ms: int
 ) -> Mapping[str, str]:
     """The audit record of a grant."""
     group, resource = split_field(field)

@@ -26,10 +26,10 @@ from onewriter_core.own.floors import decode as decode_floors
 from onewriter_core.own.names import split_field
 from onewriter_core.own.table import (
     SERVE_SECONDS_MAX,
-    Denied,
-    Granted,
     Owner,
     Ownership,
+    OwnershipDenied,
+    OwnershipGranted,
     OwnRequest,
     decide,
     floor_of,
@@ -90,7 +90,7 @@ class Room:
         wanted: Sequence[Wanted],
         *,
         only_returns: bool = False,
-    ) -> list[Granted | Denied]:
+    ) -> list[OwnershipGranted | OwnershipDenied]:
         """Decide on each resource, in order; what is granted is durable when this returns, and its
         former owners do not serve any more (``Owner.serve_seconds``).
 
@@ -245,25 +245,27 @@ class Room:
 
     def _decide(
         self, asker: Owner, wanted: Sequence[Wanted], *, only_returns: bool
-    ) -> tuple[list[Granted | Denied], dict[str, Ownership], dict[str, Granted]]:
+    ) -> tuple[
+        list[OwnershipGranted | OwnershipDenied], dict[str, Ownership], dict[str, OwnershipGranted]
+    ]:
         """The answers; the records as they are; and what changes, one grant per record."""
         now = self._parts.now()
         known_since = self._require().known_since
-        answers: list[Granted | Denied] = []
+        answers: list[OwnershipGranted | OwnershipDenied] = []
         before: dict[str, Ownership] = {}
-        after: dict[str, Granted] = {}
+        after: dict[str, OwnershipGranted] = {}
         room = RECORDS_PER_BUCKET_MAX - len(self.entries)
         for each in wanted:
             entry = self.entries.get(each.field)
             last = None if entry is None else entry.ownership.owner
             objection = each.objection(None if last is None else last.identity)
             if objection is not None:
-                answers.append(Denied(objection.code, objection.message, 0))
+                answers.append(OwnershipDenied(objection.code, objection.message, 0))
                 continue
             if entry is None and each.field not in before:
                 if room <= 0:
                     text = f"bucket {self.bucket} has {RECORDS_PER_BUCKET_MAX} ownerships already"
-                    answers.append(Denied(ServerError.NOT_ALLOWED_ERROR, text, 0))
+                    answers.append(OwnershipDenied(ServerError.NOT_ALLOWED_ERROR, text, 0))
                     continue
                 room -= 1
             if each.field not in before:
@@ -277,11 +279,13 @@ class Room:
             request = OwnRequest(asker, each.generation, only_returns, each.may_reset)
             answer = decide(present, request)
             answers.append(answer)
-            if isinstance(answer, Granted) and (earlier is None or answer.is_new):
+            if isinstance(answer, OwnershipGranted) and (earlier is None or answer.is_new):
                 after[each.field] = answer
         return answers, before, after
 
-    async def _grant(self, changed: Mapping[str, Granted], before: Mapping[str, Ownership]) -> bool:
+    async def _grant(
+        self, changed: Mapping[str, OwnershipGranted], before: Mapping[str, Ownership]
+    ) -> bool:
         """Write grants; False: the bucket was bound anew meanwhile, decide again."""
         time_ms = self._parts.wall_ms()
         audits = {
@@ -311,7 +315,7 @@ class Room:
         served = 0.0 if owner is None else owner.serve_seconds
         return max(served, entry.answer_at - self._parts.now())
 
-    def _apply(self, field: str, granted: Granted, end: OwnerEnd) -> None:
+    def _apply(self, field: str, granted: OwnershipGranted, end: OwnerEnd) -> None:
         """Let a grant that is durable count. Tells who owned the resource before."""
         entry = self.entries.setdefault(field, Entry(Ownership()))
         former, generation = entry.end, entry.ownership.generation

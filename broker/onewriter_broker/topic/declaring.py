@@ -50,7 +50,7 @@ def promotion_of(declared: ExclusiveTopic | None) -> PromotionPolicy:
     """The order in which a topic's waiters are promoted."""
     if declared is None:
         return PromotionPolicy.PRIORITY
-    return PromotionPolicy(declared.spec.promotion.policy.value)
+    return declared.spec.promotion.policy
 
 
 def declare(topic: LoadedTopic, declared: ExclusiveTopic | None, now: float) -> bool:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from onewriter_broker.topic.producer import Producer
 from onewriter_core.topic.model import Topic
-from onewriter_core.topic.waiting import waiters_by_partition
+from onewriter_core.topic.waiters import waiters_by_partition
 
 QUEUE_NEWS_SECONDS = 0.05
 """The least time between two tellings of one topic's holders."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from onewriter._consume.chunks import Joining
+from onewriter._consume.chunks import ChunkAssembler
 from onewriter._message import MessageId
 from onewriter._transport.connection import STALL_SECONDS
 
@@ -21,7 +21,7 @@ class ChunkLimits(NamedTuple):
     expire_seconds: float
 
 
-class Receiver(Protocol):
+class ChunkReceiver(Protocol):
     """Who is told; see Role."""
 
     def chunk_begun(self, first: MessageId) -> None: ...
@@ -39,11 +39,13 @@ class ChunkExpiry:
     def __init__(
         self,
         topic: str,
-        receiver: Receiver,
+        receiver: ChunkReceiver,
         limits: ChunkLimits,
         is_caught_up: Callable[[], bool],
     ) -> None:
-        self.joining = Joining(topic, self._begun, receiver.chunks_given_up, limits.messages_max)
+        self.assembler = ChunkAssembler(
+            topic, self._begun, receiver.chunks_given_up, limits.messages_max
+        )
         self._receiver = receiver
         self._seconds = limits.expire_seconds
         self._is_caught_up = is_caught_up
@@ -69,6 +71,6 @@ class ChunkExpiry:
         self._timer = None
         late_seconds = asyncio.get_running_loop().time() - due
         if late_seconds < STALL_SECONDS and self._is_caught_up():
-            self.joining.expire()
-        if self.joining:
+            self.assembler.expire()
+        if self.assembler:
             self._wind()

@@ -40,7 +40,7 @@ class Chunks:
     """One of them came since the last ``expire``."""
 
 
-class Joining:
+class ChunkAssembler:
     """``begun`` hears of a message's first chunk, ``given_up`` of the ids of one that is dropped."""
 
     def __init__(

@@ -115,7 +115,7 @@ class Stream:
         self.is_at_end = False
         """The topic is terminated, and nothing of it is left."""
         self._chunks = ChunkExpiry(str(topic), role, chunks, lambda: not self._queue)
-        self._unpacker = Unpacker(str(topic), self._chunks.joining)
+        self._unpacker = Unpacker(str(topic), self._chunks.assembler)
         self.epoch = 0
         """How often redelivery was asked for."""
         self.changes = Signal()
@@ -252,7 +252,7 @@ class Stream:
 
     def _renew(self) -> None:
         self._queue.clear()
-        self._chunks.joining.forget()
+        self._chunks.assembler.forget()
         self._window.renew()
 
     # ------------------------------------------------------------ receiving
@@ -356,7 +356,7 @@ class Stream:
 
     def _clear(self) -> None:
         self.drop_queued(lambda _item: True)
-        self._chunks.joining.forget()
+        self._chunks.assembler.forget()
 
     def _grant(self) -> None:
         if self.link is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from onewriter._consume.chunks import Joining
+from onewriter._consume.chunks import ChunkAssembler
 from onewriter._errors import Unreadable
 from onewriter._message import CONTENT_BYTES_MAX, NO_PROPERTIES, Batch, Message, MessageId
 from onewriter_core.errors import ProtocolError
@@ -34,9 +34,9 @@ Item = Message | Unreadable
 class Unpacker:
     """Takes apart what one consumer is delivered, in that order."""
 
-    def __init__(self, topic: str, joining: Joining) -> None:
+    def __init__(self, topic: str, assembler: ChunkAssembler) -> None:
         self._topic = topic
-        self._joining = joining
+        self._assembler = assembler
 
     def unpack(self, delivery: Delivery, payload: memoryview) -> tuple[Sequence[Item], int]:
         """The messages that an entry completes, and the permits that it cost."""
@@ -57,7 +57,7 @@ class Unpacker:
             raise ProtocolError("the entry is encrypted, and this client has no keys")
         content = entry_payload(entry)
         if metadata.num_chunks_from_msg > 1 and metadata.HasField("chunk_id"):
-            chunks = self._joining.add(metadata, entry_id, content)
+            chunks = self._assembler.add(metadata, entry_id, content)
             if chunks is None:
                 return (), 1
             plain = _plain(metadata, b"".join(chunks.parts))

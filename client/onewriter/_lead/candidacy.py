@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from onewriter._config import Backoff
 from onewriter._errors import Closed, Fenced, OnewriterError
-from onewriter._lead.leadership import Host, Leadership
+from onewriter._lead.leadership import LeaderHost, Leadership
 from onewriter._produce.producer import Producer
 from onewriter._produce.tenure import AccessMode, ProducerOptions, ProducerState
 from onewriter._signal import Signal, tell
@@ -77,7 +77,7 @@ class Candidacy:
 
     def __init__(
         self,
-        host: Host,
+        host: LeaderHost,
         topic: str,
         options: ProducerOptions | None = None,
         *,

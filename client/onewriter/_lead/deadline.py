@@ -22,7 +22,7 @@ RENEWALS = 3
 """How often in its seconds a leader has its right renewed."""
 
 
-class Serving:
+class ServingDeadline:
     """The deadline of one leadership. ``run`` renews it until the leadership is over.
 
     ``prove`` is a CHECK; ``holds`` says whether the topic is held as far as is known here.

@@ -20,7 +20,7 @@ from onewriter._errors import (
     Unavailable,
 )
 from onewriter._lead.announcement import LeaderInfo, host_name
-from onewriter._lead.leadership import ANNOUNCE_SECONDS, Host, Leadership
+from onewriter._lead.leadership import ANNOUNCE_SECONDS, LeaderHost, Leadership
 from onewriter._produce.producer import Producer
 from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter_core.property_names import IDENTITY_PROPERTY
@@ -47,7 +47,7 @@ class LeadOptions:
 class Lead:
     """Made by ``Client.lead``; enter it once."""
 
-    def __init__(self, host: Host, topic: str, options: LeadOptions) -> None:
+    def __init__(self, host: LeaderHost, topic: str, options: LeadOptions) -> None:
         identity = options.identity or host_name()
         if options.announce:  # what cannot be said is found out before anybody waits
             LeaderInfo(

@@ -22,12 +22,11 @@ from onewriter._errors import (
     Unavailable,
 )
 from onewriter._lead.announcement import Announcement, LeaderInfo, host_name, iso_time
-from onewriter._lead.deadline import Serving
+from onewriter._lead.deadline import ServingDeadline
 from onewriter._lead.transaction import COMMIT_SECONDS, Transaction
 from onewriter._produce.guarded import Guarded, GuardedBy, GuardedTopics, judge, over
 from onewriter._produce.outbox import MessageId
-from onewriter._produce.producer import Producer
-from onewriter._produce.submitting import Handed, Submitting
+from onewriter._produce.producer import Producer, SubmitArguments, Submitter
 from onewriter._produce.tenure import ProducerOptions
 from onewriter._signal import Signal, tell
 from onewriter._transport.checks import Check
@@ -48,7 +47,7 @@ ANNOUNCE_SECONDS = 10.0
 """A new leader that cannot publish who it is in that time gives the topic back."""
 
 
-class Host(Protocol):
+class LeaderHost(Protocol):
     """The client, as what is made from it knows it."""
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -142,7 +141,7 @@ class Loss:
             tell(callback, reason)
 
 
-class Leadership(Submitting):
+class Leadership(Submitter):
     """One time at the head of a topic. ``epoch`` is above that of every earlier one of anybody.
 
     It ends for good: by a takeover, by ``handover``, or because the broker refuses it. Whatever is
@@ -155,7 +154,7 @@ class Leadership(Submitting):
     def __init__(
         self,
         producer: Producer,
-        host: Host,
+        host: LeaderHost,
         *,
         identity: str = "",
         partitions: Sequence[Producer] = (),
@@ -182,12 +181,12 @@ class Leadership(Submitting):
         self._host = host
         self._guarded = GuardedTopics(self, host)
         self.lost.call(self._guarded.over)
-        self._serving: Serving | None = None
+        self._deadline: ServingDeadline | None = None
         if producer.options.serve_seconds is not None:
-            self._serving = Serving(
+            self._deadline = ServingDeadline(
                 producer.options.serve_seconds, self.check, lambda: producer.is_ready
             )
-            renewal = host.spawn(self._serving.run())
+            renewal = host.spawn(self._deadline.run())
             self.lost.call(lambda _reason: renewal.cancel())
         self._since = iso_time(time.time_ns() / 1e9)
 
@@ -259,7 +258,7 @@ class Leadership(Submitting):
             timeout_seconds=timeout_seconds,
         )
 
-    def take(self, *message: *Handed) -> Awaitable[asyncio.Future[MessageId]]:
+    def take(self, *message: *SubmitArguments) -> Awaitable[asyncio.Future[MessageId]]:
         self._check_not_partitioned()
         return self.producer.take(*message)
 
@@ -375,7 +374,7 @@ class Leadership(Submitting):
     @property
     def serve_until(self) -> float:
         """Until when ``may_serve`` says yes, by ``time.monotonic``; minus infinity: it says no."""
-        return -math.inf if self._serving is None else self._serving.until
+        return -math.inf if self._deadline is None else self._deadline.until
 
     def may_serve(self) -> bool:
         """Whether one may act, or answer reads, in the leader's name at this moment.
@@ -383,7 +382,7 @@ class Leadership(Submitting):
         Asks nobody. Needs ``ProducerOptions.serve_seconds``; without, it is always False and
         ``check`` says it. No successor is granted the topic before the answer turned to False.
         """
-        return self._serving is not None and self._serving.may()
+        return self._deadline is not None and self._deadline.may()
 
     def guarded(self, topic: str, options: ProducerOptions | None = None) -> Guarded:
         """Writes to another topic that succeed only while this epoch is current; see Guarded.

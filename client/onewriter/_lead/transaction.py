@@ -222,14 +222,14 @@ class Transaction:
         connection = next(iter(links.values())).connection
         command = pb.CommandPublishTogether(request_id=connection.next_request_id())
         topics = dict.fromkeys(message.topic for message in messages)
-        turns = {
-            topic: producers[topic].stand() for topic in topics
+        positions = {
+            topic: producers[topic].join_queue() for topic in topics
         }  # at once: see _produce/queue.py
         with ExitStack() as held:
-            for turn in turns.values():
-                held.callback(turn.over)
-            for topic, turn in turns.items():
-                await turn.came()
+            for position in positions.values():
+                held.callback(position.leave)
+            for topic, position in positions.items():
+                await position.reached()
                 await producers[topic].written(links[topic])
             if any(
                 link.connection is not connection or not link.is_open for link in links.values()
@@ -244,7 +244,7 @@ class Transaction:
         self,
         connection: Connection,
         command: pb.CommandPublishTogether,
-        turns: ExitStack,
+        positions: ExitStack,
     ) -> pb.CommandPublishTogetherResponse:
         """The answer. Raises Fenced, Refused, Unavailable: definite; OutcomeUnknown.
 
@@ -253,7 +253,7 @@ class Transaction:
         """
         self._is_asking = True
         answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        asking = self._spawn(_ask(connection, command, turns, answer))
+        asking = self._spawn(_ask(connection, command, positions, answer))
         asking.add_done_callback(
             lambda _asking: _tell(answer, OutcomeUnknown("the client was closed"))
         )
@@ -273,11 +273,11 @@ class Transaction:
 async def _ask(
     connection: Connection,
     command: pb.CommandPublishTogether,
-    turns: ExitStack,
+    positions: ExitStack,
     answer: asyncio.Future[Command],
 ) -> None:
     """Ask, give back the turns, and tell ``answer``: Unavailable only if nothing was stored."""
-    with turns:
+    with positions:
         result = await _answer(connection, command)
     _tell(answer, result)
 

@@ -29,9 +29,9 @@ from onewriter._errors import (
     OnewriterError,
     Unavailable,
 )
-from onewriter._lead.deadline import Serving
+from onewriter._lead.deadline import ServingDeadline
 from onewriter._lead.leadership import Loss
-from onewriter._own.requests import Asker, Given, Owners
+from onewriter._own.requests import GrantedOwnership, OwnershipRequests, Requester
 from onewriter._produce.guarded import Guarded, GuardedBy, GuardedTopics, Opener, over
 from onewriter._produce.tenure import ProducerOptions
 from onewriter._signal import Signal
@@ -47,7 +47,7 @@ NONCE_BYTES = 16
 Resources = Iterable[str | tuple[str, int]]
 
 
-class Host(Opener, Protocol):
+class OwnerHost(Opener, Protocol):
     """The client, as ownerships know it."""
 
     async def subscribe(
@@ -64,13 +64,13 @@ class Ownership:
     leadership it is an Authority: what is ``guarded`` by it is not appended once it is over.
     """
 
-    def __init__(self, owned: Ownerships, host: Host, resource: str) -> None:
+    def __init__(self, owned: Ownerships, host: OwnerHost, resource: str) -> None:
         self.resource = resource
         self.end: OnewriterError | None = None
         """Why it is over; None while it is not."""
         self._owned = owned
         self._host = host
-        self.given: Given | None = None
+        self.given: GrantedOwnership | None = None
         """By which broker it was given, while that one has it as ours."""
         self.known_generation = 0
         """0: it was never given."""
@@ -89,7 +89,7 @@ class Ownership:
     @property
     def group(self) -> str:
         """The group that it is owned for; empty: none."""
-        return self._owned.asker.group
+        return self._owned.requester.group
 
     @property
     def is_owned(self) -> bool:
@@ -161,7 +161,7 @@ class Ownership:
         properties = {
             **options.properties,
             GENERATION_PROPERTY: str(self.generation),
-            NONCE_PROPERTY: self._owned.asker.nonce,
+            NONCE_PROPERTY: self._owned.requester.nonce,
         }
         return replace(options, properties=properties)
 
@@ -189,7 +189,7 @@ class Ownership:
         """Call it when it is over."""
         self._enders.append(callback)
 
-    def give(self, given: Given) -> None:
+    def give(self, given: GrantedOwnership) -> None:
         """A broker said that it is ours."""
         self._detach()
         self.known_generation = given.generation
@@ -197,7 +197,7 @@ class Ownership:
         key = (self.group, self.resource, given.generation)
         given.connection.owners.attach(key, self)
 
-    def _detach(self) -> Given | None:
+    def _detach(self) -> GrantedOwnership | None:
         given, self.given = self.given, None
         if given is not None:
             given.connection.owners.detach((self.group, self.resource, given.generation))
@@ -234,18 +234,18 @@ class Ownerships(Sequence[Ownership]):
 
     def __init__(
         self,
-        owners: Owners,
-        host: Host,
-        asker: Asker,
+        owners: OwnershipRequests,
+        host: OwnerHost,
+        requester: Requester,
         wanted: Mapping[str, int],
     ) -> None:
-        self.asker = asker
+        self.requester = requester
         self._owners = owners
         self._wanted = wanted
         self._all = [Ownership(self, host, resource) for resource in wanted]
         self._detached: dict[Ownership, None] = {}
         self._news = Signal()
-        self._serving: Serving | None = None
+        self._deadline: ServingDeadline | None = None
 
     @overload
     def __getitem__(self, index: int) -> Ownership: ...
@@ -275,10 +275,10 @@ class Ownerships(Sequence[Ownership]):
 
     async def ask(self, timeout_seconds: float | None) -> None:
         """Ask for all of it, once."""
-        answers = await self._owners.ask(self.asker, self._wanted, seconds=timeout_seconds)
+        answers = await self._owners.ask(self.requester, self._wanted, seconds=timeout_seconds)
         for each in self._all:
             answer = answers[each.resource]
-            if isinstance(answer, Given):
+            if isinstance(answer, GrantedOwnership):
                 each.give(answer)
             else:
                 each.stop(answer)
@@ -289,13 +289,13 @@ class Ownerships(Sequence[Ownership]):
         if not wanted:
             return
         at = {each.resource: each.address for each in these if each.address is not None}
-        answers = await self._owners.ask(self.asker, wanted, at=at, only_returns=True)
+        answers = await self._owners.ask(self.requester, wanted, at=at, only_returns=True)
         trouble: Unavailable | None = None
         for each in these:
             if each.end is not None or each.resource not in answers:
                 continue
             answer = answers[each.resource]
-            if isinstance(answer, Given):
+            if isinstance(answer, GrantedOwnership):
                 self._detached.pop(each, None)
                 if each.given is None or each.given.connection is not answer.connection:
                     each.give(answer)
@@ -315,7 +315,7 @@ class Ownerships(Sequence[Ownership]):
                 each.stop(Closed("released by this program"))
                 if owned is not None:
                     given.append((each.resource, owned))
-        await self._owners.release(self.asker, given)
+        await self._owners.release(self.requester, given)
 
     def detached(self, ownership: Ownership) -> None:
         """Its broker is gone, or keeps it no longer."""
@@ -339,17 +339,17 @@ class Ownerships(Sequence[Ownership]):
     @property
     def serving_until(self) -> float:
         """The deadline that all of it has in common; minus infinity: none."""
-        return -math.inf if self._serving is None else self._serving.until
+        return -math.inf if self._deadline is None else self._deadline.until
 
     async def serve(self) -> None:
         """Have the right to serve renewed until everything is over; nothing without that option."""
-        if self.asker.serve_seconds:
-            self._serving = Serving(
-                self.asker.serve_seconds,
+        if self.requester.serve_seconds:
+            self._deadline = ServingDeadline(
+                self.requester.serve_seconds,
                 lambda: self.go_on(self._all),
                 lambda: not self.is_over,
             )
-            await self._serving.run()
+            await self._deadline.run()
 
     async def keep(self) -> None:
         """Go on elsewhere with what was detached, until everything is over."""

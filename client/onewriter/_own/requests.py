@@ -43,7 +43,7 @@ log = logging.getLogger("onewriter")
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Requester:
     """Who asks: the same for all resources of one set."""
 
     group: str
@@ -53,19 +53,19 @@ class Asker:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GrantedOwnership:
     """A resource is owned, as the broker at the other end of ``connection`` said."""
 
     generation: int
     connection: Connection
 
 
-Answers = dict[str, Given | OnewriterError]
+Answers = dict[str, GrantedOwnership | OnewriterError]
 
 Results = list[pb.CommandOwnResponse.Result]
 
 
-class _Asked:
+class _Request:
     """What one question has asked for, and where it may be granted without anybody knowing."""
 
     def __init__(self) -> None:
@@ -86,7 +86,9 @@ class _Asked:
         """What is to be given back where nobody takes the answers that are not here yet."""
         return {
             connection: [
-                each for each in sorted(resources) if not isinstance(self.answers.get(each), Given)
+                each
+                for each in sorted(resources)
+                if not isinstance(self.answers.get(each), GrantedOwnership)
             ]
             for connection, resources in self.unsettled.items()
         }
@@ -95,12 +97,12 @@ class _Asked:
         """What is to be given back where nobody takes any answer."""
         unwanted = {connection: set(found) for connection, found in self.unsettled.items()}
         for resource, answer in self.answers.items():
-            if isinstance(answer, Given):
+            if isinstance(answer, GrantedOwnership):
                 unwanted.setdefault(answer.connection, set()).add(resource)
         return {connection: sorted(found) for connection, found in unwanted.items()}
 
 
-class Owners:
+class OwnershipRequests:
     """Asks for one client."""
 
     def __init__(self, directory: Directory, limits: Limits, spawn: Spawn) -> None:
@@ -112,7 +114,7 @@ class Owners:
 
     async def ask(
         self,
-        asker: Asker,
+        requester: Requester,
         wanted: Mapping[str, int],
         *,
         at: Mapping[str, Address] | None = None,
@@ -127,11 +129,11 @@ class Owners:
         nobody takes, because the time was over or the caller was cancelled, is given back behind
         the caller's back; with ``only_returns`` it stays whose it is.
         """
-        asked = _Asked()
+        asked = _Request()
         unwanted: dict[Connection, list[str]] = {}
         try:
             answers = await self._ask(
-                asker, wanted, asked, at=at, only_returns=only_returns, seconds=seconds
+                requester, wanted, asked, at=at, only_returns=only_returns, seconds=seconds
             )
             unwanted = asked.unwanted()
         except BaseException:
@@ -139,14 +141,14 @@ class Owners:
             raise
         finally:
             if not only_returns:
-                self._return_soon(asker, unwanted, asked.under_way)
+                self._return_soon(requester, unwanted, asked.under_way)
         return answers
 
     async def _ask(
         self,
-        asker: Asker,
+        requester: Requester,
         wanted: Mapping[str, int],
-        asked: _Asked,
+        asked: _Request,
         *,
         at: Mapping[str, Address] | None,
         only_returns: bool,
@@ -160,12 +162,12 @@ class Owners:
         try:
             async with asyncio.timeout(limit):
                 if not only_returns:
-                    await self._returned(asker.group, wanted)
+                    await self._returned(requester.group, wanted)
                 while True:
                     was_moved = False
                     for address, resources in _batches(pending):
                         moved = await self._ask_once(
-                            asker,
+                            requester,
                             {each: wanted[each] for each in resources},
                             address,
                             asked,
@@ -189,7 +191,9 @@ class Owners:
                 answers[each] = Unavailable(f"{each} not owned within {limit:g} s: {trouble}")
             return answers
 
-    async def release(self, asker: Asker, owned: Iterable[tuple[str, Given]]) -> None:
+    async def release(
+        self, requester: Requester, owned: Iterable[tuple[str, GrantedOwnership]]
+    ) -> None:
         """Give up; who cannot be reached finds out by itself. Raises nothing but its cancellation."""
         by_connection: dict[Connection, list[tuple[str, int]]] = {}
         for resource, given in owned:
@@ -201,7 +205,7 @@ class Owners:
                 chunk = resources[start : start + RESOURCES_PER_REQUEST_MAX]
                 command = pb.CommandDisown(
                     request_id=connection.next_request_id(),
-                    group=asker.group or None,
+                    group=requester.group or None,
                     resources=[pb.OwnedResource(name=name, generation=n) for name, n in chunk],
                 )
                 try:
@@ -212,10 +216,10 @@ class Owners:
 
     async def _ask_once(
         self,
-        asker: Asker,
+        requester: Requester,
         wanted: Mapping[str, int],
         address: Address | None,
-        asked: _Asked,
+        asked: _Request,
         troubles: dict[str, OnewriterError],
         *,
         only_returns: bool,
@@ -225,9 +229,9 @@ class Owners:
         try:
             connection = await self._connection(address)
             if only_returns:
-                results = await _request(connection, asker, wanted, only_returns=True)
+                results = await _request(connection, requester, wanted, only_returns=True)
             else:
-                results = await self._question(connection, asker, wanted, asked)
+                results = await self._question(connection, requester, wanted, asked)
         except OnewriterError as error:
             # An owner outlives what is wrong here for a while, as files that are being replaced.
             is_passing = only_returns and isinstance(error, ConfigurationError)
@@ -239,7 +243,7 @@ class Owners:
         elsewhere: dict[str, Address | None] = {}
         for resource, result in zip(wanted, results, strict=True):
             if result.HasField("generation"):
-                answers[resource] = Given(result.generation, connection)
+                answers[resource] = GrantedOwnership(result.generation, connection)
                 asked.settled(connection, resource)
             elif result.broker_service_url or result.broker_service_url_tls:
                 asked.settled(connection, resource)
@@ -256,14 +260,18 @@ class Owners:
         return elsewhere
 
     async def _question(
-        self, connection: Connection, asker: Asker, wanted: Mapping[str, int], asked: _Asked
+        self,
+        connection: Connection,
+        requester: Requester,
+        wanted: Mapping[str, int],
+        asked: _Request,
     ) -> Results:
         """Ask in a task of its own: whoever gives up waiting has to know when it was answered."""
         answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
 
         async def ask() -> None:
             try:
-                results = await _request(connection, asker, wanted, only_returns=False)
+                results = await _request(connection, requester, wanted, only_returns=False)
             except OnewriterError as error:
                 _end(answer, error)
             else:
@@ -279,7 +287,7 @@ class Owners:
 
     def _return_soon(
         self,
-        asker: Asker,
+        requester: Requester,
         unwanted: Mapping[Connection, list[str]],
         under_way: asyncio.Task[None] | None,
     ) -> None:
@@ -287,16 +295,16 @@ class Owners:
             if not resources or connection.is_closed:
                 continue  # what a lost connection owned nobody owns
             try:
-                task = self._spawn(self._return(connection, asker, resources, under_way))
+                task = self._spawn(self._return(connection, requester, resources, under_way))
             except Closed:  # the client has ended, and its connections with it
                 return
-            self._returning[task] = (asker.group, frozenset(resources))
+            self._returning[task] = (requester.group, frozenset(resources))
             task.add_done_callback(lambda done: self._returning.pop(done, None))
 
     async def _return(
         self,
         connection: Connection,
-        asker: Asker,
+        requester: Requester,
         resources: list[str],
         under_way: asyncio.Task[None] | None,
     ) -> None:
@@ -307,23 +315,23 @@ class Owners:
                 if under_way is not None:
                     await asyncio.wait([under_way])
                 while resources and not connection.is_closed:
-                    resources = await self._return_once(connection, asker, resources)
+                    resources = await self._return_once(connection, requester, resources)
                     if resources:
                         await asyncio.sleep(backoff.seconds())
         except TimeoutError:
             log.warning("%s did not answer: %s may be owned", connection.address, resources[:10])
 
     async def _return_once(
-        self, connection: Connection, asker: Asker, resources: list[str]
+        self, connection: Connection, requester: Requester, resources: list[str]
     ) -> list[str]:
         """Give back what is known to be granted; what the broker did not answer for."""
-        granted: list[tuple[str, Given]] = []
+        granted: list[tuple[str, GrantedOwnership]] = []
         unanswered: list[str] = []
         for start in range(0, len(resources), RESOURCES_PER_REQUEST_MAX):
             chunk = resources[start : start + RESOURCES_PER_REQUEST_MAX]
             wanted = dict.fromkeys(chunk, RETURN_GENERATION)
             try:
-                results = await _request(connection, asker, wanted, only_returns=True)
+                results = await _request(connection, requester, wanted, only_returns=True)
             except Refused:
                 continue  # who may not own has nothing to give back
             except OnewriterError:
@@ -331,12 +339,12 @@ class Owners:
                 continue
             for resource, result in zip(chunk, results, strict=True):
                 if result.HasField("generation"):
-                    granted.append((resource, Given(result.generation, connection)))
+                    granted.append((resource, GrantedOwnership(result.generation, connection)))
                 elif not (
                     result.broker_service_url or result.broker_service_url_tls
                 ) and isinstance(_error(result), Unavailable):
                     unanswered.append(resource)
-        await self.release(asker, granted)
+        await self.release(requester, granted)
         return unanswered
 
     async def _returned(self, group: str, wanted: Mapping[str, int]) -> None:
@@ -369,17 +377,17 @@ def _end(answer: asyncio.Future[Results], error: OnewriterError) -> None:
 
 
 async def _request(
-    connection: Connection, asker: Asker, wanted: Mapping[str, int], *, only_returns: bool
+    connection: Connection, requester: Requester, wanted: Mapping[str, int], *, only_returns: bool
 ) -> Results:
     answer = await connection.request(
         pb.CommandOwn(
             request_id=connection.next_request_id(),
-            group=asker.group or None,
+            group=requester.group or None,
             resources=[pb.OwnedResource(name=name, generation=n) for name, n in wanted.items()],
-            identity=asker.identity or None,
-            nonce=asker.nonce,
+            identity=requester.identity or None,
+            nonce=requester.nonce,
             only_returns=only_returns or None,
-            serve_milliseconds=round(1000 * asker.serve_seconds) or None,
+            serve_milliseconds=round(1000 * requester.serve_seconds) or None,
         )
     )
     if not isinstance(answer, pb.CommandOwnResponse) or len(answer.results) != len(wanted):

@@ -27,8 +27,7 @@ from onewriter._errors import (
     Unavailable,
 )
 from onewriter._message import MessageId
-from onewriter._produce.producer import Producer
-from onewriter._produce.submitting import Handed, Submitting
+from onewriter._produce.producer import Producer, SubmitArguments, Submitter
 from onewriter._produce.tenure import ProducerOptions
 from onewriter._transport.checks import Check
 from onewriter_core.ids import InvalidTopicName, TopicName
@@ -86,7 +85,7 @@ class Opener(Protocol):
 Open = Callable[[ProducerOptions], Awaitable[Producer]]
 
 
-class Guarded(Submitting):
+class Guarded(Submitter):
     """Writes to one topic that depend on an authority. Made by ``Leadership.guarded``.
 
     Its producer is opened by the first call that needs it and lasts until ``close``, the end of the
@@ -150,7 +149,7 @@ class Guarded(Submitting):
             timeout_seconds=max(0.0, deadline - asyncio.get_running_loop().time()),
         )
 
-    async def take(self, *message: *Handed) -> asyncio.Future[MessageId]:
+    async def take(self, *message: *SubmitArguments) -> asyncio.Future[MessageId]:
         producer = await self._proved(self._options.send_timeout_seconds)
         return await producer.take(*message)
 

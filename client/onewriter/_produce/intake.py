@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from onewriter._errors import ConfigurationError, OnewriterError, Refused
-from onewriter._produce.batch import Batch
+from onewriter._message import MessageId
 from onewriter._produce.outbox import Outbox, Pending, Receipt
 from onewriter._produce.packer import (
+    Batching,
     Outgoing,
     Packed,
     Packer,
@@ -23,12 +24,12 @@ from onewriter._produce.packer import (
     message_size,
     too_large,
 )
-from onewriter._produce.queue import Line, Turn
+from onewriter._produce.queue import QueuePosition, SubmissionQueue
 from onewriter._produce.tenure import ProducerOptions
 from onewriter._signal import Signal
 
 
-class Owner(Protocol):
+class IntakeOwner(Protocol):
     """The producer whose intake it is."""
 
     def may_send(self) -> bool:
@@ -44,6 +45,59 @@ class Owner(Protocol):
         ...
 
 
+class OpenBatch:
+    """``add`` messages; ``on_full`` is called when the batch is to be sealed, by size or by time."""
+
+    def __init__(self, batching: Batching, on_full: Callable[[], None]) -> None:
+        self._batching = batching
+        self._on_full = on_full
+        self._loop = asyncio.get_running_loop()
+        self._messages: list[Outgoing] = []
+        self._timer: asyncio.Handle | None = None
+        self.bytes = 0
+        """Of its messages."""
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, message: Outgoing) -> None:
+        """Behind all others; seals what is there first if both are too large together."""
+        if self._messages and self.bytes + message.size > self._batching.bytes_max:
+            self._on_full()
+        self._messages.append(message)
+        self.bytes += message.size
+        if (
+            len(self._messages) >= self._batching.messages_max
+            or self.bytes >= self._batching.bytes_max
+        ):
+            self._on_full()
+        elif self._timer is None:
+            delay = self._batching.delay_seconds
+            self._timer = (
+                self._loop.call_later(delay, self._on_full)
+                if delay
+                else self._loop.call_soon(self._on_full)
+            )
+
+    def take(self) -> list[Outgoing]:
+        """All of it; the next message begins another batch."""
+        messages, self._messages = self._messages, []
+        self.bytes = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return messages
+
+    def withdraw(self, receipt: asyncio.Future[MessageId]) -> bool:
+        """Take one message back; False: it is not in here."""
+        for number, message in enumerate(self._messages):
+            if message.receipt is receipt:
+                del self._messages[number]
+                self.bytes -= message.size
+                return True
+        return False
+
+
 class Intake:
     """``moved`` is told when there may be room again, and when the owner may send or has ended."""
 
@@ -53,17 +107,17 @@ class Intake:
         options: ProducerOptions,
         outbox: Outbox,
         moved: Signal,
-        owner: Owner,
+        owner: IntakeOwner,
     ) -> None:
         self._producer_id = producer_id
         self._options = options
         self._outbox = outbox
         self._moved = moved
         self._owner = owner
-        self._batch = None if options.batching is None else Batch(options.batching, self.seal)
+        self._batch = None if options.batching is None else OpenBatch(options.batching, self.seal)
         self._packer = Packer(producer_id, options.name, options.compression)
         self._loop = asyncio.get_running_loop()
-        self._line = Line()
+        self._queue = SubmissionQueue()
         """Calls that wait for room, and whoever writes otherwise, in their order."""
         self._next_sequence_id = 0
         self.message_bytes_max = 0
@@ -103,12 +157,12 @@ class Intake:
         take, and what the owner has ended with.
         """
         content = checked_content(content)
-        if not self._line and self._may_take(len(content)) and not self._is_large(content):
+        if not self._queue and self._may_take(len(content)) and not self._is_large(content):
             return self._pack(content, key, ordering_key, properties, event_time_ms)
         self._owner.check_open()
-        turn = self._line.stand()
+        position = self._queue.join()
         try:
-            await turn.came()
+            await position.reached()
             while not self._may_take(len(content)):
                 self._owner.check_open()
                 await self._moved.wait()
@@ -122,11 +176,11 @@ class Intake:
                 )
             return self._pack(content, key, ordering_key, properties, event_time_ms)
         finally:
-            turn.over()
+            position.leave()
 
-    def stand(self) -> Turn:
+    def join_queue(self) -> QueuePosition:
         """A place in line among the calls of ``take``: none of them is served during its turn."""
-        return self._line.stand()
+        return self._queue.join()
 
     def seal(self) -> None:
         """What was gathered becomes an entry."""
@@ -166,7 +220,7 @@ class Intake:
             if not message.receipt.done():
                 message.receipt.set_exception(refusal())
                 message.receipt.exception()  # whoever handed it in may have gone
-        self._line.dissolve()
+        self._queue.release_all()
 
     def pack_alone(self, content: bytes, **described: Any) -> tuple[int, bytes]:
         """The next message as an entry that is published otherwise than by SEND: number and bytes.

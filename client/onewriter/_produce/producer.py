@@ -8,6 +8,7 @@ what is pending (_produce/outbox.py).
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,9 +26,8 @@ from onewriter._errors import (
 from onewriter._message import MessageId
 from onewriter._produce.intake import Intake
 from onewriter._produce.outbox import Outbox, Pending, Receipt
-from onewriter._produce.queue import Turn
+from onewriter._produce.queue import QueuePosition
 from onewriter._produce.registration import Registration
-from onewriter._produce.submitting import Handed, Submitting
 from onewriter._produce.tenure import ProducerOptions, ProducerState, Tenure
 from onewriter._signal import Signal
 from onewriter._transport.connection import Connection, Spawn
@@ -40,7 +40,36 @@ _DEFINITE_SEND_ERRORS = frozenset({ServerError.CHECKSUM_ERROR, ServerError.NOT_A
 """The broker looked at the message and refused it."""
 
 
-class Producer(Submitting):
+SubmitArguments = tuple[bytes, str | None, bytes | None, Mapping[str, str] | None, int]
+"""A message as it is handed on: content, key, ordering key, properties, event time in ms."""
+
+
+class Submitter(ABC):
+    """Whatever takes messages for a topic."""
+
+    async def submit(
+        self,
+        content: bytes,
+        *,
+        key: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        ordering_key: bytes | None = None,
+        event_time_ms: int = 0,
+    ) -> asyncio.Future[MessageId]:
+        """Hand a message in once there is room, and get the future of its receipt.
+
+        Messages are appended in the order of these calls. The future ends as ``send`` does, without
+        its time-out. Raises Fenced, Closed, Refused, ConfigurationError (what cannot be a message),
+        and, where it is guarded, NotSent (nobody could be asked in time) when it was not taken.
+        """
+        return await self.take(content, key, ordering_key, properties, event_time_ms)
+
+    @abstractmethod
+    def take(self, *message: *SubmitArguments) -> Awaitable[asyncio.Future[MessageId]]:
+        """As ``submit``, for who has the message in this order already."""
+
+
+class Producer(Submitter):
     """Writes one topic. Made by ``Client.create_producer``; for one event loop."""
 
     def __init__(
@@ -216,7 +245,7 @@ class Producer(Submitting):
                 self._intake.withdraw(receipt)
             raise
 
-    def take(self, *message: *Handed) -> Awaitable[asyncio.Future[MessageId]]:
+    def take(self, *message: *SubmitArguments) -> Awaitable[asyncio.Future[MessageId]]:
         return self._intake.take(*message)
 
     async def flush(self) -> None:
@@ -229,12 +258,12 @@ class Producer(Submitting):
         later = self._intake.next_sequence_id
         await self._moved.until(lambda: not self._outbox.has_before(later))
 
-    def stand(self) -> Turn:
+    def join_queue(self) -> QueuePosition:
         """A place in line behind all calls of ``submit`` so far, for who writes otherwise.
 
         During its turn nothing is taken; whoever waits meanwhile keeps to its own time-out.
         """
-        return self._intake.stand()
+        return self._intake.join_queue()
 
     async def written(self, link: Registration) -> None:
         """Wait until everything handed in so far is on its way through ``link``. Needs the turn.

@@ -1,7 +1,7 @@
-"""A line: turns, one at a time, in the order in which they were asked for.
+"""A first-come, first-served queue, whose positions are assigned without waiting.
 
-Whoever takes places in several lines without waiting in between cannot deadlock with others who do
-so, too: of any two the same one comes first in all of them.
+A caller that joins several queues in one step of the event loop cannot deadlock with other callers that do
+the same: of any two callers, the same one is first in every queue.
 """
 
 from __future__ import annotations
@@ -10,52 +10,52 @@ import asyncio
 from collections import OrderedDict
 
 
-class Turn:
-    """A place in a line; ``await came()``, and call ``over`` in any case."""
+class QueuePosition:
+    """A position in a queue. Await ``reached``, and call ``leave`` in any case."""
 
-    __slots__ = ("_came", "_line")
+    __slots__ = ("_queue", "_reached")
 
-    def __init__(self, line: Line, came: asyncio.Future[None]) -> None:
-        self._line = line
-        self._came = came
+    def __init__(self, queue: SubmissionQueue, reached: asyncio.Future[None]) -> None:
+        self._queue = queue
+        self._reached = reached
 
-    async def came(self) -> None:
-        """Wait until all in front of it are over."""
-        await self._came
+    async def reached(self) -> None:
+        """Wait until this position is the first one."""
+        await self._reached
 
-    def over(self) -> None:
-        """Let the next one have its turn; also given up before it came. Idempotent."""
-        self._line.leave(self)
+    def leave(self) -> None:
+        """Leave the queue, whether or not the position was reached. Idempotent."""
+        self._queue.remove(self)
 
-    def comes(self) -> None:
-        """It is the first in its line, or the line is dissolved."""
-        if not self._came.done():
-            self._came.set_result(None)
+    def reach(self) -> None:
+        """End the wait: the position is the first one, or the queue is released."""
+        if not self._reached.done():
+            self._reached.set_result(None)
 
 
-class Line:
-    """As long as there are callers who wait: each has one place."""
+class SubmissionQueue:
+    """The callers that wait; bounded by their number, since each has one position."""
 
     def __init__(self) -> None:
-        self._places: OrderedDict[Turn, None] = OrderedDict()
+        self._positions: OrderedDict[QueuePosition, None] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._positions)
 
-    def stand(self) -> Turn:
-        """The last place."""
-        turn = Turn(self, asyncio.get_running_loop().create_future())
-        self._places[turn] = None
-        if len(self._places) == 1:
-            turn.comes()
-        return turn
+    def join(self) -> QueuePosition:
+        """Take the last position."""
+        position = QueuePosition(self, asyncio.get_running_loop().create_future())
+        self._positions[position] = None
+        if len(self._positions) == 1:
+            position.reach()
+        return position
 
-    def leave(self, turn: Turn) -> None:
-        """The turn is over."""
-        if self._places.pop(turn, self) is None and self._places:
-            next(iter(self._places)).comes()
+    def remove(self, position: QueuePosition) -> None:
+        """Remove a position; the next one becomes the first."""
+        if self._positions.pop(position, self) is None and self._positions:
+            next(iter(self._positions)).reach()
 
-    def dissolve(self) -> None:
-        """There is nothing to wait for any more: all of them have their turn."""
-        for turn in self._places:
-            turn.comes()
+    def release_all(self) -> None:
+        """End the wait of every position, because there is nothing to wait for any more."""
+        for position in self._positions:
+            position.reach()

@@ -15,7 +15,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
 
 
-class Writer(Protocol):
+class RegistrationOwner(Protocol):
     """Whoever writes under a registration. No method blocks or raises."""
 
     def received(self, receipt: SendReceipt) -> None:
@@ -45,7 +45,7 @@ class Registration:
         self,
         connection: Connection,
         producer_id: int,
-        writer: Writer,
+        writer: RegistrationOwner,
         on_detached: Callable[[Registration, str], None],
     ) -> None:
         self.connection = connection

@@ -32,7 +32,7 @@ from onewriter._errors import (
     Unavailable,
 )
 from onewriter._produce.packer import Batching, Compression
-from onewriter._produce.registration import Registration, Writer
+from onewriter._produce.registration import Registration, RegistrationOwner
 from onewriter._signal import Signal
 from onewriter._transport.connection import Connection
 from onewriter._transport.lookup import Directory
@@ -131,7 +131,7 @@ def _checked_delay(seconds: float) -> float:
     return float(seconds)
 
 
-class Tenant(Writer, Protocol):
+class Tenant(RegistrationOwner, Protocol):
     """The producer whose tenure it is. No method blocks or raises."""
 
     def granted(self, answer: pb.CommandProducerSuccess) -> None:

@@ -23,8 +23,7 @@ from google.protobuf.message import Message
 
 from onewriter._config import Address, ClientOptions, token_of
 from onewriter._errors import OnewriterError, Refused, ServerError, Unavailable, answer_of
-from onewriter._transport.ends import ConsumerEnd, ProducerEnd
-from onewriter._transport.owner_ends import OwnerEnds
+from onewriter._transport.ends import ConsumerEnd, OwnerEnds, ProducerEnd
 from onewriter_core.errors import ProtocolError
 from onewriter_core.wire import replies
 from onewriter_core.wire.client import ClientConnection

@@ -11,10 +11,10 @@ from onewriter._client import Client
 from onewriter._config import Tls
 from onewriter.sidecar.candidate import Candidate
 from onewriter.sidecar.http import HttpServer
-from onewriter.sidecar.map_http import Sharing
+from onewriter.sidecar.map_http import MapRoutes
 from onewriter.sidecar.maps import Maps
 from onewriter.sidecar.metrics import Metrics
-from onewriter.sidecar.ownerships import Owning
+from onewriter.sidecar.ownerships import OwnershipRoutes
 from onewriter.sidecar.settings import Settings
 from onewriter.sidecar.streams import EventStreams
 from onewriter.state import SharedMap, StateLimits
@@ -31,8 +31,8 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
     async with _client(settings) as client, _maps(settings, client, metrics) as maps:
         candidate = Candidate(settings, client, metrics)
         streams = EventStreams(settings.event_streams_max, metrics)
-        owning = Owning(client, streams, metrics)
-        sharing = Sharing(settings, maps, streams, metrics)
+        owning = OwnershipRoutes(client, streams, metrics)
+        sharing = MapRoutes(settings, maps, streams, metrics)
         server = HttpServer(candidate, streams, [owning.add_routes, sharing.add_routes])
         try:
             await server.start()
@@ -72,7 +72,7 @@ def _maps(settings: Settings, client: Client, metrics: Metrics) -> Maps:
     )
 
 
-async def _release(owning: Owning, seconds: float) -> None:
+async def _release(owning: OwnershipRoutes, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
             await owning.release()

@@ -38,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class SidecarMessage:
     """What an application wants to publish."""
 
     content: bytes
@@ -159,7 +159,7 @@ class Candidate:
         raise conflict(int(found[1]), self.standing, reason)
 
     async def publish(
-        self, session: str | None, message: Message, guarded: str | None = None
+        self, session: str | None, message: SidecarMessage, guarded: str | None = None
     ) -> MessageId:
         """Append one message under a session. Raises Failure, which says what is certain.
 
@@ -214,7 +214,7 @@ class Candidate:
             timeout_seconds=ANNOUNCE_SECONDS,
         )
 
-    def _announcement(self, term: Leadership) -> Message:
+    def _announcement(self, term: Leadership) -> SidecarMessage:
         settings = self.settings
         info = LeaderInfo(
             topic=settings.topic,
@@ -227,7 +227,7 @@ class Candidate:
             metadata=None if self.resume_info is None else self.resume_info.as_metadata(),
         )
         said = info.announcement()
-        return Message(said.content, key=said.key, properties=said.properties)
+        return SidecarMessage(said.content, key=said.key, properties=said.properties)
 
     def _changed(self, standing: Standing) -> None:
         self.metrics.stands(standing)

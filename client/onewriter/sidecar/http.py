@@ -15,10 +15,10 @@ from aiohttp import web
 from onewriter._errors import ConfigurationError
 from onewriter.sidecar.candidate import Candidate, ResumeInfo
 from onewriter.sidecar.errors import Failure
-from onewriter.sidecar.leadership import Leading
+from onewriter.sidecar.leadership import LeadershipRoutes
 from onewriter.sidecar.publish import (
     SESSION_HEADER,
-    Publishing,
+    PublishRoutes,
     answer_of,
     is_publish_stream,
 )
@@ -50,8 +50,8 @@ class HttpServer:
         self._candidate = candidate
         self._more = more
         self._streams = streams
-        self._leading = Leading(candidate, streams)
-        self._publishing = Publishing(candidate)
+        self._leading = LeadershipRoutes(candidate, streams)
+        self._publishing = PublishRoutes(candidate)
         self._servers: list[Server] = []
         self._browsers = Browsers(checks_host=True, allows_same_origin=False)
 

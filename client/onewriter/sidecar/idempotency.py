@@ -22,7 +22,7 @@ class _Attempt:
     outcome: asyncio.Future[MessageId | Failure]
 
 
-class Remembered:
+class IdempotencyKeys:
     """One sidecar's keys. A key belongs to the session that it was first used under."""
 
     def __init__(self, keys_max: int = KEYS_MAX) -> None:

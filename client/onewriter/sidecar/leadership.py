@@ -18,7 +18,7 @@ EVENTS_MAX = 64
 """Events that wait for a slow reader; with more it is cut off, and begins anew with the present."""
 
 
-class Leading:
+class LeadershipRoutes:
     """Handles /leadership. ``stop`` ends the streams."""
 
     def __init__(self, candidate: Candidate, streams: EventStreams) -> None:

@@ -92,7 +92,7 @@ def etag_of(value: bytes) -> str:
     return hashlib.sha256(value).hexdigest()[:32]
 
 
-class Sharing:
+class MapRoutes:
     """Handles /map."""
 
     def __init__(

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from typing import Any
 
 from onewriter.sidecar.admission import too_large
-from onewriter.sidecar.candidate import Message
+from onewriter.sidecar.candidate import SidecarMessage
 from onewriter.sidecar.errors import Failure
 
 NDJSON = "application/x-ndjson"
@@ -24,7 +24,7 @@ _FIELDS = frozenset({"content", "contentBase64", "json", "key", "properties", "e
 _CONTENTS = ("content", "contentBase64", "json")
 
 
-def message_of_headers(content: bytes, headers: Mapping[str, str]) -> Message:
+def message_of_headers(content: bytes, headers: Mapping[str, str]) -> SidecarMessage:
     """The message of a request that carries one: its content as it is, the rest in headers."""
     properties: object = {}
     if text := headers.get("Onewriter-Properties"):
@@ -32,7 +32,7 @@ def message_of_headers(content: bytes, headers: Mapping[str, str]) -> Message:
     event_time = headers.get("Onewriter-Event-Time", "0")
     if not event_time.isdecimal():
         raise _bad("Onewriter-Event-Time is a number of milliseconds since 1970")
-    return Message(
+    return SidecarMessage(
         content,
         key=_text(headers.get("Onewriter-Key"), "Onewriter-Key"),
         properties=_properties(properties),
@@ -40,7 +40,7 @@ def message_of_headers(content: bytes, headers: Mapping[str, str]) -> Message:
     )
 
 
-def message_of_line(line: bytes, content_bytes_max: int) -> Message:
+def message_of_line(line: bytes, content_bytes_max: int) -> SidecarMessage:
     """The message of one NDJSON line. Raises Failure."""
     fields = _json(line, "the line")
     if not isinstance(fields, dict):
@@ -57,7 +57,7 @@ def message_of_line(line: bytes, content_bytes_max: int) -> Message:
     key, event_time = fields.get("key"), fields.get("eventTimeMs", 0)
     if not isinstance(key, str | None) or type(event_time) is not int:
         raise _bad("key is a string, eventTimeMs a number of milliseconds since 1970")
-    return Message(
+    return SidecarMessage(
         content,
         key=_text(key, "key"),
         properties=_properties(fields.get("properties", {})),
@@ -67,7 +67,7 @@ def message_of_line(line: bytes, content_bytes_max: int) -> Message:
 
 async def lines(
     chunks: AsyncIterable[bytes], content_bytes_max: int
-) -> AsyncGenerator[Message, None]:
+) -> AsyncGenerator[SidecarMessage, None]:
     """The messages of an NDJSON body; empty lines are passed over. Raises Failure."""
     # In base64, or with every character escaped, a content takes more room than it has.
     length_max = content_bytes_max * 2 + LINE_OVERHEAD_BYTES
@@ -90,7 +90,7 @@ async def lines(
 
 async def length_prefixed(
     chunks: AsyncIterable[bytes], content_bytes_max: int
-) -> AsyncGenerator[Message, None]:
+) -> AsyncGenerator[SidecarMessage, None]:
     """The messages of a body of [length u32 big-endian][content]... Raises Failure."""
     buffer = bytearray()
     async for chunk in chunks:
@@ -103,7 +103,7 @@ async def length_prefixed(
             stop = start + _LENGTH.size + length
             if stop > len(buffer):
                 break
-            yield Message(bytes(buffer[start + _LENGTH.size : stop]))
+            yield SidecarMessage(bytes(buffer[start + _LENGTH.size : stop]))
             start = stop
         del buffer[:start]
     if buffer:

@@ -16,7 +16,7 @@ _PREFIX = "onewriter_sidecar_"
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-class Outcome:
+class PublishOutcome:
     """How one publish ends; unknown until told otherwise."""
 
     def __init__(self) -> None:
@@ -103,9 +103,9 @@ class Metrics:
         self._pending_bytes.set_function(size)
 
     @contextmanager
-    def publishing(self) -> Iterator[Outcome]:
+    def publishing(self) -> Iterator[PublishOutcome]:
         """Count and time one publish."""
-        outcome = Outcome()
+        outcome = PublishOutcome()
         begun = time.monotonic()
         try:
             yield outcome

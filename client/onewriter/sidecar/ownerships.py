@@ -70,7 +70,7 @@ class _Watcher:
         return self._group in {None, key[0]} and self._resource in {None, key[1]}
 
 
-class Owning:
+class OwnershipRoutes:
     """Handles /own for one client, which is open while this is used; ``release`` it at the end."""
 
     def __init__(self, client: Client, streams: EventStreams, metrics: Metrics) -> None:

@@ -15,9 +15,9 @@ from aiohttp import web
 from onewriter._message import MessageId
 from onewriter._signal import Signal
 from onewriter.sidecar.admission import Admission
-from onewriter.sidecar.candidate import Candidate, Message
+from onewriter.sidecar.candidate import Candidate, SidecarMessage
 from onewriter.sidecar.errors import Failure
-from onewriter.sidecar.idempotency import Remembered
+from onewriter.sidecar.idempotency import IdempotencyKeys
 from onewriter.sidecar.messages import (
     LENGTH_PREFIXED,
     NDJSON,
@@ -52,12 +52,12 @@ def is_publish_stream(request: web.Request) -> bool:
     return request.path == "/publish" and request.content_type in _FRAMINGS
 
 
-class Publishing:
+class PublishRoutes:
     """Handles /publish; bounded in requests, streams and bytes."""
 
     def __init__(self, candidate: Candidate) -> None:
         self._candidate = candidate
-        self._remembered = Remembered()
+        self._remembered = IdempotencyKeys()
         self._admission = Admission(
             candidate.settings.requests_max, candidate.settings.message_bytes_max
         )
@@ -82,7 +82,7 @@ class Publishing:
         return answer_of(message_id, session or "")
 
     async def _publish(
-        self, session: str | None, message: Message, key: str | None, guarded: str | None
+        self, session: str | None, message: SidecarMessage, key: str | None, guarded: str | None
     ) -> MessageId:
         if key is None or session is None:
             return await self._candidate.publish(session, message, guarded)
@@ -143,7 +143,9 @@ class _Stream:
         self._published = 0
         self._failed = 0
 
-    async def read(self, messages: AsyncGenerator[Message, None], tasks: asyncio.TaskGroup) -> None:
+    async def read(
+        self, messages: AsyncGenerator[SidecarMessage, None], tasks: asyncio.TaskGroup
+    ) -> None:
         """Publish all of them; stops at the first one that makes no sense, or that failed."""
         try:
             async with aclosing(messages):
@@ -188,7 +190,7 @@ class _Stream:
         self._published += 1
         return answer_of(ending, self._session)
 
-    async def _publish(self, message: Message) -> MessageId | Failure:
+    async def _publish(self, message: SidecarMessage) -> MessageId | Failure:
         if self.has_failed:
             return Failure(503, "not-sent", "an earlier message of the stream failed")
         try:

@@ -87,7 +87,7 @@ class Gathered(Generic[S, Op]):
     bytes: int = 0
 
 
-class Outbox(Generic[S, Op]):
+class WriteOutbox(Generic[S, Op]):
     """The writes of one instance, without any I/O: what is queued, what is sent under which stamp."""
 
     def __init__(self, rules: Rules[S, Op], entry_bytes_max: int) -> None:

@@ -31,7 +31,7 @@ from onewriter.state.envelope import WRITER_BYTES
 from onewriter.state.errors import StateError
 from onewriter.state.fold import Rules, Taken
 from onewriter.state.log import BarrierUnsupported, Grant, Log
-from onewriter.state.pending_writes import Outbox, Outcome, PendingWrite, Rider, fail, settle
+from onewriter.state.pending_writes import Outcome, PendingWrite, Rider, WriteOutbox, fail, settle
 from onewriter.state.replica import Replica
 
 _DEFINITE = (Fenced, Refused, NotSent)
@@ -81,7 +81,7 @@ class Writer(Generic[S, Op]):
         self._source = source
         self._limits = limits
         self._prepare = prepare
-        self.outbox: Outbox[S, Op] = Outbox(rules, source.entry_bytes_max)
+        self.outbox: WriteOutbox[S, Op] = WriteOutbox(rules, source.entry_bytes_max)
         self._replica: Replica[S, Op]
         self._wake = Signal()
         self._decided = Signal()

@@ -30,7 +30,6 @@ from onewriter_core.api.topic import (
     LeaderService,
     PodPolicy,
     Promotion,
-    PromotionPolicy,
     Retention,
     ServicePort,
 )
@@ -57,7 +56,6 @@ __all__ = [
     "ProducerClaim",
     "ProducerClaimSpec",
     "Promotion",
-    "PromotionPolicy",
     "Retention",
     "ServicePort",
     "TopicReference",

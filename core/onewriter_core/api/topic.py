@@ -24,7 +24,7 @@ from onewriter_core.api.common import (
     rules,
 )
 from onewriter_core.ids import NUMBER_MAX, PARTITION_SUFFIX, TOPIC_NAME_LENGTH_MAX, TopicName
-from onewriter_core.topic.model import AccessMode
+from onewriter_core.topic.model import AccessMode, PromotionPolicy
 
 PARTITIONS_MAX = 1024
 """Partitions of one topic: all of them live in one bucket and are fenced by one script call."""
@@ -39,14 +39,6 @@ DAY_SECONDS = 86_400
 RETENTION_AGE_SECONDS_MAX = 100 * 366 * DAY_SECONDS
 
 Port = Annotated[int, Field(ge=1, le=65_535)]
-
-
-class PromotionPolicy(StrEnum):
-    """In which order waiters are promoted."""
-
-    FIFO = "Fifo"
-    PRIORITY = "Priority"
-    BALANCED = "Balanced"
 
 
 class Durability(StrEnum):

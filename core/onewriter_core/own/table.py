@@ -1,6 +1,6 @@
 """Who owns a resource, and under which generation: the decision table of ``own``.
 
-Pure: a record and a request in, a Granted or a Denied out. Who is connected, what is stored and who
+Pure: a record and a request in, a OwnershipGranted or a OwnershipDenied out. Who is connected, what is stored and who
 is told are the broker's part.
 
 ============================  ====================================================================
@@ -120,7 +120,7 @@ class Cause(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class OwnershipGranted:
     """The resource is the asker's. ``deposed``: who owned it until now."""
 
     after: Ownership
@@ -134,7 +134,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
+class OwnershipDenied:
     """The resource is not the asker's; nothing changed. ``generation`` is the record's."""
 
     code: ServerError
@@ -142,22 +142,22 @@ class Denied:
     generation: int
 
 
-def decide(before: Ownership, request: OwnRequest) -> Granted | Denied:
+def decide(before: Ownership, request: OwnRequest) -> OwnershipGranted | OwnershipDenied:
     """The table of this module."""
     asked, current, owner = request.generation, before.generation, before.owner
     asked_max = max(GENERATION_ASKED_MAX, current + 1)
     if not 0 <= asked <= asked_max:
         text = f"a generation is a number from 0 to {asked_max}, not {asked}"
-        return Denied(ServerError.NOT_ALLOWED_ERROR, text, current)
+        return OwnershipDenied(ServerError.NOT_ALLOWED_ERROR, text, current)
     if owner is not None and asked <= current and request.owner.is_return_of(owner):
-        return Granted(replace(before, is_owned=True), Cause.RETURNED)
+        return OwnershipGranted(replace(before, is_owned=True), Cause.RETURNED)
     if request.only_returns:
         text = f"the ownership is over: the current generation is {current}"
-        return Denied(ServerError.PRODUCER_FENCED, text, current)
+        return OwnershipDenied(ServerError.PRODUCER_FENCED, text, current)
     if asked == 0:
         if not request.may_reset:
             text = "generation 0 resets an ownership, and needs the permission resetOwnership"
-            return Denied(ServerError.AUTHORIZATION_ERROR, text, current)
+            return OwnershipDenied(ServerError.AUTHORIZATION_ERROR, text, current)
         return _granted(before, request, current + 1, Cause.RESET)
     if not before.is_owned or owner is None:
         return _granted(before, request, current + 1, Cause.VACANT)
@@ -165,21 +165,21 @@ def decide(before: Ownership, request: OwnRequest) -> Granted | Denied:
         return _granted(before, request, asked, Cause.OUTRANKED)
     if asked < current:
         text = f"there is a newer owner: the current generation is {current}, not {asked}"
-        return Denied(ServerError.PRODUCER_FENCED, text, current)
+        return OwnershipDenied(ServerError.PRODUCER_FENCED, text, current)
     if not request.owner.is_same_as(owner):
         text = f"another identity owns generation {current}: only a higher one takes it over"
-        return Denied(ServerError.PRODUCER_BUSY, text, current)
+        return OwnershipDenied(ServerError.PRODUCER_BUSY, text, current)
     return _granted(before, request, current + 1, Cause.SUCCEEDED)
 
 
 def _granted(
     before: Ownership, request: OwnRequest, generation: int, cause: Cause
-) -> Granted | Denied:
+) -> OwnershipGranted | OwnershipDenied:
     if generation > GENERATION_MAX:
         text = "the generations of this resource are used up"
-        return Denied(ServerError.NOT_ALLOWED_ERROR, text, before.generation)
+        return OwnershipDenied(ServerError.NOT_ALLOWED_ERROR, text, before.generation)
     deposed = before.owner if before.is_owned else None
-    return Granted(Ownership(generation, request.owner, is_owned=True), cause, deposed)
+    return OwnershipGranted(Ownership(generation, request.owner, is_owned=True), cause, deposed)
 
 
 def floor_of(stored: Ownership, *, registration: int, known_since: int) -> Ownership:

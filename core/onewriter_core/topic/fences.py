@@ -36,7 +36,7 @@ from onewriter_core.topic.model import (
     Waiting,
 )
 from onewriter_core.topic.refusals import with_refused_group
-from onewriter_core.topic.waiting import in_order, load_of
+from onewriter_core.topic.waiters import in_order, load_of
 
 
 def start_fence(

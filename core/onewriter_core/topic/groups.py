@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from onewriter_core.topic.access_modes import contend
 from onewriter_core.topic.answers import not_ready
 from onewriter_core.topic.effects import Grant, Queue, Reject, Step
 from onewriter_core.topic.lookups import (
@@ -28,7 +29,6 @@ from onewriter_core.topic.refusals import (
     with_refused_group,
     without_refusals_of,
 )
-from onewriter_core.topic.table import contend
 
 HOLD_BACK_SECONDS = 2.0
 """How long a partition's request waits for partition 0 before it competes alone."""

@@ -46,7 +46,7 @@ from onewriter_core.topic.model import (
     Topic,
     Vacant,
 )
-from onewriter_core.topic.waiting import in_order
+from onewriter_core.topic.waiters import in_order
 
 
 class Violation(AssertionError):

@@ -51,6 +51,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from onewriter_core.errors import ServerError
+from onewriter_core.topic.access_modes import contend, defer, share_requested
 from onewriter_core.topic.answers import moved_on, not_ready, outdated
 from onewriter_core.topic.effects import Answer, Close, Effect, Grant, Probe, Reject, Step, Suspect
 from onewriter_core.topic.events import (
@@ -104,8 +105,7 @@ from onewriter_core.topic.model import (
     Topic,
     Vacant,
 )
-from onewriter_core.topic.table import contend, defer, share_requested
-from onewriter_core.topic.waiting import in_order, next_promoted
+from onewriter_core.topic.waiters import in_order, next_promoted
 
 
 def step(topic: Topic, event: Event) -> Step:

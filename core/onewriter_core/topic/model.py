@@ -293,8 +293,8 @@ class RefusedGroup:
     until: float
 
 
-class PromotionPolicy(enum.Enum):
-    """In which order waiters are promoted; ``waiting.py`` has the order itself."""
+class PromotionPolicy(enum.StrEnum):
+    """In which order waiters are promoted; ``waiters.py`` has the order itself."""
 
     FIFO = "Fifo"
     PRIORITY = "Priority"

@@ -10,8 +10,8 @@ from unittest.mock import MagicMock
 from aiohttp import web
 
 from onewriter.sidecar.http import HttpServer
-from onewriter.sidecar.map_http import Sharing
-from onewriter.sidecar.ownerships import Owning
+from onewriter.sidecar.map_http import MapRoutes
+from onewriter.sidecar.ownerships import OwnershipRoutes
 from onewriter.sidecar.settings import Settings
 from onewriter_broker.testing.in_process import in_process_broker
 from onewriter_operator.webhook import Webhook
@@ -43,8 +43,8 @@ def sidecar() -> tuple[Route, ...]:
     """Every route of a sidecar."""
     candidate: Any = MagicMock()
     candidate.settings = Settings(topic="t")
-    owning = Owning(MagicMock(), MagicMock(), MagicMock())
-    sharing = Sharing(candidate.settings, MagicMock(), MagicMock(), MagicMock())
+    owning = OwnershipRoutes(MagicMock(), MagicMock(), MagicMock())
+    sharing = MapRoutes(candidate.settings, MagicMock(), MagicMock(), MagicMock())
     server = HttpServer(candidate, MagicMock(), [owning.add_routes, sharing.add_routes])
     return (*listed(server._api()[1]), *UNKNOWN)
 

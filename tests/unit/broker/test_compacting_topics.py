@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, waiter
 
 from onewriter_broker.log.store.api import Durability, Observation
 from onewriter_broker.log.store.compacted import COMPACTING

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, nobody, waiter
 
 from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING, Attempt, Piece, view_of
 from onewriter_broker.log.store.fake.server import FakeServer

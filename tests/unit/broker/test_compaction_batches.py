@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.unit.broker.test_compaction import batch, compacting, message, metadata_of, runs_of
-from tests.unit.broker.verify_histories import BUCKETS, Story, waiter
+from tests.unit.broker.verify.histories import BUCKETS, Story, waiter
 
 from onewriter_broker.dispatch.positions import last_compacted_id
 from onewriter_broker.log.store.fake.server import FakeServer

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.contents import stored_in
 from tests.unit.broker.test_compaction import compacting, kept, message
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, nobody, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, nobody, waiter
 
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from tests.stamps import stamp_anew
-from tests.unit.broker.verify_histories import BUCKETS, Story, entry, nobody, waiter
+from tests.unit.broker.verify.histories import BUCKETS, Story, entry, nobody, waiter
 
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits

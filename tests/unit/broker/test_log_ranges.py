@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify_histories import (
+from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
     Story,

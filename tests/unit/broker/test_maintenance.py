@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.broker.verify_histories import BUCKETS, an_eventful_life
+from tests.unit.broker.verify.histories import BUCKETS, an_eventful_life
 
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer

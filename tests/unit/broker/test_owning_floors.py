@@ -30,9 +30,9 @@ from onewriter_core.own.table import (
     GENERATION_ASKED_MAX,
     SERVE_SECONDS_MAX,
     Cause,
-    Denied,
-    Granted,
     Owner,
+    OwnershipDenied,
+    OwnershipGranted,
 )
 
 __all__ = ["world"]
@@ -49,7 +49,7 @@ async def left(world: World, wanted: list[Wanted], *, days: float = 0, owner: Ow
     """Own all of it and go, so many days ago."""
     end = End()
     answers = await world.room.own(owner, end, wanted)
-    assert all(isinstance(answer, Granted) for answer in answers)
+    assert all(isinstance(answer, OwnershipGranted) for answer in answers)
     world.room.left(end)
     await world.spawned[-1]
     for each in wanted:
@@ -65,13 +65,13 @@ async def test_a_dropped_record_leaves_its_group_a_floor(world: World) -> None:
     assert FIELD not in await world.store.read_owned(0)
     assert world.room.floors.of("group") == 3
     answer = await world.own(TWO)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 4
     other = (await world.room.own(TWO, End(), [Wanted(own_field("group", "new"), 1)]))[0]
-    assert isinstance(other, Granted)
+    assert isinstance(other, OwnershipGranted)
     assert other.after.generation == 4
     foreign = (await world.room.own(TWO, End(), [Wanted(own_field("another", "new"), 1)]))[0]
-    assert isinstance(foreign, Granted)
+    assert isinstance(foreign, OwnershipGranted)
     assert foreign.after.generation == 1
 
 
@@ -80,10 +80,10 @@ async def test_the_next_broker_knows_the_floor(world: World) -> None:
     await world.room.drop([FIELD])
     world.room = world.another()
     answer = await world.own(TWO)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 2
     returning = await world.room.own(ONE, End(), [Wanted(FIELD, 1)], only_returns=True)
-    assert isinstance(returning[0], Denied)
+    assert isinstance(returning[0], OwnershipDenied)
 
 
 async def test_what_is_owned_or_was_just_left_stays(world: World) -> None:
@@ -107,15 +107,15 @@ async def test_a_full_bucket_drops_what_was_left_longest_ago(
     await left(world, fields(1, start=2), days=50)
     await left(world, fields(2, start=3), days=20)
     (answer,) = await world.room.own(TWO, End(), fields(1, start=10))
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert own_field("group", "resource-2") not in world.room.entries
     assert len(world.room.entries) == 6
     answers = await world.room.own(TWO, End(), fields(3, start=11))
-    assert [isinstance(each, Granted) for each in answers] == [True, True, False]
+    assert [isinstance(each, OwnershipGranted) for each in answers] == [True, True, False]
     assert TOPIC in world.room.entries, "only its group's owner reads it"
     assert own_field("group", "resource-3") in world.room.entries, "twenty days are not long"
     (again,) = await world.room.own(ONE, End(), fields(1, start=3))
-    assert isinstance(again, Granted)
+    assert isinstance(again, OwnershipGranted)
     assert again.after.generation == 1
 
 
@@ -125,7 +125,7 @@ async def test_a_drop_whose_answer_is_lost_is_made_good(world: World) -> None:
     with pytest.raises(Undecided):
         await world.room.drop([FIELD])
     answer = await world.own(TWO)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 2
     assert world.room.floors.of("group") == 1
     assert (await world.store.read_owned(0))[FIELD].generation == 2
@@ -137,7 +137,7 @@ async def test_a_dataset_that_has_forgotten_a_floor_has_it_again(world: World) -
     stored_in(world.server.primary).owned.clear()
     world.room._is_unsure = True
     answer = await world.own(TWO)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 2
     assert (await world.store.read_owned(0))["\x1egroup"] == OwnedRecord(1, "")
 
@@ -174,7 +174,7 @@ async def test_a_replica_that_was_behind_brings_no_dropped_record_back(
     dataset = stored_in(world.server.primary)
     assert dataset.units.settled(0) == 2, "so that guarded writes of former owners are over"
     answer = await world.own(asker)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation > 2
     assert answer.cause is Cause.VACANT
 
@@ -184,7 +184,7 @@ async def test_a_grant_that_was_not_answered_is_above_the_floor_and_stays(world:
     await world.room.drop([FIELD])
     await lose_the_answer(world, TWO, 1)
     answer = await world.own(TWO)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, 2)
 
 
@@ -194,9 +194,9 @@ async def test_what_is_asked_for_makes_no_room(
     monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
     await left(world, fields(2), days=40)
     returning, new = await world.room.own(ONE, End(), [*fields(1), *fields(1, start=9)])
-    assert isinstance(returning, Granted)
+    assert isinstance(returning, OwnershipGranted)
     assert (returning.cause, returning.after.generation) == (Cause.RETURNED, 1)
-    assert isinstance(new, Granted)
+    assert isinstance(new, OwnershipGranted)
     assert own_field("group", "resource-1") not in world.room.entries
 
 
@@ -220,7 +220,7 @@ async def test_an_owner_that_went_while_it_was_granted_left_just_now(
     assert await world.room.drop([FIELD]) == []  # it may have been answered, and serve
     world.now += SERVE_SECONDS_MAX
     (answer,) = await world.room.own(TWO, End(), fields(1))
-    assert isinstance(answer, Denied)
+    assert isinstance(answer, OwnershipDenied)
     assert FIELD in world.room.entries
 
 
@@ -231,9 +231,9 @@ async def test_nobody_makes_the_records_of_others_stay_for_ever(world: World) ->
         await world.room.own(ONE, end, wanted)
     highest = [Wanted(own_field("mine-0", "resource"), GENERATION_ASKED_MAX)]
     (answer,) = await world.room.own(TWO, end, highest)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     (beyond,) = await world.room.own(ONE, end, [replace(highest[0], generation=2**48)])
-    assert isinstance(beyond, Denied)
+    assert isinstance(beyond, OwnershipDenied)
     world.room.left(end)
     await world.spawned[-1]
     world.now += SERVE_SECONDS_MAX
@@ -246,7 +246,7 @@ async def test_nobody_makes_the_records_of_others_stay_for_ever(world: World) ->
     await world.room.own(ONE, first, [Wanted(theirs, 1)])
     following = [Wanted(theirs, GENERATION_ASKED_MAX + 4)]
     (taken,) = await world.room.own(TWO, second, following)
-    assert isinstance(taken, Granted), "one above the present one may always be named"
+    assert isinstance(taken, OwnershipGranted), "one above the present one may always be named"
 
 
 async def test_nothing_is_dropped_while_a_broker_may_know_of_no_floors(
@@ -258,5 +258,5 @@ async def test_nothing_is_dropped_while_a_broker_may_know_of_no_floors(
     with pytest.raises(Unavailable, match="version"):
         await world.room.drop([FIELD])
     (answer,) = await world.room.own(TWO, End(), fields(1))
-    assert isinstance(answer, Denied)
+    assert isinstance(answer, OwnershipDenied)
     assert FIELD in world.room.entries

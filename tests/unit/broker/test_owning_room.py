@@ -33,7 +33,7 @@ from onewriter_broker.owning.room import Room
 from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_core.own.names import own_field
-from onewriter_core.own.table import LINEAGE_BITS, Cause, Denied, Granted, Owner
+from onewriter_core.own.table import LINEAGE_BITS, Cause, Owner, OwnershipDenied, OwnershipGranted
 
 FIELD = own_field("group", "resource")
 ONE, TWO = Owner(Identity("one"), "", "nonce one"), Owner(Identity("two"), "", "nonce two")
@@ -125,7 +125,7 @@ class World:
 
     async def own(
         self, owner: Owner = ONE, generation: int = 1, end: End | None = None
-    ) -> Granted | Denied:
+    ) -> OwnershipGranted | OwnershipDenied:
         (answer,) = await self.room.own(owner, end or End(), [Wanted(FIELD, generation)])
         return answer
 
@@ -141,7 +141,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def test_a_grant_is_stored_noted_and_audited_before_it_is_answered(world: World) -> None:
-    assert isinstance(await world.own(), Granted)
+    assert isinstance(await world.own(), OwnershipGranted)
     record = (await world.store.read_owned(0))[FIELD]
     assert record.generation == 1
     assert json.loads(record.owner)["owner"]["nonce"] == "nonce one"
@@ -149,7 +149,7 @@ async def test_a_grant_is_stored_noted_and_audited_before_it_is_answered(world: 
     assert (await world.store.observe([0])).units[0].last_ledger == 1
     end = End()
     (answer,) = await world.room.own(TWO, end, [Wanted(FIELD, 0, may_reset=True)])
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     audited = [fields for _, fields in await world.store.read_audit(0, count=10)]
     assert [fields["cause"] for fields in audited] == ["vacant", "reset"]
     assert audited[1]["oldGeneration"] == "1"
@@ -167,7 +167,7 @@ async def test_the_deposed_one_is_told_and_a_proof_writes_nothing(world: World) 
     assert world.deposed == [FIELD, FIELD]
     before = len(world.server.primary.history)
     answer = await world.own(TWO, 2)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.cause is Cause.RETURNED
     assert len(world.server.primary.history) == before
 
@@ -196,11 +196,11 @@ async def test_the_next_broker_waits_for_an_owner_that_was_there(world: World) -
     await world.own(ONE)
     world.room = world.another()
     denied = await world.own(TWO)
-    assert isinstance(denied, Denied)
+    assert isinstance(denied, OwnershipDenied)
     assert denied.code is ServerError.PRODUCER_BUSY
     world.now = 3.5
     taken = await world.own(TWO)
-    assert isinstance(taken, Granted)
+    assert isinstance(taken, OwnershipGranted)
     assert taken.after.generation == 2
 
 
@@ -208,17 +208,17 @@ async def test_records_have_a_bound(world: World, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
     wanted = [Wanted(own_field("", str(number)), 1) for number in range(3)]
     answers = await world.room.own(ONE, End(), wanted)
-    assert [isinstance(answer, Granted) for answer in answers] == [True, True, False]
-    assert isinstance(answers[2], Denied)
+    assert [isinstance(answer, OwnershipGranted) for answer in answers] == [True, True, False]
+    assert isinstance(answers[2], OwnershipDenied)
     assert answers[2].code is ServerError.NOT_ALLOWED_ERROR
     again = await world.room.own(ONE, End(), wanted[:2])
-    assert all(isinstance(answer, Granted) for answer in again)
+    assert all(isinstance(answer, OwnershipGranted) for answer in again)
 
 
 async def test_many_records_go_out_in_several_writes(world: World) -> None:
     wanted = [Wanted(own_field("", str(number)), 1) for number in range(250)]
     answers = await world.room.own(ONE, End(), wanted)
-    assert all(isinstance(answer, Granted) for answer in answers)
+    assert all(isinstance(answer, OwnershipGranted) for answer in answers)
     assert len(await world.store.read_owned(0)) == 250
     assert world.buckets.noted == [1, 2, 3]
 
@@ -226,14 +226,14 @@ async def test_many_records_go_out_in_several_writes(world: World) -> None:
 async def test_an_undecided_write_is_repeated_and_audited_once(world: World) -> None:
     await world.room.loaded()
     world.store.faults.fail_after = 2
-    assert isinstance(await world.own(), Granted)
+    assert isinstance(await world.own(), OwnershipGranted)
     assert len(await world.store.read_audit(0, count=10)) == 1
 
 
 async def test_a_grant_waits_for_the_anchor(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_module, "RETRY_SECONDS", 0.0)
     world.buckets.refuses_notes = 3
-    assert isinstance(await world.own(), Granted)
+    assert isinstance(await world.own(), OwnershipGranted)
     assert world.buckets.noted == [1]
 
 
@@ -260,7 +260,7 @@ async def test_what_memory_knows_is_written_into_a_dataset_that_has_forgotten(
     assert await world.store.stamp(rebound) is Outcome.DONE
     world.buckets.following = Holding(rebound, grants_known=False, known_since=2)
     answer = await world.own(ONE, 7, end=end)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.cause is Cause.RETURNED, "its proof led to the new binding"
     assert (await world.store.read_owned(0))[FIELD].generation == 7
 
@@ -277,11 +277,11 @@ async def test_a_broker_that_knows_nothing_of_a_lossy_dataset_jumps(
     world.buckets.current = Holding(binding, grants_known=False, known_since=3)
     world.room = world.another()
     answer = await world.own(ONE, 1)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.cause is Cause.VACANT
     assert answer.after.generation == (3 << LINEAGE_BITS) + 1
     fresh = await world.room.own(ONE, End(), [Wanted(own_field("", "fresh"), 1)])
-    assert isinstance(fresh[0], Granted)
+    assert isinstance(fresh[0], OwnershipGranted)
     assert fresh[0].after.generation == (3 << LINEAGE_BITS) + 1
 
 
@@ -304,7 +304,7 @@ async def test_a_record_that_cannot_be_read_is_nobodys_and_keeps_its_number(worl
     write = OwnWrite(world.binding, 1, {FIELD: OwnedRecord(9, "not JSON")})
     assert await world.store.own(write) is Outcome.DONE
     answer = await world.own()
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 10
 
 
@@ -319,7 +319,7 @@ async def test_a_successor_is_answered_when_its_predecessor_serves_no_more(world
     assert found.answer_at == 12.0, "the next broker lets it wait as long"
     world.now = 2.0
     async with asyncio.timeout(60.0):
-        assert isinstance(await waiting, Granted)
+        assert isinstance(await waiting, OwnershipGranted)
 
 
 async def test_nobody_waits_behind_a_release(world: World) -> None:
@@ -327,7 +327,7 @@ async def test_nobody_waits_behind_a_release(world: World) -> None:
     await world.own(replace(ONE, serve_seconds=3.0), end=end)
     await world.room.disown(end, [Wanted(FIELD, 1)])
     async with asyncio.timeout(60.0):  # by a clock that stands still: it would wait for ever
-        assert isinstance(await world.own(TWO), Granted)
+        assert isinstance(await world.own(TWO), OwnershipGranted)
 
 
 async def lose_the_answer(world: World, owner: Owner, generation: int) -> None:
@@ -359,7 +359,7 @@ async def test_whose_grant_was_stored_but_not_answered_may_return(
     await lose_the_answer(world, TWO, generation)
     noted = len(world.buckets.noted)
     answer = await world.own(TWO, generation)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, generation)
     assert former.told == ([(FIELD, 1, 100, False)] if is_known else [])
     assert len(world.buckets.noted) == noted + 1, "a dataset that forgets it would be recognised"
@@ -370,7 +370,7 @@ async def test_others_go_above_a_grant_that_was_stored_but_not_answered(world: W
     await world.own(ONE)
     await lose_the_answer(world, TWO, 2)
     answer = await world.own(replace(ONE, nonce="another life"), 2)
-    assert isinstance(answer, Granted), "nobody owns it"
+    assert isinstance(answer, OwnershipGranted), "nobody owns it"
     assert answer.after.generation == 3, "the number was given to another"
     assert (await world.store.read_owned(0))[FIELD].generation == 3
 
@@ -390,7 +390,7 @@ async def test_who_does_not_wait_for_the_answer_leaves_no_stale_number(world: Wo
     await asyncio.wait([asking])
     assert asking.cancelled()
     answer = await world.own(TWO, 100)
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, 100)
 
 

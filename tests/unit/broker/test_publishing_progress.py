@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from types import SimpleNamespace
 
+from tests.unit.broker.connection.test_deadlines import (
+    DEADLINE_SECONDS,
+    Registry,
+    deadlines,
+    declared,
+)
 from tests.unit.broker.fence_path_world import Gates, serving, until
-from tests.unit.broker.test_deadlines import DEADLINE_SECONDS, Registry, deadlines, declared
 from tests.unit.broker.test_publishing_epochs import Room, room_of
 
 from onewriter_broker.connection.deadlines import ProgressDeadlines

@@ -10,7 +10,7 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import ORDERS, serving
 from tests.unit.broker.test_fence_path_partitions import topics_of
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, entry, waiter
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.log.store.api import Block

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.contents import stored_in
 from tests.stamps import stamp_anew
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, entry, nobody, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, entry, nobody, waiter
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
 from onewriter_broker.log.store.fake.server import FakeServer

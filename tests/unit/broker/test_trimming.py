@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.api import Binding, Outcome

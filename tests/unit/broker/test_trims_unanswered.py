@@ -9,7 +9,7 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.fence_path_world import ORDERS, World, serving
 from tests.unit.broker.test_trimming import Readers, entry_ends, forgotten, readers, stored
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life, nobody
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life, nobody
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions

@@ -15,10 +15,9 @@ from onewriter_core.api import (
     ExclusiveTopicSpec,
     Metadata,
     PodPolicy,
-    PromotionPolicy,
 )
 from onewriter_core.ids import TOPIC_NAME_LENGTH_MAX, TopicName
-from onewriter_core.topic.model import AccessMode
+from onewriter_core.topic.model import AccessMode, PromotionPolicy
 
 
 def declared(

@@ -17,7 +17,7 @@ from onewriter_core.own.floors import (
     may_drop,
 )
 from onewriter_core.own.names import check_text, own_field
-from onewriter_core.own.table import Granted, Owner, Ownership, OwnRequest, decide
+from onewriter_core.own.table import Owner, Ownership, OwnershipGranted, OwnRequest, decide
 
 DROPS = st.lists(
     st.tuples(st.sampled_from(["", "a", "b", "c", "d"]), st.integers(1, GENERATION_DROPPED_MAX))
@@ -58,10 +58,10 @@ def test_a_floor_is_no_record_and_no_group_is_called_like_one() -> None:
 def test_who_comes_next_begins_above_the_floor() -> None:
     before = Floors().after([(own_field("a", "r"), 7)]).begin("a", Ownership())
     answer = decide(before, OwnRequest(Owner(Identity("one")), 1))
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 8
     returning = decide(before, OwnRequest(Owner(Identity("one")), 7, only_returns=True))
-    assert not isinstance(returning, Granted)
+    assert not isinstance(returning, OwnershipGranted)
 
 
 def test_what_may_be_dropped() -> None:

@@ -22,10 +22,10 @@ from onewriter_core.own.table import (
     GENERATION_MAX,
     LINEAGE_BITS,
     Cause,
-    Denied,
-    Granted,
     Owner,
     Ownership,
+    OwnershipDenied,
+    OwnershipGranted,
     OwnRequest,
     decide,
     floor_of,
@@ -61,7 +61,7 @@ def test_granted(
     before: Ownership, asker: Owner, asked: int, cause: Cause, generation: int
 ) -> None:
     answer = decide(before, OwnRequest(asker, asked))
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert (answer.cause, answer.after) == (cause, Ownership(generation, asker, is_owned=True))
     is_taken = before.is_owned and cause is not Cause.RETURNED
     assert answer.deposed == (before.owner if is_taken else None)
@@ -84,14 +84,14 @@ def test_granted(
 )
 def test_denied(before: Ownership, asker: Owner, asked: int, code: ServerError) -> None:
     answer = decide(before, OwnRequest(asker, asked))
-    assert isinstance(answer, Denied)
+    assert isinstance(answer, OwnershipDenied)
     assert (answer.code, answer.generation) == (code, before.generation)
 
 
 @pytest.mark.parametrize("before", [Ownership(), OWNED, OWNED.left(), OWNED.released()])
 def test_generation_0_succeeds_with_the_permission_and_never_goes_back(before: Ownership) -> None:
     answer = decide(before, OwnRequest(STRANGER, 0, may_reset=True))
-    assert isinstance(answer, Granted)
+    assert isinstance(answer, OwnershipGranted)
     assert answer.cause is Cause.RESET
     assert answer.after.generation == before.generation + 1
 
@@ -99,8 +99,8 @@ def test_generation_0_succeeds_with_the_permission_and_never_goes_back(before: O
 def test_who_only_returns_never_begins_anew() -> None:
     for before in (Ownership(), OWNED.released(), OWNED.left(), OWNED):
         asked = OwnRequest(replace(HOLDER, nonce="n2"), 5, only_returns=True, may_reset=True)
-        assert isinstance(decide(before, asked), Denied)
-    assert isinstance(decide(OWNED, OwnRequest(HOLDER, 5, only_returns=True)), Granted)
+        assert isinstance(decide(before, asked), OwnershipDenied)
+    assert isinstance(decide(OWNED, OwnRequest(HOLDER, 5, only_returns=True)), OwnershipGranted)
 
 
 def test_an_identity_is_a_subject_with_a_name_or_a_pod() -> None:

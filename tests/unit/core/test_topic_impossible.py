@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from onewriter_core.ids import Identity
+from onewriter_core.topic.access_modes import contend
 from onewriter_core.topic.events import FenceRefused, FenceStored, ProducerGone, ProducerRequested
 from onewriter_core.topic.fences import start_fence
 from onewriter_core.topic.lookups import new_group
@@ -22,7 +23,6 @@ from onewriter_core.topic.model import (
     Topic,
     partitioned,
 )
-from onewriter_core.topic.table import contend
 
 FRESH = Topic(partitioned(0))
 REQUEST = Request("A", "A", "A", AccessMode.EXCLUSIVE, identity=Identity("A"))

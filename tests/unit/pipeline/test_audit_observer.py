@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.unit.broker.verify_histories import entry
+from tests.unit.broker.verify.histories import entry
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts

@@ -28,7 +28,7 @@ class Half:
         limits = ChunkLimits(10, seconds)
         self.expiry = ChunkExpiry("orders", self, limits, lambda: self.is_caught_up)
         said = pb.MessageMetadata(uuid="half", chunk_id=0, num_chunks_from_msg=2)
-        self.expiry.joining.add(said, MessageId(7, 1), memoryview(b"part"))
+        self.expiry.assembler.add(said, MessageId(7, 1), memoryview(b"part"))
 
     def chunk_begun(self, first: MessageId) -> None:
         self.begun.append(first)

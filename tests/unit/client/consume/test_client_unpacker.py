@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter import MessageId
-from onewriter._consume.chunks import CHUNKED_MAX, Joining
+from onewriter._consume.chunks import CHUNKED_MAX, ChunkAssembler
 from onewriter._consume.unpacker import Item, Unpacker, ack_set_of, permits_of
 from onewriter._consume.window import Window
 from onewriter._errors import ConfigurationError, Unreadable
@@ -35,7 +35,9 @@ def unpack(
     ack_set: tuple[int, ...] = (),
 ) -> tuple[list[Item], int]:
     delivery = Delivery(1, WireId(7, number), ack_set=ack_set)
-    unpacker = unpacker or Unpacker("orders", Joining("orders", lambda _: None, lambda _: None))
+    unpacker = unpacker or Unpacker(
+        "orders", ChunkAssembler("orders", lambda _: None, lambda _: None)
+    )
     items, permits = unpacker.unpack(delivery, memoryview(entry))
     assert permits == permits_of(delivery, memoryview(entry))
     return list(items), permits
@@ -111,8 +113,8 @@ class Chunked:
     def __init__(self, messages_max: int = CHUNKED_MAX) -> None:
         self.begun: list[MessageId] = []
         self.given_up: list[list[int]] = []
-        self.joining = Joining("orders", self.begun.append, self.note, messages_max)
-        self.unpacker = Unpacker("orders", self.joining)
+        self.assembler = ChunkAssembler("orders", self.begun.append, self.note, messages_max)
+        self.unpacker = Unpacker("orders", self.assembler)
 
     def note(self, ids: Sequence[MessageId]) -> None:
         self.given_up.append([each.entry for each in ids])
@@ -148,9 +150,9 @@ def test_of_too_many_incomplete_messages_the_oldest_gives_way() -> None:
     assert chunks.comes("c0", 2) == [], "told once"
     chunks.comes("c1", 1)
     assert only(chunks.comes("c1", 2)).content == b"012"
-    chunks.joining.forget()
+    chunks.assembler.forget()
     assert chunks.comes("c2", 1) == []
-    assert len(chunks.joining) == 0
+    assert len(chunks.assembler) == 0
 
 
 def test_the_bytes_of_incomplete_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,9 +171,9 @@ def test_a_message_whose_next_chunk_does_not_come_expires() -> None:
     chunks = Chunked()
     chunks.comes("slow", 0, number=1)
     chunks.comes("dead", 0, number=2)
-    chunks.joining.expire()
+    chunks.assembler.expire()
     chunks.comes("slow", 1, number=3)
-    chunks.joining.expire()
+    chunks.assembler.expire()
     assert chunks.given_up == [[2]]
     assert only(chunks.comes("slow", 2, number=4)).content == b"012"
     assert chunks.comes("dead", 0, number=5) == [], "its producer begins again"

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from onewriter import Fenced, OnewriterError, Unavailable
-from onewriter._lead.deadline import DRIFT, Serving
+from onewriter._lead.deadline import DRIFT, ServingDeadline
 
 SECONDS = 2.0
 
@@ -21,7 +21,7 @@ class World:
         self.holds = True
         self.answer: OnewriterError | None = None
         self.asking_takes = 0.0
-        self.serving = Serving(SECONDS, self._prove, lambda: self.holds, lambda: self.now)
+        self.serving = ServingDeadline(SECONDS, self._prove, lambda: self.holds, lambda: self.now)
 
     async def _prove(self) -> None:
         self.now += self.asking_takes
@@ -91,6 +91,6 @@ async def test_it_is_renewed_until_it_is_stopped() -> None:
             asked.set()
 
     async with asyncio.TaskGroup() as tasks:
-        renewal = tasks.create_task(Serving(0.01, prove, lambda: True).run())
+        renewal = tasks.create_task(ServingDeadline(0.01, prove, lambda: True).run())
         await asyncio.wait_for(asked.wait(), 60)
         renewal.cancel()

@@ -12,7 +12,7 @@ from tests.unit.client.fake_broker import begin
 from onewriter import ConfigurationError, MessageId, Unavailable
 from onewriter.sidecar.cli import sidecar
 from onewriter.sidecar.errors import Failure
-from onewriter.sidecar.idempotency import Remembered
+from onewriter.sidecar.idempotency import IdempotencyKeys
 from onewriter.sidecar.settings import Endpoint, Settings
 
 STORED = MessageId(7, 1)
@@ -97,7 +97,7 @@ class Publisher:
 
 
 async def test_a_second_attempt_waits_for_the_first() -> None:
-    remembered, publish = Remembered(), Publisher()
+    remembered, publish = IdempotencyKeys(), Publisher()
     publish.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
         both = [tasks.create_task(remembered.once("s", "k", 1, publish)) for _ in range(2)]
@@ -108,7 +108,7 @@ async def test_a_second_attempt_waits_for_the_first() -> None:
 
 
 async def test_what_was_definitely_not_stored_may_be_tried_again() -> None:
-    remembered, publish = Remembered(), Publisher()
+    remembered, publish = IdempotencyKeys(), Publisher()
     publish.failure = Failure(503, "not-sent", "no")
     for _ in range(2):
         with pytest.raises(Failure):
@@ -122,7 +122,7 @@ async def test_what_was_definitely_not_stored_may_be_tried_again() -> None:
 
 
 async def test_an_interrupted_attempt_is_unknown() -> None:
-    remembered, publish = Remembered(), Publisher()
+    remembered, publish = IdempotencyKeys(), Publisher()
     publish.may_end.clear()
     first = begin(remembered.once("s", "k", 1, publish))
     await asyncio.sleep(0)
@@ -135,7 +135,7 @@ async def test_an_interrupted_attempt_is_unknown() -> None:
 
 
 async def test_keys_are_bounded_and_the_oldest_finished_one_goes() -> None:
-    remembered, publish = Remembered(keys_max=2), Publisher()
+    remembered, publish = IdempotencyKeys(keys_max=2), Publisher()
     for key in ("a", "b", "c"):
         await remembered.once("s", key, 1, publish)
     assert len(remembered) == 2
@@ -146,7 +146,7 @@ async def test_keys_are_bounded_and_the_oldest_finished_one_goes() -> None:
 
 
 async def test_keys_being_worked_on_are_never_forgotten() -> None:
-    remembered, publish = Remembered(keys_max=1), Publisher()
+    remembered, publish = IdempotencyKeys(keys_max=1), Publisher()
     publish.may_end.clear()
     async with asyncio.TaskGroup() as tasks:
         first = tasks.create_task(remembered.once("s", "a", 1, publish))

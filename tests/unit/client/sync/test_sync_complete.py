@@ -44,7 +44,12 @@ SPARED: dict[str, dict[str, Sequence[str]]] = {
             "send_refused",
             "writable",
         ],
-        "for transactions and seals, which have siblings": ["linked", "pack", "stand", "written"],
+        "for transactions and seals, which have siblings": [
+            "join_queue",
+            "linked",
+            "pack",
+            "written",
+        ],
         "submit, for rooms of the SDK": ["take"],
     },
     "Guarded": {"submit, for rooms of the SDK": ["take"]},
@@ -76,7 +81,7 @@ SPARED: dict[str, dict[str, Sequence[str]]] = {
         "what the client and its members have it do": [
             "abandon",
             "ask",
-            "asker",
+            "requester",
             "changed",
             "detached",
             "go_on",

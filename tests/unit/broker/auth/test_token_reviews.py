@@ -11,7 +11,7 @@ from typing import Any
 
 import jwt
 import pytest
-from tests.unit.broker.test_tokens import rsa_key
+from tests.unit.broker.auth.test_tokens import rsa_key
 
 from onewriter_broker.auth import token_review
 from onewriter_broker.auth.authentication import PEER, EitherAuthenticator

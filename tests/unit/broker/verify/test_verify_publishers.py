@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.test_verify_mutants import Stored, report_of
-from tests.unit.broker.verify_histories import (
+from tests.unit.broker.verify.histories import (
     ALICE,
     BUCKETS,
     SPARK,
@@ -17,6 +16,7 @@ from tests.unit.broker.verify_histories import (
     a_life_with_publishers,
     waiter,
 )
+from tests.unit.broker.verify.test_verify_mutants import Stored, report_of
 
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer

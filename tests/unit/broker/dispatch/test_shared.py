@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.broker.dispatch_world import Receipts, Socket, ack, ack_until, ids, world
+from tests.unit.broker.dispatch.world import Receipts, Socket, ack, ack_until, ids, world
 
 from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.limits import Limits

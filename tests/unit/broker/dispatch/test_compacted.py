@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable
 
 import pytest
-from tests.unit.broker.dispatch_world import Socket, World, ack, ack_until, world
+from tests.unit.broker.dispatch.world import Socket, World, ack, ack_until, world
 
 from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.cursor import Cursor

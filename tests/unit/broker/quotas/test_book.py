@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from onewriter_broker.quotas.book import (
+    Held,
     Part,
     Quota,
     QuotaBook,
@@ -12,7 +13,6 @@ from onewriter_broker.quotas.book import (
     connection_parts,
     subject_of,
 )
-from onewriter_broker.quotas.held import Held
 from onewriter_broker.settings import Settings
 from onewriter_core.ids import Identity
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from tests.contents import stored_in
 from tests.unit.broker.test_log_ranges import DamagedStore
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, Story, an_eventful_life
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life
 
 from onewriter_broker.http.metrics import BlockStreams
 from onewriter_broker.http.onewriter import packed

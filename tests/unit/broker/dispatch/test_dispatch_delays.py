@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.broker.dispatch_world import NOON_MS, NoSender, Socket, World, ack, world
+from tests.unit.broker.dispatch.world import NOON_MS, NoSender, Socket, World, ack, world
 
 from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.delays import may_be_delayed

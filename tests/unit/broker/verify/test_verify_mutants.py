@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from tests.contents import AuditRecord, Contents, stored_in
-from tests.unit.broker.verify_histories import BUCKETS, TOPIC, an_eventful_life, entry
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, an_eventful_life, entry
 
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_broker.log.store.blocks import CHAIN_START, chain

@@ -17,7 +17,7 @@ from onewriter_core.topic.model import (
     Topic,
     partitioned,
 )
-from onewriter_core.topic.waiting import in_order, load_of, next_promoted, waiters_by_partition
+from onewriter_core.topic.waiters import in_order, load_of, next_promoted, waiters_by_partition
 
 FIFO, PRIORITY = PromotionPolicy.FIFO, PromotionPolicy.PRIORITY
 BALANCED = PromotionPolicy.BALANCED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from onewriter_broker.verify.findings import PREDICATES
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "invariants.md").read_text()
 
 

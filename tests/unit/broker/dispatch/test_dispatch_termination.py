@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.broker.dispatch_world import Socket, World, ack, world
+from tests.unit.broker.dispatch.world import Socket, World, ack, world
 
 from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.log.topic_log.termination import TERMINATED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify_histories import (
+from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
     Story,

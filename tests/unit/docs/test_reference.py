@@ -1,0 +1,17 @@
+"""The generated reference pages are those that the code gives."""
+
+from __future__ import annotations
+
+from docs.generator.__main__ import REFERENCE, files
+
+BY_HAND = {"python.md"}
+
+
+def test_generated_pages_are_in_step_with_the_code() -> None:
+    expected = files()
+    outdated = [path.name for path, text in expected.items() if path.read_text() != text]
+    assert outdated == [], (
+        "run python -m docs.generator. Where names.md lost a name, users lose it: see the page"
+    )
+    kept = {path.name for path in REFERENCE.iterdir()}
+    assert kept == BY_HAND | {path.name for path in expected}
