@@ -59,7 +59,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._begun_at
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Tells Spark whether options set limits. ``latestOffset`` applies them."""
+        """Whether options set limits. ``latestOffset`` applies them."""
         limits = self._options.limits
         rows_max = limits.messages_max or limits.entries_max
         if rows_max is not None:

@@ -122,14 +122,19 @@ class DeltaLog:
         batch = self._delta.transaction_version(APPLICATION)
         if batch is None:
             return State()
-        for limit in HISTORY_STEPS:
-            for commit in self._delta.history(limit):
-                if OFFSETS in commit:
-                    return State(batch, _object(commit[OFFSETS]))
+        for commits in self._history():
+            newest = next((commit for commit in commits if OFFSETS in commit), None)
+            if newest is not None:
+                return State(batch, _object(newest[OFFSETS]))
         raise TableError(
             f"{self.place.location} does not say any more how far it goes: others committed to it for"
             " longer than its log is kept"
         )
+
+    def _history(self) -> Iterator[list[dict[str, Any]]]:
+        """The newest commits, the newest one first, in windows that grow until the caller has found enough."""
+        for limit in HISTORY_STEPS:
+            yield guarded(self.place, partial(self._delta.history, limit))
 
     def _files(self) -> list[TableFile]:
         return [
@@ -149,8 +154,8 @@ class DeltaLog:
         if newest is None or newest == batch:
             return iter(())
         found: dict[int, list[list[Any]]] = {}
-        for limit in HISTORY_STEPS:
-            for commit in guarded(self.place, partial(self._delta.history, limit)):
+        for commits in self._history():
+            for commit in commits:
                 if COVERAGE in commit:
                     said = _object(commit[COVERAGE])
                     found[said["batch"]] = said["ranges"]
