@@ -113,8 +113,8 @@ MUTANTS = (
         ("S5", "S7"),
         "onewriter_broker.log.topic_log.log:TopicLog.form",
         "Readers see entries before they are stored.",
-        "        self.undecided.append(pending)\n",
-        "        self.undecided.append(pending)\n        self.advance(block.last)\n",
+        "        self._undecided.append(pending)\n",
+        "        self._undecided.append(pending)\n        self.advance(block.last)\n",
         (f"{UNIT}/test_topic_log.py", f"{UNIT}/dispatch/test_single.py", UNIT, SIMULATION),
     ),
     Mutant(

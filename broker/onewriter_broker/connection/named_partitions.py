@@ -23,14 +23,16 @@ PRODUCERS_MAX: Final = 10_000
 class NamedPartitions:
     """The partitions that one connection asked for by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, names_max: int = NAMES_MAX, producers_max: int = PRODUCERS_MAX) -> None:
+        self._names_max = names_max
+        self._producers_max = producers_max
         self._questions: Counter[str] = Counter()
         self._producers: dict[tuple[int, str], None] = {}
 
     def asked(self, topic: str) -> None:
         """The client asks how many partitions ``topic`` has."""
         name = _partition(topic)
-        if name and (name in self._questions or len(self._questions) < NAMES_MAX):
+        if name and (name in self._questions or len(self._questions) < self._names_max):
             self._questions[name] += 1
 
     def consumer_opened(self, topic: str) -> None:
@@ -46,7 +48,7 @@ class NamedPartitions:
         key = producer_id, str(name)
         has_asked = self._follow(key[1])
         if has_asked and key not in self._producers:
-            if len(self._producers) >= PRODUCERS_MAX:
+            if len(self._producers) >= self._producers_max:
                 del self._producers[next(iter(self._producers))]
             self._producers[key] = None
         return key in self._producers

@@ -80,16 +80,16 @@ def serve_seconds_of(properties: Mapping[str, str]) -> float:
 def parse_priority(properties: Mapping[str, str], wire_value: int | None) -> AskedPriority:
     """The priority that a PRODUCER command asks for; never raises.
 
-    The wire field wins over the property ``onewriter.queue-priority``. What is not a signed 32-bit
-    number counts as 0 and leaves a note.
+    The wire field wins over the property ``onewriter.queue-priority``. A value that is not a signed 32-bit number
+    counts as if there were none, so the default of the claim applies, and the result carries a note.
     """
     if wire_value is not None:
         if INT32_MIN <= wire_value <= INT32_MAX:
             return AskedPriority(wire_value)
-        return AskedPriority(0, f"queue priority {wire_value} is not a signed 32-bit number")
+        return AskedPriority(None, f"queue priority {wire_value} is not a signed 32-bit number")
     text = properties.get(PRIORITY_PROPERTY)
     if text is None:
         return AskedPriority(None)
     if _WHOLE_NUMBER.fullmatch(text) and INT32_MIN <= int(text) <= INT32_MAX:
         return AskedPriority(int(text))
-    return AskedPriority(0, f"{PRIORITY_PROPERTY} {text[:40]!a} is not a signed 32-bit number")
+    return AskedPriority(None, f"{PRIORITY_PROPERTY} {text[:40]!a} is not a signed 32-bit number")

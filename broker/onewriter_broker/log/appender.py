@@ -35,7 +35,6 @@ from onewriter_broker.log.store.api import (
 from onewriter_broker.log.topic_log.atomic_publish import Publish, abandon
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
-from onewriter_broker.log.topic_log.rejection import fall_back, withdraw
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -281,7 +280,7 @@ class Appender:
             if pending not in topic_log.undecided or topic_log.binding is None:
                 continue  # the log was closed meanwhile
             if isinstance(answer, BrokenKey):
-                topic_log.is_writable = False
+                topic_log.stop_writes()
                 broken[topic_log] = answer
                 continue
             replid = topic_log.binding.replid
@@ -300,24 +299,23 @@ class Appender:
                     self._commits.later(kind, _StoredBlock(topic_log, pending))
                 case Outcome.REFENCE | Outcome.LOST:
                     # Whether the block is in the registered dataset is seen after the next fence.
-                    topic_log.is_writable = False
-                    topic_log.was_refused = True
+                    topic_log.stop_writes(was_refused=True)
                     self._deposed_from(topic_log, outcome)
                 case Outcome.FENCED | Outcome.UNKNOWN:
-                    topic_log.is_writable = False
-                    topic_log.was_refused = True  # should the bucket be ours still: fence again
+                    # Should the bucket be ours still: fence again.
+                    topic_log.stop_writes(was_refused=True)
                     if outcome is Outcome.UNKNOWN:
                         topic_log.forget_tail()  # there may be a block that it does not have
                     topic_log.give_up(pending, is_definite=outcome is Outcome.FENCED)
                     self._deposed_from(topic_log, outcome)
                 case Outcome.STALE | Outcome.AHEAD | Outcome.HELD if pending.together is not None:
-                    withdraw(topic_log, pending, outcome)
+                    topic_log.withdraw(pending, outcome)
                 case Outcome.STALE | Outcome.AHEAD:
                     refused[topic_log] = (pending, outcome, [])
                 case Outcome.HELD:
                     refused[topic_log][2].append(pending)
         for topic_log, (pending, outcome, held) in refused.items():
-            fall_back(topic_log, pending, held, outcome)
+            topic_log.roll_back(pending, held, outcome)
             if topic_log.has_more:
                 self._dirty.setdefault(topic_log, pending.since)
         for topic_log, error in broken.items():
@@ -451,7 +449,7 @@ class Appender:
                 item.done.set_result(Outcome.REFENCE)
             return
         for topic_log in item.logs:
-            topic_log.is_writable = False
+            topic_log.stop_writes()
         try:
             outcome = await self._fenced(item.fence)
         except (ValueError, BrokenKey) as error:  # its topic fails, not the appender
