@@ -373,7 +373,7 @@ class Fencing:
             block = stored.get(pending.block.position)
             if block is not None and block.chain == pending.block.chain:
                 topic_log.block_committed(pending)
-            elif changes_hands or pending.together is not None or pending.publish is not None:
+            elif changes_hands or pending.joint_append is not None or pending.publish is not None:
                 topic_log.give_up(pending, is_definite=True)
             else:
                 absent.append(pending)

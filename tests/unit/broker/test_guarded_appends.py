@@ -18,7 +18,7 @@ from tests.unit.broker.topic.fence_path_world import (
     until,
 )
 
-from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.joint_append import JointAppend, Part
 from onewriter_broker.log.store.api import (
     Binding,
     Block,
@@ -350,14 +350,14 @@ class Asked:
             Part(runner.logs[partition], Send(1, 0), memoryview(b"part %d" % partition), guard)
             for partition, guard in zip((0, 1), guards or (None, None), strict=True)
         ]
-        self.request = Together(parts, lambda: self.may_write)
+        self.request = JointAppend(parts, lambda: self.may_write)
         self.positions: list[Position] = []
         self.error: OnewriterError | None = None
         self.task = world.spawn(self._run(world))
 
     async def _run(self, world: World) -> None:
         try:
-            self.positions = await world.appender.together(self.request)
+            self.positions = await world.appender.append_jointly(self.request)
         except OnewriterError as error:
             self.error = error
 
@@ -459,9 +459,9 @@ async def test_together_what_cannot_be_one_block_is_refused() -> None:
         log = runner.logs[0]
         large = memoryview(bytes(200_000))
         with pytest.raises(Refused, match="bytes"):
-            Together([Part(log, Send(1, 0), large, None)] * 2, lambda: True)
+            JointAppend([Part(log, Send(1, 0), large, None)] * 2, lambda: True)
         parts = [Part(log, Send(1, 0), large[:1], guard) for guard in (None, floor(1))]
         with pytest.raises(Refused, match="one guard"):
-            Together(parts, lambda: True)
+            JointAppend(parts, lambda: True)
         with pytest.raises(Refused, match="at least one"):
-            Together([], lambda: True)
+            JointAppend([], lambda: True)

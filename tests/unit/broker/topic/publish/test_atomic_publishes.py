@@ -22,7 +22,7 @@ from tests.unit.broker.topic.publish.publish_world import (
     whole,
 )
 
-from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.joint_append import JointAppend, Part
 from onewriter_broker.log.store.api import (
     OPEN_PUBLISH,
     VERSION_PREFIX,
@@ -204,7 +204,7 @@ async def test_it_goes_on_behind_what_was_withdrawn() -> None:
             Part(log, Send(1, 0), memoryview(entry("x", 0)), guard)
             for log, guard in ((one, None), (other, far))
         ]
-        together = Together(parts, lambda: True)
+        together = JointAppend(parts, lambda: True)
         publishes: list[Publish] = []
         Calls(
             world,
@@ -213,7 +213,7 @@ async def test_it_goes_on_behind_what_was_withdrawn() -> None:
             call="append_together",
         )
         with pytest.raises(Fenced):
-            await world.appender.together(together)
+            await world.appender.append_jointly(together)
         assert await ended(publishes[0]) == Published(Position(1, 1), Position(1, 3))
 
 
