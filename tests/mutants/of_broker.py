@@ -124,7 +124,7 @@ MUTANTS = (
         "What a deposed holder had handed in is appended under its successor's ledger.",
         "topic_log.refuse_waiting()",
         "pass",
-        (f"{UNIT}/test_fencing.py", UNIT, SIMULATION),
+        (f"{UNIT}/topic/test_fencing.py", UNIT, SIMULATION),
     ),
     Mutant(
         "a-grant-is-answered-under-an-old-binding",
@@ -133,7 +133,7 @@ MUTANTS = (
         "A marker that stands in a dataset that was left counts as a grant.",
         "return holding is not None and holding.binding == binding",
         "return holding is not None",
-        (f"{UNIT}/test_fencing.py", UNIT, SIMULATION),
+        (f"{UNIT}/topic/test_fencing.py", UNIT, SIMULATION),
     ),
     Mutant(
         "a-loss-is-not-reported",
@@ -142,7 +142,7 @@ MUTANTS = (
         "Acknowledged entries that a failover lost are not reported.",
         "self._report(loss)",
         "pass",
-        (f"{UNIT}/test_fencing.py", UNIT, SIMULATION),
+        (f"{UNIT}/topic/test_fencing.py", UNIT, SIMULATION),
     ),
     Mutant(
         "a-fence-forgets-guard-floors",
@@ -151,7 +151,7 @@ MUTANTS = (
         "Floors of guarded writes that a failover lost are not written again.",
         "if name.startswith(FLOOR_PREFIX)",
         "if name.startswith(FLOOR_PREFIX) and False",
-        (f"{UNIT}/test_fencing.py", f"{UNIT}/test_guarded_appends.py", UNIT),
+        (f"{UNIT}/topic/test_fencing.py", f"{UNIT}/test_guarded_appends.py", UNIT),
     ),
     Mutant(
         "a-resend-is-stored-again",
@@ -160,7 +160,7 @@ MUTANTS = (
         "A stored entry that its client sends again is appended a second time.",
         "if known.resent_bytes is None:",
         "if known.resent_bytes is None and known.position is None:",
-        (f"{UNIT}/test_fence_path_resends.py", UNIT),
+        (f"{UNIT}/topic/test_fence_path_resends.py", UNIT),
     ),
     Mutant(
         "a-new-entry-is-taken-for-a-resend",
@@ -169,7 +169,7 @@ MUTANTS = (
         "Entries with equal sequence ids and different contents count as one.",
         "return (send.sequence_id, entry_checksum(payload))",
         "return (send.sequence_id, 0)",
-        (f"{UNIT}/test_fence_path_resends.py", UNIT),
+        (f"{UNIT}/topic/test_fence_path_resends.py", UNIT),
     ),
     Mutant(
         "a-publish-is-denied-while-it-may-be-stored",
@@ -178,7 +178,7 @@ MUTANTS = (
         "A client hears that a version is not published while a call that may store it is under way.",
         "if publishes is not None and publishes.may_count(asked.app, asked.version):",
         "if False:",
-        (f"{UNIT}/test_publishing_standstill.py", UNIT, PUBLISHES),
+        (f"{UNIT}/topic/publish/test_publish_stalled_store.py", UNIT, PUBLISHES),
     ),
     Mutant(
         "a-publish-does-not-ask-the-epoch",
@@ -187,7 +187,7 @@ MUTANTS = (
         "A publish under an epoch that is over is accepted.",
         "await check_leads(runner, partition, asked.epoch, self._appender.prove)",
         "pass",
-        (f"{UNIT}/test_publishing_epochs.py",),
+        (f"{UNIT}/topic/publish/test_publish_epochs.py",),
     ),
     Mutant(
         "a-publish-does-not-ask-the-right",
@@ -196,7 +196,7 @@ MUTANTS = (
         "A publish under an epoch is accepted from a caller that proved a right to another one only.",
         "if self.right is None or self.right.epoch != self.epoch:",
         "if self.right is None:",
-        (f"{UNIT}/test_publishing_epochs.py",),
+        (f"{UNIT}/topic/publish/test_publish_epochs.py",),
     ),
     Mutant(
         "an-app-of-another-subject-is-not-recognized",
@@ -205,7 +205,7 @@ MUTANTS = (
         "Whoever may publish under an epoch poisons the version of somebody else's app.",
         "if owner is not None and bound is not None and bound != owner:",
         "if False:",
-        (f"{UNIT}/test_publishing_owners.py", f"{UNIT}/test_layouts.py"),
+        (f"{UNIT}/topic/publish/test_publish_owners.py", f"{UNIT}/topic/publish/test_layouts.py"),
     ),
     Mutant(
         "a-publisher-is-not-recorded",
@@ -214,7 +214,7 @@ MUTANTS = (
         "Who publishes under an epoch is not written to the audit.",
         "await runner.story.attest(binding, fields)",
         "del fields",
-        (f"{UNIT}/test_publisher_records.py", "tests/attacks/test_publish_rights.py"),
+        (f"{UNIT}/topic/publish/test_publisher_records.py", "tests/attacks/test_publish_rights.py"),
     ),
     Mutant(
         "a-publish-does-not-await-its-publishers-record",
@@ -223,7 +223,7 @@ MUTANTS = (
         "A publish is acknowledged before the audit says who published it.",
         "await runner.story.attest(binding, fields)",
         "runner.story.audit(fields)",
-        (f"{UNIT}/test_publisher_records.py",),
+        (f"{UNIT}/topic/publish/test_publisher_records.py",),
     ),
     Mutant(
         "a-record-that-the-store-refused-is-taken-for-stored",
@@ -232,7 +232,7 @@ MUTANTS = (
         "A publish goes on although the store refused the record of its publisher.",
         "if outcome is not Outcome.DONE:",
         "if False:",
-        (f"{UNIT}/test_publisher_records.py",),
+        (f"{UNIT}/topic/publish/test_publisher_records.py",),
     ),
     Mutant(
         "a-publishers-record-is-taken-over-to-another-dataset",
@@ -241,7 +241,7 @@ MUTANTS = (
         "A publish is appended to a dataset that may have lost the record of its publisher.",
         "return topic_log.binding == binding and leads(",
         "return leads(",
-        (f"{UNIT}/test_publisher_records.py",),
+        (f"{UNIT}/topic/publish/test_publisher_records.py",),
     ),
     Mutant(
         "publishers-of-an-epoch-are-not-bounded",
@@ -250,7 +250,7 @@ MUTANTS = (
         "Whoever has a capability fills the audit with records of its pods.",
         "if len(recorded.known) >= PUBLISHERS_PER_EPOCH_MAX and publisher.pod_uid:",
         "if False:",
-        (f"{UNIT}/test_publisher_records.py",),
+        (f"{UNIT}/topic/publish/test_publisher_records.py",),
     ),
     Mutant(
         "verify-takes-any-publisher",
@@ -286,7 +286,11 @@ MUTANTS = (
         "A version that is published already is published again.",
         "if held < asked.version:",
         "if held <= asked.version:",
-        (f"{UNIT}/test_publishing.py", UNIT, "tests/integration/test_atomic_publish.py"),
+        (
+            f"{UNIT}/topic/publish/test_atomic_publishes.py",
+            UNIT,
+            "tests/integration/test_atomic_publish.py",
+        ),
     ),
     Mutant(
         "a-stalled-broker-blames-its-clients",
