@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from onewriter_broker.connection.requests import Link
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.joint_append import JointAppend, Part
 from onewriter_broker.log.store.blocks import BLOCK_ENTRIES_MAX
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.topic.producer import Producer
@@ -46,13 +46,13 @@ class TogetherRequests:
         parts = [
             _part(part, producer) for part, producer in zip(command.parts, producers, strict=True)
         ]
-        request = Together(parts, lambda: all(producer.is_active for producer in producers))
+        request = JointAppend(parts, lambda: all(producer.is_active for producer in producers))
         size = sum(len(part.payload) + ENTRY_BYTES for part in parts)
         self._link.pending_changed(size)
         for producer in producers:
             producer.handed_in()
         try:
-            positions = await self._appender.together(request)
+            positions = await self._appender.append_jointly(request)
         except Undecided as undecided:
             self._link.close(str(undecided))
             return

@@ -117,9 +117,9 @@ class CompactedLog:
         if self.log.state.get(COMPACTED, "") != text:  # a compaction has ended meanwhile
             return text
         if view is None:
-            self.log.state.pop(COMPACTED, None)
+            self.log.note_state({}, [COMPACTED])
             return ""
-        self.log.state[COMPACTED] = stored
+        self.log.note_state({COMPACTED: stored})
         return stored
 
     # ------------------------------------------------------------ reading
