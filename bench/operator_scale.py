@@ -24,7 +24,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 
 from onewriter_broker.testing.processes import LocalBrokers, running_brokers
-from onewriter_operator.documents import TOPIC, Json
+from onewriter_operator.kinds import TOPIC, Json
 from onewriter_operator.kube import Kube, load_configuration
 
 CRDS = sorted((Path(__file__).parent.parent / "crds").glob("*.yaml"))

@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.pods.notes import Notes, arguments
 
-from onewriter_operator.documents import LEASE, Key
 from onewriter_operator.election import Election, Timing
+from onewriter_operator.kinds import LEASE, Key
 from onewriter_operator.kube import Kube, load_configuration
 
 TIMING = Timing(duration_seconds=15.0, renew_seconds=10.0, retry_seconds=2.0)

@@ -1,14 +1,15 @@
-"""onewriter for applications: ``import onewriter``.
+"""The onewriter SDK for applications: ``import onewriter``.
 
-A producer that is the only one of its topic, and knows when it is not any more::
+This program leads a topic: it is the topic's only writer, and it learns at once when it is no longer::
 
     async with onewriter.Client("pulsar://127.0.0.1:6650") as client:
-        async with client.lead("orders", priority=10) as leadership:  # waits for its turn
+        async with client.lead("orders", priority=10) as leadership:  # waits until the topic is granted
             while not leadership.lost.is_set():
                 await leadership.send(b"only I can write this")
 
-Applications in other languages talk to the sidecar (``onewriter sidecar``); for tests there is
-``onewriter.testing``, a real broker in a few lines. docs/client.md explains all of it.
+``onewriter.sync`` is the same API without asyncio. Applications in other languages use the sidecar
+(``onewriter sidecar``). ``onewriter.testing`` starts a real broker in tests. docs/client.md explains the
+SDK.
 """
 
 from onewriter._client import Client

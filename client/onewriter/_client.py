@@ -28,15 +28,16 @@ from onewriter._transport.lookup import Directory
 from onewriter_core.ids import InvalidTopicName, TopicName
 
 _COMPACTED = ReaderOptions(read_compacted=True)
-"""Of a compacted topic, who leads is found without reading what was written since."""
+"""In a compacted topic, the leader's announcement is found without reading what was written since."""
 
 
 class Client:
-    """Connections to the brokers of one service URL. ``async with`` it, in one task.
+    """Connections to the brokers of one service URL. Enter and leave it (``async with``) in one task.
 
     ``service_url`` is ``pulsar://HOST:PORT,...`` or ``pulsar+ssl://...``. ``token`` is the text of a
-    token, a path (a file that is read anew at each connection and whenever a broker asks), or a
-    coroutine function that gives one. Raises ConfigurationError for a wrong URL.
+    token, the path of a token file, or a coroutine function that returns a token. The client reads the file
+    or calls the function for each connection and whenever a broker requests the token again. Raises
+    ConfigurationError for an invalid URL.
     """
 
     def __init__(
@@ -83,14 +84,14 @@ class Client:
         await self._directory.close()
         for task in list(self._running):
             task.cancel()
-        # The group would wrap what the application raised; only its own cancellation concerns it.
+        # The task group would wrap the application's error; pass on its own cancellation only.
         if isinstance(error, asyncio.CancelledError):
             await self._tasks.__aexit__(kind, error, traceback)
         else:
             await self._tasks.__aexit__(None, None, None)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run something that ends with the client at the latest; its failure ends the client.
+        """Run ``work`` in a task. The client cancels it when it closes; if it fails, the client ends.
 
         Raises Closed.
         """
@@ -101,7 +102,9 @@ class Client:
             raise Closed("the client is not open") from None
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-        if not self._is_open:  # it is ending, has cancelled all others, and waits for them
+        if (
+            not self._is_open
+        ):  # the client is ending: it has cancelled all other tasks and waits for them
             task.cancel()
         return task
 
@@ -112,10 +115,10 @@ class Client:
         *,
         on_change: Callable[[Producer], None] = lambda _producer: None,
     ) -> Producer:
-        """A producer that begins to ask for its topic; ``ready`` waits until it may write.
+        """Start a producer without waiting; ``Producer.ready`` waits until it may write.
 
-        ``on_change`` is called at once whenever its state or its trouble changes; it must not
-        block or raise. Raises ConfigurationError for a wrong name, Closed.
+        The client calls ``on_change`` at once whenever the producer's state or trouble changes; it must
+        not block or raise. Raises ConfigurationError for an invalid topic name, Closed.
         """
         if not self._is_open:
             raise Closed("the client is not open: use it in an async with statement")
@@ -144,12 +147,12 @@ class Client:
         timeout_seconds: float | None = None,
         on_change: Callable[[Producer], None] = lambda _producer: None,
     ) -> Producer:
-        """A producer that may write; with WaitForExclusive as long as it takes, without any limit.
+        """Create a producer and wait until it may write.
 
-        Other modes are given up after ``timeout_seconds`` (``Limits.operation_timeout_seconds``).
-        Raises Fenced or Refused when the broker says no, Unavailable when there was no answer in
-        time, and what ``start_producer`` raises. Whoever stops waiting (a time-out, a cancellation)
-        leaves no registration behind.
+        The access mode WaitForExclusive waits without a limit. Other modes wait for ``timeout_seconds``
+        (default: ``Limits.operation_timeout_seconds``). Raises Fenced or Refused if the broker rejects the
+        producer, Unavailable if no broker answered in time, and what ``start_producer`` raises. A time-out
+        or a cancellation removes the registration from the broker.
         """
         producer = self.start_producer(topic, options, on_change=on_change)
         seconds = timeout_seconds
@@ -175,11 +178,12 @@ class Client:
         *,
         timeout_seconds: float | None = None,
     ) -> Consumer:
-        """A consumer that is connected; the subscription is made where there is none.
+        """Create a connected consumer, and the subscription if it does not exist.
 
-        Raises Refused when the broker says no (Exclusive, and there is a consumer; a partitioned
-        topic: name one partition), Unavailable when there was no answer in ``timeout_seconds``
-        (``Limits.operation_timeout_seconds``), ConfigurationError for a wrong name, Closed.
+        Raises Refused if the broker rejects it (an Exclusive subscription that has a consumer; a
+        partitioned topic: name one partition), Unavailable if no broker answered within
+        ``timeout_seconds`` (default: ``Limits.operation_timeout_seconds``), ConfigurationError for an
+        invalid name, Closed.
         """
         name = self._topic_name(topic)
         if not subscription:
@@ -205,9 +209,9 @@ class Client:
         is_inclusive: bool = False,
         timeout_seconds: float | None = None,
     ) -> Reader:
-        """A reader that is connected, and begins behind ``start``: an id, EARLIEST or LATEST.
+        """Create a connected reader that begins after ``start``: a message id, EARLIEST or LATEST.
 
-        ``is_inclusive``: it begins with that message. Raises as ``subscribe`` does.
+        With ``is_inclusive`` it begins with that message. Raises as ``subscribe`` does.
         """
         reader = Reader(
             self._topic_name(topic),
@@ -223,11 +227,11 @@ class Client:
         return reader
 
     async def check(self, topic: str, epoch: int | None = None) -> Check:
-        """Have the broker that serves ``topic`` prove it; which epoch is current, where it ends.
+        """Return the current epoch and the end of ``topic``, which the broker proves against the store.
 
-        True at one moment after the call: a linearizable read. Raises Refused for a topic that does
-        not exist and for brokers other than onewriter's, Unavailable when none answered within
-        ``Limits.operation_timeout_seconds``, ConfigurationError for a wrong name, Closed.
+        The answer is a linearizable read: it was true at one moment between call and return. Raises Refused
+        for a topic that does not exist and for brokers other than onewriter's, Unavailable if no broker
+        answered within ``Limits.operation_timeout_seconds``, ConfigurationError for an invalid name, Closed.
         """
         if not self._is_open:
             raise Closed("the client is not open: use it in an async with statement")
@@ -238,7 +242,7 @@ class Client:
         return await self._checks.check(name, epoch)
 
     async def partitions_of(self, topic: str) -> int:
-        """How many partitions a topic has; 0: it has none.
+        """Return the number of partitions of a topic; 0 for a topic without partitions.
 
         Raises Refused (no such topic, no right), Unavailable, ConfigurationError, Closed.
         """
@@ -262,29 +266,31 @@ class Client:
         options: ProducerOptions | None = None,
         access_mode: AccessMode = AccessMode.WAIT_FOR_EXCLUSIVE,
     ) -> Lead:
-        """``async with client.lead(topic) as leadership``: wait for one's turn, lead, hand over.
+        """Lead a topic: ``async with client.lead(topic) as leadership``.
 
-        Waits as long as it takes, or ``timeout_seconds``: then Unavailable. Higher ``priority`` is
-        earlier in the line (PIP-440; brokers without it take waiters as they come). Before the block
-        begins, the new leader publishes who it is: ``identity`` (the host's name unless given), its
-        priority and epoch, and ``metadata``, what a successor needs: any JSON value, or bytes.
-        ``leader`` reads it. With ``announce=False`` nothing is published.
+        Entering waits in the topic's queue until the broker grants the topic, without a limit unless
+        ``timeout_seconds`` is given; after that it raises Unavailable. A higher ``priority`` is earlier in
+        the queue (PIP-440; brokers without it grant in the order of arrival). Before the block begins, the
+        new leader publishes an announcement: ``identity`` (default: the host name), priority, epoch, and
+        ``metadata`` for its successor (any JSON value, or bytes). ``Client.leader`` reads it. With
+        ``announce=False`` the leader publishes nothing.
 
-        Of a partitioned topic it leads all partitions under one epoch (``Leadership.partitions``), and
-        announces nothing. ``access_mode`` Exclusive does not wait, and raises Fenced if another producer
-        holds the topic; ExclusiveWithFencing deposes that one.
+        On a partitioned topic the leader leads all partitions under one epoch (``Leadership.partitions``)
+        and publishes no announcement. The ``access_mode`` Exclusive does not wait: it raises Fenced if
+        another producer holds the topic. ExclusiveWithFencing deposes that producer.
 
-        With ``read_predecessor`` it first reads who was announced last, for ``Leadership.predecessor``;
-        without ``metadata`` it announces that one's again, so that nothing is lost if it ends before
-        it has said more. Nobody leads while it reads, and that takes as long as what was written
-        since is long: leaders keep it short by announcing now and then.
+        With ``read_predecessor`` the new leader first reads the latest announcement, for
+        ``Leadership.predecessor``. Without ``metadata`` it announces the predecessor's metadata again, so
+        that the metadata is not lost if this leader ends before it announces its own. The topic has no
+        active leader during this read, and the read takes as long as the log since that announcement is:
+        leaders keep it short by announcing from time to time.
 
-        ``on_lost`` is called at once when the leadership is over; see ``Leadership.lost``. Leaving
-        the block hands over: messages that were taken are seen through first, for as long as
-        ``handover_timeout_seconds`` (``Limits.operation_timeout_seconds``).
+        The client calls ``on_lost`` at once when the leadership is over; see ``Leadership.lost``. Leaving
+        the block hands the topic over. Before that, accepted messages get their receipts, for at most
+        ``handover_timeout_seconds`` (default: ``Limits.operation_timeout_seconds``).
 
-        Entering raises Refused when the broker says no (there is no claim; or no right to read the
-        predecessor), Unavailable, ConfigurationError for a wrong name or metadata that is no JSON,
+        Entering raises Refused if the broker rejects the leader (no ProducerClaim, or no right to read the
+        predecessor), Unavailable, ConfigurationError for an invalid name or metadata that is not JSON,
         Closed.
         """
         producer = options or ProducerOptions()
@@ -315,18 +321,19 @@ class Client:
         serve_seconds: float | None = None,
         timeout_seconds: float | None = None,
     ) -> Own:
-        """Own resources as the only one of ``group`` (None: no group): await it, or enter it.
+        """Own resources as the only owner in ``group`` (None: no group). Await the result, or enter it.
 
-        A resource is a full topic or partition name (``persistent://...``) or any other text; with a
-        generation, ``(resource, generation)``, else 1. Nobody owns it: it is ours, whatever was
-        named. Somebody does: a higher generation takes it over; an equal one does for a later life
-        of the same ``identity``; generation 0 always does, where that is permitted.
+        A resource is a full topic or partition name (``persistent://...``) or any other text, with a
+        generation as ``(resource, generation)``; the default generation is 1. A resource without an owner
+        is granted whatever the generation is. A resource with an owner is granted to a higher generation, to
+        an equal generation of a later process with the same ``identity``, and to generation 0 if the
+        requester has the permission for it.
 
-        Gives an Ownership per resource, in order; one that was denied is over at once, and its
-        ``generation`` raises why. Leaving the block, or ``release``, gives everything back.
-        ``serve_seconds`` (at most 3): so long after each proof we may act without asking
-        (``Ownership.may_serve``), and successors wait for it. Raises ConfigurationError for no
-        resources or one named twice, Closed.
+        Returns one Ownership per resource, in the order of the call. A denied ownership is over at once, and
+        reading its ``generation`` raises the reason. Leaving the block, or ``release``, releases all
+        resources. For ``serve_seconds`` (at most 3) after each proof the owner may act without asking
+        (``Ownership.may_serve``), and a successor is granted only after that time. Raises
+        ConfigurationError if no resource is given or one is named twice, Closed.
         """
         if not self._is_open:
             raise Closed("the client is not open: use it in an async with statement")
@@ -358,7 +365,7 @@ class Client:
     async def _until_ready(
         self, consumer: Consumer | Reader, timeout_seconds: float | None
     ) -> None:
-        """Wait until it is connected; whoever stops waiting leaves nothing behind."""
+        """Wait until ``consumer`` is connected. A time-out or a cancellation closes it."""
         self._consumers[consumer] = None
         self.spawn(self._forget_consumer(consumer))
         limit = self._options.limits.operation_timeout_seconds
@@ -383,12 +390,12 @@ class Client:
     async def leader(
         self, topic: str, *, timeout_seconds: float | None = None
     ) -> LeaderInfo | None:
-        """Who leads, as it said itself when it began to, or with ``Leadership.announce`` since.
+        """Return the latest announcement of a leader of ``topic``; None if the log contains none.
 
-        None: nobody ever said so, or it was trimmed. Reads the topic from its end backwards, so it
-        costs what was written since; for at most ``timeout_seconds``
-        (``Limits.operation_timeout_seconds``), then Unavailable. A leader that announces nothing is not known this way, so the
-        epoch may be behind; ``check`` knows the present one. Raises as ``create_reader`` does.
+        The client reads the topic backwards from its end, so the time depends on what was written since the
+        announcement. After ``timeout_seconds`` (default: ``Limits.operation_timeout_seconds``) it raises
+        Unavailable. A leader that announces nothing does not appear, so the epoch may be outdated; ``check``
+        returns the current one. Raises as ``create_reader`` does.
         """
         limit = self._options.limits.operation_timeout_seconds
         seconds = limit if timeout_seconds is None else timeout_seconds

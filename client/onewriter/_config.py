@@ -1,4 +1,7 @@
-"""What a client is told: where brokers are, who it is, how long it waits. No I/O but reading a token."""
+"""A client's configuration: addresses of brokers, credentials, time limits.
+
+The only I/O is reading tokens and certificates from files.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,21 @@ from typing import NamedTuple
 from onewriter._errors import ConfigurationError, OnewriterError, Unavailable
 
 TOKEN_BYTES_MAX = 64 * 1024
-"""A larger token file is a mistake."""
+"""Largest token file in bytes."""
 
 PLAIN_PORT = 6650
 TLS_PORT = 6651
 
 BACKOFF_FIRST_SECONDS = 0.05
 BACKOFF_MAX_SECONDS = 2.0
-"""Pauses between attempts grow from the one to the other, each drawn from its upper half."""
+"""Pauses between attempts double from the first value to this one; each is drawn from its upper half."""
 
 REQUEUE_SECONDS_PER_PRIORITY = 0.01
 REQUEUE_SECONDS_MAX = 1.0
-"""PIP-440: a producer delays its reconnect the longer, the higher its priority."""
+"""PIP-440: the higher a producer's priority, the longer it delays its reconnect."""
 
 TokenSource = Callable[[], Awaitable[str]]
-"""Gives the token to prove oneself with; asked at each connection and each challenge."""
+"""A coroutine function that returns the token; called for each connection and each challenge."""
 
 
 class Address(NamedTuple):
@@ -67,10 +70,11 @@ def _address(text: str, url: str, *, is_tls: bool) -> Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tls:
-    """How to check the broker's certificate, and which one to show. Read at each connection.
+    """TLS settings. The files are read again for each connection.
 
-    Without ``ca_file`` the system's authorities count. ``certificate_file`` and ``key_file`` are
-    the client's own, for brokers that ask for one. ``verify`` False accepts any certificate: for trials.
+    ``ca_file`` contains the trusted authorities (default: the system's). ``certificate_file`` and
+    ``key_file`` are the client's own, for brokers that require one. ``verify=False`` accepts any broker
+    certificate; use it for trials only.
     """
 
     ca_file: Path | None = None
@@ -80,7 +84,7 @@ class Tls:
     verify: bool = True
 
     def context(self) -> ssl.SSLContext:
-        """A context from the files as they are now. Raises ConfigurationError. Reads files."""
+        """Return a context of the files' current contents. Reads files. Raises ConfigurationError."""
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
             context.check_hostname = self.check_host_name and self.verify
@@ -95,40 +99,40 @@ class Tls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long a client waits for what; seconds."""
+    """Time limits of a client, in seconds."""
 
     connect_timeout_seconds: float = 5.0
-    """From the first packet until the broker has accepted the credentials."""
+    """Limit for a connection, from the first packet until the broker has accepted the credentials."""
     operation_timeout_seconds: float = 30.0
-    """Creating a producer that does not wait for its turn; closing one."""
+    """Limit for an operation as a whole: creating a producer that does not queue, closing a producer."""
     request_timeout_seconds: float = 20.0
-    """One answer of a broker. A look-up may wait there for a topic that changes brokers."""
+    """Limit for one answer of a broker. A look-up may wait for a topic that moves between brokers."""
     ping_after_seconds: float = 2.0
-    """A connection that was silent for so long is pinged,"""
+    """The client pings a connection after this time without an inbound byte."""
     silent_after_seconds: float = 5.0
-    """and after so long given up."""
+    """The client closes a connection after this time without an inbound byte."""
     proof_seconds: float = 1.0
-    """A message is written only if the broker was there so recently; else it is asked first.
+    """A producer writes without asking only if the broker has sent a byte within this time.
 
-    Must be less than the silence after which a broker deposes a holder (2.5 s by default): then a
-    process that was frozen and deposed finds out before it writes, and the message is definitely
-    not in the log.
+    After a longer silence the producer pings the broker first. The value must be less than the silence after
+    which a broker deposes a holder (2.5 s by default). A process that was frozen and deposed then learns of
+    its loss before it writes, and the message is definitely not in the log.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Everything that connections need to know."""
+    """The settings that connections use."""
 
     token: TokenSource | None = None
     tls: Tls = field(default_factory=Tls)
     limits: Limits = field(default_factory=Limits)
     version: str = "onewriter-python"
-    """What the broker is told the client is."""
+    """The client's name and version in the handshake."""
 
 
 async def token_of(source: TokenSource) -> bytes:
-    """What it gives. Raises Unavailable for whatever goes wrong in it, other than our own errors."""
+    """Return the source's token. Raises Unavailable for any error of the source except OnewriterError."""
     try:
         return (await source()).encode()
     except OnewriterError:
@@ -138,7 +142,7 @@ async def token_of(source: TokenSource) -> bytes:
 
 
 def fixed_token(token: str) -> TokenSource:
-    """A token that never changes."""
+    """Return a source of a token that never changes."""
 
     async def give() -> str:
         return token
@@ -147,7 +151,7 @@ def fixed_token(token: str) -> TokenSource:
 
 
 def token_file(path: Path) -> TokenSource:
-    """The token in a file, read anew each time: whoever rotates it need not tell us."""
+    """Return a source that reads the file each time, so that a rotated token takes effect."""
 
     async def give() -> str:
         try:
@@ -170,7 +174,7 @@ def _read_token(path: Path) -> str:
 
 
 class Backoff:
-    """Growing, jittered pauses between attempts at the same thing."""
+    """Growing, jittered pauses between the attempts at one operation."""
 
     def __init__(
         self,
@@ -182,20 +186,20 @@ class Backoff:
         self._next = first_seconds
 
     def seconds(self) -> float:
-        """The next pause."""
+        """Return the next pause in seconds."""
         pause, self._next = self._next, min(self._next * 2, self._max)
         return pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads attempts, hides nothing
 
     def reset(self) -> None:
-        """It worked: begin again with the shortest."""
+        """Begin again with the shortest pause, after an attempt that succeeded."""
         self._next = self._first
 
 
 def requeue_delay_seconds(priority: int, draw: Callable[[], float] = random.random) -> float:
-    """How long a producer of this priority waits before it queues again: PIP-440's delay.
+    """Return the seconds that a producer of this priority waits before it queues again (PIP-440).
 
-    It grows with the priority up to a cap, is jittered (``draw`` gives 0 to 1), and is nothing at 0
-    and below. It concerns queueing only: a holder that resumes its epoch never waits.
+    The delay grows with the priority up to one second and is jittered (``draw`` returns 0 to 1). It is 0 for
+    priority 0 and below. A holder that resumes its epoch never waits.
     """
     longest = min(max(priority, 0) * REQUEUE_SECONDS_PER_PRIORITY, REQUEUE_SECONDS_MAX)
     return longest * (0.5 + 0.5 * draw())

@@ -1,24 +1,24 @@
-"""What an application may have to handle, drawn as a tree; each error says what is certain.
+"""The errors of the SDK as a tree. Each error states what is certain.
 
 ::
 
     OnewriterError
-    ├── Refused            a definite no to what was asked; ``code`` says why
-    │   └── Fenced         the writer lost its turn: the message is definitely not in the log
-    ├── Unavailable        nothing happened, and it may work later
-    │   ├── NotSent        the message was not handed to a broker in time: definitely not in the log
-    │   └── NoMessage      nothing came in the time that was given; also a TimeoutError
-    ├── OutcomeUnknown     the message may or may not be in the log; nobody will ever tell this producer
-    ├── Unreadable         an entry that came cannot be taken apart; the ones behind it can be had
-    ├── EndOfTopic         the topic is terminated, and all of it was had: nothing comes any more
+    ├── Refused            the broker rejected the request; ``code`` is the reason
+    │   └── Fenced         the writer lost the topic: the message is definitely not in the log
+    ├── Unavailable        the operation had no effect, and may succeed later
+    │   ├── NotSent        the message was not sent to a broker in time: definitely not in the log
+    │   └── NoMessage      no message arrived within the given time; also a TimeoutError
+    ├── OutcomeUnknown     the message may or may not be in the log, and this producer cannot learn which
+    ├── Unreadable         an entry cannot be decoded; later entries can be received
+    ├── EndOfTopic         the topic is terminated, and all its messages were received
     ├── Closed             this program closed the producer or the client itself
-    └── ConfigurationError a URL, a file or an option is wrong
+    └── ConfigurationError a URL, a file or an option is invalid
 
-A send ends with a message id, or with exactly one of these. **Fenced** and **NotSent** are promises
-about the log, so they are only given for a message that no broker can still append: one that was
-never written to a connection, or one that the broker answered for on the very connection on which
-it was written. Whatever was under way when a connection broke, and could not be resumed, is
-**OutcomeUnknown**.
+A send ends with a message id or with exactly one of these errors. **Fenced** and **NotSent** are promises
+about the log. The SDK raises them only for a message that no broker can append any more: a message that was
+never written to a connection, or one that the broker rejected on the connection on which it was
+written. A message that was in flight when a connection broke, and that could not be resent under the same
+epoch, ends with **OutcomeUnknown**.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class Partitioned(Refused):
-    """A topic that was named as a whole has partitions."""
+    """The named topic has partitions, and the operation needs the name of one partition."""
 
     def __init__(self, topic: str, partitions: int) -> None:
         text = f"{topic} has {partitions} partitions; name one of them: {topic}-partition-0"
@@ -63,18 +63,18 @@ class Partitioned(Refused):
 
 
 class NotSent(Unavailable):
-    """The message was not handed to any broker in time and was withdrawn: it is not in the log."""
+    """The message was not sent to any broker in time and was withdrawn: it is not in the log."""
 
 
 class NoMessage(Unavailable, TimeoutError):
-    """No message came in the time that was given; none is lost by that."""
+    """No message arrived within the given time. No message is lost."""
 
 
 class Unreadable(OnewriterError):
-    """The entry at ``message_id`` is damaged, encrypted, or lacks parts; why is in the text.
+    """The entry at ``message_id`` is damaged, encrypted or incomplete; the text states which.
 
-    It stands in the place of its messages. Receiving again goes on behind it; a consumer may
-    acknowledge ``message_id``, else the entry comes again.
+    The next call of ``receive`` continues after the entry. A consumer may acknowledge ``message_id``;
+    otherwise the broker delivers the entry again later.
     """
 
     def __init__(self, message_id: MessageId, why: str) -> None:
@@ -83,7 +83,7 @@ class Unreadable(OnewriterError):
 
 
 class EndOfTopic(OnewriterError):
-    """The topic is terminated, and nothing of it is left to be received: nothing comes any more."""
+    """The topic is terminated, and all its messages were received: no message will follow."""
 
 
 class OutcomeUnknown(Undecided):
@@ -91,7 +91,7 @@ class OutcomeUnknown(Undecided):
 
 
 class Closed(OnewriterError):
-    """The producer or client was closed by this program; nothing more is sent."""
+    """This program closed the producer or the client; it sends nothing any more."""
 
 
 RETRYABLE = frozenset(
@@ -102,7 +102,7 @@ RETRYABLE = frozenset(
         ServerError.TOO_MANY_REQUESTS,
     }
 )
-"""Codes with which a broker says "not now": the topic is looked up and asked for again."""
+"""Codes of temporary errors: the client looks the topic up and asks again."""
 
 FINAL_FOR_HOLDERS = frozenset(
     {
@@ -114,13 +114,13 @@ FINAL_FOR_HOLDERS = frozenset(
         ServerError.UNSUPPORTED_VERSION_ERROR,
     }
 )
-"""Codes that end a producer which was granted before; after any other it asks again."""
+"""Codes that end a producer that was granted before. After any other code the producer asks again."""
 
 _CURRENT_EPOCH = re.compile(r"[Cc]urrent (?:epoch:|one is) (\d+)")
 
 
 def answer_of(code: int, text: str, *, epoch: int | None = None) -> OnewriterError:
-    """The exception for a broker's error; ``epoch`` is the one that the producer carried."""
+    """Return the exception for a broker's error; ``epoch`` is the producer's epoch."""
     known = ServerError(code)
     if known is ServerError.PRODUCER_FENCED:
         named = _CURRENT_EPOCH.search(text)

@@ -17,11 +17,11 @@ NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 class MessageId(NamedTuple):
-    """Where a message stands in its topic's log; ids of one topic order as its messages do.
+    """The position of a message in its topic's log. Ids of one topic sort in the order of its messages.
 
-    ``ledger`` rises at each change of hands. ``batch_index`` is the message's place in its entry, -1
-    for one that is an entry of its own. Ledger and entry are -1 for a message that is certainly
-    stored, at a position that the broker no longer remembers (a resend, after a change of broker).
+    ``ledger`` increases whenever the topic's holder changes. ``batch_index`` is the message's index in its
+    entry, -1 for a message that is an entry of its own. Ledger and entry are -1 for a message that is
+    stored at a position that the broker no longer knows (a resend after the topic moved to another broker).
     """
 
     ledger: int
@@ -35,12 +35,12 @@ class MessageId(NamedTuple):
 
     @property
     def position(self) -> tuple[int, int]:
-        """Ledger and entry: the messages of one entry share it."""
+        """Ledger and entry; all messages of one entry have the same position."""
         return self.ledger, self.entry
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """What ``str`` gives, or just ``LEDGER:ENTRY``. Raises ConfigurationError."""
+        """Parse the text of ``str(id)``, or ``LEDGER:ENTRY``. Raises ConfigurationError."""
         try:
             numbers = [int(part) for part in text.split(":")]
         except ValueError:
@@ -53,7 +53,7 @@ class MessageId(NamedTuple):
 
     @classmethod
     def of(cls, received: WireId) -> MessageId:
-        """From the wire, where ledger and entry are unsigned."""
+        """Convert an id of the wire protocol, where ledger and entry are unsigned."""
         return cls(
             _signed(received.ledger),
             _signed(received.entry),
@@ -63,10 +63,10 @@ class MessageId(NamedTuple):
 
 
 EARLIEST = MessageId(-1, -1)
-"""Before the first message of any topic."""
+"""The position before the first message of any topic."""
 
 LATEST = MessageId(2**63 - 1, 2**63 - 1)
-"""Behind the last message of any topic, whatever that is at the moment."""
+"""The position after the message that is the last one when the request arrives at the broker."""
 
 
 def _signed(number: int) -> int:
@@ -74,22 +74,22 @@ def _signed(number: int) -> int:
 
 
 class Batch:
-    """Which messages of one delivered entry are not acknowledged yet; its messages share it."""
+    """The messages of one delivered entry that are not acknowledged yet; shared by its messages."""
 
     __slots__ = ("remaining", "size")
 
     def __init__(self, size: int, remaining: int) -> None:
         self.size = size
         self.remaining = remaining
-        """One bit per message, the first one lowest."""
+        """One bit per message; the first message is the lowest bit."""
 
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One message. Times are milliseconds since 1970 by the producer's clock, 0 for none.
+    """A received message. Times are milliseconds since 1970 by the producer's clock; 0 means none.
 
-    Messages of a batch share ``id.position``; ``batch_size`` counts them (1: no batch), and
-    ``ends_entry`` is true for the last one of an entry that is delivered.
+    The messages of a batch have the same ``id.position``. ``batch_size`` is their number (1: no batch), and
+    ``ends_entry`` is true for the last message of an entry that is delivered.
     """
 
     id: MessageId
@@ -104,12 +104,12 @@ class Message:
     ordering_key: bytes = b""
     schema_version: bytes = b""
     redelivery_count: int = 0
-    """How often it was delivered before; only Shared subscriptions count."""
+    """Number of earlier deliveries; counted for Shared subscriptions only."""
     batch_size: int = 1
     ends_entry: bool = True
     is_null: bool = False
-    """It has no content at all: in a compacted topic it removes its key."""
+    """The message has no content: in a compacted topic it removes its key."""
     chunk_ids: tuple[MessageId, ...] = ()
-    """The entries that it was put together from, where it came in chunks; the last one is ``id``."""
+    """The entries of a message that arrived in chunks, in order; the last one is ``id``."""
     batch: Batch | None = field(default=None, repr=False)
-    """What acknowledging needs to know of its entry; for the consumer it came from."""
+    """State of the entry's acknowledgement, used by the consumer that delivered the message."""

@@ -1,4 +1,4 @@
-"""Waking those who wait for something to change; costs nothing while nobody does."""
+"""Notification of tasks that wait for a change; without cost while no task waits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def tell(callback: Callable[..., object], *news: object) -> None:
-    """Call what the application gave. What it raises is its loop's to report, and ends nothing here."""
+    """Call the application's callback. Its errors go to the loop's exception handler and no further."""
     try:
         callback(*news)
     except Exception as error:  # noqa: BLE001 - it is the application's, and may be anything
@@ -17,7 +17,7 @@ def tell(callback: Callable[..., object], *news: object) -> None:
 
 
 class Signal:
-    """``tell`` wakes everybody who waits now; each looks for itself whether it is what it wants."""
+    """``tell`` wakes all tasks that wait now; each of them checks its own condition."""
 
     __slots__ = ("_event",)
 
@@ -25,7 +25,7 @@ class Signal:
         self._event: asyncio.Event | None = None
 
     def tell(self) -> None:
-        """Something has changed."""
+        """Wake all waiting tasks, because something has changed."""
         if self._event is not None:
             event, self._event = self._event, None
             event.set()
@@ -37,6 +37,6 @@ class Signal:
         await self._event.wait()
 
     async def until(self, is_true: Callable[[], bool]) -> None:
-        """Wait until it is true; at once if it is."""
+        """Wait until ``is_true()``; return at once if it is true already."""
         while not is_true():
             await self.wait()

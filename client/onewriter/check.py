@@ -1,8 +1,8 @@
-"""``onewriter check``: prove on a running installation that a fenced writer is refused.
+"""``onewriter check``: prove on a running installation that a fenced writer is rejected.
 
-Two writers in this one process: the first claims a topic and publishes, the second takes it over,
-and the first is refused, by name of its epoch. Nothing here is special to this project: any client
-could do the same.
+The command runs two writers. The first one claims a topic and publishes, the second one takes the topic
+over, and the broker must reject the first one, also when it names its epoch. The command uses the public
+API only.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from onewriter.verbs.options import Connect, connecting
 Tell = Callable[[str], None]
 
 CLAIM_SECONDS = 0.5
-"""Between two attempts to take a topic that was declared just now."""
+"""Pause between two attempts to take a topic that was declared just now."""
 
 
 class NotProved(click.ClickException):
-    """Something that must not happen happened, or the other way round."""
+    """The brokers accepted what they must reject, or rejected what they must accept."""
 
 
 @click.command()
@@ -84,7 +84,7 @@ async def _prove(client: Client, topic: str, tell: Tell) -> None:
 
 
 async def _claim(client: Client, topic: str, tell: Tell) -> Producer:
-    """Take the topic, also when the brokers hear of it and of our claim only now."""
+    """Take the topic; retry while the brokers do not know the topic or the claim yet."""
     while True:
         try:
             return await _take(client, topic)
@@ -99,7 +99,7 @@ async def _take(client: Client, topic: str) -> Producer:
 
 
 async def _must_not_return(client: Client, topic: str, epoch: int, tell: Tell) -> None:
-    """Even asking by the former epoch's name brings nobody back."""
+    """Check that a request that names the former epoch is rejected, too."""
     options = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING, if_epoch=epoch)
     try:
         returned = await client.create_producer(topic, options)

@@ -1,18 +1,17 @@
-"""A real broker for an application's tests: inside the test's process, or as processes of its own.
+"""Real brokers for an application's tests: inside the test's process, or as separate processes.
 
-**Inside**, in a twentieth of a second, with takeovers, partitions and failovers on command::
+**In the test's process**: starts within about 50 ms, keeps everything in memory, and simulates
+takeovers, network partitions and failovers::
 
-    async def test_a_fenced_writer_stops(onewriter_broker):    # a pytest fixture, there when installed
+    async def test_a_fenced_writer_stops(onewriter_broker):    # pytest fixture of the installed package
         async with onewriter.Client(onewriter_broker.service_url) as client:
             async with client.lead("orders") as leadership:
                 onewriter_broker.fence("orders")
                 ...
 
-``in_process_broker()`` is the same in a ``with`` statement. It keeps everything in memory.
+``in_process_broker()`` is the same in a ``with`` statement.
 
-**Processes**, to be killed and frozen, with a store on disk:
-
-::
+**As separate processes**, which a test can kill and freeze, with a store on disk::
 
     from onewriter.testing import running_brokers
 
@@ -21,7 +20,7 @@
 
 Each broker is a process of its own with an embedded Valkey, on free ports and in a temporary folder.
 
-The broker's package registers itself as an entry point, so that this one does not depend on it:
+This module finds the broker's package through an entry point and does not import it. Install it with
 ``pip install 'onewriter[broker,embedded]'``.
 """
 
@@ -40,86 +39,92 @@ IN_PROCESS_NAME = "in_process"
 
 
 class RunningBrokers(Protocol):
-    """Brokers that were started for a test, numbered from 0."""
+    """Broker processes that were started for a test, numbered from 0."""
 
     @property
     def service_url(self) -> str:
-        """For Pulsar clients: all brokers in one URL."""
+        """The service URL for Pulsar clients, with the addresses of all brokers."""
         ...
 
     @property
     def http_url(self) -> str:
-        """The first broker's HTTP interface."""
+        """The base URL of the first broker's HTTP interface."""
         ...
 
     def pid(self, number: int = 0) -> int:
-        """The process id of a broker as it runs now."""
+        """Return the current process id of a broker."""
         ...
 
     def kill(self, number: int = 0) -> int:
-        """SIGKILL a broker, which is then started again; the process id that it had."""
+        """Send SIGKILL to a broker, and return its process id. The supervisor starts the broker again."""
         ...
 
     def freeze(self, number: int = 0) -> int:
-        """SIGSTOP a broker: it answers nobody until ``thaw``, or until its supervisor kills it."""
+        """Send SIGSTOP to a broker, and return its process id.
+
+        The broker does not answer until ``thaw`` continues it or its supervisor kills it.
+        """
         ...
 
     def thaw(self, process_id: int) -> None:
-        """SIGCONT a process that was frozen, unless it is gone."""
+        """Send SIGCONT to a frozen process; ignored if the process has ended."""
         ...
 
     def wait_ready(self, *numbers: int) -> None:
-        """Wait until these brokers, or all of them, serve again."""
+        """Wait until these brokers (default: all) serve."""
         ...
 
     def log(self) -> str:
-        """All that the brokers have said."""
+        """Return the log output of all brokers."""
         ...
 
 
 class InProcessBroker(Protocol):
-    """A broker in this process. Methods return when it is done, and may be called from any thread."""
+    """A broker in this process. Its methods return when their effect is complete; any thread may call them."""
 
     @property
     def service_url(self) -> str:
-        """For Pulsar clients."""
+        """The service URL for Pulsar clients."""
         ...
 
     @property
     def http_url(self) -> str:
-        """The broker's HTTP interface."""
+        """The base URL of the broker's HTTP interface."""
         ...
 
     def fence(self, topic: str) -> int:
-        """Depose whoever writes; the next in line leads. Answers the epoch that ends all before it."""
+        """Fence the topic's holder, and return the new epoch. The first waiter is granted the topic."""
         ...
 
     def hand_over(self, topic: str) -> int:
-        """Give the topic to the first in line, without a gap; its epoch. Unavailable: nobody waits."""
+        """Hand the topic over to the first waiter, and return its epoch.
+
+        Raises Unavailable if no producer waits.
+        """
         ...
 
     def partition(self, topic: str = "") -> None:
-        """Cut the network to whoever writes or waits for a topic, or to everybody.
+        """Cut the network between the broker and the producers of ``topic``, or all clients by default.
 
-        Both sides believe their connections to live, until they notice the silence: the broker after
-        2.5 s at the defaults (then the next in line leads), this SDK after 5 s. Whoever of a topic
-        connects anew comes through; where everybody is cut off, nobody does. Raises Unavailable when
-        nobody writes the topic or waits for it.
+        The connections stay open, so both sides detect the partition by silence: the broker after 2.5 s by
+        default (it then grants the topic to the next waiter), this SDK after 5 s. With a topic, new
+        connections of its producers succeed; without one, no client can connect. Raises Unavailable if the
+        topic has neither a holder nor a waiter.
         """
         ...
 
     def heal(self) -> None:
-        """End all partitions: what was under way arrives."""
+        """End all partitions. What was sent meanwhile arrives."""
         ...
 
     def lag(self) -> None:
-        """From now on the store's replica gets nothing: a failover loses what is written meanwhile."""
+        """Stop replication to the store's replica: ``fail_over`` loses what is written from now on."""
         ...
 
     def fail_over(self) -> None:
-        """The store's replica, as far as it came, takes the primary's place; returns when served again.
+        """Promote the store's replica, and return when the broker serves again.
 
-        Epochs stay, and holders with them, unless the replica lagged behind the grant itself.
+        Epochs and holders stay, except for a grant that had not been replicated.
         """
         ...
 
@@ -150,9 +155,9 @@ def running_brokers(
 ) -> AbstractContextManager[RunningBrokers]:
     """Start brokers and stop them at the end of the ``with`` statement.
 
-    ``manifests`` is the YAML text of topics and claims; ``settings`` are the broker's, by name (as
-    in ``ONEWRITER_PORT``, in small letters without the prefix); ``arguments`` are more options of
-    ``onewriter up``. Raises ConfigurationError when the broker is not installed.
+    ``manifests`` is the YAML text of topics and claims. ``settings`` are the broker's settings by name
+    (``ONEWRITER_PORT`` is ``port``). ``arguments`` are further options of ``onewriter up``. Raises
+    ConfigurationError if the broker's package is not installed.
     """
     start = cast("_Starter", _registered(ENTRY_POINT_NAME))
     return start(brokers=brokers, manifests=manifests, settings=settings or {}, arguments=arguments)
@@ -161,10 +166,10 @@ def running_brokers(
 def in_process_broker(
     *, manifests: str = "", settings: Mapping[str, object] | None = None
 ) -> AbstractContextManager[InProcessBroker]:
-    """Start a broker in this process, in a thread of its own; it ends with the ``with`` statement.
+    """Start a broker in a thread of this process, and stop it at the end of the ``with`` statement.
 
-    ``manifests`` and ``settings`` as for ``running_brokers``. Raises ConfigurationError when the
-    broker is not installed.
+    ``manifests`` and ``settings`` are as for ``running_brokers``. Raises ConfigurationError if the broker's
+    package is not installed.
     """
     start = cast("_InProcessStarter", _registered(IN_PROCESS_NAME))
     return start(manifests=manifests, settings=settings or {})

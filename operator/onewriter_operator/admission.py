@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_operator.documents import CLAIM_LABEL, Json, annotation, labels_of, spec_of
+from onewriter_operator.kinds import CLAIM_LABEL, Json
+from onewriter_operator.objects import mapping, mappings, text
 
 INJECT_LABEL: Final = "onewriter.dev/inject"
 TOPIC_ANNOTATION: Final = "onewriter.dev/topic"
@@ -61,9 +62,9 @@ def patch_of(pod: Json, namespace: str, injection: Injection) -> list[Json]:
 
     ``namespace`` is the pod's: a pod under admission may not name it itself. Raises NotInjectable.
     """
-    if labels_of(pod).get(INJECT_LABEL) != "true":
+    if _metadata(pod, "labels").get(INJECT_LABEL) != "true":
         return []
-    if any(each.get("name") == CONTAINER for each in spec_of(pod).get("initContainers") or ()):
+    if any(each.get("name") == CONTAINER for each in mappings(_spec(pod).get("initContainers"))):
         return []
     patch = _Patch(pod)
     patch.append("/spec/initContainers", _container(pod, namespace, injection))
@@ -71,7 +72,7 @@ def patch_of(pod: Json, namespace: str, injection: Injection) -> list[Json]:
     if injection.authority:
         patch.append("/spec/volumes", _authority())
         patch.put("/metadata/annotations", CA_ANNOTATION, injection.authority)
-    if CLAIM_LABEL not in labels_of(pod):
+    if CLAIM_LABEL not in _metadata(pod, "labels"):
         patch.put("/metadata/labels", CLAIM_LABEL, "injected")
     return patch.operations
 
@@ -81,11 +82,11 @@ def topic_name(pod: Json, namespace: str) -> str:
 
     Raises NotInjectable.
     """
-    text = annotation(pod, TOPIC_ANNOTATION).strip()
-    if not text:
+    named = _annotation(pod, TOPIC_ANNOTATION)
+    if not named:
         raise NotInjectable(f"annotation {TOPIC_ANNOTATION} is missing: which topic is to be led?")
     tenant = "public" if namespace == "default" else namespace
-    full = text if "://" in text else f"persistent://{tenant}/default/{text}"
+    full = named if "://" in named else f"persistent://{tenant}/default/{named}"
     try:
         name = TopicName.parse(full)
     except InvalidTopicName as error:
@@ -95,6 +96,24 @@ def topic_name(pod: Json, namespace: str) -> str:
             f"annotation {TOPIC_ANNOTATION} must name a persistent topic as a whole"
         )
     return str(name)
+
+
+# ------------------------------------------------------------ what the pod says
+#
+# A pod under admission may have no name yet (generateName), so it is not a PodObject.
+
+
+def _metadata(pod: Json, name: str) -> Json:
+    """The pod's labels or annotations."""
+    return mapping(mapping(pod.get("metadata")).get(name))
+
+
+def _annotation(pod: Json, name: str) -> str:
+    return text(_metadata(pod, "annotations").get(name)).strip()
+
+
+def _spec(pod: Json) -> Json:
+    return mapping(pod.get("spec"))
 
 
 # ------------------------------------------------------------ what is added
@@ -144,12 +163,12 @@ def _environment(pod: Json, namespace: str, injection: Injection) -> list[Json]:
     }
     if injection.authority:
         values["TLS_CA_FILE"] = f"{CA_DIRECTORY}/ca.crt"
-    priority = annotation(pod, PRIORITY_ANNOTATION).strip()
+    priority = _annotation(pod, PRIORITY_ANNOTATION)
     if priority:
         if not _PRIORITY.fullmatch(priority) or not -(2**31) <= int(priority) < 2**31:
             raise NotInjectable(f"annotation {PRIORITY_ANNOTATION} must be a signed 32-bit number")
         values["PRIORITY"] = str(int(priority))
-    ready_when = annotation(pod, READY_WHEN_ANNOTATION).strip()
+    ready_when = _annotation(pod, READY_WHEN_ANNOTATION)
     if ready_when:
         if ready_when not in _READY_WHEN:
             allowed = " or ".join(_READY_WHEN)

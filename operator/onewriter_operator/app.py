@@ -19,11 +19,11 @@ from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.configuration import PORT_HTTP, PORT_HTTPS, Configuration
 from onewriter_operator.controller import Controller
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.documents import FENCE, LEASE, TOPIC, Key, annotation
 from onewriter_operator.election import Election, Timing
 from onewriter_operator.engine import Engine
 from onewriter_operator.events import Recorder
 from onewriter_operator.installation import names
+from onewriter_operator.kinds import FENCE, LEASE, TOPIC, Key
 from onewriter_operator.kube import Kube, load_configuration
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.reconcile.claims import ClaimReconciler
@@ -118,8 +118,8 @@ class Operator:
         if self._queue is None or self._store is None:
             return
         self.metrics.depth.set(self._queue.depth)
-        topics = self._store.all(TOPIC.kind)
-        self.metrics.fence_requested.set(sum(bool(annotation(each, FENCE)) for each in topics))
+        topics = self._store.topics()
+        self.metrics.fence_requested.set(sum(bool(each.annotation(FENCE)) for each in topics))
 
     # ------------------------------------------------------------ the leader's part
 

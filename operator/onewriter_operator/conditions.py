@@ -8,11 +8,12 @@ decided in ``plan``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from onewriter_operator.documents import Json, timestamp
+from onewriter_operator.kinds import Json, timestamp
+from onewriter_operator.objects import NO_CONDITION, Conditions
 
 MESSAGE_LENGTH_MAX: Final = 1_000
 """Characters of a message; the rest is cut off."""
@@ -97,31 +98,21 @@ def unknown(kind: str, reason: str, message: str) -> Verdict:
 
 
 def written(
-    verdicts: Iterable[Verdict], before: Sequence[Mapping[str, Any]], generation: int, now: float
+    verdicts: Iterable[Verdict], before: Conditions, generation: int, now: float
 ) -> list[Json]:
     """The conditions as they go into status. ``before``: those that are there; ``now``: Unix time."""
-    known = {condition.get("type"): condition for condition in before}
     found = []
     for verdict in verdicts:
-        former = known.get(verdict.type, {})
-        is_same = former.get("status") == verdict.status and former.get("lastTransitionTime")
+        former = before.get(verdict.type, NO_CONDITION)
+        is_same = former.status == verdict.status and former.since
         found.append(
             {
                 "type": verdict.type,
                 "status": verdict.status,
                 "observedGeneration": generation,
-                "lastTransitionTime": former["lastTransitionTime"] if is_same else timestamp(now),
+                "lastTransitionTime": former.since if is_same else timestamp(now),
                 "reason": verdict.reason,
                 "message": verdict.message[:MESSAGE_LENGTH_MAX],
             }
         )
     return found
-
-
-def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    """The condition of that type; empty when it is not there."""
-    for found in status.get("conditions") or ():
-        if found.get("type") == kind:
-            result: Mapping[str, Any] = found
-            return result
-    return {}

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable
+from typing import Final
 
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     CLAIM,
     POD,
     SERVICE,
     SLICE,
     TOPIC,
     Key,
-    generation_of,
-    is_going,
-    key_of,
-    metadata,
-    spec_of,
-    status_of,
-    uid_of,
 )
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.objects import DeclaredObject, TopicObject
 from onewriter_operator.plan.topic import BROKER_DRIFT
 from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.store import Store
@@ -67,11 +61,7 @@ class Controller:
         self._fleet.declare()
 
     def _all_keys(self) -> list[Key]:
-        return [
-            key_of(document)
-            for kind in (TOPIC.kind, CLAIM.kind)
-            for document in self._store.all(kind)
-        ]
+        return [each.key for each in self._store.all_declared()]
 
     # ------------------------------------------------------------ the store
 
@@ -93,8 +83,8 @@ class Controller:
 
     def _is_news(self, key: Key) -> bool:
         """Whether anything but the object's own status, which nobody else looks at, has changed."""
-        document = self._store.get(key)
-        found = None if document is None else _fingerprint(document)
+        declared = self._store.declared(key)
+        found = None if declared is None else _fingerprint(declared)
         if found == self._known.get(key):
             return False
         if found is None:
@@ -116,7 +106,7 @@ class Controller:
 
     def _requeue_claims(self, topic: Key) -> None:
         for claim in self._store.claims_of(topic):
-            self._queue.add(key_of(claim))
+            self._queue.add(claim.key)
 
     def pod_changed(self, uid: str) -> None:
         """A pod that topics depend on is another than it was, going, or gone."""
@@ -127,18 +117,18 @@ class Controller:
         pod = self._store.get(key)
         uids = {self._pods.pop(key, "")}
         if pod is not None:
-            self._pods[key] = uid_of(pod)
-            uids.add(uid_of(pod))
+            self._pods[key] = pod.uid
+            uids.add(pod.uid)
         for uid in uids:
             self.pod_changed(uid)
         for claim in self._declarations.selecting(key.namespace):
-            self._queue.add(key_of(claim))
+            self._queue.add(claim)
             self._fleet.declare()
 
     def _dependent_changed(self, key: Key) -> None:
-        document = self._store.get(key)
-        owners = () if document is None else metadata(document).get("ownerReferences") or ()
-        names = [owner["name"] for owner in owners if owner.get("kind") == TOPIC.kind]
+        found = self._store.get(key)
+        owners = () if found is None else found.owners
+        names = [owner.name for owner in owners if owner.kind == TOPIC.kind]
         for name in names or self._topics.with_dependent(key):
             self._queue.add(Key(TOPIC.kind, key.namespace, name))
 
@@ -175,20 +165,19 @@ class Controller:
     def drifted(self, broker: str) -> None:
         """See fleet.Listener."""
         self._metrics.drift.labels("Broker").inc()
-        for document in self._store.all(TOPIC.kind):
-            key = key_of(document)
-            self._topics.drifted(key, f"{BROKER_DRIFT} {broker}")
-            self._queue.add(key)
+        for topic in self._store.topics():
+            self._topics.drifted(topic.key, f"{BROKER_DRIFT} {broker}")
+            self._queue.add(topic.key)
 
 
-def _fingerprint(document: Mapping[str, Any]) -> _Fingerprint:
-    """What others than the object itself depend on."""
-    fenced = status_of(document).get("fencedPods") or ()
+def _fingerprint(found: DeclaredObject) -> _Fingerprint:
+    """The parts of an object that other objects depend on."""
+    fenced = found.status.fenced_pods if isinstance(found, TopicObject) else ()
     return (
-        uid_of(document),
-        generation_of(document),
-        is_going(document),
-        tuple((pod["podUID"], pod["epoch"], pod["outcome"]) for pod in fenced),
-        tuple(sorted((metadata(document).get("annotations") or {}).items())),
-        bool(spec_of(document)),
+        found.uid,
+        found.generation,
+        found.is_going,
+        tuple((pod.pod_uid, pod.epoch, pod.outcome) for pod in fenced),
+        tuple(sorted(found.annotations.items())),
+        bool(found.document.get("spec")),
     )

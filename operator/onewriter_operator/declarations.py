@@ -21,7 +21,7 @@ import hashlib
 import json
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -29,7 +29,7 @@ from onewriter_core.api import ExclusiveTopic, ProducerClaim
 from onewriter_core.api.tenancy import Tenancy
 from onewriter_core.api.violations import in_words
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     CLAIM,
     CLAIM_LABEL,
     PAUSED,
@@ -37,17 +37,14 @@ from onewriter_operator.documents import (
     UNMANAGED,
     Json,
     Key,
-    generation_of,
-    is_going,
-    is_set,
-    key_of,
-    labels_of,
-    metadata,
-    spec_of,
-    status_of,
-    uid_of,
 )
-from onewriter_operator.plan.claim import topic_of
+from onewriter_operator.objects import (
+    ClaimObject,
+    DeclaredObject,
+    PodObject,
+    TopicObject,
+    mapping,
+)
 from onewriter_operator.plan.facts import Standing
 from onewriter_operator.store import Store
 
@@ -87,7 +84,7 @@ class Declarations:
         self._by_topic: dict[str, set[Key]] = {}
         self._topic_of: dict[Key, str] = {}
         self._pieces: dict[Key, tuple[str, str]] = {}
-        self._held: dict[str, Json] = {}
+        self._held: dict[str, DeclaredObject] = {}
         self._admitted: set[str] = set()
         self._awaited: set[str] = set()
         self._selecting: set[Key] = set()
@@ -98,12 +95,12 @@ class Declarations:
 
     def standing(self, key: Key) -> Standing:
         """Whether, and as what, an object is passed on."""
-        document = self._store.get(key)
-        if document is None:
+        found = self._store.declared(key)
+        if found is None:
             return Standing("TopicMissing", f"there is no {key.kind} {key}")
-        if key.kind == TOPIC.kind:
-            return self._topic_standing(key, document)
-        return self._claim_standing(document)
+        if isinstance(found, TopicObject):
+            return self._topic_standing(found)
+        return self._claim_standing(found)
 
     def keys_of(self, topic: str) -> list[Key]:
         """The ExclusiveTopics for a Pulsar topic."""
@@ -126,13 +123,13 @@ class Declarations:
             self._standings.pop(key, None)
         return True
 
-    def admit(self, document: Json) -> None:
+    def admit(self, topic: TopicObject) -> None:
         """It is known now whether the brokers had the topic before: pass it on."""
-        self._admitted.add(uid_of(document))
+        self._admitted.add(topic.uid)
 
     def start(self) -> None:
         """The store is complete: what is there may have been passed on by an operator that is gone."""
-        self._awaited = {uid_of(each) for each in self._store.all(TOPIC.kind)}
+        self._awaited = {each.uid for each in self._store.topics()}
 
     def awaits_answers(self) -> bool:
         """Whether of a topic that was there at the start it is not known yet if the brokers have it.
@@ -140,44 +137,41 @@ class Declarations:
         What is composed meanwhile would take it from them for a moment.
         """
         self._awaited = {
-            uid_of(each)
-            for each in self._store.all(TOPIC.kind)
-            if uid_of(each) in self._awaited
+            each.uid
+            for each in self._store.topics()
+            if each.uid in self._awaited
             and not self.is_admitted(each)
-            and self._topic_standing(key_of(each), each).reason == "Accepted"
+            and self._topic_standing(each).reason == "Accepted"
         }
         return bool(self._awaited)
 
-    def is_admitted(self, document: Json) -> bool:
+    def is_admitted(self, topic: TopicObject) -> bool:
         """Whether a topic was passed on earlier, by this operator or another."""
-        observed = int(status_of(document).get("observedGeneration", -1))
-        return observed >= 0 or uid_of(document) in self._admitted
+        return topic.status.observed_generation >= 0 or topic.uid in self._admitted
 
     def piece(self, key: Key) -> str:
         """The digest of what is passed on of an object; empty when it is not."""
-        document = self._store.get(key)
-        if document is None or not self._is_passed_on(key, document):
+        found = self._store.declared(key)
+        if found is None or not self._is_passed_on(found):
             return ""
-        return self._piece(key, document)[1]
+        return self._piece(found)[1]
 
-    def is_held_back(self, document: Json) -> bool:
+    def is_held_back(self, found: DeclaredObject) -> bool:
         """Whether brokers have an earlier spec than the one that is paused."""
-        held = self._held.get(uid_of(document))
-        return _is_paused(document) and held is not None and spec_of(held) != spec_of(document)
+        held = self._held.get(found.uid)
+        return _is_paused(found) and held is not None and _spec(held) != _spec(found)
 
-    def selected(self, claim: Json) -> list[str] | None:
-        """The uids of the pods that a claim's podSelector selects; None when it has none."""
-        selector = (spec_of(claim).get("subject") or {}).get("podSelector")
-        if selector is None:
+    def selected(self, claim: ClaimObject) -> list[str] | None:
+        """The uids of the pods that a claim's podSelector selects; None without a podSelector."""
+        wanted = claim.spec.pod_labels
+        if wanted is None:
             return None
-        wanted = selector.get("matchLabels") or {}
-        pods = self._store.pods_in(metadata(claim)["namespace"])
-        return sorted(uid_of(pod) for pod in pods if _matches(pod, wanted))
+        pods = self._store.pods_in(claim.key.namespace)
+        return sorted(pod.uid for pod in pods if _matches(pod, wanted))
 
-    def selecting(self, namespace: str) -> list[Json]:
+    def selecting(self, namespace: str) -> list[Key]:
         """The claims of a namespace that select pods."""
-        keys = sorted(key for key in self._selecting if key.namespace == namespace)
-        return [found for key in keys if (found := self._store.get(key)) is not None]
+        return sorted(key for key in self._selecting if key.namespace == namespace)
 
     # ------------------------------------------------------------ all of them
 
@@ -186,19 +180,17 @@ class Declarations:
         texts: dict[str, list[str]] = {TOPIC.kind: [], CLAIM.kind: []}
         pieces: dict[Key, str] = {}
         pods: dict[str, list[str]] = {}
-        for kind, found in texts.items():
-            for document in self._store.all(kind):
-                key = key_of(document)
-                if not self._is_passed_on(key, document):
-                    continue
-                text, digest = self._piece(key, document)
-                if (key, digest) in without:
-                    continue
-                found.append(text)
-                pieces[key] = digest
-                uids = self.selected(document) if kind == CLAIM.kind else None
-                if uids is not None:
-                    pods[str(key)] = uids
+        for each in self._store.all_declared():
+            if not self._is_passed_on(each):
+                continue
+            text, digest = self._piece(each)
+            if (each.key, digest) in without:
+                continue
+            texts[each.key.kind].append(text)
+            pieces[each.key] = digest
+            uids = self.selected(each) if isinstance(each, ClaimObject) else None
+            if uids is not None:
+                pods[str(each.key)] = uids
         topics, claims = (",".join(sorted(each)) for each in texts.values())
         inner = f'"topics":[{topics}],"claims":[{claims}],"pods":{json.dumps(pods, sort_keys=True)}'
         revision = hashlib.sha256(inner.encode()).hexdigest()[:32]
@@ -210,9 +202,9 @@ class Declarations:
         del is_own
         if key.kind not in {TOPIC.kind, CLAIM.kind}:
             return
-        document = self._store.get(key)
+        found = self._store.declared(key)
         if key.kind == TOPIC.kind:
-            topic = "" if document is None else self._look(document).topic
+            topic = "" if found is None else self._look(found).topic
             former = self._topic_of.pop(key, "")
             for each in (key, *self._by_topic.get(former, ()), *self._by_topic.get(topic, ())):
                 self._standings.pop(each, None)
@@ -223,37 +215,31 @@ class Declarations:
             if topic:
                 self._topic_of[key] = topic
                 self._by_topic.setdefault(topic, set()).add(key)
-        subject = {} if document is None else spec_of(document).get("subject") or {}
-        if key.kind == CLAIM.kind and subject.get("podSelector"):
+        if isinstance(found, ClaimObject) and found.spec.pod_labels is not None:
             self._selecting.add(key)
         else:
             self._selecting.discard(key)
-        if document is None:
+        if found is None:
             self._pieces.pop(key, None)
             self._forget_gone()
         else:
-            self._hold(document)
+            self._hold(found)
 
-    def _hold(self, document: Json) -> None:
+    def _hold(self, found: DeclaredObject) -> None:
         """Remember what is passed on of an object while what it says later is not."""
-        uid, read = uid_of(document), self._look(document)
-        if read.problem:
+        if self._look(found).problem:
             return
-        if _is_paused(document):
-            self._held.setdefault(uid, document)
+        if _is_paused(found):
+            self._held.setdefault(found.uid, found)
         else:
-            self._held[uid] = document
+            self._held[found.uid] = found
 
     def _forget_gone(self) -> None:
         """What is remembered by uid goes with the objects, now and then."""
         known = self._store.count(TOPIC.kind) + self._store.count(CLAIM.kind)
         if len(self._read) <= 2 * known + 64:
             return
-        living = {
-            uid_of(document)
-            for kind in (TOPIC.kind, CLAIM.kind)
-            for document in self._store.all(kind)
-        }
+        living = {each.uid for each in self._store.all_declared()}
         self._read = {uid: read for uid, read in self._read.items() if uid in living}
         self._held = {uid: held for uid, held in self._held.items() if uid in living}
         self._admitted &= living
@@ -261,72 +247,71 @@ class Declarations:
             topic: first for topic, first in self._declared_by.items() if topic in self._by_topic
         }
 
-    def _look(self, document: Json) -> _Read:
+    def _look(self, found: DeclaredObject) -> _Read:
         """What an object says; read once per generation."""
-        uid, generation = uid_of(document), generation_of(document)
-        known = self._read.get(uid)
-        if known is None or known.generation != generation:
+        known = self._read.get(found.uid)
+        if known is None or known.generation != found.generation:
             former = "" if known is None else known.topic
-            known = _parsed(document, generation)
+            known = _parsed(found)
             # A topic's name never changes, whatever else is wrong.
-            known = self._read[uid] = replace(known, topic=known.topic or former)
+            known = self._read[found.uid] = replace(known, topic=known.topic or former)
         return known
 
-    def _topic_standing(self, key: Key, document: Json) -> Standing:
-        known = self._standings.get(key)
+    def _topic_standing(self, topic: TopicObject) -> Standing:
+        known = self._standings.get(topic.key)
         if known is None:
-            known = self._standings[key] = self._judged(key, document)
+            known = self._standings[topic.key] = self._judged(topic)
         return known
 
-    def _judged(self, key: Key, document: Json) -> Standing:
-        read = self._look(document)
-        is_kept = bool(read.problem and read.topic) and uid_of(document) in self._held
+    def _judged(self, topic: TopicObject) -> Standing:
+        read, key = self._look(topic), topic.key
+        is_kept = bool(read.problem and read.topic) and topic.uid in self._held
         if read.problem and not is_kept:
             return Standing("Invalid", read.problem, read.topic)
-        if refusal := self._tenant_refusal(document, read.topic):
+        if refusal := self._tenant_refusal(topic, read.topic):
             return Standing("NotThisTenant", refusal, read.topic)
-        namespace, first = metadata(document)["namespace"], self._declared_by.get(read.topic, "")
+        namespace, first = key.namespace, self._declared_by.get(read.topic, "")
         if first and first != namespace:
             message = (
                 f"{read.topic} was declared by namespace {first} before: it stays with it, also"
                 " without an object, until an administrator reassigns it"
-                f" (kubectl onewriter reassign {metadata(document)['name']} --to {namespace})"
+                f" (kubectl onewriter reassign {key.name} --to {namespace})"
             )
             return Standing("DeclaredElsewhere", message, read.topic)
         rivals = [
             found
             for each in self._by_topic.get(read.topic, ())
-            if (found := self._store.get(each)) is not None
+            if (found := self._store.topic(each)) is not None
             and first in {"", each.namespace}
             and not self._tenant_refusal(found, read.topic)
         ]
-        oldest = min(rivals, key=_age, default=document)
-        if key_of(oldest) != key:
-            rival = str(key_of(oldest))
+        oldest = min(rivals, key=_age, default=topic)
+        if oldest.key != key:
+            rival = str(oldest.key)
             message = f"ExclusiveTopic {rival} is older and has {read.topic}"
             return Standing("ResourceConflict", message, read.topic, rival)
-        if is_going(document) and spec_of(document).get("deletionPolicy", "Retain") != "Retain":
+        if topic.is_going and topic.spec.deletes_log:
             return Standing("Closing", "it is being deleted together with its log", read.topic)
         if is_kept:
             message = f"{read.problem}; brokers continue with the previous spec"
             return Standing("Invalid", message, read.topic, is_kept=True)
         return Standing("Accepted", "", read.topic)
 
-    def _tenant_refusal(self, document: Json, topic: str) -> str:
+    def _tenant_refusal(self, found: TopicObject, topic: str) -> str:
         """Why the object's namespace may not declare the topic; empty when it may."""
-        return self._tenancy.refusal(metadata(document)["namespace"], TopicName.parse(topic))
+        return self._tenancy.refusal(found.key.namespace, TopicName.parse(topic))
 
-    def _claim_standing(self, document: Json) -> Standing:
-        read = self._look(document)
-        is_kept = uid_of(document) in self._held
+    def _claim_standing(self, claim: ClaimObject) -> Standing:
+        read = self._look(claim)
+        is_kept = claim.uid in self._held
         if read.problem and not is_kept:
             return Standing("Invalid", read.problem)
-        key = Key(TOPIC.kind, metadata(document)["namespace"], topic_of(document))
-        topic = self._store.get(key)
+        key = claim.topic_key
+        topic = self._store.topic(key)
         if topic is None:
             message = f"there is no ExclusiveTopic {key.name} in namespace {key.namespace}"
             return Standing("TopicMissing", message)
-        found = self._topic_standing(key, topic)
+        found = self._topic_standing(topic)
         is_served = found.is_kept or found.reason == "Accepted"
         if is_served and read.problem:
             return Standing("Invalid", read.problem, found.topic, is_kept=True)
@@ -335,28 +320,28 @@ class Declarations:
         message = f"ExclusiveTopic {key.name}: {found.message}"
         return Standing("NotServed", message, found.topic)
 
-    def _is_passed_on(self, key: Key, document: Json) -> bool:
-        if not self.standing(key).is_passed_on:
+    def _is_passed_on(self, found: DeclaredObject) -> bool:
+        if not self.standing(found.key).is_passed_on:
             return False
-        return key.kind != TOPIC.kind or self.is_admitted(document)
+        return isinstance(found, ClaimObject) or self.is_admitted(found)
 
-    def _piece(self, key: Key, document: Json) -> tuple[str, str]:
+    def _piece(self, declared: DeclaredObject) -> tuple[str, str]:
         """The text that is passed on of an object, and its digest."""
-        source = document
-        if _is_paused(document) or self._look(document).problem:
-            source = self._held.get(uid_of(document), document)
+        key, source = declared.key, declared
+        if _is_paused(declared) or self._look(declared).problem:
+            source = self._held.get(declared.uid, declared)
         is_closing = (
-            key.kind == TOPIC.kind and self._topic_standing(key, document).reason == "Closing"
+            isinstance(declared, TopicObject) and self._topic_standing(declared).reason == "Closing"
         )
-        tag = f"{uid_of(source)}/{generation_of(source)}/{is_closing}"
+        tag = f"{source.uid}/{source.generation}/{is_closing}"
         known = self._pieces.get(key)
         if known is not None and known[1].startswith(f"{tag}/"):
             return known
-        spec = spec_of(source)
+        spec = _spec(source)
         if is_closing:
-            spec = spec | {"access": (spec.get("access") or {}) | {"requireClaim": True}}
+            spec = spec | {"access": mapping(spec.get("access")) | {"requireClaim": True}}
         passed = {
-            "apiVersion": source["apiVersion"],
+            "apiVersion": source.api_version,
             "kind": key.kind,
             "metadata": {"name": key.name, "namespace": key.namespace},
             "spec": spec,
@@ -367,29 +352,31 @@ class Declarations:
         return found
 
 
-def _is_paused(document: Json) -> bool:
-    if not metadata(document).get("annotations"):
-        return False
-    return is_set(document, PAUSED) or is_set(document, UNMANAGED)
+def _spec(found: DeclaredObject) -> Json:
+    """The whole spec, as the brokers receive it."""
+    return mapping(found.document.get("spec"))
 
 
-def _age(document: Json) -> tuple[str, str]:
-    return (str(metadata(document).get("creationTimestamp", "")), uid_of(document))
+def _is_paused(found: DeclaredObject) -> bool:
+    return found.is_set(PAUSED) or found.is_set(UNMANAGED)
 
 
-def _matches(pod: Json, wanted: Mapping[str, str]) -> bool:
-    labels = labels_of(pod)
-    phase = status_of(pod).get("phase")
-    is_named = CLAIM_LABEL in labels
-    return is_named and phase not in _FINISHED and wanted.items() <= labels.items()
+def _age(topic: TopicObject) -> tuple[str, str]:
+    return topic.created, topic.uid
 
 
-def _parsed(document: Json, generation: int) -> _Read:
-    model: type[ExclusiveTopic | ProducerClaim]
-    model = ExclusiveTopic if document["kind"] == TOPIC.kind else ProducerClaim
+def _matches(pod: PodObject, wanted: Mapping[str, str]) -> bool:
+    is_named = CLAIM_LABEL in pod.labels
+    return is_named and pod.phase not in _FINISHED and wanted.items() <= pod.labels.items()
+
+
+def _parsed(found: DeclaredObject) -> _Read:
+    """What the strict model says of an object."""
+    generation = found.generation
+    model = ExclusiveTopic if isinstance(found, TopicObject) else ProducerClaim
     try:
-        found = model.from_document(document)
-        topic = str(found.topic_name) if isinstance(found, ExclusiveTopic) else ""
+        declared = model.from_document(found.document)
+        topic = str(declared.topic_name) if isinstance(declared, ExclusiveTopic) else ""
     except ValidationError as error:
         return _Read(generation, problem=_sentence(in_words(model, error)))
     except InvalidTopicName as error:
@@ -397,5 +384,5 @@ def _parsed(document: Json, generation: int) -> _Read:
     return _Read(generation, topic)
 
 
-def _sentence(parts: Iterable[Any]) -> str:
+def _sentence(parts: Iterable[object]) -> str:
     return "; ".join(str(part).removeprefix(", ") for part in parts)[:900]

@@ -20,8 +20,9 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from onewriter_operator.documents import LEASE, Json, Key, metadata, micro_timestamp, spec_of
+from onewriter_operator.kinds import LEASE, Json, Key, micro_timestamp
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.objects import mapping, number, text
 
 JITTER: Final = 1.2
 """Candidates ask after retry_seconds to retry_seconds times (1 + this)."""
@@ -78,12 +79,12 @@ def judge(me: str, seen: Observation | None, now: float, timing: Timing) -> Deci
 
 def read(document: Json) -> Record:
     """What a Lease says."""
-    spec = spec_of(document)
+    spec = mapping(document.get("spec"))
     return Record(
-        str(spec.get("holderIdentity") or ""),
-        str(spec.get("renewTime") or ""),
-        int(spec.get("leaseTransitions") or 0),
-        float(spec.get("leaseDurationSeconds") or 0),
+        text(spec.get("holderIdentity")),
+        text(spec.get("renewTime")),
+        number(spec.get("leaseTransitions")),
+        number(spec.get("leaseDurationSeconds")),
     )
 
 
@@ -204,8 +205,8 @@ class Election:
             former = read(document)
             if former.holder != self._me:
                 spec |= {"acquireTime": now, "leaseTransitions": former.transitions + 1}
-            changed = document | {"spec": spec_of(document) | spec}
+            changed = document | {"spec": mapping(document.get("spec")) | spec}
             # The resourceVersion that was read makes this a compare-and-set.
-            changed["metadata"] = dict(metadata(document))
+            changed["metadata"] = dict(document["metadata"])
             written = await self._kube.replace(LEASE, changed)
         self._seen = observe(self._seen, read(written), self._now())

@@ -18,7 +18,7 @@ import uvloop
 from kubernetes.aio import client
 
 from onewriter_operator import handlers
-from onewriter_operator.documents import Json
+from onewriter_operator.kinds import Json
 
 STOP_SECONDS: Final = 5.0
 """kopf may take so long to end; it holds nothing that would be lost."""

@@ -9,21 +9,20 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     EVENT,
     Json,
     Key,
-    metadata,
     micro_timestamp,
-    uid_of,
 )
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.objects import KubeObject, present
 from onewriter_operator.plan.actions import EmitEvent
 
 WAITING_MAX: Final = 1_000
@@ -84,16 +83,16 @@ class Recorder:
         self._recent: OrderedDict[tuple[str, str], list[float]] = OrderedDict()
         self._waiting: asyncio.Queue[tuple[_Same, Json]] = asyncio.Queue(WAITING_MAX)
 
-    def emit(self, about: Mapping[str, Any], event: EmitEvent) -> None:
+    def emit(self, about: KubeObject, event: EmitEvent) -> None:
         """Say something about an object; the same said again is counted, an answer at once.
 
         Answers are as many as the orders that people wrote themselves, and are never left out.
         """
         now = asyncio.get_running_loop().time()
-        is_new = (uid_of(about), event.reason, event.note) not in self._series
+        is_new = (about.uid, event.reason, event.note) not in self._series
         if is_new and not event.is_answer and self._is_flood(about, event):
             event = EmitEvent(event.reason, f"(and others alike) {event.reason}", event.is_warning)
-        same = (uid_of(about), event.reason, event.note)
+        same = (about.uid, event.reason, event.note)
         known = self._series.get(same)
         if known is not None and now - known.said_at < SERIES_SECONDS:
             known.count += 1
@@ -102,7 +101,7 @@ class Recorder:
             if now - known.written_at < COUNT_SECONDS and not event.is_answer:
                 return  # counted; written with the next one
         else:
-            namespace = str(metadata(about).get("namespace") or "default")
+            namespace = about.key.namespace or "default"
             self._series[same] = _Series("", namespace, 1, now, 0, now)
             self._series.move_to_end(same)
             while len(self._series) > REMEMBERED_MAX:
@@ -112,10 +111,10 @@ class Recorder:
         except asyncio.QueueFull:
             self._dropped()
 
-    def _is_flood(self, about: Mapping[str, Any], event: EmitEvent) -> bool:
+    def _is_flood(self, about: KubeObject, event: EmitEvent) -> bool:
         """Whether so much of the kind was said of the object lately that it is only counted."""
         now = asyncio.get_running_loop().time()
-        which = (uid_of(about), event.reason)
+        which = (about.uid, event.reason)
         recent = [at for at in self._recent.get(which, ()) if now - at < SERIES_SECONDS]
         if len(recent) < ALIKE_MAX:
             recent.append(now)
@@ -173,8 +172,7 @@ class Recorder:
         series.written_count = count
 
 
-def _event(about: Mapping[str, Any], event: EmitEvent) -> Json:
-    of = metadata(about)
+def _event(about: KubeObject, event: EmitEvent) -> Json:
     return {
         "apiVersion": EVENT.api_version,
         "kind": EVENT.kind,
@@ -184,11 +182,10 @@ def _event(about: Mapping[str, Any], event: EmitEvent) -> Json:
         "reason": event.reason,
         "note": event.note[:NOTE_LENGTH_MAX],
         "regarding": {
-            "apiVersion": about["apiVersion"],
-            "kind": about["kind"],
-            "name": of["name"],
-            **({"namespace": of["namespace"]} if of.get("namespace") else {}),
-            **({"uid": of["uid"]} if of.get("uid") else {}),
-            "resourceVersion": str(of.get("resourceVersion", "")),
+            "apiVersion": about.api_version,
+            "kind": about.key.kind,
+            "name": about.key.name,
+            **present(namespace=about.key.namespace, uid=about.uid),
+            "resourceVersion": about.resource_version,
         },
     }

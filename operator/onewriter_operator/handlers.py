@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import kopf
 from kubernetes.aio import client
 
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     CLAIM,
     CLAIM_LABEL,
     FIELD_MANAGER,

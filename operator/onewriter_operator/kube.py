@@ -21,7 +21,7 @@ from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 from kubernetes.aio.dynamic import DynamicClient
 
-from onewriter_operator.documents import FIELD_MANAGER, Json, Key, Kind, metadata
+from onewriter_operator.kinds import FIELD_MANAGER, Json, Key, Kind
 
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 10.0
@@ -214,7 +214,7 @@ class Kube:
         return await self._apply(kind, document, "status")
 
     async def _apply(self, kind: Kind, document: Mapping[str, Any], subresource: str) -> Json:
-        about = metadata(document)
+        about = document["metadata"]
         return await self._call(
             "patch",
             kind.path(about.get("namespace", ""), about["name"], subresource),
@@ -233,7 +233,7 @@ class Kube:
         """
         return await self._call(
             "post",
-            kind.path(metadata(document).get("namespace", "")),
+            kind.path(document["metadata"].get("namespace", "")),
             body=dict(document),
             field_manager=FIELD_MANAGER,
             dry_run="All" if is_trial else None,
@@ -241,7 +241,7 @@ class Kube:
 
     async def replace(self, kind: Kind, document: Mapping[str, Any]) -> Json:
         """Replace an object as it was read. Raises ApiRefused (409: it changed), ApiUnreachable."""
-        about = metadata(document)
+        about = document["metadata"]
         return await self._call(
             "put",
             kind.path(about.get("namespace", ""), about["name"]),
@@ -265,7 +265,7 @@ class Kube:
         A merge patch would restore what others removed meanwhile. Raises ApiRefused (``is_conflict``
         when it has changed), ApiUnreachable.
         """
-        about = metadata(document)
+        about = document["metadata"]
         had = "finalizers" in about
         patch = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": about["resourceVersion"]},
@@ -289,7 +289,7 @@ class Kube:
         For what server-side apply leaves in place because somebody else wrote it. Raises ApiRefused
         (``is_conflict`` when it has changed), ApiUnreachable.
         """
-        about = metadata(document)
+        about = document["metadata"]
         test = {
             "op": "test",
             "path": "/metadata/resourceVersion",

@@ -9,7 +9,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import generate_latest
 
-from onewriter_operator.documents import Json, Key, metadata, status_of
+from onewriter_operator.kinds import Key
+from onewriter_operator.objects import TopicStatus
 
 CONDITION_STATES: Final = {"True": 1.0, "False": 0.0, "Unknown": -1.0}
 
@@ -105,14 +106,13 @@ class Metrics:
             )
         self._certificate.set(not_after)
 
-    def topic(self, document: Json) -> None:
+    def topic(self, key: Key, status: TopicStatus) -> None:
         """An ExclusiveTopic as its status says."""
-        about, status = metadata(document), status_of(document)
-        labels = (about["namespace"], about["name"])
-        self._epoch.labels(*labels).set(status.get("epoch") or 0)
-        for condition in status.get("conditions") or ():
-            value = CONDITION_STATES.get(condition["status"], -1.0)
-            self._condition.labels(*labels, condition["type"]).set(value)
+        labels = (key.namespace, key.name)
+        self._epoch.labels(*labels).set(status.epoch or 0)
+        for kind, condition in status.conditions.items():
+            value = CONDITION_STATES.get(condition.status, -1.0)
+            self._condition.labels(*labels, kind).set(value)
 
     def claim(self, key: Key, state: str) -> None:
         """A ProducerClaim's state; empty: it is gone."""

@@ -8,19 +8,22 @@ of I/O. Listeners are told the key of whatever changed; they only put it into qu
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeVar
 
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     CLAIM,
-    POD,
     TOPIC,
     Json,
     Key,
-    key_of,
-    metadata,
-    uid_of,
-    version_number,
+)
+from onewriter_operator.objects import (
+    ClaimObject,
+    DeclaredObject,
+    KubeObject,
+    PodObject,
+    TopicObject,
+    parse,
 )
 
 Listener = Callable[[Key, bool], None]
@@ -34,7 +37,7 @@ class Store:
     """The operator's memory of the cluster. Not for threads: call it on the loop that owns it."""
 
     def __init__(self) -> None:
-        self._objects: dict[str, dict[Key, Json]] = {}
+        self._objects: dict[str, dict[Key, KubeObject]] = {}
         self._claims_of: dict[Key, set[Key]] = {}
         self._owned_by: dict[str, set[Key]] = {}
         self._pods: dict[str, Key] = {}
@@ -48,36 +51,65 @@ class Store:
 
     # ------------------------------------------------------------ reading
 
-    def get(self, key: Key) -> Json | None:
-        """The object, None when there is none."""
+    def get(self, key: Key) -> KubeObject | None:
+        """The object; None if the store has none."""
         return self._objects.get(key.kind, {}).get(key)
 
-    def all(self, kind: str) -> Iterator[Json]:
-        """Every object of a kind."""
-        return iter(list(self._objects.get(kind, {}).values()))
+    def topic(self, key: Key) -> TopicObject | None:
+        """An ExclusiveTopic."""
+        found = self.get(key)
+        return found if isinstance(found, TopicObject) else None
+
+    def claim(self, key: Key) -> ClaimObject | None:
+        """A ProducerClaim."""
+        found = self.get(key)
+        return found if isinstance(found, ClaimObject) else None
+
+    def declared(self, key: Key) -> DeclaredObject | None:
+        """An ExclusiveTopic or ProducerClaim."""
+        found = self.get(key)
+        return found if isinstance(found, TopicObject | ClaimObject) else None
+
+    def topics(self) -> list[TopicObject]:
+        """All ExclusiveTopics."""
+        found = self._objects.get(TOPIC.kind, {}).values()
+        return [each for each in found if isinstance(each, TopicObject)]
+
+    def claims(self) -> list[ClaimObject]:
+        """All ProducerClaims."""
+        found = self._objects.get(CLAIM.kind, {}).values()
+        return [each for each in found if isinstance(each, ClaimObject)]
 
     def count(self, kind: str) -> int:
         return len(self._objects.get(kind, {}))
 
-    def claims_of(self, topic: Key) -> list[Json]:
+    def all_declared(self) -> list[DeclaredObject]:
+        """All ExclusiveTopics, then all ProducerClaims."""
+        return [*self.topics(), *self.claims()]
+
+    def claims_of(self, topic: Key) -> list[ClaimObject]:
         """The claims for an ExclusiveTopic, by name."""
         keys = sorted(self._claims_of.get(topic, ()))
-        return [found for key in keys if (found := self.get(key)) is not None]
+        return [found for key in keys if (found := self.claim(key)) is not None]
 
-    def owned_by(self, uid: str) -> list[Json]:
+    def owned_by(self, uid: str) -> list[KubeObject]:
         """The objects that name the object of that uid as an owner."""
         keys = sorted(self._owned_by.get(uid, ()))
         return [found for key in keys if (found := self.get(key)) is not None]
 
-    def pod(self, uid: str) -> Json | None:
+    def pod(self, uid: str) -> PodObject | None:
         """A watched pod by its uid."""
         key = self._pods.get(uid)
-        return None if key is None else self.get(key)
+        return None if key is None else self._pod(key)
 
-    def pods_in(self, namespace: str) -> list[Json]:
+    def pods_in(self, namespace: str) -> list[PodObject]:
         """The watched pods of a namespace."""
         keys = self._pods_in.get(namespace, ())
-        return [found for key in keys if (found := self.get(key)) is not None]
+        return [found for key in keys if (found := self._pod(key)) is not None]
+
+    def _pod(self, key: Key) -> PodObject | None:
+        found = self.get(key)
+        return found if isinstance(found, PodObject) else None
 
     # ------------------------------------------------------------ filling
 
@@ -86,33 +118,33 @@ class Store:
 
         ``is_own``: it answers our own writing of its status.
         """
-        key = key_of(document)
-        known = self.get(key)
-        if not self._is_back(document):
+        found = parse(document)
+        known = self.get(found.key)
+        if not self._is_back(found):
             return False
-        if known is not None and uid_of(known) == uid_of(document):
-            mine, theirs = version_number(known), version_number(document)
+        if known is not None and known.uid == found.uid:
+            mine, theirs = known.version_number, found.version_number
             if mine is not None and theirs is not None and theirs <= mine:
                 return False
-        self._replace(key, document, is_own=is_own)
+        self._replace(found.key, found, is_own=is_own)
         return True
 
     def remove(self, document: Json) -> None:
         """An object is gone, or out of what is watched; a later one of the same name stays."""
-        key = key_of(document)
-        self._removed[uid_of(document)] = version_number(document)
+        gone = parse(document)
+        self._removed[gone.uid] = gone.version_number
         while len(self._removed) > REMOVED_MAX:
             self._removed.popitem(last=False)
-        known = self.get(key)
-        if known is not None and uid_of(known) == uid_of(document):
-            self._replace(key, None)
+        known = self.get(gone.key)
+        if known is not None and known.uid == gone.uid:
+            self._replace(gone.key, None)
 
-    def _is_back(self, document: Json) -> bool:
+    def _is_back(self, found: KubeObject) -> bool:
         """Whether an object may be there: it never went, or got its watched label again since."""
-        uid = uid_of(document)
+        uid = found.uid
         if uid not in self._removed:
             return True
-        then, now = self._removed[uid], version_number(document)
+        then, now = self._removed[uid], found.version_number
         if then is None or now is None or now <= then:
             return False
         del self._removed[uid]
@@ -124,58 +156,53 @@ class Store:
         ``since`` is what ``versions`` said before the listing was asked for: what changed in the
         meantime is newer than the listing and stays.
         """
-        found = {key_of(document): document for document in listed}
+        found = {each.key: each for each in map(parse, listed)}
         missed = []
         for key, version in since.items():
             known = self.get(key)
-            if key not in found and known is not None and _version(known) == version:
+            if key not in found and known is not None and known.resource_version == version:
                 self._replace(key, None)
                 missed.append(key)
-        for key, document in found.items():
+        for key, each in found.items():
             known = self.get(key)
             if known is None and key in since:
                 continue  # it went while the listing was under way
-            if known is not None and _version(known) != since.get(key):
+            if known is not None and known.resource_version != since.get(key):
                 continue  # it changed meanwhile
-            if known is None or _version(known) != _version(document):
-                self._replace(key, document)
+            if known is None or known.resource_version != each.resource_version:
+                self._replace(key, each)
                 missed.append(key)
         return missed
 
     def versions(self, kind: str) -> dict[Key, str]:
         """The resourceVersion of each object of a kind."""
-        return {key: _version(document) for key, document in self._objects.get(kind, {}).items()}
+        objects = self._objects.get(kind, {})
+        return {key: found.resource_version for key, found in objects.items()}
 
     # ------------------------------------------------------------ inside
 
-    def _replace(self, key: Key, document: Json | None, *, is_own: bool = False) -> None:
+    def _replace(self, key: Key, found: KubeObject | None, *, is_own: bool = False) -> None:
         objects = self._objects.setdefault(key.kind, {})
         known = objects.pop(key, None)
         if known is not None:
             self._index(key, known, present=False)
-        if document is not None:
-            objects[key] = document
-            self._index(key, document, present=True)
+        if found is not None:
+            objects[key] = found
+            self._index(key, found, present=True)
         for listener in self._listeners:
             listener(key, is_own)
 
-    def _index(self, key: Key, document: Mapping[str, Any], *, present: bool) -> None:
-        for owner in metadata(document).get("ownerReferences") or ():
-            _mark(self._owned_by, str(owner.get("uid", "")), key, present=present)
-        if key.kind == CLAIM.kind:
-            name = ((document.get("spec") or {}).get("topicRef") or {}).get("name", "")
-            topic = Key(TOPIC.kind, key.namespace, str(name))
-            _mark(self._claims_of, topic, key, present=present)
-        elif key.kind == POD.kind:
+    def _index(self, key: Key, found: KubeObject, *, present: bool) -> None:
+        for owner in found.owners:
+            _mark(self._owned_by, owner.uid, key, present=present)
+        if isinstance(found, ClaimObject):
+            _mark(self._claims_of, found.topic_key, key, present=present)
+        elif isinstance(found, PodObject):
             _mark(self._pods_in, key.namespace, key, present=present)
             if present:
-                self._pods[uid_of(document)] = key
+                self._pods[found.uid] = key
             else:
-                self._pods.pop(uid_of(document), None)
-
-
-def _version(document: Mapping[str, Any]) -> str:
-    return str(metadata(document).get("resourceVersion", ""))
+                self._pods.pop(found.uid, None)
 
 
 _Place = TypeVar("_Place")

@@ -12,8 +12,8 @@ from typing import Final
 
 import structlog
 
-from onewriter_operator.documents import Json, taken_in
 from onewriter_operator.handlers import DELETED, WATCHED, Watched
+from onewriter_operator.kinds import Json
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.store import Store
@@ -51,7 +51,7 @@ class Sweeper:
         if kind == DELETED:
             self._store.remove(document)
         else:
-            self._store.put(taken_in(document))
+            self._store.put(document)
 
     async def fill(self) -> None:
         """List everything, however long it takes until the API server lets us."""
@@ -86,6 +86,6 @@ class Sweeper:
         listed: list[Json] = []
         for namespace in self._namespaces:
             listed += await self._kube.list(watched.kind, namespace, watched.labels)
-        missed = self._store.sweep([taken_in(each) for each in listed], before)
+        missed = self._store.sweep(listed, before)
         self._metrics.heard(watched.kind.kind)
         return len(missed)

@@ -22,7 +22,7 @@ from onewriter_http.limits import Limits
 from onewriter_http.routes import Callers, For, Routes
 from onewriter_http.server import Server
 from onewriter_operator.admission import Injection, NotInjectable, patch_of
-from onewriter_operator.documents import Json
+from onewriter_operator.kinds import Json
 
 CHECK_SECONDS: Final = 5.0
 """How often certificate and key are looked at."""

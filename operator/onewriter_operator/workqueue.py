@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from onewriter_operator.documents import Key
+from onewriter_operator.kinds import Key
 
 KEYS_MAX: Final = 100_000
 """Keys that may be known to one queue; further ones are refused and counted."""

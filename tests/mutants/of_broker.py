@@ -39,7 +39,7 @@ MUTANTS = (
     Mutant(
         "ledgers-begin-below-the-store",
         ("S3", "S12"),
-        "onewriter_broker.ownership.adoption:claimed",
+        "onewriter_broker.ownership.adoption:acquired",
         "Ledgers are reserved from the anchor alone, which may have been restored from a backup.",
         "ledger_high_water=max(record.ledger_high_water, unit.last_ledger) + LEDGERS_PER_BLOCK,",
         "ledger_high_water=record.ledger_high_water + LEDGERS_PER_BLOCK,",
@@ -113,8 +113,8 @@ MUTANTS = (
         ("S5", "S7"),
         "onewriter_broker.log.topic_log.log:TopicLog.form",
         "Readers see entries before they are stored.",
-        "        self.undecided.append(pending)\n",
-        "        self.undecided.append(pending)\n        self.advance(block.last)\n",
+        "        self._undecided.append(pending)\n",
+        "        self._undecided.append(pending)\n        self.advance(block.last)\n",
         (f"{UNIT}/test_topic_log.py", f"{UNIT}/dispatch/test_single.py", UNIT, SIMULATION),
     ),
     Mutant(

@@ -96,7 +96,7 @@ async def test_an_index_and_readers_of_a_restless_log(
             case 6:
                 story.log.forget_tail()
                 if drawn.random() < 0.3:  # as a broker that has just begun to serve it
-                    story.log.ends.clear()
+                    story.log._ends.clear()
             case 7:
                 page = await indexes.page(story.log, story.binding.bucket, after)
                 after = drawn.choice([page.next, EARLIEST])

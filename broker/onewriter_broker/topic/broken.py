@@ -83,11 +83,7 @@ class BrokenTopics:
         known = None if broken is None else broken.logs.get(topic_log.name)
         if known is None:
             return
-        topic_log.state = topic_log.state or dict(known.state)
-        if known.ends:
-            topic_log.ends = list(known.ends)
-            topic_log.committed = known.ends[-1]
-            topic_log.was_refused = True
+        topic_log.recall(known.state, known.ends)
 
     def served(self, base: TopicName) -> None:
         """The topic is served (again)."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from onewriter_broker.log.store.api import Binding, Durability, Guard, Outcome, Standing
-from onewriter_broker.log.topic_log.guards import has_room, no_room, note_floor
+from onewriter_broker.log.topic_log.guards import has_room, no_room
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Unavailable, Undecided
 
@@ -50,7 +50,7 @@ async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
         raise no_room(topic_log.name)
 
     def ask(binding: Binding, token: str) -> Awaitable[Outcome]:
-        note_floor(topic_log.state, guard)
+        topic_log.note_floor(guard)
         fields = {field: topic_log.state[field]}
         return topic_log.store.set_state(binding, topic_log.name, token, fields)
 

@@ -21,7 +21,7 @@ from itertools import accumulate
 from typing import Final
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
-from onewriter_broker.log.store.blocks import CHAIN_START
+from onewriter_broker.log.store.blocks import CHAIN_START, READ_BYTES
 from onewriter_broker.log.store.compacted import (
     COMPACTED,
     COMPACTING,
@@ -45,7 +45,6 @@ from onewriter_broker.log.topic_log.compacted_log import READ_BLOCKS_MAX as VIEW
 from onewriter_broker.log.topic_log.log import (
     BLOCK_BYTES_MAX,
     BLOCK_ENTRIES_MAX,
-    READ_BYTES,
     TopicLog,
 )
 from onewriter_broker.topic.newest import CompactionRefused, Newest, NoRoom, footprint
@@ -335,7 +334,7 @@ async def _begin(topic_log: TopicLog) -> Attempt:
     slot = 0 if counts is None else (counts.slot + 1) % SLOTS
     attempt = Attempt(slot, uuid.uuid4().hex)
     await guarded(topic_log, lambda binding, token: store.begin(binding, name, token, attempt))
-    topic_log.state[COMPACTING] = attempt.encode()
+    topic_log.note_state({COMPACTING: attempt.encode()})
     await drop_slot(topic_log, slot)
     return attempt
 
@@ -385,7 +384,7 @@ async def _finish(topic_log: TopicLog, attempt: Attempt, view: View) -> None:
     await guarded(
         topic_log, lambda binding, token: store.finish(binding, name, token, attempt, view)
     )
-    topic_log.state[COMPACTED] = view.encode()
+    topic_log.note_state({COMPACTED: view.encode()})
 
 
 async def drop_unused(topic_log: TopicLog) -> None:

@@ -76,6 +76,6 @@ async def erase(topic_log: TopicLog) -> None:
         first = await topic_log.read_blocks(EARLIEST, count=1)
         if not first or first[0].position >= marker:
             break
-    topic_log.state.pop(COMPACTED, None)
+    topic_log.note_state({}, [COMPACTED])
     if had_view:
         await drop_unused(topic_log)

@@ -42,7 +42,7 @@ def note(
                 PRESENT_SINCE: str(shell.wall_ms()) if is_present else "",
                 ABSENT_SINCE: "" if is_present else _since(partition, shell),
             }
-            topic_log.state |= fields
+            topic_log.note_state(fields)
             spawn(_save(topic_log, fields))
 
 

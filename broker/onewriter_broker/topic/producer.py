@@ -265,7 +265,7 @@ class Producer:
         self.pending += 1
         self._has_published = True
         if self.guard is not None:
-            self.topic_log.guarded[self] = self
+            self.topic_log.add_guarded(self, self)
         self.topic_log.accept((self, send, payload))
         self.gathered(self.topic_log)
 
@@ -358,7 +358,7 @@ class Producer:
     def _answered(self, entries: int) -> None:
         self.pending -= entries
         if self.guard is not None and self.pending == 0:
-            self.topic_log.guarded.pop(self, None)
+            self.topic_log.remove_guarded(self)
         self._tell_if_idle()
 
     @property
@@ -429,7 +429,7 @@ async def settled(topic_log: TopicLog, producer_name: str) -> None:
     if not any(sender.pending for sender in named):
         return
     moved = asyncio.Event()
-    topic_log.watchers.append(moved.set)
+    topic_log.watch(moved.set)
     try:
         while any(sender.pending for sender in named):
             moved.clear()
@@ -437,4 +437,4 @@ async def settled(topic_log: TopicLog, producer_name: str) -> None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(moved.wait(), SETTLE_LOOK_SECONDS)
     finally:
-        topic_log.watchers.remove(moved.set)
+        topic_log.unwatch(moved.set)

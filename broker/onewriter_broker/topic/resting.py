@@ -155,8 +155,7 @@ class RestingTopics:
                 return known
             asked = policy.model_copy(update={"max_bytes": None, "max_entries": None})
         topic_log = TopicLog(name, self._store)
-        topic_log.state, topic_log.binding = state, holding.binding
-        topic_log.ledger, topic_log.committed = int(ledger), Position(int(ledger), 0)
+        topic_log.load_unserved(state, holding.binding, int(ledger))
         topic_log.keep_uncompacted(is_wanted=keeps_keys)
         measured = Measured(topic_log, holding.binding.generation)
         lowest_retained = lowest_saved_position(state, self._limits)

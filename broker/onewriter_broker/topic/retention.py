@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome, StoredBlock
+from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.log import (
     LEDGER_ENDS,
     TRIMMED,
@@ -35,9 +36,6 @@ STRETCHES_MAX = 256
 
 SWEEP_BYTES_MAX = 16 * 1024 * 1024
 """Bytes of a log that one sweep reads from the store to measure them; the next one goes on."""
-
-READ_BYTES = 1024 * 1024
-"""What one such read aims at."""
 
 READ_BLOCKS_MAX = 256
 """Blocks that one such read asks for at most."""
@@ -337,14 +335,12 @@ async def trim_once(
     topic_log, state = measured.topic_log, measured.topic_log.state
     given_up_before = topic_log.given_up_before
     former = {name: state[name] for name in fields if name in state}
-    topic_log.given_up_before = max(given_up_before, cut)
-    state.update(fields)
+    topic_log.give_up_before(max(given_up_before, cut))
+    topic_log.note_state(fields)
     outcome = await topic_log.store.trim(binding, topic_log.name, token, cut, fields)
     if outcome is not Outcome.DONE:
-        topic_log.given_up_before = given_up_before
-        for name in fields.keys() - former.keys():
-            del state[name]
-        state.update(former)
+        topic_log.give_up_before(given_up_before)
+        topic_log.note_state(former, fields.keys() - former.keys())
         log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
         return Dropped(was_refused=True)
     first = await topic_log.read_blocks(EARLIEST, count=1)
@@ -353,7 +349,7 @@ async def trim_once(
     before = sum(each.weight for each in measured.stretches)
     dropped = measured.forget_before(first[0].position)
     if topic_log.is_measured:
-        topic_log.size_before -= before - sum(each.weight for each in measured.stretches)
+        topic_log.dropped(before - sum(each.weight for each in measured.stretches))
     return Dropped(dropped)
 
 

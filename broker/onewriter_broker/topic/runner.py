@@ -336,8 +336,7 @@ class TopicRunner:
     def dataset_changed(self) -> None:
         """The store failed over: nothing is appended until every log is fenced again."""
         for topic_log in self.logs.values():
-            topic_log.is_writable = False
-            topic_log.was_refused = True
+            topic_log.stop_writes(was_refused=True)
         # This broker made or read every grant since it took the bucket, so it knows them.
         self.post(DatasetChanged(grants_known=True, now=self._shell.now()))
 

@@ -359,12 +359,10 @@ class Topics:
     ) -> TopicLog:
         """A log of the topic with its state as stored, not open yet."""
         topic_log = self._new_log(base, number, declared)
-        topic_log.state = await self._shell.store.read_state(
-            topic_log.name, replid=holding.binding.replid
+        topic_log.load(
+            await self._shell.store.read_state(topic_log.name, replid=holding.binding.replid)
         )
         self.broken.recall(base, topic_log)
-        topic_log.exists = "ledger" in topic_log.state
-        topic_log.is_measured = not topic_log.exists
         return topic_log
 
     def _read_partitions(
@@ -399,7 +397,7 @@ class Topics:
         name = base if partition == WHOLE else base.with_partition(partition)
         durability = declaring.durability_of(declared, self.promises)
         topic_log = TopicLog(name, self._shell.store, self._settings.tail_bytes_per_log, durability)
-        topic_log.share = self.shares.of(base.namespace_name, is_declared=declared is not None)
+        topic_log.join(self.shares.of(base.namespace_name, is_declared=declared is not None))
         return topic_log
 
     # ------------------------------------------------------------ administration
@@ -424,7 +422,7 @@ class Topics:
             self._shell.changed(topic.name)
         is_declared = topic.declared is not None
         for topic_log in topic.runner.logs.values():
-            topic_log.share = self.shares.of(topic.name.namespace_name, is_declared=is_declared)
+            topic_log.join(self.shares.of(topic.name.namespace_name, is_declared=is_declared))
         follow(topic, self.namespaces)
         if declaring.lacks_partitions(topic):
             self._shell.spawn(declaring.grow(topic, self.set_partitions, self.loaded))

@@ -1,7 +1,7 @@
-"""Taking a producer's messages: bounded, in the order of the calls, packed one by one or in batches.
+"""The intake of a producer: it accepts messages in the order of the calls, within bounds, and packs them.
 
-What lives here: everything from the call to the outbox. What does not: writing (_produce/producer.py), and
-what becomes of messages there (_produce/outbox.py).
+This module contains every step from the call to the outbox. Writing to the connection is in
+_produce/producer.py, the results of messages in _produce/outbox.py.
 """
 
 from __future__ import annotations
@@ -30,23 +30,26 @@ from onewriter._signal import Signal
 
 
 class IntakeOwner(Protocol):
-    """The producer whose intake it is."""
+    """The producer of an intake."""
 
     def may_send(self) -> bool:
-        """Whether it was granted its topic, and neither ended nor is being closed."""
+        """Whether the producer was granted its topic, and has neither ended nor begun to close."""
         ...
 
     def check_open(self) -> None:
-        """Raises what it ended with, Closed while it is being closed."""
+        """Raise the error that the producer ended with, or Closed while it is being closed."""
         ...
 
     def pump(self) -> None:
-        """Something is to be written."""
+        """Write the outbox: it contains unwritten entries."""
         ...
 
 
 class OpenBatch:
-    """``add`` messages; ``on_full`` is called when the batch is to be sealed, by size or by time."""
+    """The batch that collects messages; each message can still be withdrawn.
+
+    It calls ``on_full`` when the batch has to be sealed, because of its size or its age.
+    """
 
     def __init__(self, batching: Batching, on_full: Callable[[], None]) -> None:
         self._batching = batching
@@ -55,13 +58,13 @@ class OpenBatch:
         self._messages: list[Outgoing] = []
         self._timer: asyncio.Handle | None = None
         self.bytes = 0
-        """Of its messages."""
+        """Size of the collected messages."""
 
     def __len__(self) -> int:
         return len(self._messages)
 
     def add(self, message: Outgoing) -> None:
-        """Behind all others; seals what is there first if both are too large together."""
+        """Append a message; seal the present messages first if all together are too large."""
         if self._messages and self.bytes + message.size > self._batching.bytes_max:
             self._on_full()
         self._messages.append(message)
@@ -80,7 +83,7 @@ class OpenBatch:
             )
 
     def take(self) -> list[Outgoing]:
-        """All of it; the next message begins another batch."""
+        """Remove and return all messages; the next message begins another batch."""
         messages, self._messages = self._messages, []
         self.bytes = 0
         if self._timer is not None:
@@ -89,7 +92,7 @@ class OpenBatch:
         return messages
 
     def withdraw(self, receipt: asyncio.Future[MessageId]) -> bool:
-        """Take one message back; False: it is not in here."""
+        """Remove one message. False: the batch does not contain it."""
         for number, message in enumerate(self._messages):
             if message.receipt is receipt:
                 del self._messages[number]
@@ -99,7 +102,7 @@ class OpenBatch:
 
 
 class Intake:
-    """``moved`` is told when there may be room again, and when the owner may send or has ended."""
+    """Accepts messages. ``moved`` has to wake it when room may be free, and when the owner may send or ends."""
 
     def __init__(
         self,
@@ -118,28 +121,28 @@ class Intake:
         self._packer = Packer(producer_id, options.name, options.compression)
         self._loop = asyncio.get_running_loop()
         self._queue = SubmissionQueue()
-        """Calls that wait for room, and whoever writes otherwise, in their order."""
+        """Calls that wait for room, and transactions and seals, in their order."""
         self._next_sequence_id = 0
         self.message_bytes_max = 0
-        """Of one entry, as the broker says."""
+        """Largest entry that the broker accepts."""
 
     @property
     def next_sequence_id(self) -> int:
-        """Every entry so far was numbered below it."""
+        """The sequence id of the next entry; all earlier entries have lower ones."""
         return self._next_sequence_id
 
     @property
     def gathered_messages(self) -> int:
-        """Taken, and in no entry yet."""
+        """Number of accepted messages that are not in an entry yet."""
         return 0 if self._batch is None else len(self._batch)
 
     @property
     def gathered_bytes(self) -> int:
-        """Of these messages."""
+        """Size of the accepted messages that are not in an entry yet."""
         return 0 if self._batch is None else self._batch.bytes
 
     def begin(self, producer_name: str, next_sequence_id: int) -> None:
-        """The broker has granted the topic, under this name."""
+        """Start after the broker has granted the topic under this name."""
         self._packer = Packer(self._producer_id, producer_name, self._options.compression)
         self._next_sequence_id = next_sequence_id
 
@@ -151,10 +154,10 @@ class Intake:
         properties: Mapping[str, str] | None,
         event_time_ms: int,
     ) -> Receipt:
-        """Wait until there is room, in the order of the calls; the future of the receipt.
+        """Wait for room, in the order of the calls, and return the future of the receipt.
 
-        Raises ConfigurationError for what cannot be a message, Refused for one that no broker would
-        take, and what the owner has ended with.
+        Raises ConfigurationError for an invalid message, Refused for a message that is too large for the
+        broker, and the error that the owner ended with.
         """
         content = checked_content(content)
         if not self._queue and self._may_take(len(content)) and not self._is_large(content):
@@ -179,11 +182,11 @@ class Intake:
             position.leave()
 
     def join_queue(self) -> QueuePosition:
-        """A place in line among the calls of ``take``: none of them is served during its turn."""
+        """Take a position in the queue of ``take``; no call is served while it is the first one."""
         return self._queue.join()
 
     def seal(self) -> None:
-        """What was gathered becomes an entry."""
+        """Pack the collected messages into an entry."""
         messages = [] if self._batch is None else self._batch.take()
         if not messages:
             return
@@ -199,7 +202,7 @@ class Intake:
             code, text = error.code, error.message
             pending.refuse(lambda: Refused(code, text))
             return
-        except Exception as error:  # noqa: BLE001 - nobody else would tell those who wait
+        except Exception as error:  # noqa: BLE001 - the waiting calls have to receive it
             why = f"the batch cannot be packed: {error!r}"
             pending.refuse(lambda: ConfigurationError(why))
             return
@@ -207,7 +210,7 @@ class Intake:
         self._owner.pump()
 
     def withdraw(self, receipt: Receipt) -> bool:
-        """Take back a message that was never written to any connection; False: too late."""
+        """Withdraw a message that was never written to a connection. False: it was written."""
         is_withdrawn = self._batch is not None and self._batch.withdraw(receipt)
         is_withdrawn = is_withdrawn or self._outbox.withdraw(receipt, self._repack)
         if is_withdrawn:
@@ -215,18 +218,18 @@ class Intake:
         return is_withdrawn
 
     def drop(self, refusal: Callable[[], OnewriterError]) -> None:
-        """What is in no entry yet never will be, and nobody waits for a turn any more."""
+        """Refuse all messages that are not in an entry, and end the wait of all calls."""
         for message in () if self._batch is None else self._batch.take():
             if not message.receipt.done():
                 message.receipt.set_exception(refusal())
-                message.receipt.exception()  # whoever handed it in may have gone
+                message.receipt.exception()  # mark it as retrieved: the caller may have been cancelled
         self._queue.release_all()
 
     def pack_alone(self, content: bytes, **described: Any) -> tuple[int, bytes]:
-        """The next message as an entry that is published otherwise than by SEND: number and bytes.
+        """Pack a message into an entry that is not published by SEND; return its sequence id and bytes.
 
-        Raises ConfigurationError for what cannot be a message, Refused for one that no broker would
-        take.
+        Raises ConfigurationError for an invalid message, Refused for a message that is too large for the
+        broker.
         """
         content = checked_content(content)
         number = self._next_sequence_id
@@ -277,11 +280,11 @@ class Intake:
         return receipt
 
     def _is_large(self, content: bytes) -> bool:
-        """Whether it may need chunks; if it does not after all it is none the worse for it."""
+        """Whether the message may need chunks. An entry that fits after all is sent whole."""
         return self._options.chunking and len(content) > self.message_bytes_max // 2
 
     async def _pack_large(self, content: bytes, **described: Any) -> Receipt:
-        """A message out of any batch, in chunks if need be. Needs the turn."""
+        """Pack a message outside of any batch, in chunks if necessary. Requires the first queue position."""
         self.seal()
         number = self._next_sequence_id
         entries = await asyncio.to_thread(

@@ -1,7 +1,7 @@
-"""What a producer has been given and has no receipt for: in order, bounded, resent byte for byte.
+"""The outbox of a producer: entries without a receipt, in order, bounded, and resent byte for byte.
 
-No I/O. The one question that it answers with care is what may be said about a message that gets no
-receipt any more: ``fail`` tells the definite from the unknown.
+It does no I/O. It decides what is certain about a message that will get no receipt: ``fail`` distinguishes
+definite from unknown results.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Repack = Callable[[Sequence[Outgoing]], Packed]
 class Pending:
     """An entry without a receipt: one message, a batch of them, or a chunk of one.
 
-    The chunks of a message share its sequence id and its receipt; the last one decides what becomes
-    of it, for without that nobody reads it.
+    The chunks of a message have the same sequence id and receipt. The last chunk decides the result, because
+    no client reads a message without it.
     """
 
     sequence_id: int
@@ -36,26 +36,26 @@ class Pending:
     entry: bytes
     receipts: Sequence[Receipt]
     messages: list[Outgoing] | None = None
-    """A batch's, until it is written for the first time."""
+    """The messages of a batch, until it is written for the first time."""
     connection: Connection | None = None
-    """Where it was written last; None: nowhere yet."""
+    """The connection of the latest write; None: not written yet."""
     written_at: float = 0.0
     was_rewritten: bool = False
-    """It was written before, on a connection that ended without saying what became of it."""
+    """The entry was also written on an earlier connection, which ended without an answer."""
     is_part: bool = False
-    """It is a chunk, and not the last one."""
+    """The entry is a chunk, and not the last one of its message."""
     is_batch: bool = False
-    """Its messages have places in it, even if it is one alone."""
+    """The messages have batch indexes, even a single one."""
 
     @property
     def message_count(self) -> int:
-        """Messages that are stored when it is."""
+        """Number of messages that are stored with the entry."""
         return 0 if self.is_part else len(self.receipts)
 
     def is_definite_on(self, connection: Connection | None) -> bool:
-        """Whether this broker's refusal, on this connection, means that it is not in the log.
+        """Whether a refusal on this connection means that the entry is not in the log.
 
-        Our brokers answer for all that a connection brought before they close a producer of it.
+        A onewriter broker answers all entries of a connection before it closes one of its producers.
         """
         if self.connection is None:
             return True
@@ -68,7 +68,7 @@ class Pending:
         )
 
     def stored_at(self, position: MessageId) -> None:
-        """Tell each message where it stands: one in chunks where its last one does."""
+        """Complete each receipt with the message's id; for a chunked message, that of its last chunk."""
         receipts = () if self.is_part else self.receipts
         ledger, entry, partition, _ = position
         for index, receipt in enumerate(receipts):
@@ -77,15 +77,15 @@ class Pending:
                 receipt.set_result(MessageId(ledger, entry, partition, place))
 
     def refuse(self, error: Callable[[], OnewriterError]) -> None:
-        """Tell each message what became of it; each gets an exception of its own."""
+        """Fail each receipt, each with an exception object of its own."""
         for receipt in self.receipts:
             if not receipt.done():
                 receipt.set_exception(error())
-                receipt.exception()  # whoever handed it in may have gone
+                receipt.exception()  # mark it as retrieved: the caller may have been cancelled
 
 
 class Outbox:
-    """At most ``messages_max`` messages and ``bytes_max`` bytes; one larger message goes alone."""
+    """Holds at most ``messages_max`` messages and ``bytes_max`` bytes, or a single larger message."""
 
     def __init__(self, messages_max: int, bytes_max: int) -> None:
         self._messages_max = messages_max
@@ -100,16 +100,16 @@ class Outbox:
 
     @property
     def bytes(self) -> int:
-        """Of all messages without a receipt."""
+        """Size of all messages without a receipt."""
         return self._bytes
 
     @property
     def is_written(self) -> bool:
-        """Whether everything was handed to the present connection."""
+        """Whether all entries were written to the current connection."""
         return not self._unwritten
 
     def has_room(self, size: int, beside_messages: int = 0, beside_bytes: int = 0) -> bool:
-        """Whether a message of so many bytes may be added, ``beside`` others that are to come."""
+        """Whether a message of ``size`` bytes fits, in addition to messages that are collected already."""
         messages = self._messages + beside_messages
         if not messages:
             return True
@@ -118,37 +118,37 @@ class Outbox:
         )
 
     def add(self, pending: Pending) -> None:
-        """Behind all others."""
+        """Append an entry."""
         self._all.append(pending)
         self._unwritten.append(pending)
         self._messages += pending.message_count
         self._bytes += len(pending.entry)
 
     def has_before(self, sequence_id: int) -> bool:
-        """Whether an entry that was numbered earlier has no answer yet."""
+        """Whether an entry with a lower sequence id has no answer yet."""
         return bool(self._all) and self._all[0].sequence_id < sequence_id
 
     def next_unwritten(self) -> Pending | None:
-        """The first one that the present connection has not got."""
+        """Return the first entry that was not written to the current connection."""
         return self._unwritten[0] if self._unwritten else None
 
     def wrote(self, connection: Connection, at: float) -> None:
-        """The first unwritten one was handed to the connection."""
+        """Record that the first unwritten entry was written to ``connection``."""
         pending = self._unwritten.popleft()
         pending.connection = connection
         pending.written_at = at
         pending.messages = None
 
     def rewind(self) -> None:
-        """The producer was resumed: all that has no receipt is to be written again."""
+        """Write all entries again, because the producer has resumed on another connection."""
         for pending in self._all:
             pending.was_rewritten = pending.was_rewritten or pending.connection is not None
         self._unwritten = deque(self._all)
 
     def answered(self, sequence_id: int) -> Pending | None:
-        """Take out the oldest entry, whose receipt or refusal came.
+        """Remove the oldest entry, for which the broker has sent a receipt or a refusal.
 
-        None when it was answered before. Raises LookupError when the broker skipped one.
+        Returns None if the entry was answered before. Raises LookupError if the broker skipped an entry.
         """
         if not self._all or sequence_id < self._all[0].sequence_id:
             return None
@@ -157,10 +157,10 @@ class Outbox:
         return self._remove_first()
 
     def withdraw(self, receipt: Receipt, repack: Repack) -> bool:
-        """Take back a message that was never written to any connection; False: too late.
+        """Withdraw a message that was never written to a connection. False: it was written.
 
-        Another message of its batch stays: ``repack`` makes the batch anew. Of chunks those that
-        were written stay, and nobody reads them without the last one.
+        The other messages of its batch stay: ``repack`` packs the batch again. Chunks that were written stay,
+        too; no client reads them without the last one.
         """
         found = next(
             (each for each in self._unwritten if receipt in each.receipts and not each.is_part),
@@ -195,9 +195,9 @@ class Outbox:
         refusal: Callable[[], OnewriterError],
         unknown: Callable[[], OnewriterError],
     ) -> None:
-        """No receipt will come: each message gets a ``refusal`` if that is certain, else ``unknown``.
+        """Fail all messages: with ``refusal`` if they are certainly not in the log, else with ``unknown``.
 
-        ``connection``: on which the broker said so; None when it was not a broker that did.
+        ``connection`` is the one on which the broker rejected the producer; None if no broker did.
         """
         while self._all:
             pending = self._remove_first()

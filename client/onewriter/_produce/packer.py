@@ -1,7 +1,7 @@
-"""Messages into entries: metadata, compression, batches. No I/O; the caller says what time it is.
+"""Packs messages into entries: metadata, compression, batches. It does no I/O; callers pass the time.
 
-One entry is one SEND and one position in the log; a batch is many messages in one entry. Metadata
-of the usual shape is written by hand, everything else by protobuf: it is done per message.
+One entry is one SEND and one position in the log. A batch is an entry with several messages. Common metadata
+is encoded by hand because of its cost per message, all other metadata by protobuf.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 BATCH_MESSAGES_MAX = 1_000
 BATCH_BYTES_MAX = 128 * 1024
 BATCH_DELAY_SECONDS = 0.001
-"""What Pulsar's Java client does unless told otherwise."""
+"""The default of Pulsar's Java client."""
 
 CHUNK_CONTENT_SHARE_MIN = 1 / 4
-"""Of a chunk's entry: metadata, which each chunk repeats, may not take more than the rest."""
+"""Smallest share of content in a chunk's entry; the rest is metadata, which each chunk repeats."""
 
 MESSAGE_OVERHEAD_BYTES = 16
-"""Of a message in a batch: lengths, numbers."""
+"""Bytes that a message in a batch needs for its lengths and numbers."""
 
 _U32 = struct.Struct(">I")
 _crc32c: Callable[[bytes], int] = google_crc32c.value
@@ -40,7 +40,7 @@ _crc32c_extended: Callable[[int, bytes], int] = google_crc32c.extend
 
 
 class Compression(enum.Enum):
-    """How contents are compressed: Pulsar's codecs, which every Pulsar client reads."""
+    """Compression of contents, by codecs that every Pulsar client supports."""
 
     NONE = pb.MessageMetadata.NONE
     LZ4 = pb.MessageMetadata.LZ4
@@ -51,10 +51,10 @@ class Compression(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batching:
-    """When messages that were handed in make up an entry: whichever limit comes first.
+    """The limits of a batch. The limit that is reached first ends the batch.
 
-    A batch is stored as one entry, whole or not at all. ``delay_seconds`` 0 gathers what comes in
-    one turn of the event loop. Raises ConfigurationError for limits that make no sense.
+    A batch is stored as one entry, completely or not at all. With ``delay_seconds`` 0 a batch collects the
+    messages of one event-loop tick. Raises ConfigurationError for limits out of range.
     """
 
     messages_max: int = BATCH_MESSAGES_MAX
@@ -70,30 +70,30 @@ class Batching:
 
 @dataclass(slots=True, eq=False)
 class Outgoing:
-    """A message of a batch that was not written to any connection yet."""
+    """A message of a batch that was not written to a connection yet."""
 
     content: bytes
     key: str | None
     ordering_key: bytes | None
     described: bytes
-    """Its metadata apart from size and number, see ``described``."""
+    """The encoded metadata without size and sequence id; see ``described``."""
     receipt: asyncio.Future[MessageId]
     size: int
     sequence_id: int = -1
 
 
 def too_large(what: str) -> Refused:
-    """The refusal of a message that the broker would not take, without asking it."""
+    """Return the error for a message that is too large for the broker."""
     return Refused(ServerError.NOT_ALLOWED_ERROR, what)
 
 
 def message_size(content: bytes, described: bytes) -> int:
-    """About how many bytes a message takes in a batch."""
+    """Return the approximate size in bytes of a message in a batch."""
     return len(content) + len(described) + MESSAGE_OVERHEAD_BYTES
 
 
 def checked_content(content: bytes) -> bytes:
-    """The content as it is now. Raises ConfigurationError for what is no bytes."""
+    """Return an immutable copy of the content. Raises ConfigurationError if it is not bytes."""
     if isinstance(content, bytes):
         return content
     if isinstance(content, bytearray | memoryview):
@@ -107,10 +107,9 @@ def described(
     properties: Mapping[str, str] | None,
     event_time_ms: int,
 ) -> bytes:
-    """What is said about a message in a batch, serialised: a bad one must not harm the others.
+    """Return a message's encoded metadata for a batch, so that an invalid message does not fail the batch.
 
-    Raises ConfigurationError for what cannot be said: wrong types, a negative time, text that is
-    not Unicode.
+    Raises ConfigurationError for wrong types, a negative time, or text that is not valid Unicode.
     """
     if key is None and ordering_key is None and not event_time_ms and not properties:
         return b""
@@ -120,14 +119,14 @@ def described(
 
 
 class Packed(NamedTuple):
-    """An entry and the SEND command that goes before it."""
+    """An entry and the header of its SEND command."""
 
     header: bytes
     entry: bytes
 
 
 class Packer:
-    """Packs for one producer, under the name that its broker knows it by."""
+    """Packs messages of one producer, under the name that the broker has given it."""
 
     def __init__(self, producer_id: int, producer_name: str, compression: Compression) -> None:
         self._producer_id = producer_id
@@ -149,7 +148,7 @@ class Packer:
         event_time_ms: int,
         now_ms: int,
     ) -> Packed:
-        """One message as an entry of its own. Raises ConfigurationError for a bad description."""
+        """Pack one message into an entry. Raises ConfigurationError for invalid metadata."""
         if self._codec or key is not None or ordering_key is not None or properties:
             is_usual = False
         else:
@@ -176,11 +175,11 @@ class Packer:
         now_ms: int,
         entry_bytes_max: int,
     ) -> list[Packed]:
-        """A large message as the entries that carry it, each of at most so many bytes.
+        """Pack a large message into entries of at most ``entry_bytes_max`` bytes.
 
-        One if it fits when compressed, else chunks, as Pulsar's clients make and join them. Slow:
-        not for the event loop's thread. Raises ConfigurationError for a bad description, Refused
-        for a message that is too large even so.
+        The result is one entry if the compressed message fits, else chunks in Pulsar's format. The method is
+        slow: do not call it in the event loop's thread. Raises ConfigurationError for invalid metadata,
+        Refused for a message above ``CONTENT_BYTES_MAX`` or with too much metadata for its chunks.
         """
         if len(content) > CONTENT_BYTES_MAX:
             raise too_large(f"a message of {len(content)} bytes; {CONTENT_BYTES_MAX} can be sent")
@@ -193,7 +192,9 @@ class Packer:
             return [Packed(header, entry)]
         said.uuid = str(uuid.uuid4())
         said.total_chunk_msg_size = len(content)
-        said.num_chunks_from_msg = said.chunk_id = len(content)  # more than will be
+        said.num_chunks_from_msg = said.chunk_id = len(
+            content
+        )  # upper bounds, to measure the metadata
         room = entry_bytes_max - len(_entry(said.SerializeToString(), b""))
         if room < entry_bytes_max * CHUNK_CONTENT_SHARE_MIN:
             raise too_large("a message whose properties leave no room for content in its chunks")
@@ -212,13 +213,13 @@ class Packer:
         return Packed(header, entry)
 
     def batch(self, messages: Sequence[Outgoing], now_ms: int) -> Packed:
-        """Messages, numbered already, as one entry."""
+        """Pack messages that have their sequence ids into one entry."""
         first, last, count = messages[0], messages[-1], len(messages)
         said = self._metadata(first.sequence_id, now_ms)
         said.num_messages_in_batch = count
         if count > 1:
             said.highest_sequence_id = last.sequence_id
-        # For those who distribute by key: a batch has one only if all of its messages share it.
+        # Dispatch by key uses the entry's key: set it only if all messages have the same one.
         if first.key is not None and all(each.key == first.key for each in messages):
             said.partition_key = first.key
         if first.ordering_key is not None and all(
@@ -243,13 +244,13 @@ class Packer:
 
     def _compressed(self, said: pb.MessageMetadata, content: bytes) -> bytes:
         if not self._codec or not content:
-            return content  # the stock C++ client cannot read nothing from zlib
+            return content  # the stock C++ client cannot decompress empty content with zlib
         said.compression = self._codec
         said.uncompressed_size = len(content)
         return compress(self._codec, content)
 
     def _published(self, now_ms: int) -> bytes:
-        """The field publish_time; many messages share a millisecond."""
+        """Return the encoded field publish_time, cached for one millisecond."""
         if now_ms != self._ms:
             self._ms, self._encoded_ms = now_ms, b"\x18" + encode_varint(now_ms)
         return self._encoded_ms
@@ -262,11 +263,11 @@ def _entry(metadata: bytes, content: bytes) -> bytes:
 
 
 def _parts(messages: Sequence[Outgoing]) -> list[bytes]:
-    """What a batch consists of: length, metadata and content of each message."""
+    """Return the parts of a batch: length, metadata and content of each message."""
     parts: list[bytes] = []
     for each in messages:
         metadata = (
-            each.described  # fields may come in any order
+            each.described  # protobuf fields may be in any order
             + b"\x18"
             + encode_varint(len(each.content))
             + b"\x40"
@@ -283,7 +284,7 @@ def _describe(
     properties: Mapping[str, str] | None,
     event_time_ms: int,
 ) -> None:
-    """Raises ConfigurationError for what cannot be said."""
+    """Write the given fields into the metadata. Raises ConfigurationError for invalid ones."""
     try:
         if key is not None:
             said.partition_key = key

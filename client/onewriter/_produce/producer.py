@@ -1,8 +1,8 @@
-"""A producer: messages in, receipts out, through every connection that its tenure has.
+"""A producer: it sends messages and receives their receipts, across the connections of its tenure.
 
-What lives here: writing; the resending after a resume; what each message is told in the end. What
-does not: getting and keeping the topic (_produce/tenure.py), taking messages and packing them (_produce/intake.py),
-what is pending (_produce/outbox.py).
+This module writes entries, sends them again after a resume, and completes each message's receipt. Acquiring
+and keeping the topic is in _produce/tenure.py, accepting and packing messages in _produce/intake.py, the
+entries without a receipt in _produce/outbox.py.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
 
 _DEFINITE_SEND_ERRORS = frozenset({ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR})
-"""The broker looked at the message and refused it."""
+"""Codes with which the broker rejects a message itself: it is not in the log."""
 
 
 SubmitArguments = tuple[bytes, str | None, bytes | None, Mapping[str, str] | None, int]
-"""A message as it is handed on: content, key, ordering key, properties, event time in ms."""
+"""The arguments of ``submit``: content, key, ordering key, properties, event time in ms."""
 
 
 class Submitter(ABC):
-    """Whatever takes messages for a topic."""
+    """Accepts messages for a topic: a producer, a guarded producer or a leadership."""
 
     async def submit(
         self,
@@ -56,21 +56,21 @@ class Submitter(ABC):
         ordering_key: bytes | None = None,
         event_time_ms: int = 0,
     ) -> asyncio.Future[MessageId]:
-        """Hand a message in once there is room, and get the future of its receipt.
+        """Wait until there is room for the message, and return the future of its receipt.
 
-        Messages are appended in the order of these calls. The future ends as ``send`` does, without
-        its time-out. Raises Fenced, Closed, Refused, ConfigurationError (what cannot be a message),
-        and, where it is guarded, NotSent (nobody could be asked in time) when it was not taken.
+        Messages are appended in the order of these calls. The future ends as ``send`` does, but without a
+        time limit. Raises Fenced, Closed, Refused, ConfigurationError (an invalid message) and, for a guarded
+        producer, NotSent (no broker confirmed the guard in time); in these cases the message is not in the log.
         """
         return await self.take(content, key, ordering_key, properties, event_time_ms)
 
     @abstractmethod
     def take(self, *message: *SubmitArguments) -> Awaitable[asyncio.Future[MessageId]]:
-        """As ``submit``, for who has the message in this order already."""
+        """As ``submit``, with positional arguments."""
 
 
 class Producer(Submitter):
-    """Writes one topic. Made by ``Client.create_producer``; for one event loop."""
+    """Writes to one topic. Created by ``Client.create_producer``; for one event loop."""
 
     def __init__(
         self,
@@ -89,18 +89,18 @@ class Producer(Submitter):
         self._on_change = on_change
         self._outbox = Outbox(options.pending_messages_max, options.pending_bytes_max)
         self._moved = Signal()
-        """The outbox has room, or is written, or the producer may write or has ended."""
+        """Notified when the outbox has room or is written, and when the producer may write or has ended."""
         self._intake = Intake(producer_id, options, self._outbox, self._moved, owner=self)
         self._when_ended: list[Callable[[OnewriterError], None]] = []
         self.guard_is_atomic: bool | None = None
-        """Of a guarded producer: whether the guard is checked together with each append; None: the
-        broker knows nothing of guards."""
+        """For a guarded producer: whether the store checks the guard in the append itself; None: the
+        broker does not support guards."""
         self.registration: str | None = None
-        """Secret that proves the holder of the epoch to the brokers' HTTP API (publishing as a whole);
-        None before the grant, and where the broker gives none. It must not be logged."""
+        """Secret that authorizes the holder of the epoch at the brokers' HTTP API (atomic publishes).
+        None before the grant, and for brokers that issue none. Do not log it."""
         self._is_closing = False
         self._drainers = 0
-        """Who waits until everything is written."""
+        """Number of calls that wait until all entries are written."""
         self._tenure = Tenure(
             topic, options, producer_id, directory=directory, limits=limits, tenant=self
         )
@@ -110,90 +110,90 @@ class Producer(Submitter):
 
     @property
     def name(self) -> str:
-        """Its name at the broker; empty until the broker has given one."""
+        """The producer's name at the broker; empty until the broker has assigned one."""
         return self._tenure.name
 
     @property
     def epoch(self) -> int | None:
-        """The topic epoch that it was granted; None before, and for Shared producers."""
+        """The topic epoch of the grant; None before the grant and for Shared producers."""
         return self._tenure.epoch
 
     @property
     def state(self) -> ProducerState:
-        """Where it stands."""
+        """The producer's state."""
         return self._tenure.state
 
     @property
     def end(self) -> OnewriterError | None:
-        """Why it ended; None while it lives."""
+        """The reason for the producer's end; None while it has not ended."""
         return self._tenure.end
 
     @property
     def trouble(self) -> OnewriterError | None:
-        """Why the last attempt to reach a broker failed; None since one succeeded."""
+        """The error of the last attempt to reach a broker; None after one that succeeded."""
         return self._tenure.trouble
 
     @property
     def is_ready(self) -> bool:
-        """Whether it holds its topic, is connected, and has not begun to close."""
+        """Whether the producer holds its topic, is connected, and has not begun to close."""
         return self._tenure.link is not None and not self._is_closing
 
     @property
     def waiting(self) -> int:
-        """How many wait behind it while it holds the topic.
+        """Number of producers in the topic's queue while this one holds the topic.
 
-        0 also while it has no connection, for Shared producers, and on brokers that do not tell
-        (Pulsar). ``on_change`` is called whenever it changes.
+        The value is also 0 while the producer is not connected, for Shared producers, and on brokers that do
+        not report it (Pulsar). ``on_change`` is called whenever it changes.
         """
         return 0 if self._tenure.link is None else self._tenure.link.waiting
 
     async def waited_for(self) -> int:
-        """Wait until somebody waits behind it; how many. Raises what it ended with."""
+        """Wait until the topic's queue is not empty; return its length. Raises the reason of the end."""
         await self._until(lambda: self.waiting > 0)
         return self.waiting
 
     @property
     def queue_priority(self) -> int:
-        """Its place in the waiting line, as it asked for it; cannot be changed afterwards."""
+        """The priority in the topic's queue that this producer requested; it never changes."""
         return self.options.queue_priority or 0
 
     @property
     def pending_messages(self) -> int:
-        """Messages without a receipt."""
+        """Number of messages without a receipt."""
         return len(self._outbox) + self._intake.gathered_messages
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes without a receipt."""
+        """Size in bytes of the messages without a receipt."""
         return self._outbox.bytes + self._intake.gathered_bytes
 
     def when_ended(self, callback: Callable[[OnewriterError], None]) -> None:
-        """Call it in the very turn of the loop in which it ends; it must not block or raise."""
+        """Call ``callback`` in the event-loop tick in which the producer ends. It must not block or raise."""
         if self.end is not None:
             callback(self.end)
         else:
             self._when_ended.append(callback)
 
     async def ready(self) -> None:
-        """Wait until it may write for the first time. Raises what it ended with."""
+        """Wait until the producer may write for the first time. Raises the reason of the end."""
         await self._until(lambda: self._tenure.was_ready)
 
     async def ended(self) -> OnewriterError:
-        """Wait until it is fenced, refused or closed; which."""
+        """Wait until the producer is fenced, rejected or closed, and return the reason."""
         while (end := self._tenure.end) is None:
             await self._tenure.changes.wait()
         return end
 
     async def linked(self) -> Registration:
-        """The registration under which it may write, once there is one. Raises what it ended with."""
+        """Wait for a registration under which the producer may write. Raises the reason of the end."""
         while (link := self._tenure.link) is None:
             await self._until(lambda: self._tenure.link is not None)
         return link
 
     async def verify(self) -> None:
-        """Wait until a broker says, by a round trip, that it is there and we may write.
+        """Wait for a round trip to the broker that proves that this producer may write.
 
-        Raises what it ended with. Give it a time-out: the broker may be away.
+        Raises the reason of the end. Use a time-out: the broker may be down.
         """
         while True:
             await self._until(lambda: self._tenure.link is not None)
@@ -219,10 +219,12 @@ class Producer(Submitter):
         event_time_ms: int = 0,
         timeout_seconds: float | None = None,
     ) -> MessageId:
-        """Append one message; where it stands.
+        """Append one message and return its id.
 
-        Raises Fenced, Refused, NotSent, Closed or ConfigurationError (what cannot be a message) when
-        it is definitely not in the log, and OutcomeUnknown when it may be. When cancelled, a message that was written may be stored.
+        Raises Fenced, Refused, NotSent, Closed or ConfigurationError (an invalid message) if the message is
+        definitely not in the log, and OutcomeUnknown if it may be. ``timeout_seconds`` defaults to
+        ``ProducerOptions.send_timeout_seconds``. After a cancellation, a message that was written may be
+        stored.
         """
         seconds = self.options.send_timeout_seconds if timeout_seconds is None else timeout_seconds
         receipt: Receipt | None = None
@@ -249,26 +251,27 @@ class Producer(Submitter):
         return self._intake.take(*message)
 
     async def flush(self) -> None:
-        """Send the batch that is being gathered, and wait for all receipts so far.
+        """Send the open batch, and wait for the receipts of all messages so far.
 
-        What became of each message is in its own future.
+        The result of each message is in its own future.
         """
         self._intake.seal()
-        # Not for the futures: those of messages that are under way may be cancelled.
+        # Do not wait for the futures: the application may have cancelled them.
         later = self._intake.next_sequence_id
         await self._moved.until(lambda: not self._outbox.has_before(later))
 
     def join_queue(self) -> QueuePosition:
-        """A place in line behind all calls of ``submit`` so far, for who writes otherwise.
+        """Take a queue position after all calls of ``submit`` so far, for a transaction or a seal.
 
-        During its turn nothing is taken; whoever waits meanwhile keeps to its own time-out.
+        The producer accepts no message while this position is the first one; waiting calls keep their
+        time limits.
         """
         return self._intake.join_queue()
 
     async def written(self, link: Registration) -> None:
-        """Wait until everything handed in so far is on its way through ``link``. Needs the turn.
+        """Wait until all messages so far are written to ``link``. Requires the first queue position.
 
-        Raises Unavailable when that is not its registration any more, what it ended with, Closed.
+        Raises Unavailable if ``link`` is not the current registration any more, the reason of the end, Closed.
         """
         self._intake.seal()
         self.pump()
@@ -285,22 +288,22 @@ class Producer(Submitter):
             self._drainers -= 1
 
     def pack(self, content: bytes, **described: Any) -> tuple[int, bytes]:
-        """The next message as an entry that is published otherwise than by SEND: number and bytes.
+        """Pack a message into an entry that is not published by SEND; return its sequence id and bytes.
 
-        ``described`` is what ``send`` takes beside the content. Needs the turn. Raises Refused for
-        one that no broker would take.
+        ``described`` are the other arguments of ``send``. Requires the first queue position. Raises Refused
+        for a message that is too large for the broker.
         """
         return self._intake.pack_alone(content, **described)
 
-    # ------------------------------------------------------------ its intake's owner
+    # ------------------------------------------------------------ IntakeOwner
 
     def may_send(self) -> bool:
-        """Whether it was granted its topic, and neither ended nor is being closed."""
+        """Whether the producer was granted its topic, and has neither ended nor begun to close."""
         tenure = self._tenure
         return tenure.was_ready and tenure.end is None and not self._is_closing
 
     def check_open(self) -> None:
-        """Raises what it ended with, Closed while it is being closed."""
+        """Raise the reason of the end, or Closed while the producer is being closed."""
         end = self._tenure.end
         if isinstance(end, Fenced):
             raise self._fenced_like(end)
@@ -310,7 +313,7 @@ class Producer(Submitter):
             raise Closed("the producer is being closed")
 
     def pump(self) -> None:
-        """Write what the connection takes; nothing unless the broker was there just now."""
+        """Write entries while the connection accepts them and is proved."""
         if self._tenure.link is None:
             return
         connection = self._tenure.link.connection
@@ -323,23 +326,23 @@ class Producer(Submitter):
         if self._is_closing or self._drainers:
             self._moved.tell()
 
-    # ------------------------------------------------------------ its registrations' writer
+    # ------------------------------------------------------------ RegistrationOwner
 
     def received(self, receipt: SendReceipt) -> None:
-        """A message is stored."""
+        """The broker has stored an entry."""
         pending = self._answered(receipt.sequence_id)
         if pending is not None and receipt.message_id is not None:
             pending.stored_at(MessageId.of(receipt.message_id))
 
     def send_refused(self, error: pb.CommandSendError) -> None:
-        """A message is refused."""
+        """The broker has rejected an entry."""
         pending = self._answered(error.sequence_id)
         if pending is None:
             return
         code = ServerError(error.error)
         is_definite = code in _DEFINITE_SEND_ERRORS and not pending.was_rewritten
         if pending.is_part and self._intake.withdraw(pending.receipts[0]):
-            is_definite = True  # without its last chunk it is no message
+            is_definite = True  # no client reads a message without its last chunk
         pending.refuse(
             (lambda: Refused(code, error.message))
             if is_definite
@@ -347,11 +350,11 @@ class Producer(Submitter):
         )
 
     def writable(self) -> None:
-        """The socket takes data again, or the broker was proved to be there."""
+        """The socket accepts data again, or a round trip has proved the connection."""
         self.pump()
 
     def queue_changed(self) -> None:
-        """Another number of candidates waits behind it."""
+        """The number of producers in the topic's queue has changed."""
         self._tenure.changes.tell()
         self._on_change(self)
 
@@ -368,17 +371,15 @@ class Producer(Submitter):
             self._moved.tell()
         return pending
 
-    # ------------------------------------------------------------ its tenure's tenant
+    # ------------------------------------------------------------ Tenant
 
     def granted(self, answer: pb.CommandProducerSuccess) -> None:
-        """It may write, for the first time or again: everything without a receipt goes first."""
+        """The producer may write, for the first time or again. Entries without a receipt are sent first."""
         if not self._tenure.was_ready:
             self._intake.begin(self.name, answer.last_sequence_id + 1)
         if answer.HasField("guard_is_atomic"):
             self.guard_is_atomic = answer.guard_is_atomic
-        if (
-            answer.registration
-        ):  # a broker of an earlier release gives none: the last one still counts
+        if answer.registration:  # a broker of an earlier release issues none: keep the last one
             self.registration = answer.registration
         if self._tenure.link is not None:
             self._intake.message_bytes_max = self._tenure.link.connection.message_bytes_max
@@ -386,12 +387,12 @@ class Producer(Submitter):
         self.pump()
 
     def changed(self) -> None:
-        """State or trouble changed."""
+        """The state or the trouble has changed."""
         self._moved.tell()
         self._on_change(self)
 
     def ended_with(self, end: OnewriterError, said_by: Connection | None) -> None:
-        """Tell all messages without a receipt what is certain about them."""
+        """Fail all messages without a receipt with the error that states what is certain."""
 
         def refusal() -> OnewriterError:
             if isinstance(end, Fenced):
@@ -415,10 +416,10 @@ class Producer(Submitter):
     # ------------------------------------------------------------ ending
 
     async def close(self, *, timeout_seconds: float | None = None) -> None:
-        """Take no more messages, see those through that were taken, and leave the topic.
+        """Accept no more messages, wait for the receipts of accepted ones, and release the topic.
 
-        The next in line is promoted as soon as the last message is stored. What has no receipt
-        when the time (``Limits.operation_timeout_seconds``) is over fails as ``send`` describes.
+        The broker promotes the first waiter as soon as the last message is stored. Messages without a receipt
+        after ``timeout_seconds`` (default: ``Limits.operation_timeout_seconds``) fail as ``send`` describes.
         """
         self._is_closing = True
         self._intake.seal()
@@ -441,7 +442,7 @@ class Producer(Submitter):
         return is_written or self.end is not None
 
     def abandon(self) -> None:
-        """Leave at once, without waiting for anything or anybody."""
+        """Release the topic at once, without waiting for receipts or the broker."""
         self._is_closing = True
         self._tenure.stop(Closed("the producer was closed"))
         self._runner.cancel()

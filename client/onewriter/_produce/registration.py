@@ -1,6 +1,6 @@
-"""One PRODUCER command on one connection: asked, waiting, ready, and how it ends.
+"""One PRODUCER command on one connection: sent, queued, ready, and ended.
 
-The producer outlives it: after a lost connection it makes another one (_produce/tenure.py).
+The producer outlives its registration: after a lost connection it makes another one (_produce/tenure.py).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from onewriter_core.wire.values import SendReceipt
 
 
 class RegistrationOwner(Protocol):
-    """Whoever writes under a registration. No method blocks or raises."""
+    """The producer that writes under a registration. No method blocks or raises."""
 
     def received(self, receipt: SendReceipt) -> None:
-        """A message is stored."""
+        """The broker has stored an entry."""
         ...
 
     def send_refused(self, error: pb.CommandSendError) -> None:
-        """A message is refused."""
+        """The broker has rejected an entry."""
         ...
 
     def writable(self) -> None:
-        """Go on writing."""
+        """Continue writing."""
         ...
 
     def queue_changed(self) -> None:
-        """Another number of candidates waits behind it."""
+        """The number of producers in the topic's queue has changed."""
         ...
 
 
 class Registration:
     """Implements ProducerEnd. ``ask`` once, then ``answer``, then ``ready``.
 
-    ``on_detached`` is called when it was ready and is closed or lost, with the reason.
+    It calls ``on_detached`` with the reason when a ready registration is closed or lost.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Registration:
     ) -> None:
         self.connection = connection
         self.is_open = True
-        """The broker has neither refused nor closed it, and the connection lives."""
+        """The broker has neither rejected nor closed it, and the connection is open."""
         self.waiting = 0
-        """How many wait behind it, once it is granted; 0 where the broker does not tell."""
+        """Number of producers in the topic's queue after the grant; 0 if the broker does not report it."""
         self._producer_id = producer_id
         self._writer = writer
         self._on_detached = on_detached
@@ -63,7 +63,7 @@ class Registration:
 
     @property
     def producer_id(self) -> int:
-        """What requests on its connection call the producer."""
+        """The producer's id in commands on its connection."""
         return self._producer_id
 
     def ask(self, command: pb.CommandProducer) -> None:
@@ -78,29 +78,29 @@ class Registration:
         self.connection.say(command)
 
     async def answer(self) -> pb.CommandProducerSuccess:
-        """The first answer: ready or not. Raises what the broker refused with, Unavailable."""
+        """Return the first answer, ready or queued. Raises the broker's refusal, Unavailable."""
         return await asyncio.shield(self._answer)
 
     async def ready(self) -> pb.CommandProducerSuccess:
-        """The answer that says ready, however long it takes. Raises as ``answer`` does."""
+        """Wait without a limit for the answer that grants the topic. Raises as ``answer`` does."""
         return await asyncio.shield(self._ready)
 
     def release(self) -> None:
-        """Another registration takes over: nothing that still comes is for this one."""
+        """Ignore all further commands, because another registration replaces this one."""
         self.is_open = False
         self.connection.detach(self._producer_id, self._request_id)
         self._fail(Unavailable("given up"))
 
     def withdraw(self) -> None:
-        """Tell the broker that we do not want it any more, without waiting for an answer."""
+        """Close the producer at the broker without waiting for an answer."""
         if self.is_open:
             self.connection.say(self._close_command())
         self.release()
 
     async def close(self) -> None:
-        """Leave in order: the broker answers once all that was sent before is stored and answered.
+        """Close the producer. The broker answers after the receipts of all entries sent before.
 
-        Raises Unavailable when the connection is lost before.
+        Raises Unavailable if the connection is lost before that.
         """
         await self.connection.request(self._close_command())
 
@@ -132,7 +132,7 @@ class Registration:
         self._writer.queue_changed()
 
     def on_closed(self) -> None:
-        # It stays attached: receipts of what was stored before may still come.
+        # The registration stays attached: receipts of stored entries may still arrive.
         self._end("closed by the broker")
 
     def on_lost(self, reason: str) -> None:
@@ -154,4 +154,4 @@ class Registration:
         for future in (self._answer, self._ready):
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # perhaps nobody waits for it
+                future.exception()  # mark it as retrieved: no caller may wait for it

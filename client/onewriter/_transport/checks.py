@@ -1,8 +1,8 @@
-"""Asking the broker that serves a topic to prove it: which epoch is current, where the topic ends.
+"""Checks: the broker of a topic proves that it serves the topic, and returns the current epoch and the end.
 
-The broker answers by a guarded read of the store, so one that was deposed without noticing cannot say
-yes. Checks of one topic share a question, as far as they may: whoever asks while a question is under
-way shares the next one, which begins after he asked.
+The broker answers from a guarded read of the store, so a deposed broker cannot confirm anything. Calls for one
+topic share a request where that is correct: a call that arrives while a request is in flight uses the
+next request, which begins after the call.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import EARLIEST_ID
 
 CONNECTIONS_REMEMBERED_MAX = 1_024
-"""Topics whose broker is asked without a look-up; the one asked for least recently is forgotten."""
+"""Topics whose broker is asked without a look-up; the least recently used one is forgotten."""
 
 
 class Check(NamedTuple):
-    """What was true at one moment after the question was asked.
+    """The state of a topic at one moment between the call and its return.
 
-    ``epoch`` is the highest topic epoch ever granted, 0 if none was. ``is_current``: the epoch that
-    was asked about (or else ``epoch``) belongs to the tenure which may write now, or may come back.
-    ``last_message_id`` is at or behind every message acknowledged before the question; None while
-    the topic holds none.
+    ``epoch`` is the highest topic epoch ever granted, 0 if none was. ``is_current`` is true if the epoch that
+    was checked (default: ``epoch``) belongs to the tenure that may write now or may still resume.
+    ``last_message_id`` is at or after every message that was acknowledged before the call; None if the
+    topic contains no message.
     """
 
     epoch: int
@@ -42,12 +42,12 @@ class Check(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """Those who ask the same: about one topic and one epoch."""
+    """The calls for one topic and one epoch."""
 
     asked: asyncio.Future[Check] | None = None
-    """The answer to the question that is under way, or was last."""
+    """The answer to the request in flight, or to the last one."""
     following: asyncio.Future[Check] | None = None
-    """The answer to the one that is asked next."""
+    """The answer to the next request."""
 
 
 _Key = tuple[TopicName, int | None]
@@ -64,7 +64,7 @@ class Checks:
         self._connections: dict[TopicName, Connection] = {}
 
     async def check(self, topic: TopicName, epoch: int | None = None) -> Check:
-        """Ask; see Check. Raises Refused (no such topic, no such command there), Unavailable."""
+        """Return a Check. Raises Refused (no such topic, or the broker lacks the command), Unavailable."""
         key = (topic, epoch)
         line = self._lines.get(key)
         if line is None:
@@ -76,18 +76,18 @@ class Checks:
         return await asyncio.shield(line.following)
 
     async def _ask_for(self, key: _Key, line: _Line) -> None:
-        """Ask again and again until nobody waits any more."""
+        """Send requests until no call waits any more."""
         while (answer := line.following) is not None:
             line.asked, line.following = answer, None
             try:
                 answer.set_result(await self._ask(*key))
             except OnewriterError as error:
                 answer.set_exception(error)
-                answer.exception()  # whoever asked may have gone
+                answer.exception()  # mark it as retrieved: the caller may have been cancelled
         self._lines.pop(key, None)
 
     def _left(self, key: _Key, line: _Line) -> None:
-        """Nobody asks on this line any more: the client ends, if somebody still waits."""
+        """Forget the line after its task ended; calls that still wait end with Closed."""
         if self._lines.get(key) is line:
             del self._lines[key]
         for answer in (line.asked, line.following):
@@ -96,7 +96,7 @@ class Checks:
                 answer.exception()
 
     async def _ask(self, topic: TopicName, epoch: int | None) -> Check:
-        """Ask one broker after the other until one answers, or it takes too long."""
+        """Ask one broker after the other until one answers or the time limit has passed."""
         backoff = Backoff()
         seconds = self._limits.operation_timeout_seconds
         trouble: Unavailable | ProtocolError | None = None
@@ -124,7 +124,7 @@ class Checks:
         return Check(answer.epoch, answer.is_current, None if is_empty else MessageId.of(last))
 
     async def _connection(self, topic: TopicName) -> Connection:
-        """Where the topic was served the last time: who does not serve it any more says so."""
+        """Return the connection of the last check; a broker that no longer serves the topic says so."""
         connection = self._connections.pop(topic, None)
         if connection is None or connection.is_closed:
             connection = await self._directory.owner_of(topic)

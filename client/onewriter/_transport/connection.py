@@ -1,12 +1,12 @@
-"""One connection to a broker: the sans-I/O codec over an asyncio socket, kept alive, and proved.
+"""One connection to a broker: the sans-I/O codec over an asyncio socket, with keep-alive and proof of life.
 
-What lives here: the handshake and its credentials, requests and their answers, PINGs, and handing
-to each producer what concerns it. What does not: which broker to ask (_transport/lookup.py), and what a
-producer makes of what it hears (_produce/registration.py, _produce/producer.py).
+This module contains the handshake with the credentials, requests and their answers, PINGs, and the dispatch
+of commands to producers and consumers. The choice of the broker is in _transport/lookup.py, the reaction of
+a producer in _produce/registration.py and _produce/producer.py.
 
-**Proof.** A process that was frozen finds its sockets as it left them: whatever the kernel still
-holds looks as if it had just come. So "the broker is there" is only believed after a round trip
-that *began* recently: a PONG to our PING, a receipt for our SEND, an answer to our request.
+**Proof.** A process that was frozen finds its sockets unchanged: data that the kernel buffered meanwhile
+looks as if it had just arrived. The connection therefore counts as proved only after a round trip that *began*
+recently: a PONG to our PING, a receipt for our SEND, an answer to our request.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Delivery, SendReceipt
 
 REQUESTS_MAX = 10_000
-"""Requests of one connection that are not answered yet."""
+"""Largest number of unanswered requests on one connection."""
 
 TICK_SECONDS = 0.5
-"""How often a connection looks whether it was heard of."""
+"""Interval at which a connection checks for silence."""
 
 STALL_SECONDS = 1.0
-"""A tick that comes so much too late tells that this process itself stood still."""
+"""A tick that is later than this shows that this process itself did not run."""
 
 WRITE_BYTES_HIGH = 256 * 1024
-"""Unsent bytes of a connection above which producers wait; they keep what they have themselves."""
+"""Unsent bytes of a connection above which producers wait and keep their messages."""
 
 TOKEN_RETRY_SECONDS = 1.0
 
 ADDRESS_HEAD_START_SECONDS = 0.25
-"""Before the next address of a host name is tried beside the first."""
+"""Delay before the next address of a host name is tried in parallel (RFC 8305)."""
 
 _AUTH_METHOD = "token"
 
@@ -70,11 +70,11 @@ Request = (
     | pb.CommandOwn
     | pb.CommandDisown
 )
-"""What ``Connection.request`` sends; each carries a request id of that connection."""
+"""Commands for ``Connection.request``; each carries a request id of that connection."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Use ``open``. All methods are for the loop's own thread."""
+    """Create it with ``open``. Call all methods in the event loop's thread."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_closed = False
         self.server_version = ""
         self.extensions_version = 0
-        """Of onewriter's own commands, as far as both sides speak them; 0: none."""
+        """Version of onewriter's own commands that both sides support; 0: none."""
         self.message_bytes_max = MESSAGE_LENGTH_MAX
         self._options = options
         self._limits = options.limits
@@ -121,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         spawn: Spawn,
         proxied_to: Address | None = None,
     ) -> Self:
-        """Connect and prove who we are. ``proxied_to``: the broker that a proxy shall lead to.
+        """Connect and authenticate. ``proxied_to`` is the broker to which a proxy has to forward.
 
         Raises Refused (the credentials), Unavailable, ConfigurationError (the TLS files).
         """
@@ -141,7 +141,7 @@ class Connection(asyncio.BufferedProtocol):
         except TimeoutError as error:
             connection.abort("no answer in time")
             raise Unavailable(f"{address} did not answer within {seconds:g} s") from error
-        except (OSError, UnicodeError) as error:  # UnicodeError: a name that cannot be a host's
+        except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
             connection.abort("cannot connect")
             raise Unavailable(f"{address} cannot be reached: {error}") from error
         except BaseException:
@@ -151,7 +151,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_onewriter(self) -> bool:
-        """Whether the broker is one of ours: it answers for all it has before it closes a producer."""
+        """Whether the broker is a onewriter broker, which answers every SEND before it closes a producer."""
         return self.server_version.startswith("onewriter")
 
     # ------------------------------------------------------------ asyncio.BufferedProtocol
@@ -190,15 +190,15 @@ class Connection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._tell_writable()
 
-    # ------------------------------------------------------------ speaking
+    # ------------------------------------------------------------ commands
 
     @property
     def has_room(self) -> bool:
-        """Whether the socket takes more data just now."""
+        """Whether the socket accepts more data now."""
         return not self._is_paused and not self.is_closed
 
     def write(self, *parts: bytes) -> None:
-        """Send bytes, together with all others of this turn of the loop."""
+        """Send bytes, in one system call with all other writes of this event-loop tick."""
         if self.is_closed:
             return
         if not self._outgoing:
@@ -206,12 +206,12 @@ class Connection(asyncio.BufferedProtocol):
         self._outgoing.extend(parts)
 
     def say(self, message: Message) -> None:
-        """Send a command that has no answer, or whose answer goes to a producer."""
+        """Send a command that has no answer, or whose answer goes to a producer's end."""
         if not self.is_closed:
             self.write(self._wire.encode(message))
 
     def next_request_id(self) -> int:
-        """A request id not used before on this connection."""
+        """Return a request id that was not used before on this connection."""
         return self._wire.next_request_id()
 
     async def request(self, request: Request) -> Command:
@@ -219,7 +219,7 @@ class Connection(asyncio.BufferedProtocol):
         return await self.ask(request.request_id, encode_command(request))
 
     async def ask(self, request_id: int, frame: bytes) -> Command:
-        """``request`` for a frame that is encoded already."""
+        """As ``request``, for a frame that is encoded already."""
         if self.is_closed or len(self._requests) >= REQUESTS_MAX:
             raise Unavailable(f"{self.address} takes no requests")
         seconds = self._limits.request_timeout_seconds
@@ -238,46 +238,46 @@ class Connection(asyncio.BufferedProtocol):
         return command
 
     def attach(self, producer_id: int, request_id: int, end: ProducerEnd) -> None:
-        """From now on ``end`` hears what concerns the producer."""
+        """Pass all commands for the producer to ``end``."""
         self._ends[producer_id] = end
         self._asked[request_id] = end
 
     def detach(self, producer_id: int, request_id: int) -> None:
-        """Nobody is interested any more."""
+        """Ignore further commands for the producer."""
         self._ends.pop(producer_id, None)
         self._asked.pop(request_id, None)
 
     def attach_consumer(self, consumer_id: int, end: ConsumerEnd) -> None:
-        """From now on ``end`` hears what concerns the consumer."""
+        """Pass all commands for the consumer to ``end``."""
         self._consumers[consumer_id] = end
 
     def detach_consumer(self, consumer_id: int) -> None:
-        """Nobody is interested any more."""
+        """Ignore further commands for the consumer."""
         self._consumers.pop(consumer_id, None)
 
     def expect(self, request_id: int, end: ConsumerEnd) -> None:
-        """``end`` hears the answer in its place among the deliveries; to a future it would be late."""
+        """Pass the answer to ``end``, in order with the deliveries; a future would deliver it too late."""
         self._expecting[request_id] = end
 
     # ------------------------------------------------------------ proof
 
     @property
     def is_proved(self) -> bool:
-        """Whether the broker was there recently, by a round trip."""
+        """Whether a round trip that began recently has succeeded."""
         return self.now() - self._proved_at <= self._limits.proof_seconds
 
     def note_proof(self, begun_at: float) -> None:
-        """Something that we sent at ``begun_at`` was answered."""
+        """Record that the broker answered a command that was sent at ``begun_at``."""
         self._proved_at = max(self._proved_at, begun_at)
 
     def ask_proof(self) -> None:
-        """PING, unless one is under way; ``on_writable`` tells of the answer."""
+        """Send a PING unless one is in flight; ``on_writable`` reports the answer."""
         if self._ping_sent_at is None:
             self._ping_sent_at = self.now()
             self.write(replies.PING)
 
     async def prove(self) -> None:
-        """Wait until the broker is proved to be there. Raises Unavailable if the connection is lost."""
+        """Wait for a successful round trip. Raises Unavailable if the connection is lost."""
         while not self.is_proved:
             if self.is_closed:
                 raise Unavailable(f"the connection to {self.address} is lost")
@@ -288,7 +288,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _ponged(self) -> None:
         if self._ping_sent_at is None:
-            return  # nobody asked
+            return  # an answer to no PING of ours
         self.note_proof(self._ping_sent_at)
         self._ping_sent_at = None
         self._wake_provers()
@@ -305,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
         was_frozen = now - self._ticked_at > TICK_SECONDS + STALL_SECONDS
         self._ticked_at = now
         if was_frozen:
-            self._heard_at = now  # what came meanwhile is not read yet
+            self._heard_at = now  # bytes that arrived meanwhile are not read yet
         silence = now - self._heard_at
         if silence > self._limits.silent_after_seconds:
             self.abort(f"nothing was heard for {silence:.1f} s")
@@ -322,10 +322,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.close()
         self._lose("closed")
-        await asyncio.sleep(0)  # the transport closes its socket in the next turn
+        await asyncio.sleep(0)  # the transport closes its socket in the next tick
 
     def abort(self, reason: str) -> None:
-        """Drop the connection at once; producers look for another."""
+        """Close the connection at once; its producers and consumers connect again."""
         if self._transport is not None:
             self._transport.abort()
         self._lose(reason)
@@ -340,7 +340,7 @@ class Connection(asyncio.BufferedProtocol):
         lost = Unavailable(f"the connection to {self.address} is lost: {reason}")
         if not self._connected.done():
             self._connected.set_exception(lost)
-            self._connected.exception()  # nobody may have asked for it
+            self._connected.exception()  # mark it as retrieved: no caller may have waited for it
         for answer in self._requests.values():
             if not answer.done():
                 answer.set_exception(lost)
@@ -361,7 +361,7 @@ class Connection(asyncio.BufferedProtocol):
     async def _shake_hands(self) -> None:
         source = self._options.token
         token = b"" if source is None else await token_of(source)
-        if self.is_closed:  # the broker has gone while it was read
+        if self.is_closed:  # the connection was lost while the token was read
             raise Unavailable(f"the connection to {self.address} was lost at once")
         target = self._proxied_to
         begun_at = self.now()
@@ -463,7 +463,7 @@ class Connection(asyncio.BufferedProtocol):
             self._connected.set_result(None)
 
     async def _answer_challenge(self) -> None:
-        """The token is about to expire, or the broker wants to see it once more: read it anew."""
+        """Read the token again and send it: the broker requests it before the old one expires."""
         source = self._options.token
         if source is None:
             refusal = Refused(ServerError.AUTHENTICATION_ERROR, "the broker asks for a token")
@@ -485,7 +485,10 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _head_start_seconds(host: str) -> float | None:
-    """None for an address: there is nothing to race, and a cancelled race may leave its socket open."""
+    """Return the delay for a host name, None for an IP address.
+
+    An IP address has no alternative to race, and a cancelled race may leave its socket open.
+    """
     try:
         ipaddress.ip_address(host)
     except ValueError:

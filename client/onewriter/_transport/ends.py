@@ -1,4 +1,4 @@
-"""What a connection tells the producers and consumers that live on it. No method blocks or raises."""
+"""The callbacks of a connection to its producers, consumers and ownerships. No method blocks or raises."""
 
 from __future__ import annotations
 
@@ -10,99 +10,99 @@ from onewriter_core.wire.values import Delivery, SendReceipt
 
 
 class ProducerEnd(Protocol):
-    """A producer, as its connection sees it."""
+    """The callbacks to a producer."""
 
     def on_success(self, answer: pb.CommandProducerSuccess) -> None:
-        """It waits for its turn, or it may write."""
+        """The broker has queued the producer, or granted it the topic."""
         ...
 
     def on_error(self, error: OnewriterError) -> None:
-        """The broker refuses it."""
+        """The broker has rejected the producer."""
         ...
 
     def on_receipt(self, receipt: SendReceipt) -> None:
-        """A message is stored."""
+        """The broker has stored an entry."""
         ...
 
     def on_send_error(self, error: pb.CommandSendError) -> None:
-        """A message is refused."""
+        """The broker has rejected an entry."""
         ...
 
     def on_queue_changed(self, waiting: int) -> None:
-        """So many wait behind it."""
+        """The number of producers in the topic's queue has changed."""
         ...
 
     def on_closed(self) -> None:
-        """The broker closed it: fenced, or the topic moves. Receipts may still come."""
+        """The broker closed the producer: it was fenced, or the topic moves. Receipts may still arrive."""
         ...
 
     def on_lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         ...
 
     def on_writable(self) -> None:
-        """The socket takes data again, or the broker was proved to be there."""
+        """The socket accepts data again, or a round trip has proved the connection."""
         ...
 
 
 class OwnerEnd(Protocol):
-    """An ownership, as its connection sees it."""
+    """The callbacks to an ownership."""
 
     def on_ownership_lost(self, command: pb.CommandOwnershipLost) -> None:
-        """It is over, or goes on at another broker."""
+        """The ownership is over, or continues at another broker."""
         ...
 
     def on_owner_detached(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         ...
 
 
 class ConsumerEnd(Protocol):
-    """A consumer, as its connection sees it."""
+    """The callbacks to a consumer."""
 
     def on_delivery(self, delivery: Delivery, payload: memoryview) -> None:
-        """An entry; ``payload`` is only good until this returns."""
+        """An entry has arrived. ``payload`` is valid only until this method returns."""
         ...
 
     def on_active(self, *, is_active: bool) -> None:
-        """Failover: it is, or is not, the one that receives."""
+        """Failover subscription: the consumer has become active or inactive."""
         ...
 
     def on_answered(self, error: OnewriterError | None) -> None:
-        """The answer that it expects, before anything that came behind it; None: success."""
+        """The expected answer has arrived, in order with the deliveries; None: success."""
         ...
 
     def on_end_of_topic(self) -> None:
-        """The topic is terminated, and its subscription has acknowledged all of it."""
+        """The topic is terminated, and the subscription has acknowledged all its messages."""
         ...
 
     def on_closed(self) -> None:
-        """The broker closed it: the subscription was moved, or the topic moves."""
+        """The broker closed the consumer: its subscription was reset, or the topic moves."""
         ...
 
     def on_lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         ...
 
 
 EARLY_LOSSES_MAX = 10_000
-"""Ownerships that were lost before anybody here had taken them, and are remembered for that."""
+"""Largest number of remembered losses of ownerships that are not attached yet."""
 
 OwnerKey = tuple[str, str, int]
-"""An ownership: its group, its resource, its generation."""
+"""Group, resource and generation of an ownership."""
 
 
 class OwnerEnds:
-    """One connection's."""
+    """The ownerships of one connection."""
 
     def __init__(self) -> None:
         self._ends: dict[OwnerKey, OwnerEnd] = {}
         self._early: dict[OwnerKey, pb.CommandOwnershipLost] = {}
-        """Of grants that nobody has taken from their answers yet."""
+        """Losses of ownerships that were granted, and whose answer is not processed yet."""
         self._is_lost = False
 
     def attach(self, key: OwnerKey, end: OwnerEnd) -> None:
-        """From now on ``end`` hears what becomes of it, at once if that is known already."""
+        """Pass the ownership's loss to ``end``, at once if it has arrived already."""
         self._ends[key] = end
         if (early := self._early.pop(key, None)) is not None:
             end.on_ownership_lost(early)
@@ -110,11 +110,11 @@ class OwnerEnds:
             end.on_owner_detached()
 
     def detach(self, key: OwnerKey) -> None:
-        """Nobody is interested any more."""
+        """Ignore the ownership's loss."""
         self._ends.pop(key, None)
 
     def take(self, command: pb.CommandOwnershipLost) -> None:
-        """The broker says what became of one."""
+        """Dispatch the broker's command about one ownership."""
         resource = command.resource
         key = (command.group, resource.name, resource.generation)
         if (end := self._ends.get(key)) is not None:
@@ -125,7 +125,7 @@ class OwnerEnds:
             del self._early[next(iter(self._early))]
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Detach all ownerships: the connection is lost."""
         self._is_lost = True
         ends, self._ends = self._ends, {}
         for end in ends.values():

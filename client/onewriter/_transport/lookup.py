@@ -18,18 +18,18 @@ from onewriter_core.ids import TopicName
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 HOPS_MAX = 10
-"""Redirects of one look-up; more are a circle."""
+"""Largest number of redirects of one look-up."""
 
 CONNECTIONS_MAX = 1_000
-"""Brokers that one client is connected to at once."""
+"""Largest number of brokers that one client is connected to at once."""
 
 
 _Way = tuple[Address, Address | None]
-"""Where to connect to, and, where that is a proxy, which broker it shall lead to."""
+"""The address to connect to, and the broker behind it if that address is a proxy."""
 
 
 class Directory:
-    """The brokers of one service URL. Use from one event loop; ``close`` ends its connections."""
+    """The brokers of one service URL. For one event loop; ``close`` closes its connections."""
 
     def __init__(self, service_url: str, options: ClientOptions, spawn: Spawn) -> None:
         self._addresses = parse_service_url(service_url)
@@ -41,9 +41,9 @@ class Directory:
         self._is_closed = False
 
     async def owner_of(self, topic: TopicName) -> Connection:
-        """A connection to the broker that serves the topic.
+        """Return a connection to the broker that serves the topic.
 
-        Raises Refused (a definite no), Unavailable (ask again), ConfigurationError, Closed.
+        Raises Refused (permanent), Unavailable (retry), ConfigurationError, Closed.
         """
         connection = await self._any_broker()
         is_authoritative = False
@@ -59,11 +59,11 @@ class Directory:
         raise Unavailable(f"looking up {topic} led through {HOPS_MAX} brokers and to none")
 
     async def any_broker(self) -> Connection:
-        """A connection to any broker, for what each of them can answer. Raises as ``owner_of``."""
+        """Return a connection to any broker, for requests that every broker answers. Raises as ``owner_of``."""
         return await self._any_broker()
 
     def address_of(self, url: str, url_tls: str) -> Address | None:
-        """The broker that an answer names, by the scheme that this client uses; None: none usable."""
+        """Return the address that an answer names for this client's scheme; None if it names none."""
         try:
             found = url_tls if self._addresses[0].is_tls else url
             return parse_service_url(found)[0]
@@ -71,7 +71,7 @@ class Directory:
             return None
 
     async def partitions_of(self, connection: Connection, topic: TopicName) -> int:
-        """How many partitions a topic has; 0: it has none. Raises as ``owner_of``."""
+        """Return the number of partitions; 0 for a topic without partitions. Raises as ``owner_of``."""
         request = pb.CommandPartitionedMetadata(
             topic=str(topic), request_id=connection.next_request_id()
         )
@@ -83,16 +83,17 @@ class Directory:
         return answer.partitions
 
     async def check_partitions(self, connection: Connection, topic: TopicName) -> None:
-        """Refuse a partitioned topic. Asked on the connection that will carry the producer.
+        """Raise Partitioned for a partitioned topic. Call it on the producer's future connection.
 
-        For one partition by name it is how onewriter knows that it competes for that one alone.
+        For the name of a partition, this request is how the broker knows that the producer competes for that
+        partition alone.
         """
         partitions = await self.partitions_of(connection, topic)
         if partitions > 0:
             raise Partitioned(str(topic), partitions)
 
     async def connection(self, address: Address, proxied_to: Address | None = None) -> Connection:
-        """The connection to a broker, opened if there is none. Raises as Connection.open does, Closed."""
+        """Return the connection to a broker, opened if necessary. Raises as Connection.open does, Closed."""
         way = (address, proxied_to)
         lock = self._opening.setdefault(way, asyncio.Lock())
         async with lock:
@@ -105,7 +106,7 @@ class Directory:
             if len(self._connections) >= CONNECTIONS_MAX:
                 raise Unavailable(f"connected to {CONNECTIONS_MAX} brokers already")
             connection = await Connection.open(address, self._options, self._spawn, proxied_to)
-            if self._is_closed:  # meanwhile: whoever closed the others did not see this one
+            if self._is_closed:  # closed meanwhile: ``close`` has not seen this connection
                 await connection.close()
                 raise Closed("the client was closed")
             self._connections[way] = connection
@@ -119,13 +120,13 @@ class Directory:
         self._connections.clear()
 
     async def _through(self, asked: Connection, owner: Address) -> Connection:
-        """The broker is reached where it was asked for: a proxy, or Pulsar's standalone broker."""
+        """Return a connection through the broker that was asked: a proxy, or Pulsar's standalone broker."""
         if asked.address == owner:
             return asked
         return await self.connection(asked.address, owner)
 
     async def _any_broker(self) -> Connection:
-        """A connection to one of the service URL's brokers, the one that answered last first."""
+        """Return a connection to a broker of the service URL; the last one that answered is tried first."""
         troubles: list[Unavailable] = []
         for number in range(len(self._addresses)):
             index = (self._first + number) % len(self._addresses)
@@ -149,7 +150,7 @@ class Directory:
         try:
             answer = await connection.request(request)
         except Unavailable:
-            # This broker may be gone or frozen: the next look-up begins with another one.
+            # This broker may be down or frozen: the next look-up begins with another one.
             self._first = (self._first + 1) % len(self._addresses)
             raise
         if not isinstance(answer, pb.CommandLookupResponse):

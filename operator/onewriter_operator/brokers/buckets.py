@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_core.ids import TopicName, bucket_of
-from onewriter_operator.documents import Json
+from onewriter_operator.kinds import Json
 
 PATIENCE_SECONDS: Final = 10.0
 """A bucket that nobody serves is reported in the status of its topics after so long."""

@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 import aiohttp
 
-from onewriter_operator.documents import Json
+from onewriter_operator.kinds import Json
 from onewriter_operator.plan.facts import StoredTopic
+from onewriter_operator.plan.view import TopicView, parse_view
 
 REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 5.0
@@ -141,10 +142,10 @@ class BrokerClient:
             name: found.get(name, StoredTopic()) for name in names if name not in elsewhere
         }, elsewhere
 
-    async def topic(self, name: str) -> Json | None:
+    async def topic(self, name: str) -> TopicView | None:
         """What it knows of a topic, None when there is no such topic."""
         try:
-            return await self._call("GET", _topic_path(name))
+            return parse_view(await self._call("GET", _topic_path(name)))
         except BrokerRefused as refused:
             if refused.status == 404:
                 return None

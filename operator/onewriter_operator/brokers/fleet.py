@@ -29,8 +29,9 @@ from onewriter_operator.brokers.delays import Backoff, Debounce
 from onewriter_operator.brokers.lookups import LookUps
 from onewriter_operator.brokers.views import View, Views, claims_in
 from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired
-from onewriter_operator.documents import Json, Key
+from onewriter_operator.kinds import Json, Key
 from onewriter_operator.plan.facts import Applied, FleetState, StoredTopic
+from onewriter_operator.plan.view import TopicView, parse_view
 
 GRACE_SECONDS: Final = 10.0
 """A broker whose stream broke counts as followed for so long."""
@@ -220,16 +221,14 @@ class Fleet:
 
         return await self._ask(topic, erase)
 
-    async def confirm(self, topic: str) -> Json | None:
+    async def confirm(self, topic: str) -> TopicView | None:
         """What the broker that serves the topic says of it at this very moment; None: no such topic.
 
         Raises BrokerRefused, BrokerUnreachable (also when the one that answers does not serve it).
         """
         found = await self._ask(topic, lambda client: client.topic(topic))
-        if found is not None and not found.get("served", True):
-            raise BrokerUnreachable(
-                str(found.get("waitingReason") or "no broker serves it at present")
-            )
+        if found is not None and not found.is_served:
+            raise BrokerUnreachable(found.waiting_reason or "no broker serves it at present")
         return found
 
     def _synced_clients(self) -> list[BrokerClient]:
@@ -421,7 +420,7 @@ class Fleet:
             topic = str(line.get("topic", ""))
             match line.get("type"):
                 case "TOPIC":
-                    self._heard(name, topic, line["status"])
+                    self._heard(name, topic, parse_view(line["status"]))
                     told.add(topic)
                 case "GONE":
                     now = asyncio.get_running_loop().time()
@@ -438,7 +437,7 @@ class Fleet:
                     continue  # PING, and what later versions may add
         return "its stream ended"
 
-    def _heard(self, broker: str, topic: str, status: Json) -> None:
+    def _heard(self, broker: str, topic: str, status: TopicView) -> None:
         now = asyncio.get_running_loop().time()
         before = self._views.put(broker, topic, status, now)
         best = self._views.best(topic)
@@ -448,7 +447,7 @@ class Fleet:
         elif before != after:
             self._listener.topic_changed(topic, claims_in(before) | claims_in(after))
 
-    def _tell_gone(self, topic: str, before: Json | None) -> None:
+    def _tell_gone(self, topic: str, before: TopicView | None) -> None:
         if before is not None:
             self._listener.topic_changed(topic, claims_in(before))
 

@@ -7,11 +7,11 @@ at every change of hands, so the view with the highest ledger is the later one.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
-from onewriter_operator.documents import Json
+from onewriter_operator.plan.view import TopicView
 
 TOPICS_REMEMBERED_MAX: Final = 100_000
 """Topics of which is remembered who served them last, and when nobody did any more."""
@@ -24,7 +24,7 @@ class View:
     """One topic as its broker sees it. ``since``: when it came into its present state."""
 
     broker: str
-    status: Json
+    status: TopicView
     since: float
 
 
@@ -49,11 +49,11 @@ class Views:
         """When the topic's broker let go of it and nobody served it any more; None: long ago."""
         return self._gone_at.get(topic)
 
-    def put(self, broker: str, topic: str, status: Json, now: float) -> Json | None:
+    def put(self, broker: str, topic: str, status: TopicView, now: float) -> TopicView | None:
         """A broker tells of a topic; what counted before."""
         before = self.best(topic)
         known = self._by_broker.setdefault(broker, {}).get(topic)
-        is_same = known is not None and known.status.get("state") == status.get("state")
+        is_same = known is not None and known.status.state == status.state
         since = known.since if known is not None and is_same else now
         self._by_broker[broker][topic] = View(broker, status, since)
         self._gone_at.pop(topic, None)
@@ -62,7 +62,7 @@ class Views:
             _remember(self._last_server, topic, best.broker)
         return None if before is None else before.status
 
-    def drop(self, broker: str, topic: str, now: float) -> Json | None:
+    def drop(self, broker: str, topic: str, now: float) -> TopicView | None:
         """A broker no longer serves a topic, and says so; what counted before."""
         before = self.best(topic)
         self._by_broker.get(broker, {}).pop(topic, None)
@@ -85,16 +85,9 @@ class Views:
         return list(self._by_broker.pop(broker, {}))
 
 
-def claims_in(status: Mapping[str, Any] | None) -> set[str]:
+def claims_in(status: TopicView | None) -> set[str]:
     """The claims whose producers a view mentions."""
-    if status is None:
-        return set()
-    contenders = (
-        *(status.get("holders") or ()),
-        *(status.get("waiters") or ()),
-        *(status.get("sharedProducers") or ()),
-    )
-    return {str(each["claim"]) for each in contenders if each.get("claim")}
+    return set() if status is None else {each.claim for each in status.producers if each.claim}
 
 
 def _remember(values: OrderedDict[str, _Value], topic: str, value: _Value) -> None:
@@ -105,11 +98,5 @@ def _remember(values: OrderedDict[str, _Value], topic: str, value: _Value) -> No
 
 
 def _rank(view: View) -> tuple[bool, int, int, float]:
-    slots = view.status.get("slots") or ()
-    ledger = max((int(slot.get("ledger", 0)) for slot in slots), default=0)
-    return (
-        bool(view.status.get("served", True)),
-        ledger,
-        int(view.status.get("epoch", 0)),
-        view.since,
-    )
+    status = view.status
+    return status.is_served, status.ledger, status.epoch, view.since

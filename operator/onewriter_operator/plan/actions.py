@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from onewriter_operator.documents import Key, Kind
+from onewriter_operator.kinds import Key, Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 from onewriter_core.api.status import PRODUCERS_SHOWN_MAX
 from onewriter_operator import conditions
 from onewriter_operator.conditions import Verdict, no, unknown, yes
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     UNMANAGED,
     Json,
-    generation_of,
-    is_set,
-    metadata,
-    spec_of,
-    status_of,
+)
+from onewriter_operator.objects import (
+    ClaimedProducer,
+    ClaimStatus,
+    FencedPod,
+    parse_claim_status,
 )
 from onewriter_operator.plan.actions import Action, EmitEvent, RequeueAfter
 from onewriter_operator.plan.facts import (
@@ -27,6 +28,7 @@ from onewriter_operator.plan.facts import (
 from onewriter_operator.plan.fenced import OPEN
 from onewriter_operator.plan.topic import Plan
 from onewriter_operator.plan.verdicts import unreachable
+from onewriter_operator.plan.view import ProducerView
 
 _REFUSING: Final = frozenset({"TopicMissing", "NotServed", "Invalid"})
 """Standings under which nobody is let in by this claim."""
@@ -39,107 +41,89 @@ def plan_claim(facts: ClaimFacts) -> Plan:
     if facts.standing.is_passed_on and facts.is_moving:
         return Plan((RequeueAfter(MOVING_SECONDS),), None)
     producers, omitted = _producers(facts)
-    before = status_of(facts.document)
-    generation = generation_of(facts.document)
+    before, generation = facts.declared.status, facts.declared.generation
     found: Json = {"observedGeneration": generation}
     if facts.standing.topic:
         found["topic"] = facts.standing.topic
-    writer = next((each for each in producers if each["state"] == "Granted"), None)
-    epochs = [each["epoch"] for each in producers if each.get("epoch") is not None]
-    if before.get("epoch") is not None and not facts.status_editor:
-        epochs.append(int(before["epoch"]))
+    writer = _first(producers, "Granted")
+    epochs = [each.epoch for each in producers if each.epoch is not None]
+    if before.epoch is not None and not facts.status_editor:
+        epochs.append(before.epoch)
     if epochs:
         found["epoch"] = max(epochs)
-    if writer is not None and writer.get("pod"):
-        found["pod"] = writer["pod"]
+    if writer is not None and writer.pod:
+        found["pod"] = writer.pod
     if producers:
-        found["producers"] = producers[:PRODUCERS_SHOWN_MAX]
+        found["producers"] = [each.to_document() for each in producers[:PRODUCERS_SHOWN_MAX]]
     if omitted:
         found["producersOmitted"] = omitted
     found["conditions"] = conditions.written(
-        _verdicts(facts, producers), before.get("conditions") or (), generation, facts.now
+        _verdicts(facts, producers), before.conditions, generation, facts.now
     )
     if facts.standing.is_passed_on and facts.is_settling_soon:
         return Plan((RequeueAfter(PATIENCE_SECONDS),), None)
-    return Plan(tuple(_news(before, found)), found)
+    return Plan(tuple(_news(before, parse_claim_status(found))), found)
 
 
-def _news(before: Mapping[str, Any], status: Mapping[str, Any]) -> list[Action]:
-    now = conditions.condition(status, "Granted")
-    former = conditions.condition(before, "Granted")
-    if now["status"] == "True" and (former.get("status"), before.get("epoch")) != (
-        "True",
-        status.get("epoch"),
-    ):
-        return [EmitEvent("ClaimGranted", str(now["message"]))]
+def _first(producers: Sequence[ClaimedProducer], state: str) -> ClaimedProducer | None:
+    """The first producer in a state."""
+    return next((each for each in producers if each.state == state), None)
+
+
+def _news(before: ClaimStatus, status: ClaimStatus) -> list[Action]:
+    now, former = status.condition("Granted"), before.condition("Granted")
+    is_known = former.status == "True" and before.epoch == status.epoch
+    if now.status == "True" and not is_known:
+        return [EmitEvent("ClaimGranted", now.message)]
     return []
 
 
 # ------------------------------------------------------------ producers
 
 
-def _producers(facts: ClaimFacts) -> tuple[list[Json], int]:
-    """The writers, then the queue in its order, then the fenced; and how many are left out."""
-    name = metadata(facts.document)["name"]
-    before = status_of(facts.document)
+def _producers(facts: ClaimFacts) -> tuple[list[ClaimedProducer], int]:
+    """The writers, the queue in its order, the fenced writers; and how many are left out."""
+    name, before = facts.declared.key.name, facts.declared.status
     if facts.view is None:
         if facts.is_unserved or not facts.standing.is_passed_on:
             return _fenced(facts, name), 0
-        return list(before.get("producers") or ()), int(before.get("producersOmitted", 0))
+        return list(before.producers), before.producers_omitted
     view = facts.view
-    found = [
-        _producer(each, "Granted", epoch=each.get("epoch"))
-        for each in view.get("holders") or ()
-        if each.get("claim") == name
-    ]
-    found += [
-        _producer(each, "Granted")
-        for each in view.get("sharedProducers") or ()
-        if each.get("claim") == name
-    ]
-    waiters = [each for each in view.get("waiters") or () if each.get("claim") == name]
-    found += [_producer(each, "Waiting", place=each.get("place")) for each in waiters]
+    found = [_producer(each, "Granted", each.epoch) for each in view.holders if each.claim == name]
+    found += [_producer(each, "Granted") for each in view.shared_producers if each.claim == name]
+    waiters = [each for each in view.waiters if each.claim == name]
+    found += [_producer(each, "Waiting", place=each.place) for each in waiters]
     found += _fenced(facts, name)
     omitted = max(0, len(found) - PRODUCERS_SHOWN_MAX)
-    # Of waiters that the broker itself leaves out nobody knows the claim: they are not counted.
+    # The claims of waiters that the broker omits are unknown, so those waiters are not counted.
     return found[:PRODUCERS_SHOWN_MAX], omitted
 
 
-def _fenced(facts: ClaimFacts, name: str) -> list[Json]:
+def _fenced(facts: ClaimFacts, name: str) -> list[ClaimedProducer]:
     return [
-        {
-            "producerName": pod.get("pod") or pod["podUID"],
-            "state": "Fenced",
-            **{field: pod[field] for field in ("pod", "podUID", "epoch") if pod.get(field)},
-        }
+        ClaimedProducer(pod.pod or pod.pod_uid, "Fenced", pod.pod, pod.pod_uid, pod.epoch or None)
         for pod in _fenced_pods(facts)
-        if pod["outcome"] in OPEN and pod.get("claim") == name
+        if pod.outcome in OPEN and pod.claim == name
     ]
 
 
-def _fenced_pods(facts: ClaimFacts) -> list[Json]:
-    return list(status_of(facts.topic or {}).get("fencedPods") or ())
+def _fenced_pods(facts: ClaimFacts) -> tuple[FencedPod, ...]:
+    return () if facts.topic is None else facts.topic.status.fenced_pods
 
 
 def _producer(
-    found: Mapping[str, Any], state: str, *, epoch: int | None = None, place: int | None = None
-) -> Json:
-    result: Json = {"producerName": found["producerName"], "state": state}
-    result |= {name: found[name] for name in ("pod", "podUID") if found.get(name)}
-    if epoch is not None:
-        result["epoch"] = epoch
-    if place is not None:
-        result["queuePosition"] = place
-    if found.get("priority"):
-        result["priority"] = found["priority"]
-    return result
+    found: ProducerView, state: str, epoch: int | None = None, place: int | None = None
+) -> ClaimedProducer:
+    return ClaimedProducer(
+        found.producer_name, state, found.pod, found.pod_uid, epoch, place, found.priority
+    )
 
 
 # ------------------------------------------------------------ conditions
 
 
-def _verdicts(facts: ClaimFacts, producers: list[Json]) -> list[Verdict]:
-    if is_set(facts.document, UNMANAGED):
+def _verdicts(facts: ClaimFacts, producers: list[ClaimedProducer]) -> list[Verdict]:
+    if facts.declared.is_set(UNMANAGED):
         message = (
             "annotation onewriter.dev/unmanaged: brokers keep the last spec that they received"
         )
@@ -186,23 +170,23 @@ def _who_may(facts: ClaimFacts) -> str:
     return f"the brokers know the claim; its podSelector selects {count} pods"
 
 
-def _granted(facts: ClaimFacts, producers: list[Json], ready: Verdict) -> Verdict:
+def _granted(facts: ClaimFacts, producers: list[ClaimedProducer], ready: Verdict) -> Verdict:
     is_refused = facts.standing.reason in _REFUSING and not facts.standing.is_kept
     if is_refused or facts.applied.refusal:
         return no("Granted", "Rejected", ready.message)
     if facts.view is None and not facts.is_unserved:
         return unknown("Granted", "BrokersUnreachable", unreachable(facts.brokers))
-    writer = next((each for each in producers if each["state"] == "Granted"), None)
+    writer = _first(producers, "Granted")
     if writer is not None:
-        epoch = f", epoch {writer['epoch']}" if writer.get("epoch") is not None else ""
-        return yes("Granted", "Granted", f"{writer['producerName']} writes{epoch}")
-    waiting = [each for each in producers if each["state"] == "Waiting"]
+        epoch = "" if writer.epoch is None else f", epoch {writer.epoch}"
+        return yes("Granted", "Granted", f"{writer.producer_name} writes{epoch}")
+    waiting = [each for each in producers if each.state == "Waiting"]
     if waiting:
         return no("Granted", "Waiting", f"{len(waiting)} in the queue")
-    fenced = [each for each in producers if each["state"] == "Fenced"]
-    if fenced:
-        return no("Granted", "Fenced", f"{fenced[0]['producerName']} was fenced as stale")
-    unseen = int((facts.view or {}).get("waitersOmitted") or 0)
+    fenced = _first(producers, "Fenced")
+    if fenced is not None:
+        return no("Granted", "Fenced", f"{fenced.producer_name} was fenced as stale")
+    unseen = 0 if facts.view is None else facts.view.waiters_omitted
     if unseen:
         message = (
             f"no producer of it writes; {unseen} wait for the topic behind those that are shown"
@@ -213,22 +197,22 @@ def _granted(facts: ClaimFacts, producers: list[Json], ready: Verdict) -> Verdic
 
 def _evicted(facts: ClaimFacts) -> Verdict:
     """About the newest fence of a pod under this claim."""
-    kind, name = "FencedPodEvicted", metadata(facts.document)["name"]
-    pods = [pod for pod in _fenced_pods(facts) if pod.get("claim") == name]
+    kind, name = "FencedPodEvicted", facts.declared.key.name
+    pods = [pod for pod in _fenced_pods(facts) if pod.claim == name]
     if not pods:
         return no(kind, "NotRequested", "no pod was fenced as stale")
-    pod = next((each for each in pods if each["outcome"] in OPEN), pods[0])
-    what = f"pod {pod.get('pod') or pod['podUID']}, epoch {pod['epoch']}, {pod['cause']}"
-    message = "; ".join(part for part in (what, pod.get("message", "")) if part)
-    match pod["outcome"]:
+    pod = next((each for each in pods if each.outcome in OPEN), pods[0])
+    what = f"pod {pod.pod or pod.pod_uid}, epoch {pod.epoch}, {pod.cause}"
+    message = "; ".join(part for part in (what, pod.message) if part)
+    match pod.outcome:
         case "Evicted" | "PodGone":
-            return yes(kind, pod["outcome"], message)
+            return yes(kind, pod.outcome, message)
         case "CameBack":
             return no(kind, "NotRequested", f"{what}; it registered again and stays")
         case "NotRequested":
             return no(kind, "NotRequested", message)
         case _:
-            return no(kind, pod["outcome"], message)
+            return no(kind, pod.outcome, message)
 
 
 def _reconciling(ready: Verdict) -> Verdict:
@@ -243,8 +227,3 @@ def _stalled(facts: ClaimFacts) -> Verdict:
     if facts.applied.refusal:
         return yes("Stalled", "RefusedByBroker", facts.applied.refusal)
     return no("Stalled", "Settled", "")
-
-
-def topic_of(document: Mapping[str, Any]) -> str:
-    """The name of the ExclusiveTopic that a claim is for."""
-    return str((spec_of(document).get("topicRef") or {}).get("name", ""))

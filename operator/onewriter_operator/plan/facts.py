@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal
 
-from onewriter_operator.documents import Json, status_of
+from onewriter_operator.objects import (
+    ClaimObject,
+    DeclaredObject,
+    FencedPod,
+    KubeObject,
+    TopicObject,
+)
+from onewriter_operator.plan.view import TopicView
 
 StandingReason = Literal[
     "Accepted",
@@ -166,12 +173,12 @@ class Facts:
     the status besides the operator, if somebody did.
     """
 
-    document: Json
+    declared: DeclaredObject
     now: float
     standing: Standing = Standing()
     applied: Applied = Applied()
     brokers: FleetState = FleetState()
-    view: Json | None = None
+    view: TopicView | None = None
     view_age_seconds: float = 3600.0
     bucket_waiting: str = ""
     is_lost: bool = False
@@ -181,8 +188,7 @@ class Facts:
     @property
     def was_used(self) -> bool:
         """Whether somebody held the topic, or used the claim, when it was last seen."""
-        status = status_of(self.document)
-        return bool(status.get("holder") or status.get("producers"))
+        return self.declared.was_used
 
     @property
     def is_moving(self) -> bool:
@@ -213,7 +219,7 @@ class Facts:
 
         What is shown stays: an operator that starts must not rewrite every status, twice.
         """
-        is_new = int(status_of(self.document).get("observedGeneration", -1)) < 0
+        is_new = self.declared.status.observed_generation < 0
         is_unheard = self.standing.is_passed_on and self.view is None
         return is_unheard and self.brokers.is_settling and not is_new
 
@@ -233,18 +239,19 @@ class TopicFacts(Facts):
     topic's namespace.
     """
 
+    declared: TopicObject
     stored: StoredTopic | None = None
     epoch_seen: int = 0
-    fenced_before: tuple[Json, ...] | None = None
+    fenced_before: tuple[FencedPod, ...] | None = None
     pods: Mapping[str, PodFacts] = field(default_factory=lambda: NOTHING)
     fenced_for: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     attempts: Mapping[str, RemovalAttempt] = field(default_factory=lambda: NOTHING)
     taken: str = ""
     refused: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     ahead_seconds: float = 0.0
-    service: Json | None = None
-    slices: tuple[Json, ...] = ()
-    left_over: tuple[Json, ...] = ()
+    service: KubeObject | None = None
+    slices: tuple[KubeObject, ...] = ()
+    left_over: tuple[KubeObject, ...] = ()
     written: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     fence_answer: OrderResult | None = None
     handover_answer: OrderResult | None = None
@@ -261,5 +268,6 @@ class ClaimFacts(Facts):
     ``pods_selected``: how many its podSelector selects, None without one.
     """
 
-    topic: Json | None = None
+    declared: ClaimObject
+    topic: TopicObject | None = None
     pods_selected: int | None = None

@@ -12,14 +12,15 @@ broker is asked once more (``RemovalAttempt``: ``CameBack``, ``Unconfirmed``), b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from onewriter_core.api.status import FENCED_PODS_SHOWN_MAX
-from onewriter_operator.documents import Json, metadata, seconds_of, status_of, timestamp
+from onewriter_operator.kinds import seconds_of, timestamp
+from onewriter_operator.objects import FencedPod
 from onewriter_operator.plan.actions import Action, EmitEvent, LookUpPod, RemovePod, RequeueAfter
 from onewriter_operator.plan.facts import RemovalAttempt, TopicFacts
+from onewriter_operator.plan.view import TopicView
 
 STALE_CAUSES: Final = frozenset({"Silent", "ProgressDeadline", "Forced", "FencedByAdministrator"})
 """Causes of a transition that call the former writer's pod into question."""
@@ -45,54 +46,43 @@ OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
 class FencedPlan:
     """The list as it goes into status, what to do, and when to look again."""
 
-    pods: tuple[Json, ...]
+    pods: tuple[FencedPod, ...]
     actions: tuple[Action, ...]
 
 
-def identifier(pod: Mapping[str, Any]) -> str:
-    """What tells one fence of one pod from every other: no pod writes twice under one epoch."""
-    return f"{pod['podUID']}@{pod['epoch']}"
-
-
-def known_pods(facts: TopicFacts) -> tuple[Json, ...]:
+def known_pods(facts: TopicFacts) -> tuple[FencedPod, ...]:
     """The fenced pods that status lists; what somebody else made of the list does not count."""
     if facts.status_editor and facts.fenced_before is not None:
         return facts.fenced_before
-    return tuple(status_of(facts.document).get("fencedPods") or ())
+    return facts.declared.status.fenced_pods
 
 
-def came_back(view: Mapping[str, Any] | None, pod: Mapping[str, Any]) -> bool:
-    """Whether a fenced pod has registered again: it holds, shares or waits, or held later."""
+def came_back(view: TopicView | None, pod_uid: str, epoch: int) -> bool:
+    """Whether a pod fenced at an epoch registered again: it holds, shares or waits, or held later."""
     if view is None:
         return False
-    uid = pod["podUID"]
-    contenders: Iterable[Mapping[str, Any]] = (
-        *(view.get("holders") or ()),
-        *(view.get("waiters") or ()),
-        *(view.get("sharedProducers") or ()),
-    )
-    if any(each.get("podUID") == uid for each in contenders):
+    if any(each.pod_uid == pod_uid for each in view.producers):
         return True
     return any(
-        (transition.get("holder") or {}).get("podUID") == uid and transition["epoch"] > pod["epoch"]
-        for transition in view.get("transitions") or ()
+        each.holder is not None and each.holder.pod_uid == pod_uid and each.epoch > epoch
+        for each in view.transitions
     )
 
 
-def _shows_all(view: Mapping[str, Any] | None) -> bool:
+def _shows_all(view: TopicView | None) -> bool:
     """Whether the view names everybody who is registered: long lists are cut."""
-    return view is None or not (view.get("waitersOmitted") or view.get("holdersOmitted"))
+    return view is None or not (view.waiters_omitted or view.holders_omitted)
 
 
-def open_fences(facts: TopicFacts) -> list[Json]:
+def open_fences(facts: TopicFacts) -> list[FencedPod]:
     """The pods that are not dealt with yet, as far as status and story tell."""
-    return [pod for pod in _known(facts) if pod["outcome"] in OPEN]
+    return [pod for pod in _known(facts) if pod.outcome in OPEN]
 
 
 def plan_fenced(facts: TopicFacts) -> FencedPlan:
     """Go through the fenced pods, the oldest first; at most one is removed at a time."""
-    policy = (facts.document.get("spec") or {}).get("fencing") or {}
-    judge = _Judge(facts, policy.get("podPolicy", "Evict"), policy.get("minIntervalSeconds", 30))
+    spec = facts.declared.spec
+    judge = _Judge(facts, spec.pod_policy, spec.min_interval_seconds)
     pods = [judge.judged(pod) for pod in _known(facts)]
     actions = list(judge.actions)
     if judge.soonest is not None:
@@ -100,35 +90,36 @@ def plan_fenced(facts: TopicFacts) -> FencedPlan:
     return FencedPlan(tuple(_bounded(pods)), tuple(actions))
 
 
-def _known(facts: TopicFacts) -> list[Json]:
-    """What status already lists and what the story adds, oldest first."""
-    found = {identifier(pod): dict(pod) for pod in known_pods(facts)}
-    for transition in (facts.view or {}).get("transitions") or ():
-        former = transition.get("previous") or {}
-        if transition.get("cause") not in STALE_CAUSES or not former.get("podUID"):
+def _known(facts: TopicFacts) -> list[FencedPod]:
+    """The pods that the status lists and those that the view's transitions add, oldest first."""
+    found = {pod.identifier: pod for pod in known_pods(facts)}
+    for transition in () if facts.view is None else facts.view.transitions:
+        former = transition.previous
+        if transition.cause not in STALE_CAUSES or former is None or not former.pod_uid:
             continue
-        pod = {
-            "podUID": former["podUID"],
-            **{name: former[name] for name in ("pod", "claim") if former.get(name)},
-            "epoch": former.get("epoch") or transition["epoch"],
-            "cause": transition["cause"],
-            "at": transition["at"],
-            "outcome": "Pending",
-            "since": timestamp(facts.now),
-        }
-        found.setdefault(identifier(pod), pod)
-    return sorted(found.values(), key=lambda pod: (pod["epoch"], pod["podUID"]))
+        pod = FencedPod(
+            pod_uid=former.pod_uid,
+            pod=former.pod,
+            claim=former.claim,
+            epoch=former.epoch or transition.epoch,
+            cause=transition.cause,
+            at=transition.at,
+            outcome="Pending",
+            since=timestamp(facts.now),
+        )
+        found.setdefault(pod.identifier, pod)
+    return sorted(found.values(), key=lambda pod: (pod.epoch, pod.pod_uid))
 
 
-def _bounded(pods: list[Json]) -> list[Json]:
+def _bounded(pods: list[FencedPod]) -> list[FencedPod]:
     """Newest first; of too many, the oldest that are settled go, then the oldest."""
     newest = pods[::-1]
     too_many = len(newest) - FENCED_PODS_SHOWN_MAX
     if too_many <= 0:
         return newest
-    settled = [pod for pod in pods if pod["outcome"] not in OPEN]
-    leaving = {identifier(pod) for pod in (*settled, *pods)[:too_many]}
-    return [pod for pod in newest if identifier(pod) not in leaving][:FENCED_PODS_SHOWN_MAX]
+    settled = [pod for pod in pods if pod.outcome not in OPEN]
+    leaving = {pod.identifier for pod in (*settled, *pods)[:too_many]}
+    return [pod for pod in newest if pod.identifier not in leaving][:FENCED_PODS_SHOWN_MAX]
 
 
 class _Judge:
@@ -144,7 +135,7 @@ class _Judge:
     def _interval_left(self, min_interval_seconds: float) -> float:
         """Seconds until another pod may be removed for this topic."""
         pods = known_pods(self._facts)
-        moments = [seconds_of(pod.get("since")) for pod in pods if pod.get("outcome") == "Evicted"]
+        moments = [seconds_of(pod.since) for pod in pods if pod.outcome == "Evicted"]
         last = max((moment for moment in moments if moment is not None), default=None)
         if any(attempt.answer == "Evicted" for attempt in self._facts.attempts.values()):
             return min_interval_seconds  # just now, and not in status yet
@@ -153,42 +144,39 @@ class _Judge:
         # Both are this operator's own clock, or its predecessor's: bounded, should it be set back.
         return min(max(0.0, last + min_interval_seconds - self._facts.now), min_interval_seconds)
 
-    def judged(self, pod: Json) -> Json:
-        if pod["outcome"] not in OPEN:
+    def judged(self, pod: FencedPod) -> FencedPod:
+        if pod.outcome not in OPEN:
             return pod
-        if not pod.get("pod"):
+        if not pod.pod:
             return self._settled(pod, "NotRequested", "its token names no pod")
         if self._policy == "None":
             return self._settled(pod, "NotRequested", "spec.fencing.podPolicy is None")
-        attempt = self._facts.attempts.get(identifier(pod))
+        attempt = self._facts.attempts.get(pod.identifier)
         if attempt is not None and attempt.answer in {"Evicted", "PodGone"}:
             return self._gone(pod, attempt)
         has_returned = attempt is not None and attempt.answer == "CameBack"
-        if has_returned or came_back(self._facts.view, pod):
+        if has_returned or came_back(self._facts.view, pod.pod_uid, pod.epoch):
             return self._settled(pod, "CameBack", "")
         if self._facts.view is None and not self._facts.brokers.all_synced:
             return pod  # nobody can say whether it has registered again
         if not _shows_all(self._facts.view):
             self._look_again(UNSEEN_RETRY_SECONDS)
             return pod
-        known = self._facts.pods.get(pod["podUID"])
+        known = self._facts.pods.get(pod.pod_uid)
         if known is not None and (not known.exists or known.is_going):
             message = "" if not known.exists else "it is being deleted already"
             return self._settled(pod, "PodGone", message)
         return self._due(pod, attempt)
 
-    def _gone(self, pod: Json, attempt: RemovalAttempt) -> Json:
+    def _gone(self, pod: FencedPod, attempt: RemovalAttempt) -> FencedPod:
         if attempt.answer == "Evicted":
-            note = (
-                f"Pod {pod['pod']} was fenced at epoch {pod['epoch']} ({pod['cause']}) and evicted"
-            )
+            note = f"Pod {pod.pod} was fenced at epoch {pod.epoch} ({pod.cause}) and evicted"
             self.actions.append(EmitEvent("PodEvicted", note))
         return self._settled(pod, attempt.answer, attempt.message)
 
-    def _due(self, pod: Json, attempt: RemovalAttempt | None) -> Json:
+    def _due(self, pod: FencedPod, attempt: RemovalAttempt | None) -> FencedPod:
         """Still to be removed: now, or when?"""
-        key = identifier(pod)
-        grace = GRACE_SECONDS - self._facts.fenced_for.get(key, 0.0)
+        grace = GRACE_SECONDS - self._facts.fenced_for.get(pod.identifier, 0.0)
         if grace > 0:
             self._look_again(grace)
             return pod
@@ -201,31 +189,27 @@ class _Judge:
         if self._wait > 0:
             self._look_again(self._wait)
             return pod
-        namespace = metadata(self._facts.document)["namespace"]
-        if pod["podUID"] not in self._facts.pods:
-            self.actions.append(LookUpPod(namespace, pod["pod"], pod["podUID"]))
+        namespace = self._facts.declared.key.namespace
+        if pod.pod_uid not in self._facts.pods:
+            self.actions.append(LookUpPod(namespace, pod.pod, pod.pod_uid))
             return pod
         is_deletion = self._policy == "Delete" and self._facts.may_delete_pods
-        self.actions.append(RemovePod(namespace, pod["pod"], pod["podUID"], key, is_deletion))
+        self.actions.append(RemovePod(namespace, pod.pod, pod.pod_uid, pod.identifier, is_deletion))
         self._wait = GRACE_SECONDS  # one at a time: the others are looked at again
         return pod
 
-    def _blocked(self, pod: Json, attempt: RemovalAttempt) -> Json:
+    def _blocked(self, pod: FencedPod, attempt: RemovalAttempt) -> FencedPod:
         if attempt.answer == "Unconfirmed":
             return pod
-        if pod["outcome"] == attempt.answer and pod.get("message") == attempt.message:
+        if pod.outcome == attempt.answer and pod.message == attempt.message:
             return pod
-        note = f"Pod {pod['pod']}, fenced in epoch {pod['epoch']}, stays: {attempt.message}"
+        note = f"Pod {pod.pod}, fenced in epoch {pod.epoch}, stays: {attempt.message}"
         self.actions.append(EmitEvent("EvictionBlocked", note, is_warning=True))
-        return self._changed(pod, attempt.answer, attempt.message)
+        return self._settled(pod, attempt.answer, attempt.message)
 
-    def _settled(self, pod: Json, outcome: str, message: str) -> Json:
-        return self._changed(pod, outcome, message)
-
-    def _changed(self, pod: Json, outcome: str, message: str) -> Json:
-        found = pod | {"outcome": outcome, "since": timestamp(self._facts.now)}
-        found.pop("message", None)
-        return found | ({"message": message} if message else {})
+    def _settled(self, pod: FencedPod, outcome: str, message: str) -> FencedPod:
+        since = timestamp(self._facts.now)
+        return replace(pod, outcome=outcome, since=since, message=message)
 
     def _look_again(self, seconds: float) -> None:
         self.soonest = seconds if self.soonest is None else min(self.soonest, seconds)

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     EPOCH_LABEL,
     FIELD_MANAGER,
     MANAGED_BY,
     SERVICE,
     SLICE,
     Json,
-    labels_of,
-    metadata,
 )
+from onewriter_operator.objects import KubeObject, LeaderService, TopicObject
 from onewriter_operator.plan.facts import PodFacts
+from onewriter_operator.plan.view import ProducerView
 
 SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
 SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
@@ -40,38 +40,38 @@ def address_type(ip: str) -> str:
         return "IPv4"
 
 
-def service(topic: Json, wanted: Mapping[str, Any], epoch: int) -> Json:
+def service(topic: TopicObject, wanted: LeaderService, epoch: int) -> Json:
     """The Service of ``spec.leaderService``."""
     return {
         "apiVersion": SERVICE.api_version,
         "kind": SERVICE.kind,
-        "metadata": _metadata(topic, wanted["name"], {EPOCH_LABEL: str(epoch)}),
+        "metadata": _metadata(topic, wanted.name, {EPOCH_LABEL: str(epoch)}),
         "spec": {
             "type": "ClusterIP",
             "ports": [
                 {
-                    **({"name": port["name"]} if port.get("name") else {}),
-                    "port": port["port"],
-                    "targetPort": port.get("targetPort") or port["port"],
-                    "protocol": port.get("protocol", "TCP"),
+                    **({"name": port.name} if port.name else {}),
+                    "port": port.port,
+                    "targetPort": port.target_port,
+                    "protocol": port.protocol,
                 }
-                for port in wanted["ports"]
+                for port in wanted.ports
             ],
         },
     }
 
 
 def endpoints(
-    topic: Json,
-    wanted: Mapping[str, Any],
+    topic: TopicObject,
+    wanted: LeaderService,
     epoch: int,
-    holder: Mapping[str, Any] | None,
+    holder: ProducerView | None,
     pod: PodFacts | None,
 ) -> Json:
     """The EndpointSlice: the holder's pod, or nobody while nobody writes."""
     ip = pod.ip if pod is not None and pod.exists else ""
     labels = {
-        SERVICE_NAME_LABEL: wanted["name"],
+        SERVICE_NAME_LABEL: wanted.name,
         SLICE_MANAGER_LABEL: FIELD_MANAGER,
         EPOCH_LABEL: str(epoch),
     }
@@ -88,52 +88,52 @@ def endpoints(
                 **({"nodeName": pod.node} if pod.node else {}),
                 "targetRef": {
                     "kind": "Pod",
-                    "name": holder["pod"],
-                    "namespace": metadata(topic)["namespace"],
-                    "uid": holder["podUID"],
+                    "name": holder.pod,
+                    "namespace": topic.key.namespace,
+                    "uid": holder.pod_uid,
                 },
             }
         )
     return {
         "apiVersion": SLICE.api_version,
         "kind": SLICE.kind,
-        "metadata": _metadata(topic, slice_name(wanted["name"], address_type(ip)), labels),
+        "metadata": _metadata(topic, slice_name(wanted.name, address_type(ip)), labels),
         "addressType": address_type(ip),
         "endpoints": found,
         "ports": [
             {
-                "name": port.get("name") or "",
-                "port": port.get("targetPort") or port["port"],
-                "protocol": port.get("protocol", "TCP"),
+                "name": port.name,
+                "port": port.target_port,
+                "protocol": port.protocol,
             }
-            for port in wanted["ports"]
+            for port in wanted.ports
         ],
     }
 
 
-def is_ahead(epoch: int, slices: Iterable[Json], service: Json | None) -> bool:
+def is_ahead(epoch: int, slices: Iterable[KubeObject], service: KubeObject | None) -> bool:
     """Whether what is there speaks of a later epoch than this one."""
-    return any(epoch_of(each) > epoch for each in (*slices, service or {}))
+    found = slices if service is None else (*slices, service)
+    return any(epoch_of(each) > epoch for each in found)
 
 
-def epoch_of(document: Mapping[str, Any]) -> int:
-    """The epoch that an object speaks of; -1 when it says none."""
-    text = labels_of(document).get(EPOCH_LABEL, "")
+def epoch_of(found: KubeObject) -> int:
+    """The epoch in an object's label; -1 without one."""
+    text = found.labels.get(EPOCH_LABEL, "")
     return int(text) if text.isascii() and text.isdecimal() else -1
 
 
-def _metadata(topic: Json, name: str, labels: Mapping[str, str]) -> Json:
-    about = metadata(topic)
+def _metadata(topic: TopicObject, name: str, labels: Mapping[str, str]) -> Json:
     return {
         "name": name,
-        "namespace": about["namespace"],
+        "namespace": topic.key.namespace,
         "labels": {MANAGED_BY: FIELD_MANAGER, **labels},
         "ownerReferences": [
             {
-                "apiVersion": topic["apiVersion"],
-                "kind": topic["kind"],
-                "name": about["name"],
-                "uid": about["uid"],
+                "apiVersion": topic.api_version,
+                "kind": topic.key.kind,
+                "name": topic.key.name,
+                "uid": topic.uid,
                 "controller": True,
                 "blockOwnerDeletion": False,
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from onewriter_operator.documents import FENCE, HANDOVER, annotation
+from onewriter_operator.kinds import FENCE, HANDOVER
 from onewriter_operator.plan.actions import (
     Action,
     EmitEvent,
@@ -43,7 +43,7 @@ def plan_orders(facts: TopicFacts) -> list[Action]:
 
 
 def _fence(facts: TopicFacts) -> list[Action]:
-    order = _read(annotation(facts.document, FENCE))
+    order = _read(facts.declared.annotation(FENCE))
     if order is None or order.name:
         return []
     answer = facts.fence_answer
@@ -56,7 +56,7 @@ def _fence(facts: TopicFacts) -> list[Action]:
 
 def _handover(facts: TopicFacts) -> list[Action]:
     """It may name whom: a waiting producer or its claim."""
-    order = _read(annotation(facts.document, HANDOVER))
+    order = _read(facts.declared.annotation(HANDOVER))
     if order is None:
         return []
     answer = facts.handover_answer
@@ -79,7 +79,7 @@ def _read(text: str) -> _Order | None:
 
 def _is_due(facts: TopicFacts, order: _Order) -> bool:
     view = facts.view
-    return view is not None and view.get("epoch") == order.epoch and bool(view.get("holder"))
+    return view is not None and view.epoch == order.epoch and view.holder is not None
 
 
 def _told(reason: EventReason, what: str, order: _Order, answer: OrderResult) -> list[Action]:

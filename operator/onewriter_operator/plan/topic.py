@@ -6,31 +6,30 @@ them, adds the answers to the facts and asks again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from onewriter_core.api.status import PARTITIONS_SHOWN_MAX, TRANSITIONS_SHOWN_MAX
 from onewriter_operator import conditions
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     PAUSED,
     SERVICE,
     SLICE,
     TOPIC_FINALIZER,
     UNMANAGED,
     Json,
-    finalizers_of,
-    generation_of,
-    is_going,
-    is_owned_by,
-    is_set,
+    Key,
     key_of,
-    metadata,
     named,
     seconds_of,
-    spec_of,
-    status_of,
-    uid_of,
+)
+from onewriter_operator.objects import (
+    FencedPod,
+    KubeObject,
+    TopicStatus,
+    parse_topic_status,
+    present,
 )
 from onewriter_operator.plan import leader, verdicts
 from onewriter_operator.plan.actions import (
@@ -51,8 +50,9 @@ from onewriter_operator.plan.facts import (
     SETTLING_SECONDS,
     TopicFacts,
 )
-from onewriter_operator.plan.fenced import FencedPlan, identifier, known_pods, plan_fenced
+from onewriter_operator.plan.fenced import FencedPlan, known_pods, plan_fenced
 from onewriter_operator.plan.orders import plan_orders
+from onewriter_operator.plan.view import ProducerView, TopicView, TransitionView
 
 DELETION_DEADLINE_SECONDS: Final = 300.0
 """After so long an object lets go of its finalizer, whatever became of the log."""
@@ -92,9 +92,9 @@ class Plan:
 
 def plan_topic(facts: TopicFacts) -> Plan:
     """Everything that one visit has to decide."""
-    if is_set(facts.document, UNMANAGED):
+    if facts.declared.is_set(UNMANAGED):
         return _unmanaged(facts)
-    if is_going(facts.document):
+    if facts.declared.is_going:
         return _deleting(facts)
     if needs_look_up(facts):
         return Plan((LookUpTopic(facts.standing.topic),), None)
@@ -104,7 +104,7 @@ def plan_topic(facts: TopicFacts) -> Plan:
     drift = list(dict.fromkeys((*facts.drift, *_status_drift(facts))))
     actions = [*_finalizer(facts)]
     fenced = FencedPlan(known_pods(facts), ())
-    if facts.standing.is_passed_on and not is_set(facts.document, PAUSED):
+    if facts.standing.is_passed_on and not facts.declared.is_set(PAUSED):
         fenced = plan_fenced(facts)
         actions += [*plan_orders(facts), *fenced.actions]
         if problem is None or problem.reason == verdicts.SERVICE_REFUSED:
@@ -123,8 +123,9 @@ def plan_topic(facts: TopicFacts) -> Plan:
     status = _status(facts, verdicts.verdicts(facts, problem, drift), fenced.pods)
     own = [each for each in drift if not each.startswith(BROKER_DRIFT)]
     actions += [EmitEvent("DriftRepaired", "; ".join(own))] if own else []
-    actions += _news(facts, status)
-    left = verdicts.drift_left_seconds({"status": status}, facts.now)
+    shown = parse_topic_status(status)
+    actions += _news(facts, shown)
+    left = verdicts.drift_left_seconds(shown.condition("Drifted"), facts.now)
     actions += [] if left is None else [RequeueAfter(left)]
     return Plan(tuple(actions), status, tuple(drift))
 
@@ -150,7 +151,7 @@ def _is_stored(facts: TopicFacts) -> bool:
 
 def needs_look_up(facts: TopicFacts) -> bool:
     """Whether a broker must be asked first: was the topic there before, what is its last epoch?"""
-    is_new = int(status_of(facts.document).get("observedGeneration", -1)) < 0
+    is_new = facts.declared.status.observed_generation < 0
     return (
         # One that another namespace declared may have been reassigned.
         facts.standing.reason in {"Accepted", "DeclaredElsewhere"}
@@ -168,135 +169,133 @@ def epoch_of(facts: TopicFacts) -> int | None:
 
     What somebody else wrote into the status does not count.
     """
-    found = [facts.epoch_seen, int((facts.view or {}).get("epoch", 0))]
+    found = [facts.epoch_seen, 0 if facts.view is None else facts.view.epoch]
     if facts.stored is not None:
         found.append(facts.stored.epoch)
-    shown = status_of(facts.document).get("epoch")
+    shown = facts.declared.status.epoch
     if shown is not None and not facts.status_editor:
-        found.append(int(shown))
+        found.append(shown)
     is_known = _is_stored(facts) or facts.view is not None or shown is not None
     return max(found) if is_known else None
 
 
 def _status(
-    facts: TopicFacts, judged: Sequence[conditions.Verdict], fenced: Sequence[Json]
+    facts: TopicFacts, judged: Sequence[conditions.Verdict], fenced: Sequence[FencedPod]
 ) -> Json:
-    before = status_of(facts.document)
-    generation = generation_of(facts.document)
+    before = facts.declared.status
+    generation = facts.declared.generation
     found: Json = {"observedGeneration": generation}
     if facts.standing.topic:
         found["topic"] = facts.standing.topic
     epoch = epoch_of(facts)
     if epoch is not None:
         found["epoch"] = epoch
-    found |= _writers(facts, before)
-    durability = (facts.view or {}).get("durability")
-    found["durability"] = durability or spec_of(facts.document).get("durability", "Local")
+    found |= _writers(facts, before.document)
+    durability = "" if facts.view is None else facts.view.durability
+    found["durability"] = durability or facts.declared.spec.durability
     if fenced:
-        found["fencedPods"] = list(fenced)
-    found["conditions"] = conditions.written(
-        judged, before.get("conditions") or (), generation, facts.now
-    )
+        found["fencedPods"] = [pod.to_document() for pod in fenced]
+    found["conditions"] = conditions.written(judged, before.conditions, generation, facts.now)
     return found
 
 
-def _writers(facts: TopicFacts, before: Mapping[str, Any]) -> Json:
-    """Holder, queue, partitions and story; as they were while nobody can say."""
+def _writers(facts: TopicFacts, before: Json) -> Json:
+    """Holder, queue, partitions and transitions; unchanged while no broker can report them."""
     view = facts.view
     names = ("holder", "waiting", "partitions", "transitions")
     if view is None:
         is_unknown = not facts.is_unserved and facts.standing.is_passed_on
         kept = names if is_unknown else ("partitions", "transitions")
-        found = {name: before[name] for name in kept if before.get(name)}
+        found = {name: value for name, value in present(**before).items() if name in kept}
         if not is_unknown:
             found["waiting"] = 0
         return found
-    found = {"waiting": int(view.get("waiting", 0))}
-    if view.get("holder"):
-        found["holder"] = holder(view["holder"])
-    partitions = [slot for slot in view.get("slots") or () if slot.get("partition") is not None]
+    found = {"waiting": view.waiting}
+    if view.holder is not None:
+        found["holder"] = holder(view.holder)
+    partitions = [
+        {
+            "partition": each.partition,
+            "epoch": each.epoch,
+            **present(producerName=each.holder),
+        }
+        for each in view.partitions
+        if each.partition is not None
+    ]
     if partitions:
-        found["partitions"] = [
-            {
-                "partition": slot["partition"],
-                "epoch": slot["epoch"],
-                **({"producerName": slot["holder"]} if slot.get("holder") else {}),
-            }
-            for slot in partitions[:PARTITIONS_SHOWN_MAX]
-        ]
-    transitions = shown_transitions(view)
-    if transitions or before.get("transitions"):
-        found["transitions"] = transitions or before["transitions"]
+        found["partitions"] = partitions[:PARTITIONS_SHOWN_MAX]
+    transitions = shown_transitions(view) or before.get("transitions")
+    if transitions:
+        found["transitions"] = transitions
     return found
 
 
-def holder(found: Mapping[str, Any]) -> Json:
-    """A holder as status shows it."""
-    names = ("producerName", "claim", "pod", "podUID", "node", "address", "since")
-    return {name: found[name] for name in names if found.get(name)}
+def holder(writer: ProducerView) -> Json:
+    """The holder in the form of ``status.holder``."""
+    return present(
+        producerName=writer.producer_name,
+        claim=writer.claim,
+        pod=writer.pod,
+        podUID=writer.pod_uid,
+        node=writer.node,
+        address=writer.address,
+        since=writer.since,
+    )
 
 
-def shown_transitions(view: Mapping[str, Any]) -> list[Json]:
-    """The last changes of hands, newest first."""
-    shown = []
-    for transition in view.get("transitions") or ():
-        if transition.get("kind", "grant") not in KINDS_SHOWN:
-            continue
-        new = transition.get("holder") or {}
-        shown.append(
-            {
-                "epoch": transition["epoch"],
-                "cause": transition["cause"],
-                "at": transition["at"],
-                **{name: new[name] for name in ("producerName", "pod") if new.get(name)},
-                **(
-                    {"leaderlessMs": transition["leaderlessMs"]}
-                    if transition.get("leaderlessMs") is not None
-                    else {}
-                ),
-            }
-        )
-    shown.sort(key=lambda transition: (transition["epoch"], transition["at"]), reverse=True)
-    return shown[:TRANSITIONS_SHOWN_MAX]
+def shown_transitions(view: TopicView) -> list[Json]:
+    """The last transitions in the form of ``status.transitions``, newest first."""
+    shown = [each for each in view.transitions if each.kind in KINDS_SHOWN]
+    shown.sort(key=lambda each: (each.epoch, each.at), reverse=True)
+    return [_shown(each) for each in shown[:TRANSITIONS_SHOWN_MAX]]
+
+
+def _shown(transition: TransitionView) -> Json:
+    found: Json = {"epoch": transition.epoch, "cause": transition.cause, "at": transition.at}
+    if transition.holder is not None:
+        writer = transition.holder
+        found |= present(producerName=writer.producer_name, pod=writer.pod)
+    if transition.leaderless_ms is not None:
+        found["leaderlessMs"] = transition.leaderless_ms
+    return found
 
 
 def _flickers(facts: TopicFacts) -> bool:
     """Whether the topic is just changing hands, which is not worth a write of its own."""
-    is_new = status_of(facts.document).get("observedGeneration") != generation_of(facts.document)
-    state = (facts.view or {}).get("state")
-    return state in verdicts.TAKING_OVER and facts.view_age_seconds < FLICKER_SECONDS and not is_new
+    is_new = facts.declared.status.observed_generation != facts.declared.generation
+    is_changing = facts.view is not None and facts.view.state in verdicts.TAKING_OVER
+    return is_changing and facts.view_age_seconds < FLICKER_SECONDS and not is_new
 
 
 def _status_drift(facts: TopicFacts) -> list[str]:
     return [f"status, by {facts.status_editor}"] if facts.status_editor else []
 
 
-def _news(facts: TopicFacts, status: Json) -> list[Action]:
-    """Events about what this visit finds for the first time."""
-    before = status_of(facts.document)
-    told: list[Action] = []
-    epoch, former = status.get("epoch") or 0, before.get("epoch") or 0
-    if epoch > former and status.get("transitions") and not facts.status_editor:
-        last = status["transitions"][0]
-        writer = last.get("producerName") or "nobody"
-        told.append(EmitEvent("EpochAdvanced", f"Epoch {epoch} ({last['cause']}): {writer} writes"))
-    known = {identifier(pod) for pod in known_pods(facts)}
-    for pod in status.get("fencedPods") or ():
-        if identifier(pod) not in known:
-            name = pod.get("pod") or pod["podUID"]
-            note = f"The writer in pod {name} was fenced in epoch {pod['epoch']}: {pod['cause']}"
-            told.append(EmitEvent("WriterFenced", note, is_warning=True))
+def _news(facts: TopicFacts, status: TopicStatus) -> list[Action]:
+    """Events for the changes between the former status and the new one."""
+    before = facts.declared.status
+    events: list[Action] = []
+    epoch, former = status.epoch or 0, before.epoch or 0
+    if epoch > former and status.transitions and not facts.status_editor:
+        last = status.transitions[0]
+        writer = last.producer_name or "nobody"
+        events.append(EmitEvent("EpochAdvanced", f"Epoch {epoch} ({last.cause}): {writer} writes"))
+    known = {pod.identifier for pod in known_pods(facts)}
+    for pod in status.fenced_pods:
+        if pod.identifier not in known:
+            name = pod.pod or pod.pod_uid
+            note = f"The writer in pod {name} was fenced in epoch {pod.epoch}: {pod.cause}"
+            events.append(EmitEvent("WriterFenced", note, is_warning=True))
     adopted, conflict = (_new_message(before, status, *each) for each in _TOLD_ONCE)
-    told += [EmitEvent("TopicAdopted", adopted)] if adopted else []
-    told += [EmitEvent("ResourceConflict", conflict, is_warning=True)] if conflict else []
-    return told
+    events += [EmitEvent("TopicAdopted", adopted)] if adopted else []
+    events += [EmitEvent("ResourceConflict", conflict, is_warning=True)] if conflict else []
+    return events
 
 
-def _new_message(before: Json, status: Json, kind: str, reason: str) -> str:
-    """What a condition says that has this reason for the first time; empty when it has not."""
-    now = conditions.condition(status, kind)
-    is_new = now.get("reason") == reason != conditions.condition(before, kind).get("reason")
-    return str(now["message"]) if is_new else ""
+def _new_message(before: TopicStatus, status: TopicStatus, kind: str, reason: str) -> str:
+    """The message of a condition that has a reason for the first time; empty if it has not."""
+    now = status.condition(kind)
+    return now.message if now.reason == reason != before.condition(kind).reason else ""
 
 
 # ------------------------------------------------------------ left alone
@@ -304,14 +303,11 @@ def _new_message(before: Json, status: Json, kind: str, reason: str) -> str:
 
 def _unmanaged(facts: TopicFacts) -> Plan:
     actions = _let_go(facts)
-    before = status_of(facts.document)
-    status = {name: value for name, value in before.items() if name != "conditions"}
-    status["observedGeneration"] = generation_of(facts.document)
+    before, generation = facts.declared.status, facts.declared.generation
+    status = {name: value for name, value in before.document.items() if name != "conditions"}
+    status["observedGeneration"] = generation
     status["conditions"] = conditions.written(
-        verdicts.unmanaged(facts),
-        before.get("conditions") or (),
-        generation_of(facts.document),
-        facts.now,
+        verdicts.unmanaged(facts), before.conditions, generation, facts.now
     )
     return Plan(tuple(actions), status)
 
@@ -319,21 +315,17 @@ def _unmanaged(facts: TopicFacts) -> Plan:
 # ------------------------------------------------------------ deletion
 
 
-def _deletes_log(facts: TopicFacts) -> bool:
-    return bool(spec_of(facts.document).get("deletionPolicy", "Retain") != "Retain")
-
-
 def _finalizer(facts: TopicFacts) -> list[Action]:
     """Only an object whose log is to go with it is held."""
-    present = finalizers_of(facts.document)
-    is_wanted = _deletes_log(facts) and facts.standing.is_passed_on
+    present = facts.declared.finalizers
+    is_wanted = facts.declared.spec.deletes_log and facts.standing.is_passed_on
     if is_wanted and TOPIC_FINALIZER not in present:
         return [SetFinalizers((*present, TOPIC_FINALIZER))]
     return [] if is_wanted else _let_go(facts)
 
 
 def _let_go(facts: TopicFacts) -> list[Action]:
-    present = finalizers_of(facts.document)
+    present = facts.declared.finalizers
     if TOPIC_FINALIZER not in present:
         return []
     return [SetFinalizers(tuple(name for name in present if name != TOPIC_FINALIZER))]
@@ -346,9 +338,9 @@ def _deleting(facts: TopicFacts) -> Plan:
         verdicts.verdicts(facts, None, ()),
         known_pods(facts),
     )
-    if TOPIC_FINALIZER not in finalizers_of(facts.document):
+    if TOPIC_FINALIZER not in facts.declared.finalizers:
         return Plan((), status)
-    if not _deletes_log(facts) or facts.standing.reason != "Closing":
+    if not facts.declared.spec.deletes_log or facts.standing.reason != "Closing":
         return Plan(tuple(_let_go(facts)), None)
     answer = facts.deletion
     topic = facts.standing.topic
@@ -359,15 +351,15 @@ def _deleting(facts: TopicFacts) -> Plan:
     if answer is not None and answer.answer == "NotEmpty":
         note = f"{topic} has entries and stays"
         return Plan((EmitEvent("TopicRetained", note), *_let_go(facts)), None)
-    since = seconds_of(metadata(facts.document).get("deletionTimestamp"))
+    since = seconds_of(facts.declared.deleted)
     if since is not None and facts.now - since > DELETION_DEADLINE_SECONDS:
         why = answer.message if answer is not None else "the brokers cannot be reached"
-        why = "it is paused" if is_set(facts.document, PAUSED) else why
+        why = "it is paused" if facts.declared.is_set(PAUSED) else why
         note = f"{topic} was not deleted within {DELETION_DEADLINE_SECONDS:.0f} s and stays: {why}"
         return Plan((EmitEvent("DeletionGivenUp", note, is_warning=True), *_let_go(facts)), None)
-    if is_set(facts.document, PAUSED) or answer is not None or not facts.applied.is_everywhere:
+    if facts.declared.is_set(PAUSED) or answer is not None or not facts.applied.is_everywhere:
         return Plan((RequeueAfter(DELETION_RETRY_SECONDS),), status)
-    only_if_empty = spec_of(facts.document)["deletionPolicy"] == "DeleteIfEmpty"
+    only_if_empty = facts.declared.spec.deletion_policy == "DeleteIfEmpty"
     return Plan((DeleteLog(topic, only_if_empty),), status)
 
 
@@ -376,18 +368,18 @@ def _deleting(facts: TopicFacts) -> Plan:
 
 def service_problem(facts: TopicFacts) -> verdicts.ServiceProblem | None:
     """Why the leader Service is not as it ought to be; None when nothing stands in its way."""
-    wanted = spec_of(facts.document).get("leaderService")
+    wanted = facts.declared.spec.leader_service
     taken = facts.taken
     if wanted is not None and not facts.may_lead_services:
         message = (
             f"the operator has no right to make Services in namespace"
-            f" {metadata(facts.document)['namespace']}: an administrator enables it with the chart value"
+            f" {facts.declared.key.namespace}: an administrator enables it with the chart value"
             " operator.leaderServices"
         )
         return verdicts.ServiceProblem(verdicts.SERVICE_NOT_ENABLED, message)
     if wanted is not None and facts.service is not None:
-        is_ours = is_owned_by(facts.service, uid_of(facts.document))
-        taken = taken or ("" if is_ours else f"Service/{wanted['name']}")
+        is_ours = facts.service.is_owned_by(facts.declared.uid)
+        taken = taken or ("" if is_ours else f"Service/{wanted.name}")
     if wanted is not None and taken:
         message = f"{taken} is there already and does not belong to this object"
         return verdicts.ServiceProblem(verdicts.SERVICE_TAKEN, message)
@@ -399,56 +391,55 @@ def service_problem(facts: TopicFacts) -> verdicts.ServiceProblem | None:
 
 def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
     """Service and EndpointSlice as they ought to be, and what had been changed outside."""
-    wanted = spec_of(facts.document).get("leaderService")
+    wanted = facts.declared.spec.leader_service
     actions: list[Action] = [
-        Remove(key_of(each), uid_of(each))
-        for each in facts.left_over
-        if not _is_refused(facts, each)
+        Remove(each.key, each.uid) for each in facts.left_over if not _is_refused(facts, each.key)
     ]
     epoch = epoch_of(facts)
     if wanted is None or epoch is None:
         return actions, []
     if facts.view is None and not facts.is_unserved:
         return actions, []  # whoever it leads to may still write
-    writer = (facts.view or {}).get("holder")
-    if writer is not None and not (writer.get("pod") and writer.get("podUID")):
+    writer = None if facts.view is None else facts.view.holder
+    if writer is not None and not writer.has_pod:
         writer = None
-    pod = None if writer is None else facts.pods.get(writer["podUID"])
+    pod = None if writer is None else facts.pods.get(writer.pod_uid)
     if writer is not None and (pod is None or (pod.exists and not pod.ip)):
-        namespace = metadata(facts.document)["namespace"]
-        actions.append(LookUpPod(namespace, writer["pod"], writer["podUID"]))
+        namespace = facts.declared.key.namespace
+        actions.append(LookUpPod(namespace, writer.pod, writer.pod_uid))
     drift: list[str] = []
     if leader.is_ahead(epoch, facts.slices, facts.service) and facts.ahead_seconds < AHEAD_SECONDS:
         # Another operator knows of a later writer.
         return [*actions, RequeueAfter(AHEAD_SECONDS)], []
-    service = leader.service(facts.document, wanted, epoch)
-    is_other = facts.service is None or differs(service, facts.service)
-    if is_other and not _is_refused(facts, service):
+    service = leader.service(facts.declared, wanted, epoch)
+    is_other = facts.service is None or differs(service, facts.service.document)
+    if is_other and not _is_refused(facts, key_of(service)):
         drift += _changed(facts, service, facts.service)
         actions.append(Apply(SERVICE, service))
-    endpoints = leader.endpoints(facts.document, wanted, epoch, writer, pod)
-    names = {metadata(each)["name"]: each for each in facts.slices}
-    name = metadata(endpoints)["name"]
-    there = names.pop(name, None)
-    if (there is None or differs(endpoints, there)) and not _is_refused(facts, endpoints):
+    endpoints = leader.endpoints(facts.declared, wanted, epoch, writer, pod)
+    others = {each.key: each for each in facts.slices}
+    key = key_of(endpoints)
+    there = others.pop(key, None)
+    is_other = there is None or differs(endpoints, there.document)
+    if is_other and not _is_refused(facts, key):
         drift += _changed(facts, endpoints, there)
-        version = "" if there is None else str(metadata(there).get("resourceVersion", ""))
+        version = "" if there is None else there.resource_version
         actions.append(Apply(SLICE, endpoints, version))
     actions += [
-        Remove(key_of(each), uid_of(each))
-        for each in names.values()
-        if not _is_refused(facts, each)
+        Remove(each.key, each.uid) for each in others.values() if not _is_refused(facts, each.key)
     ]
     return actions, drift
 
 
-def _is_refused(facts: TopicFacts, document: Json) -> bool:
-    return named(key_of(document)) in facts.refused
+def _is_refused(facts: TopicFacts, key: Key) -> bool:
+    return named(key) in facts.refused
 
 
-def _changed(facts: TopicFacts, wanted: Json, found: Json | None) -> list[str]:
+def _changed(facts: TopicFacts, wanted: Json, found: KubeObject | None) -> list[str]:
     """What somebody changed since this process wrote exactly what is wanted now."""
     name = named(key_of(wanted))
     if facts.written.get(name) != digest(wanted):
         return []
-    return [f"{name} was deleted" if found is None else f"{name}: {difference(wanted, found)}"]
+    if found is None:
+        return [f"{name} was deleted"]
+    return [f"{name}: {difference(wanted, found.document)}"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from onewriter_operator.conditions import Verdict, condition, no, unknown, yes
-from onewriter_operator.documents import is_going, seconds_of, spec_of, status_of
+from onewriter_operator.conditions import Verdict, no, unknown, yes
+from onewriter_operator.kinds import seconds_of
+from onewriter_operator.objects import Condition
 from onewriter_operator.plan.facts import FleetState, TopicFacts
 
 DRIFT_SHOWN_SECONDS: Final = 3_600.0
@@ -74,7 +75,7 @@ def unreachable(brokers: FleetState) -> str:
 
 
 def _ready(facts: TopicFacts, serving: Verdict, applied: Verdict) -> Verdict:
-    if is_going(facts.document):
+    if facts.declared.is_going:
         return no("Ready", "Deleting", "the object is being deleted")
     for part in (serving, applied):
         if part.status != "True":
@@ -86,15 +87,15 @@ def _serving(facts: TopicFacts) -> Verdict:
     standing, view = facts.standing, facts.view
     if _is_obstructed(facts):
         return no("Serving", standing.reason, standing.message)
-    if is_going(facts.document):
+    if facts.declared.is_going:
         return no("Serving", "Deleting", "the topic is being deleted and admits no producer")
     if facts.applied.refusal:
         return no("Serving", "RefusedByBroker", facts.applied.refusal)
-    if view is not None and (view.get("waitingReason") or not view.get("served", True)):
-        reason = str(view.get("waitingReason") or "no broker serves it just now")
+    if view is not None and (view.waiting_reason or not view.is_served):
+        reason = view.waiting_reason or "no broker serves it just now"
         return no("Serving", "BucketWaiting", reason)
     if view is not None:
-        return yes("Serving", "Served", f"served by {view.get('broker') or 'a broker'}")
+        return yes("Serving", "Served", f"served by {view.broker or 'a broker'}")
     if facts.bucket_waiting:
         return no("Serving", "BucketWaiting", facts.bucket_waiting)
     if not facts.is_unserved:
@@ -114,17 +115,14 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
         if facts.is_unserved:
             return no("WriterActive", "Vacant", "nobody writes")
         return unknown("WriterActive", "BrokersUnreachable", serving.message)
-    state, epoch = view.get("state"), view.get("epoch", 0)
-    if state == "Held":
-        holder = view.get("holder") or {}
-        return yes("WriterActive", "Held", f"{holder.get('producerName')} writes, epoch {epoch}")
-    if state == "Shared":
+    if view.state == "Held":
+        writer = None if view.holder is None else view.holder.producer_name
+        return yes("WriterActive", "Held", f"{writer} writes, epoch {view.epoch}")
+    if view.state == "Shared":
         return yes("WriterActive", "Shared", "shared producers write")
-    if state in TAKING_OVER:
+    if view.state in TAKING_OVER:
         return no("WriterActive", "TakingOver", "the next writer is being let in")
-    return no(
-        "WriterActive", "Vacant", f"no producer holds the topic; {view.get('waiting', 0)} wait"
-    )
+    return no("WriterActive", "Vacant", f"no producer holds the topic; {view.waiting} wait")
 
 
 def _is_obstructed(facts: TopicFacts) -> bool:
@@ -136,7 +134,7 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     standing, applied = facts.standing, facts.applied
     if standing.reason in OBSTACLES:
         return no("PolicyApplied", standing.reason, standing.message)
-    if is_going(facts.document):
+    if facts.declared.is_going:
         return no("PolicyApplied", "Deleting", "the object is being deleted")
     if applied.is_held_back:
         return no("PolicyApplied", "Paused", "annotation onewriter.dev/paused: its spec waits")
@@ -150,9 +148,9 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
         if facts.brokers.synced == 0:
             return no("PolicyApplied", "BrokersUnreachable", unreachable(facts.brokers))
         return no("PolicyApplied", "Pending", "not every broker has taken it over yet")
-    former = condition(status_of(facts.document), "PolicyApplied")
-    if former.get("reason") == "Adopted":
-        return yes("PolicyApplied", "Adopted", str(former.get("message", "")))
+    former = facts.declared.status.condition("PolicyApplied")
+    if former.reason == "Adopted":
+        return yes("PolicyApplied", "Adopted", former.message)
     if facts.stored is not None and facts.stored.exists and not facts.stored.is_declared:
         message = f"the topic was there before this object, at epoch {facts.stored.epoch}"
         return yes("PolicyApplied", "Adopted", message)
@@ -160,22 +158,17 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     return yes("PolicyApplied", "Applied", "every broker that can be reached has it")
 
 
-def wants_partitions(document: Mapping[str, Any]) -> bool:
-    """Whether an object declares any."""
-    return bool(spec_of(document).get("partitions"))
-
-
 def is_undivided(facts: TopicFacts) -> bool:
     """Whether partitions are wanted of a topic that was there without, and so gets none."""
-    if not wants_partitions(facts.document):
+    if not facts.declared.spec.partitions:
         return False
     if facts.view is not None:
-        return bool(facts.view.get("undivided"))
+        return facts.view.is_undivided
     return facts.stored is not None and facts.stored.is_undivided
 
 
 def _undivided(facts: TopicFacts) -> str:
-    wanted = spec_of(facts.document)["partitions"]
+    wanted = facts.declared.spec.partitions
     return (
         f"the topic exists without partitions and stays so: it gets {wanted} once it is"
         " deleted, with its messages, by its administrator; or declare another one"
@@ -192,21 +185,19 @@ def _drifted(facts: TopicFacts, drift: Sequence[str]) -> Verdict:
     """What was changed outside stays visible for an hour."""
     if drift:
         return yes("Drifted", "Repaired", f"changed outside and put right: {'; '.join(drift)}")
-    former = condition(status_of(facts.document), "Drifted")
-    if former.get("status") != "True":
-        return no("Drifted", "NoDrift", str(former.get("message", "")))
-    since = seconds_of(former.get("lastTransitionTime"))
-    message = str(former.get("message", ""))
+    former = facts.declared.status.condition("Drifted")
+    if former.status != "True":
+        return no("Drifted", "NoDrift", former.message)
+    since = seconds_of(former.since)
     if since is not None and facts.now - since < DRIFT_SHOWN_SECONDS:
-        return yes("Drifted", "Repaired", message)
-    return no("Drifted", "NoDrift", f"last: {message}"[:500])
+        return yes("Drifted", "Repaired", former.message)
+    return no("Drifted", "NoDrift", f"last: {former.message}"[:500])
 
 
-def drift_left_seconds(document: Mapping[str, Any], now: float) -> float | None:
-    """Seconds until a repair is no longer shown; None when none is."""
-    former = condition(status_of(document), "Drifted")
-    since = seconds_of(former.get("lastTransitionTime"))
-    if former.get("status") != "True" or since is None:
+def drift_left_seconds(drifted: Condition, now: float) -> float | None:
+    """Seconds until the condition Drifted no longer shows a repair; None if it shows none."""
+    since = seconds_of(drifted.since)
+    if drifted.status != "True" or since is None:
         return None
     return max(1.0, since + DRIFT_SHOWN_SECONDS - now)
 

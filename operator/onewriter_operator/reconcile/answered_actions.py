@@ -13,8 +13,8 @@ from typing import Final
 import structlog
 
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
-from onewriter_operator.documents import Json, metadata
 from onewriter_operator.kube import ApiRefused
+from onewriter_operator.objects import TopicObject
 from onewriter_operator.plan.actions import (
     Action,
     DeleteLog,
@@ -49,7 +49,9 @@ class AnsweredActions:
     def __init__(self, context: ReconcileContext) -> None:
         self._context = context
 
-    async def perform(self, document: Json, topic: str, cache: TopicCache, action: Action) -> None:
+    async def perform(
+        self, declared: TopicObject, topic: str, cache: TopicCache, action: Action
+    ) -> None:
         """Perform an action of an ExclusiveTopic for ``topic``. Raises RetryLater."""
         now = asyncio.get_running_loop().time
         match action:
@@ -57,7 +59,7 @@ class AnsweredActions:
                 cache.stored = await self._context.fleet.stored(topic)
                 if cache.stored.is_known:
                     self._context.note_declared_by(topic, cache.stored.declared_by)
-                    self._context.declarations.admit(document)
+                    self._context.declarations.admit(declared)
                     self._context.fleet.declare()
             case LookUpPod(namespace, name, uid):
                 cache.remember_pod(uid, await self._pod(namespace, name, uid), now())
@@ -72,8 +74,7 @@ class AnsweredActions:
                 handing = self._context.fleet.hand_over(topic, epoch, to)
                 cache.handover = await _ordered(order, handing)
             case DeleteLog():
-                namespace = str(metadata(document)["namespace"])
-                cache.deletion = (await self._delete(action, namespace), now())
+                cache.deletion = (await self._delete(action, declared.key.namespace), now())
             case _:
                 raise AssertionError(f"{action} is not a question")
 
@@ -96,7 +97,7 @@ class AnsweredActions:
             log.info("eviction.unconfirmed", pod=action.name, reason=str(error))
             return RemovalAttempt("Unconfirmed", count, retry_after_seconds=UNCONFIRMED_SECONDS)
         uid, _, epoch = action.fence.rpartition("@")
-        if came_back(view, {"podUID": uid, "epoch": int(epoch)}):
+        if came_back(view, uid, int(epoch)):
             return RemovalAttempt("CameBack", count)
         return await removal.remove(self._context.kube, action, count + 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Final, TypeVar
 
-from onewriter_operator.documents import Json, Key, Kind, metadata
+from onewriter_operator.kinds import Json, Kind, key_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.plan.difference import differs
 from onewriter_operator.workqueue import RetryLater
@@ -52,9 +52,10 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
     merged, which replaces lists as a whole. ``version``: only if the object is still that one.
     Raises ApiRefused, ApiUnreachable.
     """
-    about = metadata(wanted)
-    key = Key(kind.kind, about.get("namespace", ""), about["name"])
-    body = wanted | {"metadata": {**about, **({"resourceVersion": version} if version else {})}}
+    key = key_of(wanted)
+    body = wanted | {
+        "metadata": {**wanted["metadata"], **({"resourceVersion": version} if version else {})}
+    }
     try:
         written = await kube.apply(kind, body)
     except ApiRefused as refused:
@@ -63,7 +64,7 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
         return await kube.merge(kind, key, body)  # together with theirs ours is not valid
     if not differs(wanted, written):
         return written
-    body["metadata"]["resourceVersion"] = metadata(written)["resourceVersion"]
+    body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
     return await kube.merge(kind, key, body)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from onewriter_operator.documents import Json
+from onewriter_operator.objects import FencedPod
 from onewriter_operator.plan.facts import (
     DeletionResult,
     OrderResult,
@@ -65,7 +65,7 @@ class TopicCache(ObjectCache):
     attempts: dict[str, tuple[RemovalAttempt, float]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     obstacles: dict[str, Obstacle] = field(default_factory=dict)
-    fenced_pods: tuple[Json, ...] | None = None
+    fenced_pods: tuple[FencedPod, ...] | None = None
     ahead_since: float | None = None
     fence: OrderResult | None = None
     handover: OrderResult | None = None

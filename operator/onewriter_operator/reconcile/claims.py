@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from onewriter_operator.conditions import condition
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     CLAIM,
-    TOPIC,
-    Json,
     Key,
-    metadata,
-    status_editor,
-    uid_of,
 )
+from onewriter_operator.objects import ClaimObject, parse_claim_status
 from onewriter_operator.plan.actions import EmitEvent, RequeueAfter
-from onewriter_operator.plan.claim import plan_claim, topic_of
+from onewriter_operator.plan.claim import plan_claim
 from onewriter_operator.plan.facts import ClaimFacts
 from onewriter_operator.reconcile import status
 from onewriter_operator.reconcile.cache import ObjectCache
@@ -38,39 +33,39 @@ class ClaimReconciler:
     async def reconcile(self, key: Key) -> float | None:
         """One visit; see workqueue.Reconcile."""
         context = self._context
-        document = context.store.get(key)
-        if document is None:
+        claim = context.store.claim(key)
+        if claim is None:
             self._caches.pop(key, None)
             context.metrics.claim(key, "")
             return GONE
-        cache = self._cache_of(key, document)
-        plan = plan_claim(self._facts(document, cache))
+        cache = self._cache_of(claim)
+        plan = plan_claim(self._facts(claim, cache))
         if plan.status is not None:
-            await status.write(context.kube, context.store, CLAIM, document, plan.status)
-            document = context.store.get(key) or document
-            cache.editor = status_editor(document, STATUS_FIELDS)
-            context.metrics.claim(key, str(condition(plan.status, "Granted").get("reason", "")))
+            shown = parse_claim_status(plan.status)
+            await status.write(context.kube, context.store, CLAIM, claim, plan.status)
+            claim = context.store.claim(key) or claim
+            cache.editor = claim.status_editor(STATUS_FIELDS)
+            context.metrics.claim(key, shown.condition("Granted").reason)
         for action in plan.actions:
             if isinstance(action, EmitEvent):
-                context.recorder.emit(document, action)
+                context.recorder.emit(claim, action)
         after = [
             action.after_seconds for action in plan.actions if isinstance(action, RequeueAfter)
         ]
         return min(after, default=None)
 
-    def _cache_of(self, key: Key, document: Json) -> ObjectCache:
+    def _cache_of(self, claim: ClaimObject) -> ObjectCache:
         """What is remembered of this very object, and of none that had its name before."""
-        uid = uid_of(document)
+        key, uid = claim.key, claim.uid
         if key not in self._caches or self._caches[key][0] != uid:
             self._caches[key] = (uid, ObjectCache())
         return self._caches[key][1]
 
-    def _facts(self, document: Json, cache: ObjectCache) -> ClaimFacts:
+    def _facts(self, claim: ClaimObject, cache: ObjectCache) -> ClaimFacts:
         context = self._context
-        topic = Key(TOPIC.kind, metadata(document)["namespace"], topic_of(document))
-        selected = context.declarations.selected(document)
+        selected = context.declarations.selected(claim)
         return ClaimFacts(
-            **context.facts(document, cache, STATUS_FIELDS),
-            topic=context.store.get(topic),
+            **context.facts(claim, cache, STATUS_FIELDS),
+            topic=context.store.topic(claim.topic_key),
             pods_selected=None if selected is None else len(selected),
         )

@@ -10,10 +10,10 @@ from typing import Any
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.configuration import OptIn
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.documents import TOPIC, Json, key_of, status_editor
 from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.objects import DeclaredObject, TopicObject
 from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.store import Store
@@ -41,23 +41,25 @@ class ReconcileContext:
             self.fleet.declare()
             self.changed(topic)
 
-    def facts(self, document: Json, cache: ObjectCache, fields: Container[str]) -> dict[str, Any]:
-        """The fields of ``plan.facts.Facts``; nobody else may write these ``fields`` of the status."""
-        key = key_of(document)
+    def facts(
+        self, declared: DeclaredObject, cache: ObjectCache, fields: Container[str]
+    ) -> dict[str, Any]:
+        """The fields of ``plan.facts.Facts``. Only the operator may write these ``fields`` of the status."""
+        key = declared.key
         standing = self.declarations.standing(key)
-        found = self.fleet.view(standing.topic) if key.kind == TOPIC.kind else None
-        if found is not None and "declaredBy" in found.status:
-            self.note_declared_by(standing.topic, str(found.status["declaredBy"] or ""))
+        found = self.fleet.view(standing.topic) if isinstance(declared, TopicObject) else None
+        if found is not None and found.status.declared_by is not None:
+            self.note_declared_by(standing.topic, found.status.declared_by)
             standing = self.declarations.standing(key)
         view = self.fleet.view(standing.topic) if standing.is_passed_on else None
         waiting = self.fleet.why_waiting(standing.topic) if standing.is_passed_on else ""
         piece = self.declarations.piece(key)
         applied = self.fleet.applied(key, piece)
-        if self.declarations.is_held_back(document):
+        if self.declarations.is_held_back(declared):
             applied = replace(applied, is_held_back=True)
-        editor = status_editor(document, fields)
+        editor = declared.status_editor(fields)
         return {
-            "document": document,
+            "declared": declared,
             "now": self.wall_clock(),
             "standing": standing,
             "applied": applied,

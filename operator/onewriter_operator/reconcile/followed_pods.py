@@ -14,8 +14,9 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from onewriter_operator.documents import POD, Json, Key, uid_of
+from onewriter_operator.kinds import POD, Json, Key
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.objects import parse_pod
 from onewriter_operator.plan.facts import PodFacts
 from onewriter_operator.reconcile import removal
 
@@ -96,8 +97,10 @@ class FollowedPods:
                 await asyncio.sleep(RETRY_SECONDS * spread)
 
     def _seen(self, pod: Pod, document: Json | None) -> None:
-        is_it = document is not None and uid_of(document) == pod.uid
-        found = removal.pod_facts(document) if document and is_it else PodFacts(exists=False)
+        found = PodFacts(exists=False)
+        if document is not None:
+            seen = parse_pod(document)
+            found = removal.pod_facts(seen) if seen.uid == pod.uid else found
         if self._facts.get(pod.uid) != found:
             self._facts[pod.uid] = found
             self._changed(pod.uid)

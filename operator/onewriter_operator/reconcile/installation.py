@@ -17,12 +17,13 @@ import structlog
 
 from onewriter_operator import installation
 from onewriter_operator.configuration import Configuration
-from onewriter_operator.documents import Json, Kind, labels_of, metadata, uid_of
 from onewriter_operator.events import Recorder
 from onewriter_operator.installation.broker_authority import AUTHORITY_BYTES_MAX
 from onewriter_operator.installation.names import selector
+from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY, Json, Kind, key_of, named
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.objects import KubeObject, parse
 from onewriter_operator.plan import rollout
 from onewriter_operator.plan.actions import EmitEvent
 from onewriter_operator.plan.difference import difference, digest
@@ -78,7 +79,7 @@ class InstallationReconciler:
         self._recorder = recorder
         self._metrics = metrics
         self._applied: dict[str, tuple[str, str]] = {}
-        self._owner: Json | None = None
+        self._owner: KubeObject | None = None
         self._now = now
         self._waits_for = ""
         self._waits_since = 0.0
@@ -111,18 +112,18 @@ class InstallationReconciler:
         if owner is None and self._owner is not None:
             log.warning("installation.rests", reason=f"ConfigMap {name} is gone")
             return False  # it is being uninstalled: what belongs to it goes, and must not come back
-        self._owner = owner
-        for document in installation.created_once(self._configuration, self._owner):
+        self._owner = None if owner is None else parse(owner)
+        for document in installation.created_once(self._configuration, owner):
             await self._create(document)
         authority = await self._read_authority()
-        wanted = installation.objects(self._configuration, self._owner, authority)
+        wanted = installation.objects(self._configuration, owner, authority)
         refusals: list[ApiRefused] = []
         waiting = ""
         for document in wanted:
             try:
                 waiting = await self._apply(document, wanted) or waiting
             except ApiRefused as refused:
-                title = f"{document['kind']}/{metadata(document)['name']}"
+                title = named(key_of(document))
                 after = refused.retry_after_seconds
                 refusals.append(ApiRefused(refused.status, f"{title}: {refused.reason}", after))
         self._waits_for = waiting
@@ -143,8 +144,9 @@ class InstallationReconciler:
             return ""
 
     async def _create(self, document: Json) -> None:
-        kind, about = KINDS[document["kind"]], metadata(document)
-        if await self._kube.get(kind, about["namespace"], about["name"]) is not None:
+        key = key_of(document)
+        kind = KINDS[key.kind]
+        if await self._kube.get(kind, key.namespace, key.name) is not None:
             return
         try:
             await self._kube.create(kind, document)
@@ -154,11 +156,11 @@ class InstallationReconciler:
 
     async def _apply(self, document: Json, wanted: list[Json]) -> str:
         """Write it where it differs; what keeps it waiting, if anything does."""
-        kind, about = KINDS[document["kind"]], metadata(document)
-        name = f"{kind.kind}/{about['name']}"
-        found = await self._kube.get(kind, about["namespace"], about["name"])
+        key = key_of(document)
+        kind, name = KINDS[key.kind], named(key)
+        found = await self._kube.get(kind, key.namespace, key.name)
         what = difference(document, found)
-        version = "" if found is None else str(metadata(found).get("resourceVersion", ""))
+        version = "" if found is None else parse(found).resource_version
         known = self._applied.get(name)
         if not what or known == (digest(document), version):
             # What may still differ is the API server's own way of writing the same.
@@ -172,7 +174,7 @@ class InstallationReconciler:
             self._metrics.drift.labels("Installation").inc()
             self._emit(EmitEvent("DriftRepaired", change))
         written = await enforce(self._kube, kind, document)
-        self._applied[name] = (digest(document), str(metadata(written)["resourceVersion"]))
+        self._applied[name] = (digest(document), parse(written).resource_version)
         log.info("installation.applied", object=name, path=what)
         return ""
 
@@ -181,11 +183,13 @@ class InstallationReconciler:
         if document["kind"] != rollout.KIND:
             return ""
         others = [each for each in wanted if each["kind"] == rollout.KIND and each is not document]
-        found = [await self._kube.get(KINDS[rollout.KIND], *_place(each)) for each in others]
+        keys = [key_of(each) for each in others]
+        kind = KINDS[rollout.KIND]
+        found = [await self._kube.get(kind, each.namespace, each.name) for each in keys]
         reason = rollout.waits_for(document, [each for each in found if each is not None])
         if reason and reason != self._waits_for:
             self._waits_since = self._now()
-            log.info("installation.waits", object=metadata(document)["name"], reason=reason)
+            log.info("installation.waits", object=key_of(document).name, reason=reason)
         if reason and self._now() - self._waits_since >= ROLLOUT_WAIT_SECONDS_MAX:
             log.warning(
                 "installation.waits_no_longer", reason=reason, seconds=ROLLOUT_WAIT_SECONDS_MAX
@@ -195,17 +199,18 @@ class InstallationReconciler:
 
     async def _remove_others(self, wanted: list[Json]) -> None:
         """Take away what a former configuration had and this one has not."""
-        kept = {(each["kind"], metadata(each)["name"]) for each in wanted}
+        kept = {key_of(each) for each in wanted}
         own = selector(self._configuration, "")
         for name in REMOVABLE:
             kind = KINDS[name]
             labels = ",".join(f"{label}={value}" for label, value in _managed(own).items())
-            for found in await self._kube.list(kind, self._configuration.namespace, labels):
-                about = metadata(found)
-                if (kind.kind, about["name"]) in kept or not labels_of(found):
+            listed = await self._kube.list(kind, self._configuration.namespace, labels)
+            for found in map(parse, listed):
+                if found.key in kept or not found.labels:
                     continue
-                log.info("installation.removed", object=f"{kind.kind}/{about['name']}")
-                await self._kube.delete(kind, about["namespace"], about["name"], uid_of(found))
+                log.info("installation.removed", object=named(found.key))
+                key = found.key
+                await self._kube.delete(kind, key.namespace, key.name, found.uid)
 
     def _emit(self, event: EmitEvent) -> None:
         if self._owner is not None:
@@ -217,15 +222,10 @@ def _beginning(file: Path) -> str:
         return stream.read(AUTHORITY_BYTES_MAX).decode("ascii")
 
 
-def _place(document: Json) -> tuple[str, str]:
-    about = metadata(document)
-    return about["namespace"], about["name"]
-
-
 def _managed(own: Mapping[str, Any]) -> dict[str, str]:
     """The labels of everything that this operator installs for this release."""
     instance = "app.kubernetes.io/instance"
     return {
         instance: str(own[instance]),
-        "app.kubernetes.io/managed-by": "onewriter-operator",
+        MANAGED_BY: FIELD_MANAGER,
     }

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from onewriter_operator.documents import POD, Json, is_going, spec_of, status_of, uid_of
+from onewriter_operator.kinds import POD
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.objects import PodObject, parse_pod
 from onewriter_operator.plan.actions import RemovePod
 from onewriter_operator.plan.facts import PodFacts, RemovalAttempt
 
@@ -13,18 +14,18 @@ UNANSWERED_SECONDS: Final = 5.0
 """Nobody knows whether the pod was removed: it is looked at again after so long."""
 
 
-def pod_facts(pod: Json) -> PodFacts:
+def pod_facts(pod: PodObject) -> PodFacts:
     """A pod as plans see it."""
-    ip = str(status_of(pod).get("podIP") or "")
-    return PodFacts(True, is_going(pod), ip, str(spec_of(pod).get("nodeName") or ""))
+    return PodFacts(True, pod.is_going, pod.ip, pod.node)
 
 
 async def look_up(kube: Kube, namespace: str, name: str, uid: str) -> PodFacts:
     """The pod of that uid; another pod of the same name is not it. Raises as Kube.get does."""
-    found = await kube.get(POD, namespace, name)
-    if found is None or uid_of(found) != uid:
+    document = await kube.get(POD, namespace, name)
+    pod = None if document is None else parse_pod(document)
+    if pod is None or pod.uid != uid:
         return PodFacts(exists=False)
-    return pod_facts(found)
+    return pod_facts(pod)
 
 
 async def remove(kube: Kube, action: RemovePod, count: int) -> RemovalAttempt:

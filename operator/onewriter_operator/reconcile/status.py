@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from onewriter_operator.documents import Json, Kind, metadata, status_of, taken_in
+from onewriter_operator.kinds import Json, Kind
 from onewriter_operator.kube import Kube
+from onewriter_operator.objects import DeclaredObject, mapping
 from onewriter_operator.reconcile.api_calls import api_answer
 from onewriter_operator.store import Store
 
@@ -40,29 +41,30 @@ def _own(status: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
     return {**status, "conditions": conditions}
 
 
-async def write(kube: Kube, store: Store, kind: Kind, document: Json, status: Json) -> bool:
+async def write(
+    kube: Kube, store: Store, kind: Kind, declared: DeclaredObject, status: Json
+) -> bool:
     """Write the status unless it is there already; whether anything was written.
 
     Raises RetryLater, ApiRefused.
     """
-    if is_shown(status, status_of(document)):
+    if is_shown(status, mapping(declared.document.get("status"))):
         return False
-    about = metadata(document)
     body = {
         "apiVersion": kind.api_version,
         "kind": kind.kind,
         "metadata": {
-            "name": about["name"],
-            "namespace": about["namespace"],
-            "uid": about["uid"],
+            "name": declared.key.name,
+            "namespace": declared.key.namespace,
+            "uid": declared.uid,
             # Another operator, or a person, may have written since: then look again first.
-            "resourceVersion": about["resourceVersion"],
+            "resourceVersion": declared.resource_version,
         },
         "status": status,
     }
     written = await api_answer(kube.apply_status(kind, body))
-    left = strays(status, status_of(written))
+    left = strays(status, mapping(written.get("status")))
     if left:
         written = await api_answer(kube.mend_status(kind, written, left))
-    store.put(taken_in(written), is_own=True)
+    store.put(written, is_own=True)
     return True

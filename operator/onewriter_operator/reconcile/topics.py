@@ -8,28 +8,19 @@ from typing import Any, Final
 
 import structlog
 
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     FENCE,
     HANDOVER,
     RECONCILE_AT,
     SERVICE,
     SLICE,
     TOPIC,
-    Json,
     Key,
-    annotation,
-    is_owned_by,
     key_of,
-    labels_of,
-    metadata,
     named,
-    spec_of,
-    status_editor,
-    status_of,
-    taken_in,
-    uid_of,
 )
 from onewriter_operator.kube import ApiRefused
+from onewriter_operator.objects import TopicObject, parse, parse_topic_status
 from onewriter_operator.plan import leader
 from onewriter_operator.plan.actions import (
     Action,
@@ -47,9 +38,9 @@ from onewriter_operator.plan.facts import (
     StoredTopic,
     TopicFacts,
 )
-from onewriter_operator.plan.fenced import identifier, open_fences
+from onewriter_operator.plan.fenced import open_fences
 from onewriter_operator.plan.topic import UNKNOWN_SECONDS, Plan, epoch_of, plan_topic
-from onewriter_operator.plan.verdicts import wants_partitions
+from onewriter_operator.plan.view import ProducerView
 from onewriter_operator.reconcile import removal, status
 from onewriter_operator.reconcile.answered_actions import AnsweredActions, has_answer
 from onewriter_operator.reconcile.api_calls import ApiFails, api_answer, enforce, unless_gone
@@ -114,30 +105,30 @@ class TopicReconciler:
 
     async def reconcile(self, key: Key, replans: int = REPLANS_MAX) -> float | None:
         """One visit; see workqueue.Reconcile."""
-        document = self._context.store.get(key)
-        if document is None:
+        topic = self._context.store.topic(key)
+        if topic is None:
             self._forget(key)
             return GONE
-        cache = self._cache_of(key, document)
+        cache = self._cache_of(topic)
         plan = await self._settled_plan(key, cache)
-        document = self._context.store.get(key)
-        if document is None:
+        topic = self._context.store.topic(key)
+        if topic is None:
             self._forget(key)
             return GONE
-        later, is_obstructed = await self._write_dependents(document, cache, plan)
+        later, is_obstructed = await self._write_dependents(topic, cache, plan)
         if is_obstructed and replans:
             return await self.reconcile(key, replans - 1)
-        return await self._carry_out(key, document, cache, plan, later)
+        return await self._carry_out(topic, cache, plan, later)
 
     # ------------------------------------------------------------ one visit
 
-    def _cache_of(self, key: Key, document: Json) -> TopicCache:
-        uid = uid_of(document)
+    def _cache_of(self, topic: TopicObject) -> TopicCache:
+        key, uid = topic.key, topic.uid
         if self._uid_of.get(key, uid) != uid:
             self._forget(key)
         self._uid_of[key] = uid
         cache = self._caches.setdefault(uid, TopicCache())
-        asked = annotation(document, RECONCILE_AT)
+        asked = topic.annotation(RECONCILE_AT)
         if asked != cache.reconcile_at:
             # A person wants it looked at anew: nothing that was remembered about the outside counts.
             cache.reconcile_at, cache.stored = asked, None
@@ -145,8 +136,8 @@ class TopicReconciler:
             cache.attempts.clear()
             cache.obstacles.clear()
         # Orders that were taken away are forgotten: the next ones are new, whatever they say.
-        cache.fence = cache.fence if annotation(document, FENCE) else None
-        cache.handover = cache.handover if annotation(document, HANDOVER) else None
+        cache.fence = cache.fence if topic.annotation(FENCE) else None
+        cache.handover = cache.handover if topic.annotation(HANDOVER) else None
         return cache
 
     def _forget(self, key: Key) -> None:
@@ -170,24 +161,24 @@ class TopicReconciler:
         """Plan, ask what the plan needs to know, and plan again until it needs nothing more."""
         done: set[Action] = set()
         for _ in range(ROUNDS_MAX):
-            document = self._context.store.get(key)
-            if document is None:
+            topic = self._context.store.topic(key)
+            if topic is None:
                 return Plan((), None)
-            facts = self._facts(key, document, cache)
+            facts = self._facts(topic, cache)
             plan = plan_topic(facts)
             asking = [each for each in plan.actions if has_answer(each) and each not in done]
             if not asking:
                 return replace(plan, actions=tuple(a for a in plan.actions if not has_answer(a)))
             for question in asking:
                 done.add(question)
-                await self._answered.perform(document, facts.standing.topic, cache, question)
+                await self._answered.perform(topic, facts.standing.topic, cache, question)
         raise RetryLater(f"not settled within {ROUNDS_MAX} rounds")
 
-    def _facts(self, key: Key, document: Json, cache: TopicCache) -> TopicFacts:
-        now = asyncio.get_running_loop().time()
-        seen = self._context.facts(document, cache, STATUS_FIELDS)
+    def _facts(self, topic: TopicObject, cache: TopicCache) -> TopicFacts:
+        key, now = topic.key, asyncio.get_running_loop().time()
+        seen = self._context.facts(topic, cache, STATUS_FIELDS)
         if seen["view"] is not None:
-            cache.epoch_seen = max(cache.epoch_seen, int(seen["view"].get("epoch", 0)))
+            cache.epoch_seen = max(cache.epoch_seen, seen["view"].epoch)
         facts = TopicFacts(
             **seen,
             stored=cache.stored,
@@ -206,9 +197,8 @@ class TopicReconciler:
             may_delete_pods=self._context.pod_deletion.covers(key.namespace),
         )
         fences = open_fences(facts)
-        holder = (facts.view or {}).get("holder") or {}
-        uids = {str(pod["podUID"]) for pod in fences}
-        leader_pod = _pod_of(document, holder)
+        uids = {pod.pod_uid for pod in fences}
+        leader_pod = _pod_of(topic, None if facts.view is None else facts.view.holder)
         if leader_pod is not None:
             uids.add(leader_pod.uid)
         self._depend(key, uids)
@@ -217,8 +207,8 @@ class TopicReconciler:
         facts = replace(
             facts,
             pods=self._pods(uids, cache, now),
-            fenced_for=self._fenced_for([identifier(pod) for pod in fences], cache, now),
-            **self._dependents(document, cache),
+            fenced_for=self._fenced_for([pod.identifier for pod in fences], cache, now),
+            **self._dependents(topic, cache),
         )
         is_ahead = leader.is_ahead(epoch_of(facts) or 0, facts.slices, facts.service)
         return replace(facts, ahead_seconds=cache.ahead_seconds(now, is_ahead=is_ahead))
@@ -248,24 +238,22 @@ class TopicReconciler:
         cache.attempts = {n: found for n, found in cache.attempts.items() if n in fences}
         return {name: now - since for name, since in cache.fenced_since.items()}
 
-    def _dependents(self, document: Json, cache: TopicCache) -> dict[str, Any]:
+    def _dependents(self, topic: TopicObject, cache: TopicCache) -> dict[str, Any]:
         """What is there of the leader's Service."""
-        wanted = spec_of(document).get("leaderService") or {}
-        name, namespace = wanted.get("name", ""), metadata(document)["namespace"]
+        wanted, namespace = topic.spec.leader_service, topic.key.namespace
+        name = "" if wanted is None else wanted.name
         # What else people make go with the topic, claims for example, is none of our business.
         owned = [
-            each
-            for each in self._context.store.owned_by(uid_of(document))
-            if each["kind"] in _KINDS
+            each for each in self._context.store.owned_by(topic.uid) if each.key.kind in _KINDS
         ]
         service = self._context.store.get(Key(SERVICE.kind, namespace, name)) if name else None
         slices = tuple(
             each
             for each in owned
-            if each["kind"] == SLICE.kind and labels_of(each).get(leader.SERVICE_NAME_LABEL) == name
+            if each.key.kind == SLICE.kind and each.labels.get(leader.SERVICE_NAME_LABEL) == name
         )
-        kept = {key_of(each) for each in slices} | {Key(SERVICE.kind, namespace, name)}
-        left_over = tuple(each for each in owned if key_of(each) not in kept)
+        kept = {each.key for each in slices} | {Key(SERVICE.kind, namespace, name)}
+        left_over = tuple(each for each in owned if each.key not in kept)
         now = asyncio.get_running_loop().time()
         obstacles = cache.present_obstacles(now)
         taken = [name for name, each in obstacles.items() if each.is_foreign]
@@ -281,40 +269,37 @@ class TopicReconciler:
 
     async def _carry_out(
         self,
-        key: Key,
-        document: Json,
+        topic: TopicObject,
         cache: TopicCache,
         plan: Plan,
         later: RetryLater | None,
     ) -> float | None:
         """Write what is to be written, then say what happened. Raises RetryLater, also ``later``."""
-        told = [action for action in plan.actions if isinstance(action, EmitEvent)]
         after = [
             action.after_seconds for action in plan.actions if isinstance(action, RequeueAfter)
         ]
         if plan.status is None:
             cache.drift = plan.drift
         else:
-            await status.write(
-                self._context.kube, self._context.store, TOPIC, document, plan.status
-            )
-            self._count(document, plan)
-            document = self._context.store.get(key) or document
-            cache.drift, cache.editor = (), status_editor(document, STATUS_FIELDS)
-            cache.fenced_pods = tuple(plan.status.get("fencedPods") or ())
+            await status.write(self._context.kube, self._context.store, TOPIC, topic, plan.status)
+            self._count(topic, plan)
+            topic = self._context.store.topic(topic.key) or topic
+            cache.drift, cache.editor = (), topic.status_editor(STATUS_FIELDS)
+            cache.fenced_pods = parse_topic_status(plan.status).fenced_pods
         cache.fence, cache.handover = _old(cache.fence), _old(cache.handover)
         for action in plan.actions:
             if isinstance(action, SetFinalizers):
-                await self._set_finalizers(document, action)
-        for each in told:
-            self._context.recorder.emit(document, each)
+                await self._set_finalizers(topic, action)
+        for action in plan.actions:
+            if isinstance(action, EmitEvent):
+                self._context.recorder.emit(topic, action)
         if cache.stored is not None and not cache.stored.is_known:
             cache.stored = None
             after.append(UNKNOWN_SECONDS)
-        elif cache.stored is not None and cache.stored.is_undivided and wants_partitions(document):
+        elif cache.stored is not None and cache.stored.is_undivided and topic.spec.partitions:
             cache.stored = None  # somebody may delete the topic
             after.append(REFUSED_SECONDS)
-        elif cache.stored is not None and _is_elsewhere(document, cache.stored):
+        elif cache.stored is not None and _is_elsewhere(topic, cache.stored):
             cache.stored = None  # an administrator may reassign it
             after.append(REFUSED_SECONDS)
         if later is not None:
@@ -324,7 +309,7 @@ class TopicReconciler:
         return min(after, default=None)
 
     async def _write_dependents(
-        self, document: Json, cache: TopicCache, plan: Plan
+        self, topic: TopicObject, cache: TopicCache, plan: Plan
     ) -> tuple[RetryLater | None, bool]:
         """Write and remove what belongs to a topic.
 
@@ -336,7 +321,7 @@ class TopicReconciler:
             if not isinstance(action, Apply | Remove):
                 continue
             try:
-                obstacle = await self._write_dependent(document, cache, action)
+                obstacle = await self._write_dependent(topic, cache, action)
             except RetryLater as error:
                 later = error
                 continue
@@ -347,37 +332,31 @@ class TopicReconciler:
                 return None, True
         return later, False
 
-    def _count(self, document: Json, plan: Plan) -> None:
-        """Metrics of what the new status says for the first time."""
-        before = status_of(document)
-        known = {identifier(pod): pod["outcome"] for pod in before.get("fencedPods") or ()}
-        shown = plan.status or {}
-        for pod in shown.get("fencedPods") or ():
-            name = identifier(pod)
-            if name not in known:
-                self._context.metrics.fenced.labels(pod["cause"]).inc()
-            if pod["outcome"] not in {"Pending", known.get(name)}:
-                self._context.metrics.removed.labels(pod["outcome"]).inc()
-        former = int(before.get("epoch") or 0)
-        for transition in shown.get("transitions") or ():
-            if (
-                former
-                and transition["epoch"] > former
-                and transition.get("leaderlessMs") is not None
-            ):
-                self._context.metrics.failover.observe(transition["leaderlessMs"] / 1000)
-        for each in plan.drift:
-            self._context.metrics.drift.labels(each.partition("/")[0].partition(",")[0]).inc()
-        self._context.metrics.topic(document | {"status": shown})
+    def _count(self, topic: TopicObject, plan: Plan) -> None:
+        """Count the changes between the former status and the new one."""
+        before, shown = topic.status, parse_topic_status(plan.status or {})
+        known = {pod.identifier: pod.outcome for pod in before.fenced_pods}
+        for pod in shown.fenced_pods:
+            if pod.identifier not in known:
+                self._context.metrics.fenced.labels(pod.cause).inc()
+            if pod.outcome not in {"Pending", known.get(pod.identifier)}:
+                self._context.metrics.removed.labels(pod.outcome).inc()
+        former = before.epoch or 0
+        for each in shown.transitions:
+            if former and each.epoch > former and each.leaderless_ms is not None:
+                self._context.metrics.failover.observe(each.leaderless_ms / 1000)
+        for drift in plan.drift:
+            self._context.metrics.drift.labels(drift.partition("/")[0].partition(",")[0]).inc()
+        self._context.metrics.topic(topic.key, shown)
 
     async def _write_dependent(
-        self, document: Json, cache: TopicCache, action: Apply | Remove
+        self, topic: TopicObject, cache: TopicCache, action: Apply | Remove
     ) -> Obstacle | None:
         """Write or remove one object; what is in the way. Raises RetryLater for what passes soon."""
         now = asyncio.get_running_loop().time
         try:
             if isinstance(action, Apply):
-                is_free = await self._apply(document, cache, action)
+                is_free = await self._apply(topic, cache, action)
                 return None if is_free else Obstacle("", now() + REFUSED_SECONDS, is_foreign=True)
             key = action.key
             kind = _KINDS[key.kind]
@@ -388,38 +367,38 @@ class TopicReconciler:
             return Obstacle(str(refused), now() + REFUSED_SECONDS)
         return None
 
-    async def _apply(self, document: Json, cache: TopicCache, action: Apply) -> bool:
+    async def _apply(self, topic: TopicObject, cache: TopicCache, action: Apply) -> bool:
         """Write an object; False when the name belongs to somebody else."""
         wanted = action.document
         key = key_of(wanted)
         if self._context.store.get(key) is None:
             there = await api_answer(self._context.kube.get(action.kind, key.namespace, key.name))
-            if there is not None and not is_owned_by(there, uid_of(document)):
+            if there is not None and not parse(there).is_owned_by(topic.uid):
                 return False
         written = await api_answer(enforce(self._context.kube, action.kind, wanted, action.version))
         cache.obstacles.pop(named(key), None)
         cache.written[named(key)] = digest(wanted)
-        self._context.store.put(taken_in(written))
+        self._context.store.put(written)
         return True
 
-    async def _set_finalizers(self, document: Json, action: SetFinalizers) -> None:
+    async def _set_finalizers(self, topic: TopicObject, action: SetFinalizers) -> None:
         written = await api_answer(
-            self._context.kube.set_finalizers(TOPIC, document, action.finalizers)
+            self._context.kube.set_finalizers(TOPIC, topic.document, action.finalizers)
         )
-        if not metadata(written).get("deletionTimestamp"):
-            self._context.store.put(taken_in(written))
+        if not parse(written).is_going:
+            self._context.store.put(written)
 
 
-def _is_elsewhere(document: Json, stored: StoredTopic) -> bool:
+def _is_elsewhere(topic: TopicObject, stored: StoredTopic) -> bool:
     """Whether another namespace declared the topic before."""
-    return stored.declared_by not in {"", metadata(document)["namespace"]}
+    return stored.declared_by not in {"", topic.key.namespace}
 
 
-def _pod_of(document: Json, holder: Json) -> Pod | None:
+def _pod_of(topic: TopicObject, holder: ProducerView | None) -> Pod | None:
     """The pod that the leader's Service leads to; None when there is no Service, or no pod."""
-    if not (spec_of(document).get("leaderService") and holder.get("pod") and holder.get("podUID")):
+    if topic.spec.leader_service is None or holder is None or not holder.has_pod:
         return None
-    return Pod(metadata(document)["namespace"], str(holder["pod"]), str(holder["podUID"]))
+    return Pod(topic.key.namespace, holder.pod, holder.pod_uid)
 
 
 def _old(answer: OrderResult | None) -> OrderResult | None:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Final
 
 from onewriter_core.errors import ConfigurationError, Unavailable
-from onewriter_operator.documents import Json, Kind
+from onewriter_operator.kinds import Json, Kind
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
 APPLICATION: Final = Kind("spark.apache.org", "v1", "SparkApplication", "sparkapplications")

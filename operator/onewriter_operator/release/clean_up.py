@@ -18,24 +18,18 @@ from typing import Final
 
 from onewriter_core.errors import Unavailable
 from onewriter_operator.configuration import Configuration
-from onewriter_operator.documents import (
+from onewriter_operator.installation import names
+from onewriter_operator.kinds import (
     CLAIM,
     FIELD_MANAGER,
     GROUP,
     SECRET,
     SLICE,
     TOPIC,
-    Json,
     Kind,
-    finalizers_of,
-    is_set,
-    key_of,
-    labels_of,
-    metadata,
-    uid_of,
 )
-from onewriter_operator.installation import names
 from onewriter_operator.kube import ApiRefused, Kube
+from onewriter_operator.objects import KubeObject, parse
 from onewriter_operator.plan.leader import SLICE_MANAGER_LABEL
 from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET
 
@@ -72,7 +66,7 @@ async def check_uninstalling(
     """
     operator = names.component(configuration, names.OPERATOR)
     deployment = await kube.get(DEPLOYMENT, configuration.namespace, operator)
-    if deployment is not None and is_set(deployment, UNINSTALL):
+    if deployment is not None and parse(deployment).is_set(UNINSTALL):
         return
     found = "no Secret of Helm exists for it"
     for revision in range(helm_revision, helm_revision + HELM_REVISIONS_READ):
@@ -80,7 +74,7 @@ async def check_uninstalling(
         secret = await kube.get(SECRET, configuration.namespace, name) if helm_release else None
         if secret is None:
             continue
-        status = labels_of(secret).get("status", "")
+        status = parse(secret).labels.get("status", "")
         if status == "uninstalling":
             return
         if status != "superseded":
@@ -93,7 +87,7 @@ async def check_uninstalling(
     )
 
 
-def without_ours(finalizers: list[str]) -> list[str]:
+def without_ours(finalizers: Iterable[str]) -> list[str]:
     """The finalizers that others set."""
     return [each for each in finalizers if not each.startswith(f"{GROUP}/")]
 
@@ -114,8 +108,8 @@ async def clean_up(
             # From here on nobody puts a finalizer back, nor a slice.
             await _stop(kube, configuration, DEPLOYMENT, names.OPERATOR, report)
             for kind in (TOPIC, CLAIM):
-                for document in await _all(kube, configuration, kind):
-                    await _release(kube, kind, document, report)
+                for each in await _all(kube, configuration, kind):
+                    await _release(kube, kind, each, report)
             await _delete_slices(kube, configuration, report)
             await _stop_brokers(kube, configuration, report)
     except TimeoutError as error:
@@ -124,25 +118,24 @@ async def clean_up(
 
 async def _all(
     kube: Kube, configuration: Configuration, kind: Kind, labels: str = ""
-) -> list[Json]:
+) -> list[KubeObject]:
     """All objects of a kind that the operator looks after; none where the kind is unknown."""
-    found: list[Json] = []
+    found: list[KubeObject] = []
     for namespace in configuration.operator.namespaces or ("",):
         try:
-            found += await kube.list(kind, namespace, labels)
+            found += map(parse, await kube.list(kind, namespace, labels))
         except ApiRefused as refused:
             if not refused.is_gone:
                 raise
     return found
 
 
-async def _delete(kube: Kube, kind: Kind, documents: Iterable[Json], report: Report) -> None:
+async def _delete(kube: Kube, kind: Kind, objects: Iterable[KubeObject], report: Report) -> None:
     """Delete these, as they were seen; what is another one by now stays."""
-    for document in documents:
-        about = metadata(document)
-        report(f"deleting {kind.kind} {key_of(document)}")
+    for each in objects:
+        report(f"deleting {kind.kind} {each.key}")
         try:
-            await kube.delete(kind, about["namespace"], about["name"], uid_of(document))
+            await kube.delete(kind, each.key.namespace, each.key.name, each.uid)
         except ApiRefused as refused:
             if not refused.is_gone and not refused.is_conflict:
                 raise
@@ -172,7 +165,7 @@ async def _stop(
     if found is None:
         return
     report(f"stopping {name}")
-    await kube.merge(kind, key_of(found), {"spec": {"replicas": 0}})
+    await kube.merge(kind, parse(found).key, {"spec": {"replicas": 0}})
     while found is not None and (
         found["spec"].get("replicas") or found.get("status", {}).get("replicas", 0)
     ):
@@ -189,25 +182,26 @@ async def _stop_brokers(kube: Kube, configuration: Configuration, report: Report
         report("some brokers do not stop: their epochs end with them")
 
 
-async def _release(kube: Kube, kind: Kind, document: Json, report: Report) -> None:
+async def _release(kube: Kube, kind: Kind, held: KubeObject, report: Report) -> None:
     """Take our finalizers off an object."""
-    about = metadata(document)
-    found: Json | None = document
+    key = held.key
+    found: KubeObject | None = held
     for attempt in range(ATTEMPTS_MAX):
         if found is None:
             return
-        kept = without_ours(finalizers_of(found))
-        if kept == finalizers_of(found):
+        kept = without_ours(found.finalizers)
+        if tuple(kept) == found.finalizers:
             return
-        report(f"releasing {kind.kind} {key_of(document)}")
+        report(f"releasing {kind.kind} {key}")
         try:
-            await kube.set_finalizers(kind, found, kept)
+            await kube.set_finalizers(kind, found.document, kept)
         except ApiRefused as refused:
             if refused.is_gone:
                 return
             if not refused.is_conflict or attempt == ATTEMPTS_MAX - 1:
                 raise
-            found = await kube.get(kind, about["namespace"], about["name"])
+            document = await kube.get(kind, key.namespace, key.name)
+            found = None if document is None else parse(document)
         else:
             return
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 from onewriter_core.api.common import API_VERSION
 from onewriter_core.errors import Unavailable
 from onewriter_operator.configuration import Configuration
-from onewriter_operator.documents import TOPIC, Json, Kind
 from onewriter_operator.installation import names
+from onewriter_operator.kinds import TOPIC, Json, Kind
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
 LOOK_SECONDS: Final = 1.0

@@ -213,8 +213,8 @@ class World:
         for partition in numbers or (WHOLE,):
             name = ORDERS if partition == WHOLE else ORDERS.with_partition(partition)
             logs[partition] = TopicLog(name, self.store)
-            logs[partition].state = await self.store.read_state(name)
-            logs[partition].exists = "ledger" in logs[partition].state
+            logs[partition]._state = await self.store.read_state(name)
+            logs[partition]._exists = "ledger" in logs[partition].state
         partitions = tuple(
             partition_of(number, log.state, may_resume=True, reserved_until=None)
             for number, log in logs.items()

@@ -160,7 +160,7 @@ def served_log(*ends: Position) -> TopicLog:
     async def unused() -> None: ...
 
     log = TopicLog(ORDERS, store=unused)  # type: ignore[arg-type]
-    log.ends = list(ends)
+    log._ends = list(ends)
     return log
 
 
@@ -183,14 +183,14 @@ def test_what_was_known_of_a_log_is_recalled_when_the_topic_is_served_again() ->
     topics = BrokenTopics(lambda: 0.0)
     ends = [Position(5, 7), Position(6, 2)]
     before = served_log(*ends)
-    before.state = {"ledger": "6", "cursor:sub": "{}"}
+    before._state = {"ledger": "6", "cursor:sub": "{}"}
     topics.found(ORDERS, BrokenKey("once"), [before])
     topics.found(ORDERS, BrokenKey("twice"))  # a load that failed again
     fresh, other = served_log(), served_log()
     topics.recall(ORDERS, fresh)
     assert (fresh.ends, fresh.committed, fresh.was_refused) == (ends, ends[-1], True)
     assert fresh.state == before.state
-    fresh.state = {"ledger": "6"}
+    fresh._state = {"ledger": "6"}
     topics.recall(ORDERS, fresh)
     assert fresh.state == {"ledger": "6"}  # what is there counts
     topics.recall(TopicName.parse("other"), other)

@@ -348,7 +348,7 @@ async def test_an_attempt_that_is_cut_off_leaves_a_whole_view(
         await compacting(story)
     store.faults = Faults()
     state = stored_in(server.primary).states[TOPIC]
-    story.log.state[COMPACTED] = state[COMPACTED]
+    story.log._state[COMPACTED] = state[COMPACTED]
     assert await kept(story) in ([("5-1", b"1"), ("5-2", b"1")], [("5-2", b"1"), ("5-3", b"2")])
     await compacting(story)
     assert await kept(story) == [("5-2", b"1"), ("5-3", b"2")]
@@ -369,8 +369,8 @@ async def test_a_log_that_rolls_meanwhile_is_compacted_all_the_same(story: Story
         nonlocal rolled
         if call == "compact_begin" and moment == "after" and not rolled:
             rolled = True
-            story.log.ledger -= 1  # the log's own fence is on its way
-            story.log.ledger += 1
+            story.log._ledger -= 1  # the log's own fence is on its way
+            story.log._ledger += 1
 
     store.faults = Faults(hook=roll)
     await compacting(story)
@@ -384,7 +384,7 @@ async def test_a_deposed_compactor_changes_nothing(server: FakeServer, story: St
     successor = await Story.begin(
         FakeLogStore(server.resolve, buckets=BUCKETS), owner="broker-b", version=2, ledger=5
     )
-    successor.log.exists = True
+    successor.log._exists = True
     await successor.fence(Purpose.GRANT, waiter("bob"))
     await successor.publish(message("a", b"2"))
     before = dict(stored_in(server.primary).states[TOPIC])

@@ -96,7 +96,7 @@ async def test_what_was_on_its_way_at_a_fence_is_not_trimmed_before_a_snapshot_h
         world.send(writer, 4)
         await gates.reached("append")
         before = log.ledger
-        log.ledger_bytes = 1  # it holds entries, as far as the appender knows
+        log._ledger_bytes = 1  # it holds entries, as far as the appender knows
         runner.roll_if_full(0, 0.0)
         gates.open("append")
         await until(lambda: log.ledger > before and log.is_writable and not writer.pending)

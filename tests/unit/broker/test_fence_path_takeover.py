@@ -97,7 +97,7 @@ async def test_what_a_departed_holder_left_is_not_appended_behind_the_end_of_its
         log = runner.logs[WHOLE]
         holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
         await until(lambda: told.ready)
-        log.is_writable = False  # the store refused a write a moment ago
+        log._is_writable = False  # the store refused a write a moment ago
         world.send(holder, 0)
         runner.gone(holder, Departure.CONNECTION_LOST)
         _, shared = world.ask(runner, AccessMode.SHARED)

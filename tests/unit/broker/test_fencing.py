@@ -161,8 +161,8 @@ class World:
 
     def broke(self) -> None:
         """What the runner does when the store failed over."""
-        self.log.is_writable = False
-        self.log.was_refused = True
+        self.log._is_writable = False
+        self.log._was_refused = True
 
     async def positions(self) -> list[str]:
         blocks = await self.store.read_blocks(TOPIC, EARLIEST, count=100)
@@ -283,7 +283,7 @@ async def test_a_marker_of_a_failed_attempt_hides_no_loss() -> None:
 async def test_undecided_blocks_that_are_there_are_confirmed() -> None:
     """A block that is there must not be appended again."""
     async with world() as broker:
-        broker.log.wanted_durability = Durability.REPLICATED  # nothing is ever durable enough
+        broker.log._wanted_durability = Durability.REPLICATED  # nothing is ever durable enough
         broker.server.add_replica("node-1")
         await broker.fence()
         broker.server.nodes["node-1"].holds_replication = True
@@ -292,7 +292,7 @@ async def test_undecided_blocks_that_are_there_are_confirmed() -> None:
             await asyncio.sleep(0)
         broker.server.renew_identity(broker.server.primary)
         broker.broke()
-        broker.log.wanted_durability = broker.log.durability = Durability.LOCAL
+        broker.log._wanted_durability = broker.log._durability = Durability.LOCAL
         assert await broker.fence(Purpose.REFENCE) is not None
         assert broker.client.stored_at == [Position(5, 1)]
         assert len([text for text in await broker.positions() if not text.endswith("-0")]) == 1

@@ -99,7 +99,7 @@ async def test_what_may_be_forgotten_is_told_to_nobody() -> None:
     """Whoever asks once more is told what was noted, once that is as durable as the topic promises."""
     async with serving() as world:
         log, is_durable = await first_of(world), False
-        log.durability = Durability.REPLICATED
+        log._durability = Durability.REPLICATED
 
         async def prove(*_: object) -> None:
             if not is_durable:

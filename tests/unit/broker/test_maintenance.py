@@ -68,8 +68,8 @@ def log_with_tail(name: str, blocks: int) -> TopicLog:
     log = TopicLog(TopicName.parse(name), FakeLogStore(server.resolve))
     for number in range(1, blocks + 1):
         block = Block(Position(1, number), [1000], bytes(1000), None, 0, b"")
-        log.tail.append(block)
-        log.tail_bytes += 1208
+        log._tail.append(block)
+        log._tail_bytes += 1208
     return log
 
 
@@ -89,7 +89,7 @@ class Rolled:
 
     def __init__(self, name: str, entries: int) -> None:
         self.log = log_with_tail(name, 1)
-        self.log.ledger_entries = entries
+        self.log._ledger_entries = entries
         self.asked: list[tuple[int, float]] = []
         self.runner = self
 
@@ -105,8 +105,8 @@ def test_only_topics_that_were_written_to_since_their_last_roll_are_looked_at() 
     idle, busy, rolled, closed = (Rolled(name, 5) for name in ("idle", "busy", "new", "old"))
     written = [busy.log, rolled.log, closed.log]
     looking = maintenance(idle, busy, rolled, closed, written=written)
-    rolled.log.ledger_entries = 0
-    closed.log.is_closed = True
+    rolled.log._ledger_entries = 0
+    closed.log._is_closed = True
     looking.roll()
     assert [len(topic.asked) for topic in (idle, busy, rolled, closed)] == [0, 1, 0, 0]
     assert busy.asked == [(64 * MEBIBYTE, 600)]

@@ -63,7 +63,7 @@ async def topic() -> AsyncIterator[Replicated]:
         replica = world.server.add_replica("node-1")
         runner = await world.load()
         log = runner.logs[WHOLE]
-        log.durability = log.wanted_durability = Durability.REPLICATED
+        log._durability = log._wanted_durability = Durability.REPLICATED
         yield Replicated(world, replica, runner)
 
 

@@ -199,7 +199,7 @@ async def test_under_another_binding_the_record_is_written_again() -> None:
         gates = Gates(world.store, "write_audit")
         asking = asyncio.get_running_loop().create_task(published(room, epoch, 2, by=BEARER))
         await gates.reached("write_audit")
-        log.binding = replace(kept, version=kept.version + 1)
+        log._binding = replace(kept, version=kept.version + 1)
         gates.open("write_audit")
         assert "changed hands" in str(await refused(asking))
         assert await room.entries() == 2, "of the first publish alone"

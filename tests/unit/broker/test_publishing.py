@@ -22,7 +22,7 @@ from tests.unit.broker.publishing_world import (
     whole,
 )
 
-from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.joint_append import JointAppend, Part
 from onewriter_broker.log.store.api import (
     OPEN_PUBLISH,
     VERSION_PREFIX,
@@ -51,7 +51,7 @@ async def test_readers_see_nothing_of_it_and_then_all_of_it() -> None:
     async with serving() as world:
         _, log = await log_of(world)
         seen: list[Position] = []
-        log.watchers.append(lambda: seen.append(log.committed))
+        log._watchers.append(lambda: seen.append(log.committed))
         publish = request(world, log, asked(12))
         assert await ended(publish) == Published(Position(1, 1), Position(1, 12))
         assert seen == [Position(1, 12)]
@@ -113,7 +113,7 @@ async def test_other_logs_are_written_between_its_calls() -> None:
         await until(lambda: producer.is_active)
         committed: list[TopicLog] = []
         for each in runner.logs.values():
-            each.watchers.append(partial(committed.append, each))
+            each._watchers.append(partial(committed.append, each))
         publish = request(world, log, asked(50))
         world.send(producer, 0)
         await ended(publish)
@@ -195,7 +195,7 @@ async def test_it_goes_on_behind_what_was_withdrawn() -> None:
         runner = await world.load(0, 1)
         one, other = runner.logs[0], runner.logs[1]
         far = Guard(GuardKind.FLOOR, "persistent://public/default/far", 4)
-        other.state[far.floor_field] = "9"
+        other._state[far.floor_field] = "9"
         assert other.binding is not None
         token = other.binding.token(other.ledger)
         fields = {far.floor_field: "9"}
@@ -204,7 +204,7 @@ async def test_it_goes_on_behind_what_was_withdrawn() -> None:
             Part(log, Send(1, 0), memoryview(entry("x", 0)), guard)
             for log, guard in ((one, None), (other, far))
         ]
-        together = Together(parts, lambda: True)
+        together = JointAppend(parts, lambda: True)
         publishes: list[Publish] = []
         Calls(
             world,
@@ -213,7 +213,7 @@ async def test_it_goes_on_behind_what_was_withdrawn() -> None:
             call="append_together",
         )
         with pytest.raises(Fenced):
-            await world.appender.together(together)
+            await world.appender.append_jointly(together)
         assert await ended(publishes[0]) == Published(Position(1, 1), Position(1, 3))
 
 

@@ -59,7 +59,7 @@ async def test_nothing_is_not_published() -> None:
 async def test_only_so_many_wait() -> None:
     async with serving() as world:
         _, log = await log_of(world)
-        log.is_writable = True
+        log._is_writable = True
         for version in range(atomic_publish.PUBLISHES_WAITING_MAX):
             log.publish(asked(1, version=version))
         with pytest.raises(Refused, match="wait already"):
@@ -69,18 +69,18 @@ async def test_only_so_many_wait() -> None:
 async def test_a_log_remembers_only_so_many_apps() -> None:
     async with serving() as world:
         _, log = await log_of(world)
-        log.state |= {
+        log._state |= {
             f"{VERSION_PREFIX}app-{number}": "1" for number in range(atomic_publish.APPS_MAX)
         }
         with pytest.raises(Refused, match="administrator"):
             log.publish(asked(1))
-        log.state[f"{VERSION_PREFIX}{APP}"] = "1"
+        log._state[f"{VERSION_PREFIX}{APP}"] = "1"
         log.publish(asked(1, version=2))
 
 
 async def test_a_log_that_is_not_open_takes_none() -> None:
     async with serving() as world:
         _, log = await log_of(world)
-        log.is_writable = False
+        log._is_writable = False
         with pytest.raises(Unavailable):
             log.publish(asked(1))

@@ -217,7 +217,7 @@ async def test_no_rows_are_published_under_the_right_epoch_only() -> None:
         assert await room.publish([], epoch=epoch) == Answer(is_duplicate=False)
         with pytest.raises(Fenced):
             await room.publish([], epoch=epoch + 1)
-        state = room.runner.logs[WHOLE].state
+        state = room.runner.logs[WHOLE]._state
         state |= {f"{VERSION_PREFIX}app-{number}": "1" for number in range(APPS_MAX)}
         with pytest.raises(Refused, match="under 500 names already"):
             await room.publish([], epoch=epoch)
@@ -228,7 +228,7 @@ async def test_a_terminated_topic_takes_no_more() -> None:
     async with serving() as world:
         room = await room_of(world)
         await room.led()
-        room.runner.logs[WHOLE].state[TERMINATED] = "0-0"
+        room.runner.logs[WHOLE]._state[TERMINATED] = "0-0"
         for parts in ([], await room.staged()):
             with pytest.raises(Refused, match="terminated"):
                 await room.publish(parts)

@@ -35,7 +35,7 @@ async def test_asked_again_behind_the_topics_end_it_does_not_deny_what_is_publis
         room = await room_of(world)
         parts = await room.staged()
         assert (await room.publish(parts)).where is not None
-        room.runner.logs[WHOLE].state[TERMINATED] = "0-0"
+        room.runner.logs[WHOLE]._state[TERMINATED] = "0-0"
         assert await room.publish(parts) == DUPLICATE
 
 
@@ -138,7 +138,7 @@ async def test_a_duplicate_is_as_durable_as_what_is_acknowledged(
         room = await room_of(world)
         parts = await room.staged()
         assert (await room.publish(parts)).where is not None
-        room.runner.logs[WHOLE].durability = Durability.REPLICATED
+        room.runner.logs[WHOLE]._durability = Durability.REPLICATED
 
         async def never(*_: object, **__: object) -> bool:
             return False  # the replicas are away
@@ -161,7 +161,7 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
         large = body(*[frame(bytes(200_000)) for _ in range(20)])
         parts = [await room.staging.keep(ORDERS, f"{APP}/1/0/1", large)]
         log = room.runner.logs[WHOLE]
-        log.durability = log.wanted_durability = Durability.REPLICATED
+        log._durability = log._wanted_durability = Durability.REPLICATED
         commit, are_back, failing = world.store.commit, asyncio.Event(), False
 
         async def committed(durability: Durability, *, replid: str = "") -> bool:

@@ -53,7 +53,7 @@ async def log_with(*entries: bytes, ledger: int = 5) -> TopicLog:
     (outcome,) = await store.append([Append(binding, TOPIC, binding.token(ledger), block)])
     assert outcome is Outcome.DONE
     log = TopicLog(TOPIC, store)
-    log.committed = block.last
+    log._committed = block.last
     return log
 
 
@@ -89,7 +89,7 @@ async def test_of_two_namesakes_the_later_ones_entries_count() -> None:
 
 async def test_what_is_older_than_all_that_is_remembered_is_stored_somewhere() -> None:
     log = await log_with(entry(7, 107), entry(8, 108))
-    log.state[TRIMMED] = str(Position(5, 1))
+    log._state[TRIMMED] = str(Position(5, 1))
     resends = await resends_from(log, None)
     assert resends.seen(send(3), memoryview(entry(3, 103))) == POSITION_UNKNOWN
     assert resends.seen(send(3), memoryview(entry(3, 903))) is Seen.NEW
@@ -97,8 +97,8 @@ async def test_what_is_older_than_all_that_is_remembered_is_stored_somewhere() -
 
 async def test_the_snapshot_of_an_earlier_epoch_says_nothing_of_a_later_one() -> None:
     log = await log_with(entry(0, 100, name="other"), ledger=9)
-    log.state[SNAPSHOT_FIELD] = json.dumps({"writer": [5, 100, 101]})
-    log.state[TRIMMED] = str(Position(9, 1))
+    log._state[SNAPSHOT_FIELD] = json.dumps({"writer": [5, 100, 101]})
+    log._state[TRIMMED] = str(Position(9, 1))
     later = await resends_from(log, 9)
     assert later.seen(send(0), memoryview(entry(0, 900))) is Seen.NEW
     same = await resends_from(log, 5)
@@ -130,7 +130,7 @@ def chunk(number: int, sequence_id: int = 7) -> bytes:
 async def test_a_tail_that_begins_within_a_message_does_not_say_that_all_of_it_is_stored() -> None:
     """A broker that dies in the middle of it leaves more of it than the next one looks through."""
     log = await log_with(chunk(4), chunk(5))
-    log.state[TRIMMED] = str(Position(5, 1))
+    log._state[TRIMMED] = str(Position(5, 1))
     resends = await resends_from(log, None)
     assert resends.seen(send(7), memoryview(chunk(3))) == POSITION_UNKNOWN
     assert resends.seen(send(7), memoryview(chunk(4))) == Position(5, 1)

@@ -148,7 +148,7 @@ async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_bac
     server: FakeServer,
 ) -> None:
     story = await written(server)
-    story.log.tail.clear()  # so that the store is read
+    story.log._tail.clear()  # so that the store is read
     before = stored(server)
     standing: list[Position] = []
 
@@ -215,7 +215,7 @@ async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_tim
     monkeypatch.setattr(retention_module, "SWEEP_BYTES_MAX", 1)
     monkeypatch.setattr(retention_module, "READ_BLOCKS_MAX", 4)
     story, retention, bound = await written(server), Retention(), Policy(max_entries=8)
-    story.log.tail.clear()  # as a broker that has just loaded the topic
+    story.log._tail.clear()  # as a broker that has just loaded the topic
     dropped = [await retention.sweep(story.log, bound, nobody, story.clock_ms) for _ in range(6)]
     assert dropped[0] == 0  # what is not measured yet is taken for nothing
     assert stored(server)[0] == "7-0"
@@ -232,7 +232,7 @@ async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: FakeServer)
         story.binding.bucket, replid, 2, story.binding.owner, story.binding.version + 1
     )
     await stamp_anew(story.store, story.binding)
-    story.log.tail.clear()
+    story.log._tail.clear()
     await story.fence(Purpose.REFENCE)
     for number in range(100, 103):
         await story.publish(entry("alice", 2 * number), entry("alice", 2 * number + 1))

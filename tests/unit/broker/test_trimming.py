@@ -115,7 +115,7 @@ async def test_what_the_slowest_durable_subscription_lacks_stays_and_it_is_named
 async def test_what_no_snapshot_of_the_deduplication_has_stays(
     server: FakeServer, story: Story
 ) -> None:
-    story.log.state[DEDUPLICATION_FIELD] = "6-3 {}"
+    story.log._state[DEDUPLICATION_FIELD] = "6-3 {}"
     done = await trim(story.log, readers(), Position(9, 0))
     assert done.cut.limited_by == Limit(Position(6, 4), "deduplication")
     assert stored(server)[0] == "6-4"
@@ -188,7 +188,7 @@ async def test_a_deposed_broker_trims_nothing_and_says_so(server: FakeServer, st
 
 def forgotten(story: Story) -> None:
     """As in a broker that has just begun to serve the log: it knows what is stored, no more."""
-    story.log.ends.clear()
+    story.log._ends.clear()
     story.log.forget_tail()
 
 
@@ -228,7 +228,7 @@ async def test_cuts_that_follow_each_other_over_a_marker_remember_the_last_entry
 async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(story: Story) -> None:
     await trim(story.log, readers(), Position(6, 0))
     forgotten(story)
-    story.log.state[TRIMMED] = "7-0"  # by a broker of an older version, or a deletion
+    story.log._state[TRIMMED] = "7-0"  # by a broker of an older version, or a deletion
     (end,) = noted_ends(story.log).values()
     assert lacks(story.log, Position(end.ledger, end.entry + 1), Position(7, 0))
 

@@ -113,7 +113,7 @@ async def test_what_retention_asked_for_is_known_where_it_is_not_asked_for_again
 
 async def test_a_reader_that_comes_while_a_call_is_under_way_is_told(story: Story) -> None:
     seen: list[bool] = []
-    story.log.ends.clear()
+    story.log._ends.clear()
 
     async def look(call: str, when: Moment) -> None:
         if call == "trim":
@@ -197,7 +197,7 @@ async def test_behind_a_change_of_hands_nothing_goes(server: FakeServer, story: 
 
     async def take(call: str, when: Moment) -> None:
         if (call, when) == ("read_blocks", "after"):
-            story.log.state["epoch"] = "99"
+            story.log._state["epoch"] = "99"
 
     hook(story, take)
     with pytest.raises(Unavailable, match="changed hands"):

@@ -48,6 +48,6 @@ def _planned(name: str) -> Json:
                 facts: Any = facts_of(each)
                 status = plan_of(facts).status
                 assert status is not None, f"{name}: no status is written"
-                found: Json = {**facts.document, "status": status}
+                found: Json = {**facts.declared.document, "status": status}
                 return found
     raise KeyError(name)

@@ -9,7 +9,8 @@ import pytest
 
 from onewriter_core.api.desired import read_desired
 from onewriter_operator.declarations import Declarations, Desired
-from onewriter_operator.documents import Key
+from onewriter_operator.kinds import Key
+from onewriter_operator.objects import parse_topic
 from onewriter_operator.store import Store
 
 Json = dict[str, Any]
@@ -202,9 +203,9 @@ def test_a_paused_topic_keeps_its_spec_until_it_goes_on(switch: str) -> None:
     world = World(topic("orders", partitions=2))
     world.put(topic("orders", generation=2, partitions=3, annotations={switch: "true"}))
     assert world.passed_on()["orders"]["partitions"] == 2
-    document = world.store.get(Key("ExclusiveTopic", "shop", "orders"))
-    assert document is not None
-    assert world.declarations.is_held_back(document)
+    found = world.store.topic(Key("ExclusiveTopic", "shop", "orders"))
+    assert found is not None
+    assert world.declarations.is_held_back(found)
     world.put(topic("orders", generation=2, partitions=3))
     assert world.passed_on()["orders"]["partitions"] == 3
 
@@ -229,7 +230,7 @@ def test_a_new_topic_waits_until_it_was_looked_up() -> None:
     new = topic("orders") | {"status": {"observedGeneration": -1}}
     world = World(new)
     assert world.passed_on() == {}
-    world.declarations.admit(new)
+    world.declarations.admit(parse_topic(new))
     assert set(world.passed_on()) == {"orders"}
 
 
@@ -239,7 +240,7 @@ def test_after_a_start_what_was_there_is_asked_for_before_anything_is_told() -> 
     assert not world.declarations.awaits_answers()
     world.declarations.start()
     assert world.declarations.awaits_answers()
-    world.declarations.admit(topic("a"))
+    world.declarations.admit(parse_topic(topic("a")))
     world.put(topic("later") | new)
     assert world.declarations.awaits_answers()
     world.store.remove(topic("b"))

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_operator.documents import Json, Key
 from onewriter_operator.election import (
     Election,
     LeadershipLost,
@@ -20,6 +19,7 @@ from onewriter_operator.election import (
     judge,
     observe,
 )
+from onewriter_operator.kinds import Json, Key
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
 TIMING = Timing(15, 10, 2)

@@ -11,9 +11,10 @@ import pytest
 
 from onewriter_core.api.common import API_VERSION
 from onewriter_operator import events
-from onewriter_operator.documents import Key
 from onewriter_operator.events import Recorder
+from onewriter_operator.kinds import Key
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
+from onewriter_operator.objects import parse
 from onewriter_operator.plan.actions import EmitEvent, EventReason
 
 Json = dict[str, Any]
@@ -62,7 +63,7 @@ class World:
     def tell(
         self, reason: EventReason = "EpochAdvanced", note: str = "Epoch 3", **more: Any
     ) -> None:
-        self.recorder.emit(TOPIC, EmitEvent(reason, note, **more))
+        self.recorder.emit(parse(TOPIC), EmitEvent(reason, note, **more))
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from onewriter_operator.admission import (
     READY_WHEN_ANNOTATION,
     TOPIC_ANNOTATION,
 )
-from onewriter_operator.documents import FENCE, HANDOVER, PAUSED, RECONCILE_AT, UNMANAGED
+from onewriter_operator.kinds import FENCE, HANDOVER, PAUSED, RECONCILE_AT, UNMANAGED
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan.actions import EventReason
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onewriter_operator.documents import Key
+from onewriter_operator.kinds import Key
 from onewriter_operator.store import Store
 
 Json = dict[str, Any]
@@ -78,12 +78,12 @@ def test_claims_and_dependents_are_found() -> None:
     store.put(claim("b", "orders"))
     store.put(claim("a", "orders"))
     store.put(claim("c", "other"))
-    names = [each["metadata"]["name"] for each in store.claims_of(key("ExclusiveTopic", "orders"))]
+    names = [each.key.name for each in store.claims_of(key("ExclusiveTopic", "orders"))]
     assert names == ["a", "b"]
     owned = pod("p", 1)
     owned["metadata"]["ownerReferences"] = [{"uid": "t1"}]
     store.put(owned)
-    assert store.owned_by("t1") == [owned]
+    assert [each.key.name for each in store.owned_by("t1")] == ["p"]
     store.remove(owned)
     assert store.owned_by("t1") == []
 

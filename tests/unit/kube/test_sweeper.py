@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_operator.documents import TOPIC, Key, Kind
+from onewriter_operator.kinds import TOPIC, Key, Kind
 from onewriter_operator.kube import ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.store import Store
@@ -57,7 +57,7 @@ async def test_the_store_is_filled_however_long_it_takes() -> None:
     await sweeper.fill()
     found = store.get(KEY)
     assert found is not None
-    assert "managedFields" not in found["metadata"]
+    assert "managedFields" not in found.document["metadata"]
 
 
 async def test_what_went_before_the_watch_began_is_found_soon() -> None:

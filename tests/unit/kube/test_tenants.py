@@ -10,7 +10,7 @@ import pytest
 from onewriter_core.api.tenancy import Tenancy, read_exceptions, written_exceptions
 from onewriter_operator.configuration import OptIn, TenancyOptions
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.documents import Key
+from onewriter_operator.kinds import Key
 from onewriter_operator.store import Store
 
 Json = dict[str, Any]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from onewriter_operator import workqueue
-from onewriter_operator.documents import Key
+from onewriter_operator.kinds import Key
 from onewriter_operator.workqueue import GONE, RetryLater, WorkQueue
 
 pytestmark = pytest.mark.looptime

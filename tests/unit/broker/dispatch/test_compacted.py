@@ -76,7 +76,7 @@ async def test_the_view_comes_first_and_the_log_behind_it(
 async def test_what_was_trimmed_of_the_log_is_read_from_the_view(topic: World) -> None:
     await publish(topic, *(keyed(key) for key in "abcd"))
     await compacted(topic)
-    topic.log.given_up_before = Position(5, 4)  # retention is about to cut there
+    topic.log._given_up_before = Position(5, 4)  # retention is about to cut there
     socket = Socket()
     await topic.subscribe(socket, read_compacted=True)
     assert entries(socket.take()) == [1, 2, 3, 4]

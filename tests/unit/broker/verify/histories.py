@@ -218,9 +218,9 @@ class Story:
         for number, part in zip(numbers, parts, strict=True):
             topic_log = self.logs[number]
             topic_log.open(self.ledger, self.binding, 0.0)
-            topic_log.state.update(part.state)
+            topic_log._state.update(part.state)
             topic_log.marker_committed(Marker(Position(self.ledger, 0), part.marker))
-            topic_log.is_writable = True
+            topic_log._is_writable = True
             partition = self.partitions[number]
             tenure = dict(tenures)[number]
             if purpose is Purpose.GRANT and tenure is not None:

@@ -14,7 +14,7 @@ from onewriter_operator.brokers import delays, fleet
 from onewriter_operator.brokers.client import Credentials
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.documents import Key
+from onewriter_operator.kinds import Key
 from onewriter_operator.store import Store
 
 TOPIC = "persistent://shop/default/orders"

@@ -15,7 +15,8 @@ from tests.unit.kube.fake_broker import FakeBroker, status
 
 from onewriter_operator.brokers import client, fleet
 from onewriter_operator.brokers.client import BrokerUnreachable, Credentials
-from onewriter_operator.documents import Key
+from onewriter_operator.kinds import Key
+from onewriter_operator.objects import parse_topic
 from onewriter_operator.plan.facts import Applied
 
 
@@ -91,7 +92,7 @@ async def test_an_operator_that_starts_takes_nothing_from_brokers_before_it_has_
         await until(lambda: world.fleet.state().all_synced)
         await asyncio.sleep(0.2)
         assert broker.bodies == []
-        world.declarations.admit(new)
+        world.declarations.admit(parse_topic(new))
         world.declare()
         await until(lambda: len(broker.topics()) == 2)
         assert len(broker.bodies) == 1
@@ -163,7 +164,7 @@ async def test_what_a_broker_says_of_a_topic_it_does_not_serve_confirms_nothing(
         broker.serve(TOPIC, status(4))
         found = await world.fleet.confirm(TOPIC)
         assert found is not None
-        assert found["epoch"] == 4
+        assert found.epoch == 4
         broker.serve(TOPIC, status(4, served=False, waitingReason="the bucket has no owner"))
         with pytest.raises(BrokerUnreachable, match="no owner"):
             await world.fleet.confirm(TOPIC)

@@ -11,6 +11,7 @@ from tests.unit.kube.fake_broker import FakeBroker, contender, status
 
 from onewriter_operator.brokers import fleet
 from onewriter_operator.brokers.views import Views, claims_in
+from onewriter_operator.plan.view import parse_view
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +30,7 @@ async def test_what_brokers_serve_is_heard() -> None:
         await until(lambda: (TOPIC, {"primary"}) in world.heard.topics)
         view = world.fleet.view(TOPIC)
         assert view is not None
-        assert view.status["epoch"] == 2
+        assert view.status.epoch == 2
         broker.drop(TOPIC)
         await until(lambda: world.fleet.view(TOPIC) is None)
         assert not world.fleet.is_lost(TOPIC)
@@ -44,7 +45,7 @@ async def test_the_broker_with_the_later_ledger_counts() -> None:
         await until(lambda: world.fleet.view(TOPIC) is not None)
         view = world.fleet.view(TOPIC)
         assert view is not None
-        assert (view.broker, view.status["epoch"]) == ("broker-1", 8)
+        assert (view.broker, view.status.epoch) == ("broker-1", 8)
         frozen.serve(TOPIC, status(7, waiters=[contender("w2")]))
         await asyncio.sleep(0.1)
         view = world.fleet.view(TOPIC)
@@ -99,11 +100,11 @@ async def test_what_a_broker_no_longer_serves_after_a_break_is_dropped() -> None
 
 def test_views_remember_who_served_last() -> None:
     views = Views()
-    views.put("a", TOPIC, status(1), 0)
+    views.put("a", TOPIC, parse_view(status(1)), 0)
     assert views.server(TOPIC) == "a"
     views.drop("a", TOPIC, 1)
     assert views.server(TOPIC) == ""
-    views.put("b", TOPIC, status(2), 0)
+    views.put("b", TOPIC, parse_view(status(2)), 0)
     assert views.lose("b") == [TOPIC]
     assert views.server(TOPIC) == "b"
     assert views.best(TOPIC) is None
@@ -111,12 +112,12 @@ def test_views_remember_who_served_last() -> None:
 
 def test_views_know_since_when_a_topic_is_as_it_is() -> None:
     views = Views()
-    views.put("a", TOPIC, status(1, "Held"), 10)
-    views.put("a", TOPIC, status(1, "Held", waiters=[contender("w")]), 20)
+    views.put("a", TOPIC, parse_view(status(1, "Held")), 10)
+    views.put("a", TOPIC, parse_view(status(1, "Held", waiters=[contender("w")])), 20)
     found = views.best(TOPIC)
     assert found is not None
     assert found.since == 10
-    views.put("a", TOPIC, status(1, "ChangingHands"), 30)
+    views.put("a", TOPIC, parse_view(status(1, "ChangingHands")), 30)
     found = views.best(TOPIC)
     assert found is not None
     assert found.since == 30
@@ -124,13 +125,13 @@ def test_views_know_since_when_a_topic_is_as_it_is() -> None:
 
 def test_views_know_since_when_nobody_serves_a_topic() -> None:
     views = Views()
-    views.put("a", TOPIC, status(1), 0)
-    views.put("b", TOPIC, status(2), 1)
+    views.put("a", TOPIC, parse_view(status(1)), 0)
+    views.put("b", TOPIC, parse_view(status(2)), 1)
     views.drop("a", TOPIC, 2)
     assert views.gone_at(TOPIC) is None  # another one does
     views.keep_only("b", [], 3)
     assert views.gone_at(TOPIC) == 3
-    views.put("c", TOPIC, status(3), 4)
+    views.put("c", TOPIC, parse_view(status(3)), 4)
     assert views.gone_at(TOPIC) is None
 
 
@@ -138,12 +139,12 @@ def test_views_remember_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("onewriter_operator.brokers.views.TOPICS_REMEMBERED_MAX", 3)
     found = Views()
     for number in range(9):
-        found.put("a", f"t{number}", status(), 0)
+        found.put("a", f"t{number}", parse_view(status()), 0)
     found.lose("a")
     assert [found.server(f"t{number}") for number in (5, 6, 8)] == ["", "a", "a"]
 
 
 def test_claims_of_a_view() -> None:
     found = status(1, holders=[contender("a", "x")], waiters=[contender("b", "y"), contender("c")])
-    assert claims_in(found) == {"x", "y"}
+    assert claims_in(parse_view(found)) == {"x", "y"}
     assert claims_in(None) == set()

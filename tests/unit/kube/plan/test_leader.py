@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from onewriter_operator.objects import LeaderService, ServicePort, parse_topic
 from onewriter_operator.plan.facts import PodFacts
 from onewriter_operator.plan.leader import endpoints
+from onewriter_operator.plan.view import ProducerView
 
-TOPIC = {
-    "apiVersion": "onewriter.dev/v1alpha1",
-    "kind": "ExclusiveTopic",
-    "metadata": {"name": "orders", "namespace": "shop", "uid": "t"},
-}
-WANTED = {"name": "orders-leader", "ports": [{"port": 80}]}
-HOLDER = {"pod": "writer-0", "podUID": "p"}
+TOPIC = parse_topic(
+    {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "ExclusiveTopic",
+        "metadata": {"name": "orders", "namespace": "shop", "uid": "t"},
+    }
+)
+WANTED = LeaderService("orders-leader", (ServicePort(80, 80),))
+HOLDER = ProducerView("w1", pod="writer-0", pod_uid="p")
 
 
 @pytest.mark.parametrize(
@@ -28,7 +32,7 @@ HOLDER = {"pod": "writer-0", "podUID": "p"}
     ids=["a pod", "a pod that is gone", "a pod without an address", "an unknown pod", "no holder"],
 )
 def test_only_the_pod_of_the_holder_is_an_endpoint(
-    holder: dict[str, str] | None, pod: PodFacts | None, addresses: list[list[str]]
+    holder: ProducerView | None, pod: PodFacts | None, addresses: list[list[str]]
 ) -> None:
     found = endpoints(TOPIC, WANTED, 7, holder, pod)
     assert [each["addresses"] for each in found["endpoints"]] == addresses

@@ -13,13 +13,15 @@ from pydantic import TypeAdapter
 
 from onewriter_core.api.status import ExclusiveTopicStatus, FencedPod, ProducerClaimStatus
 from onewriter_operator.conditions import CLAIM_REASONS, TOPIC_REASONS
-from onewriter_operator.documents import SERVICE, SLICE
+from onewriter_operator.kinds import SERVICE, SLICE
+from onewriter_operator.objects import parse, parse_topic_status
 from onewriter_operator.plan import leader
 from onewriter_operator.plan.actions import Apply, EmitEvent, EventReason, RequeueAfter
 from onewriter_operator.plan.claim import plan_claim
 from onewriter_operator.plan.difference import difference, digest
 from onewriter_operator.plan.facts import ClaimFacts, PodFacts, TopicFacts
 from onewriter_operator.plan.topic import Plan, plan_topic
+from onewriter_operator.plan.view import TopicView, parse_view
 
 Json = dict[str, Any]
 
@@ -81,6 +83,10 @@ def with_status(document: Json, before: Json | None) -> Json:
     return document | {"status": before | {"conditions": conditions}}
 
 
+def parsed(view: Json | None) -> TopicView | None:
+    return None if view is None else parse_view(view)
+
+
 def completed(view: Any) -> Any:
     """A view with the fields that every one has."""
     if view is None:
@@ -113,22 +119,31 @@ def topic_facts(case: Json) -> TopicFacts:
         "applied": {"brokers": 1, "is_everywhere": True},
         "stored": {"exists": False},
         **given,
-        "document": document,
-        "view": view,
+        "declared": parse(document),
+        "view": parsed(view),
     }
+    for name in ("slices", "left_over"):
+        if name in facts:
+            facts[name] = tuple(map(parse, facts[name]))
+    if facts.get("service") is not None:
+        facts["service"] = parse(facts["service"])
+    if facts.get("fenced_before") is not None:
+        before = parse_topic_status({"fencedPods": facts["fenced_before"]})
+        facts["fenced_before"] = before.fenced_pods
     found = TypeAdapter(TopicFacts).validate_python(facts)
     return found if there is None else with_dependents(found, {} if there is True else there)
 
 
 def with_dependents(facts: TopicFacts, changed: Json) -> TopicFacts:
     """The leader's Service as this process wrote it, less what somebody changed since."""
-    wanted = facts.document["spec"]["leaderService"]
-    epoch = int((facts.view or {}).get("epoch", 0))
-    holder = (facts.view or {}).get("holder")
-    pod = facts.pods.get(holder["podUID"], PodFacts()) if holder else None
+    wanted = facts.declared.spec.leader_service
+    assert wanted is not None
+    epoch = 0 if facts.view is None else facts.view.epoch
+    holder = None if facts.view is None else facts.view.holder
+    pod = facts.pods.get(holder.pod_uid, PodFacts()) if holder else None
     objects = {
-        SERVICE.kind: leader.service(facts.document, wanted, epoch),
-        SLICE.kind: leader.endpoints(facts.document, wanted, epoch, holder, pod),
+        SERVICE.kind: leader.service(facts.declared, wanted, epoch),
+        SLICE.kind: leader.endpoints(facts.declared, wanted, epoch, holder, pod),
     }
     written = {f"{kind}/{each['metadata']['name']}": digest(each) for kind, each in objects.items()}
     there: dict[str, Json | None] = {}
@@ -136,10 +151,9 @@ def with_dependents(facts: TopicFacts, changed: Json) -> TopicFacts:
         stored = merged(each, {"metadata": {"resourceVersion": "7", "uid": kind}})
         change = changed.get(kind, {})
         there[kind] = None if change is None else merged(stored, change)
-    slices = [each for each in [there[SLICE.kind]] if each is not None]
-    return dataclasses.replace(
-        facts, service=there[SERVICE.kind], slices=tuple(slices), written=written
-    )
+    service, endpoints = (None if each is None else parse(each) for each in there.values())
+    slices = () if endpoints is None else (endpoints,)
+    return dataclasses.replace(facts, service=service, slices=slices, written=written)
 
 
 def claim_facts(case: Json) -> ClaimFacts:
@@ -151,6 +165,7 @@ def claim_facts(case: Json) -> ClaimFacts:
     }
     document = with_status(merged(base, given.pop("document", {})), case.get("before"))
     view = completed(given.pop("view", None))
+    topic = given.pop("topic", {})
     many = given.pop("many_waiters", 0)
     if many:
         waiters = [{"producerName": f"w{n}", "claim": "primary", "place": n} for n in range(many)]
@@ -159,10 +174,10 @@ def claim_facts(case: Json) -> ClaimFacts:
         "now": 1000.0,
         "standing": {"topic": TOPIC},
         "applied": {"brokers": 1, "is_everywhere": True},
-        "topic": DOCUMENT,
         **given,
-        "document": document,
-        "view": view,
+        "topic": None if topic is None else parse(merged(DOCUMENT, topic)),
+        "declared": parse(document),
+        "view": parsed(view),
     }
     return TypeAdapter(ClaimFacts).validate_python(facts)
 
@@ -291,7 +306,7 @@ def test_a_status_that_is_shown_is_planned_again_as_it_is() -> None:
             or facts.handover_answer
         ):
             continue
-        document = facts.document | {"status": first.status}
-        again = plan_topic(dataclasses.replace(facts, document=document, now=facts.now + 0.5))
+        declared = facts.declared.with_status(first.status)
+        again = plan_topic(dataclasses.replace(facts, declared=declared, now=facts.now + 0.5))
         assert (again.status or first.status) == first.status, case["name"]  # None: it stays
         assert not [each for each in again.actions if isinstance(each, EmitEvent)], case["name"]

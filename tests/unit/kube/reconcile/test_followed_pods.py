@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from onewriter_operator.documents import Key, Kind
+from onewriter_operator.kinds import Key, Kind
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.reconcile import followed_pods
 from onewriter_operator.reconcile.followed_pods import FollowedPods, Pod
@@ -27,7 +27,7 @@ def topic(number: int = 0) -> Key:
 
 def document(uid: str = "u0", *, is_going: bool = False) -> Json:
     going = {"deletionTimestamp": "2026-01-01T00:00:00Z"} if is_going else {}
-    return {"metadata": {"uid": uid} | going, "status": {"podIP": "10.0.0.1"}}
+    return {"metadata": {"name": "writer-0", "uid": uid} | going, "status": {"podIP": "10.0.0.1"}}
 
 
 class Server:

@@ -10,10 +10,11 @@ from typing import Any, cast
 import pytest
 from tests.unit.kube.installation_configurations import configured
 
-from onewriter_operator.documents import Key, Kind, key_of
 from onewriter_operator.events import Recorder
+from onewriter_operator.kinds import Key, Kind, key_of
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.objects import KubeObject
 from onewriter_operator.plan.actions import EmitEvent
 from onewriter_operator.reconcile.installation import (
     ROLLOUT_WAIT_SECONDS_MAX,
@@ -71,7 +72,7 @@ class Told:
     def __init__(self) -> None:
         self.said: list[EmitEvent] = []
 
-    def emit(self, about: Json, told: EmitEvent) -> None:
+    def emit(self, about: KubeObject, told: EmitEvent) -> None:
         self.said.append(told)
 
 

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from onewriter_operator.conditions import MESSAGE_LENGTH_MAX, no, written, yes
-from onewriter_operator.documents import (
+from onewriter_operator.kinds import (
     micro_timestamp,
     seconds_of,
-    status_editor,
-    taken_in,
     timestamp,
 )
+from onewriter_operator.objects import parse, parse_conditions
 from onewriter_operator.plan.difference import difference, digest
 from onewriter_operator.reconcile.status import is_shown, strays
 
@@ -79,8 +78,9 @@ def test_who_else_wrote_the_status_is_told_by_its_managed_fields() -> None:
     }
 
     def editor(*entries: Json) -> tuple[str, str]:
-        document = {"metadata": {"name": "a", "managedFields": list(entries)}}
-        return status_editor(taken_in(document), {"epoch", "holder"})
+        metadata = {"name": "a", "managedFields": list(entries)}
+        found = parse({"kind": "ExclusiveTopic", "metadata": metadata})
+        return found.status_editor({"epoch", "holder"})
 
     assert editor(ours, spec) == ("", "")
     assert editor(ours, extra) == ("", "")
@@ -88,16 +88,16 @@ def test_who_else_wrote_the_status_is_told_by_its_managed_fields() -> None:
 
 
 def test_a_condition_moves_with_its_status_only() -> None:
-    first = written([yes("Ready", "A", "x")], [], 1, 1000)
-    same = written([yes("Ready", "B", "y")], first, 2, 2000)
-    other = written([no("Ready", "B", "y")], same, 2, 3000)
+    first = written([yes("Ready", "A", "x")], {}, 1, 1000)
+    same = written([yes("Ready", "B", "y")], parse_conditions({"conditions": first}), 2, 2000)
+    other = written([no("Ready", "B", "y")], parse_conditions({"conditions": same}), 2, 3000)
     assert first[0]["lastTransitionTime"] == same[0]["lastTransitionTime"] == timestamp(1000)
     assert (same[0]["reason"], same[0]["observedGeneration"]) == ("B", 2)
     assert other[0]["lastTransitionTime"] == timestamp(3000)
 
 
 def test_messages_are_bounded() -> None:
-    (found,) = written([yes("Ready", "A", "x" * 5000)], [], 1, 0)
+    (found,) = written([yes("Ready", "A", "x" * 5000)], {}, 1, 0)
     assert len(found["message"]) == MESSAGE_LENGTH_MAX
 
 

@@ -12,13 +12,15 @@ from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.brokers.views import View
 from onewriter_operator.declarations import Declarations
-from onewriter_operator.documents import CLAIM, POD, SERVICE, SLICE, TOPIC, Key, Kind, key_of
 from onewriter_operator.events import Recorder
+from onewriter_operator.kinds import CLAIM, POD, SERVICE, SLICE, TOPIC, Key, Kind, key_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.objects import KubeObject
 from onewriter_operator.plan import fenced
 from onewriter_operator.plan.actions import EmitEvent
 from onewriter_operator.plan.facts import Applied, FleetState, StoredTopic
+from onewriter_operator.plan.view import TopicView, parse_view
 from onewriter_operator.reconcile import topics
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
@@ -94,7 +96,7 @@ class OneBroker:
         self.is_undivided = False
 
     def view(self, topic: str) -> View | None:
-        return None if self.status is None else View("broker-0", self.status, 0.0)
+        return None if self.status is None else View("broker-0", parse_view(self.status), 0.0)
 
     def applied(self, key: Key, piece: str) -> Applied:
         return Applied(1, is_everywhere=bool(piece))
@@ -117,10 +119,11 @@ class OneBroker:
     async def stored(self, topic: str) -> StoredTopic:
         return StoredTopic(exists=self.is_undivided, is_undivided=self.is_undivided)
 
-    async def confirm(self, topic: str) -> Json | None:
+    async def confirm(self, topic: str) -> TopicView | None:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.status if self.answer is None else self.answer
+        found = self.status if self.answer is None else self.answer
+        return None if found is None else parse_view(found)
 
     async def fence(self, topic: str, epoch: int) -> None:
         self.fences.append(epoch)
@@ -134,7 +137,7 @@ class Told:
     def __init__(self) -> None:
         self.said: list[EmitEvent] = []
 
-    def emit(self, about: Json, told: EmitEvent) -> None:
+    def emit(self, about: KubeObject, told: EmitEvent) -> None:
         self.said.append(told)
 
     def reasons(self) -> list[str]:

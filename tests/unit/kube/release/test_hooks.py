@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.kube.installation_configurations import EXTERNAL, configured
 
-from onewriter_operator.documents import Kind
 from onewriter_operator.installation import names, objects
+from onewriter_operator.kinds import Kind
 from onewriter_operator.release.clean_up import (
     NotBeingUninstalled,
     check_uninstalling,

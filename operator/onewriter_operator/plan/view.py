@@ -1,0 +1,159 @@
+"""A topic as its broker reports it (``GET /onewriter/v1/topics/...`` and the watch stream), parsed once.
+
+A broker of another release may report more fields or fewer: an unknown field is ignored, a missing one
+has its default, and a transition without epoch, cause or time is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onewriter_operator.objects import mapping, mappings, number, optional_number, text
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerView:
+    """A producer that holds, shares or waits for a topic, or did. ``place`` is its queue position."""
+
+    producer_name: str
+    claim: str = ""
+    pod: str = ""
+    pod_uid: str = ""
+    node: str = ""
+    address: str = ""
+    since: str = ""
+    epoch: int | None = None
+    place: int | None = None
+    priority: int = 0
+
+    @property
+    def has_pod(self) -> bool:
+        """Whether it authenticated as a pod."""
+        return bool(self.pod and self.pod_uid)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """One partition, or the topic itself (``partition`` None). ``holder`` is a producer's name."""
+
+    partition: int | None
+    epoch: int
+    ledger: int
+    holder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionView:
+    """One change of the holder."""
+
+    epoch: int
+    cause: str
+    at: str
+    kind: str = "grant"
+    leaderless_ms: int | None = None
+    holder: ProducerView | None = None
+    previous: ProducerView | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """A topic's state. ``declared_by`` None: the broker does not report it.
+
+    ``*_omitted``: how many producers the broker leaves out of its lists.
+    """
+
+    state: str = ""
+    epoch: int = 0
+    broker: str = ""
+    is_served: bool = True
+    waiting_reason: str = ""
+    durability: str = ""
+    is_undivided: bool = False
+    declared_by: str | None = None
+    holder: ProducerView | None = None
+    holders: tuple[ProducerView, ...] = ()
+    shared_producers: tuple[ProducerView, ...] = ()
+    waiters: tuple[ProducerView, ...] = ()
+    waiting: int = 0
+    holders_omitted: int = 0
+    waiters_omitted: int = 0
+    partitions: tuple[PartitionView, ...] = ()
+    transitions: tuple[TransitionView, ...] = ()
+
+    @property
+    def producers(self) -> tuple[ProducerView, ...]:
+        """The producers that hold, share or wait for the topic."""
+        return (*self.holders, *self.waiters, *self.shared_producers)
+
+    @property
+    def ledger(self) -> int:
+        """The highest ledger; it rises with every change of the holder."""
+        return max((each.ledger for each in self.partitions), default=0)
+
+
+def parse_view(status: object) -> TopicView:
+    """A topic's status as its broker sent it. Raises TypeError if it is not a JSON object."""
+    if not isinstance(status, dict):
+        raise TypeError(f"a topic's status must be a JSON object, not {type(status).__name__}")
+    return TopicView(
+        state=text(status.get("state")),
+        epoch=number(status.get("epoch")),
+        broker=text(status.get("broker")),
+        is_served=bool(status.get("served", True)),
+        waiting_reason=text(status.get("waitingReason")),
+        durability=text(status.get("durability")),
+        is_undivided=bool(status.get("undivided")),
+        declared_by=text(status["declaredBy"]) if "declaredBy" in status else None,
+        holder=_producer(status.get("holder")),
+        holders=_producers(status.get("holders")),
+        shared_producers=_producers(status.get("sharedProducers")),
+        waiters=_producers(status.get("waiters")),
+        waiting=number(status.get("waiting")),
+        holders_omitted=number(status.get("holdersOmitted")),
+        waiters_omitted=number(status.get("waitersOmitted")),
+        partitions=tuple(
+            PartitionView(
+                optional_number(each.get("partition")),
+                number(each.get("epoch")),
+                number(each.get("ledger")),
+                text(each.get("holder")),
+            )
+            for each in mappings(status.get("slots"))
+        ),
+        transitions=tuple(
+            TransitionView(
+                number(each.get("epoch")),
+                text(each.get("cause")),
+                text(each.get("at")),
+                text(each.get("kind")) or "grant",
+                optional_number(each.get("leaderlessMs")),
+                _producer(each.get("holder")),
+                _producer(each.get("previous")),
+            )
+            for each in mappings(status.get("transitions"))
+            if each.get("epoch") is not None and each.get("cause") and each.get("at")
+        ),
+    )
+
+
+def _producers(found: object) -> tuple[ProducerView, ...]:
+    return tuple(each for each in map(_producer, mappings(found)) if each is not None)
+
+
+def _producer(found: Any) -> ProducerView | None:
+    fields = mapping(found)
+    if not fields:
+        return None
+    return ProducerView(
+        producer_name=text(fields.get("producerName")),
+        claim=text(fields.get("claim")),
+        pod=text(fields.get("pod")),
+        pod_uid=text(fields.get("podUID")),
+        node=text(fields.get("node")),
+        address=text(fields.get("address")),
+        since=text(fields.get("since")),
+        epoch=optional_number(fields.get("epoch")),
+        place=optional_number(fields.get("place")),
+        priority=number(fields.get("priority")),
+    )
