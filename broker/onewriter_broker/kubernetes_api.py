@@ -27,19 +27,11 @@ from onewriter_core.errors import ConfigurationError, Unavailable
 ACCOUNT_DIRECTORY: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where every pod finds its token, the API server's CA, and the name of its namespace."""
 
-REQUEST_SECONDS: Final = 5.0
-"""One request, its connection included."""
-
-CONNECT_SECONDS: Final = 2.0
-
 FILES_SECONDS: Final = 10.0
 """Between two looks at the token's and the CA's file."""
 
 CONNECTIONS_MAX: Final = 16
 """Connections to the API server; requests beyond wait for one."""
-
-ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A longer answer is not read: an object has at most 1.5 MiB."""
 
 FILE_BYTES_MAX: Final = 1024 * 1024
 """Of the token's or the CA's file."""
@@ -54,6 +46,17 @@ _OVERLOADED: Final = frozenset({429, 503})
 _NOT_PERMITTED: Final = frozenset({401, 403})
 _UNAUTHORIZED: Final = 401
 _SERVER_ERRORS: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """Limits of one request to the API server."""
+
+    request_seconds: float = 5.0
+    """Duration of a request, including its connection."""
+    connect_seconds: float = 2.0
+    response_bytes_max: int = 4 * 1024 * 1024
+    """A longer response is not read. An object has at most 1.5 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +115,15 @@ def in_cluster(environment: Mapping[str, str], directory: Path = ACCOUNT_DIRECTO
 class KubernetesApi:
     """Asks one API server; ``close`` once at the end. ``now`` is a monotonic clock in seconds."""
 
-    def __init__(self, server: ApiServer, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        server: ApiServer,
+        *,
+        limits: ApiLimits = ApiLimits(),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.server = server
+        self._limits = limits
         self._now = now
         self._session: aiohttp.ClientSession | None = None
         self._token = ""
@@ -163,7 +173,7 @@ class KubernetesApi:
                 method, self.server.url + path, data=data, headers=headers, allow_redirects=False
             ) as response:
                 retry_after = response.headers.get("Retry-After", "")
-                answer = Answer(response.status, _document(await _content(response)))
+                answer = Answer(response.status, _document(await self._content(response)))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             raise Unavailable(f"the API server does not answer: {reason}") from error
@@ -182,7 +192,9 @@ class KubernetesApi:
                 raise Unavailable(f"{self.server.ca_file}: no CA certificate: {error}") from error
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, ssl=context),
-                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS, connect=CONNECT_SECONDS),
+                timeout=aiohttp.ClientTimeout(
+                    total=self._limits.request_seconds, connect=self._limits.connect_seconds
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
@@ -202,6 +214,15 @@ class KubernetesApi:
             if session is not None:
                 await session.close()
 
+    async def _content(self, response: aiohttp.ClientResponse) -> bytes:
+        """The body; empty when it is too long."""
+        content = bytearray()
+        async for chunk in response.content.iter_chunked(64 * 1024):
+            content += chunk
+            if len(content) > self._limits.response_bytes_max:
+                return b""
+        return bytes(content)
+
     def _token_changed(self) -> bool:
         """Whether the token's file holds another token by now."""
         before = self._token
@@ -216,16 +237,6 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise Unavailable(f"{file}: {error.strerror or error}") from error
     return content.decode("ascii", "replace").strip()
-
-
-async def _content(response: aiohttp.ClientResponse) -> bytes:
-    """The body; empty when it is too long."""
-    content = bytearray()
-    async for chunk in response.content.iter_chunked(64 * 1024):
-        content += chunk
-        if len(content) > ANSWER_BYTES_MAX:
-            return b""
-    return bytes(content)
 
 
 def _document(content: bytes) -> Mapping[str, Any]:

@@ -17,8 +17,8 @@ import structlog
 from onewriter_broker.log.store.api import Durability, LogStore, Observation
 from onewriter_core.errors import OnewriterError
 
-LOOK_SECONDS = 0.5
-"""Between two looks."""
+INTERVAL_SECONDS = 0.5
+"""Interval between two observations of the store."""
 
 FULL_ABOVE = 0.9
 """The store is nearly full when it uses more than this share of its memory limit,"""
@@ -56,7 +56,9 @@ class StoreWatch:
         now: Callable[[], float],
         brokers: Callable[[], int] = lambda: 1,
         looked: Callable[[Observation], None] = lambda _seen: None,
+        interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
+        self._interval_seconds = interval_seconds
         self.is_full = False
         self.seen: Observation | None = None
         """The last look; None before the first."""
@@ -81,7 +83,7 @@ class StoreWatch:
             except OnewriterError as error:
                 self._is_away = True
                 _log.debug("store.away", reason=str(error))
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._interval_seconds)
 
     def room_bytes(self, *, is_needed: bool) -> float:
         """As much a compaction may write, by the last look; without a limit: any amount.

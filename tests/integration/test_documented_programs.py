@@ -30,6 +30,9 @@ USERS_ENVIRONMENT = {
 }
 """A program's own brokers have their defaults, as at its users': it may wait until one is silent."""
 
+MANIFESTS = "\n---\n".join(path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml")))
+"""``make run`` applies them: a documented program must not need a right that it lacks there."""
+
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _BEGINS = re.compile(r"(import|from) ")
 
@@ -50,7 +53,7 @@ PAGES = sorted(page for page in EVERY_PAGE if programs(page))
 
 @pytest.fixture
 def brokers() -> Iterator[LocalBrokers]:
-    with forked_brokers() as running:
+    with forked_brokers(manifests=MANIFESTS) as running:
         yield running
 
 

@@ -26,6 +26,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import jwt
@@ -58,31 +59,30 @@ ANSWER_SECONDS: Final = 60.0
 REFUSAL_SECONDS: Final = 2.0
 """How long its refusal counts, so that a client which tries in a hurry asks us and not it."""
 
-ANSWERS_MAX: Final = 10_000
-"""Good answers remembered; of more, the one unused for the longest is forgotten."""
-
-REFUSALS_MAX: Final = 1_000
-"""Refusals remembered; of more, the oldest is forgotten."""
-
-REVIEWS_MAX: Final = 64
-"""Reviews under way at once; beyond them clients retry later."""
-
-REVIEWS_PER_ADDRESS_MAX: Final = 16
-"""The same for one address."""
-
-UNPROVED_MAX: Final = 32
-"""Of all reviews under way, those of tokens that no known key has signed."""
-
-UNPROVED_PER_ADDRESS_MAX: Final = 2
-"""The same for one address."""
-
-REFUSED_PER_ADDRESS_MAX: Final = 10
-"""Unproved tokens of one address that the API server refuses in ADDRESS_SECONDS; then no more are reviewed."""
-
 ADDRESS_SECONDS: Final = 60.0
+"""The period in which refusals of one address are counted."""
 
-ADDRESSES_MAX: Final = 10_000
-"""Addresses whose refusals are counted; of more, the oldest is forgotten."""
+
+@dataclass(frozen=True, slots=True)
+class ReviewLimits:
+    """Bounds of what the broker remembers about tokens, and of the reviews under way."""
+
+    answers_max: int = 10_000
+    """Accepted tokens that are remembered. The least recently used is dropped first."""
+    refusals_max: int = 1_000
+    """Refused tokens that are remembered. The oldest is dropped first."""
+    reviews_max: int = 64
+    """Reviews under way; beyond them, clients retry later."""
+    reviews_per_address_max: int = 16
+    unproved_max: int = 32
+    """Reviews under way of tokens that no known key has signed."""
+    unproved_per_address_max: int = 2
+    refused_per_address_max: int = 10
+    """Unproved tokens of one address that the API server refuses in ADDRESS_SECONDS; after that, the broker
+    sends it no more of them."""
+    addresses_max: int = 10_000
+    """Addresses whose refusals are counted. The oldest is dropped first."""
+
 
 RENEW_SECONDS: Final = 20.0
 """A session that was let in without the API server is asked for its token again after so long."""
@@ -158,8 +158,9 @@ class Reviews:
     A token is *proved* where a known key of the cluster has signed it; others may be made up.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], limits: ReviewLimits) -> None:
         self._now = now
+        self._limits = limits
         self._all: Counter[str] = Counter()
         self._unproved: Counter[str] = Counter()
         """Both by address."""
@@ -169,11 +170,18 @@ class Reviews:
     @contextmanager
     def begun(self, address: str, *, is_proved: bool) -> Iterator[None]:
         """Inside, a token of that address is reviewed. Raises Unavailable where it has to wait."""
-        if not is_proved and self._refusals_of(address) >= REFUSED_PER_ADDRESS_MAX:
+        if not is_proved and self._refusals_of(address) >= self._limits.refused_per_address_max:
             raise Unavailable("too many tokens from this address were refused; retry in a minute")
-        self._check(self._all, address, REVIEWS_MAX, REVIEWS_PER_ADDRESS_MAX)
+        self._check(
+            self._all, address, self._limits.reviews_max, self._limits.reviews_per_address_max
+        )
         if not is_proved:
-            self._check(self._unproved, address, UNPROVED_MAX, UNPROVED_PER_ADDRESS_MAX)
+            self._check(
+                self._unproved,
+                address,
+                self._limits.unproved_max,
+                self._limits.unproved_per_address_max,
+            )
         counters = [self._all] if is_proved else [self._all, self._unproved]
         for counter in counters:
             counter[address] += 1
@@ -202,9 +210,9 @@ class Reviews:
         until = self._now() + ADDRESS_SECONDS if count == 1 else self._refused[address][0]
         self._refused[address] = until, count
         self._refused.move_to_end(address)
-        while len(self._refused) > ADDRESSES_MAX:
+        while len(self._refused) > self._limits.addresses_max:
             self._refused.popitem(last=False)
-        if count == REFUSED_PER_ADDRESS_MAX:
+        if count == self._limits.refused_per_address_max:
             log.warning("token_review.address_limited", address=address)
 
 
@@ -222,6 +230,7 @@ class TokenReviewAuthenticator:
         audience: str,
         *,
         is_required: bool,
+        limits: ReviewLimits = ReviewLimits(),
         now: Callable[[], float] = time.monotonic,
         unix_seconds: Callable[[], float] = lambda: time.time_ns() / 1e9,
     ) -> None:
@@ -233,7 +242,8 @@ class TokenReviewAuthenticator:
         self._unix_seconds = unix_seconds
         self._answers: OrderedDict[bytes, tuple[float, Authenticated]] = OrderedDict()
         self._refusals: OrderedDict[bytes, tuple[float, Refused]] = OrderedDict()
-        self._reviews = Reviews(now)
+        self._limits = limits
+        self._reviews = Reviews(now, limits)
         self._asking: dict[bytes, asyncio.Future[Authenticated]] = {}
         self._is_away = False
 
@@ -312,7 +322,12 @@ class TokenReviewAuthenticator:
         try:
             proof = await self._review(token)
         except Refused as no:
-            _remember(self._refusals, digest, (self._now() + REFUSAL_SECONDS, no), REFUSALS_MAX)
+            _remember(
+                self._refusals,
+                digest,
+                (self._now() + REFUSAL_SECONDS, no),
+                self._limits.refusals_max,
+            )
             raise
         except Unavailable as error:
             if not self._is_away:
@@ -322,7 +337,9 @@ class TokenReviewAuthenticator:
         if self._is_away:
             log.info("token_review.back")
         self._is_away = False
-        _remember(self._answers, digest, (self._now() + ANSWER_SECONDS, proof), ANSWERS_MAX)
+        _remember(
+            self._answers, digest, (self._now() + ANSWER_SECONDS, proof), self._limits.answers_max
+        )
         return proof
 
     async def _review(self, token: bytes) -> Authenticated:

@@ -187,8 +187,13 @@ def seek_target(command: pb.CommandSeek) -> SeekTarget:
     if command.HasField("message_id"):
         return SeekToId(message_id_from_proto(command.message_id))
     if command.HasField("message_publish_time"):
-        return SeekToTime(command.message_publish_time)
+        return SeekToTime(max(0, _signed(command.message_publish_time)))
     raise Refused(ServerError.NOT_ALLOWED_ERROR, "a seek needs a message id or a publish time")
+
+
+def _signed(unsigned: int) -> int:
+    """The signed 64-bit number that a client sent in an unsigned field: Java's client has no unsigned numbers."""
+    return unsigned - 2**64 if unsigned >= 2**63 else unsigned
 
 
 def check_properties(properties: Mapping[str, str], bytes_max: int) -> None:

@@ -37,7 +37,7 @@ class Registry:
         self._part = Part(Quota.SUBSCRIPTIONS_PER_NAMESPACE, namespace)
         self._last: tuple[Position, MessageId, Position] | None = None
         self._restore()
-        context.log.watchers.append(self._advanced)
+        context.log.watch(self._advanced)
 
     @property
     def topic(self) -> TopicName:
@@ -216,7 +216,7 @@ class Registry:
         if not self._is_closed:
             self._context.quotas.give_back(*[self._part] * len(self._by_name))
         self._is_closed = True
-        self._context.log.watchers.remove(self._advanced)
+        self._context.log.unwatch(self._advanced)
         self._context.rounds.close()
         closed = 0
         for subscription in self:

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from onewriter_core.ids import TopicName
 
 WATCHERS_MAX: Final = 16
 """Watchers at once: an operator's replicas, and a few people."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchIntervals:
+    """How often a watch sends lines."""
+
+    gather_seconds: float = 0.1
+    """At most one line per topic in this time, with the latest state."""
+    poll_seconds: float = 1.0
+    """Polling interval for buckets that are served or wait."""
+    ping_seconds: float = 5.0
+    """Interval of the lines that only show that the broker is alive."""
+    write_seconds: float = 10.0
+    """A watcher that accepts nothing for this long is disconnected."""
 
 
 class Watcher:
@@ -41,7 +56,8 @@ class Watcher:
 class Watchers:
     """All watchers of one broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, intervals: WatchIntervals = WatchIntervals()) -> None:
+        self.intervals = intervals
         self._watchers: dict[Watcher, None] = {}
 
     @property

@@ -96,6 +96,9 @@ class EmbeddedSettings:
     program: str = ""
     append_sync: str = "always"
     memory_bytes_max: int = 0
+    restart_seconds: float = RESTART_SECONDS
+    steady_seconds: float = STEADY_SECONDS
+    orphan_seconds_max: float = ORPHAN_SECONDS_MAX
 
 
 def half_of_memory() -> int:
@@ -221,18 +224,19 @@ class EmbeddedServer:
         ``on_restart`` is called each time it answers again. Raises ConfigurationError when its data
         are gone: an empty server must not take their place.
         """
-        delay = RESTART_SECONDS
+        settings = self._settings
+        delay = settings.restart_seconds
         while self._process is not None:
             started_at = _now()
             code = await self._process.wait()
             if self._is_stopping:
                 return
             _log.error("embedded.ended", code=code, log=str(self._log_path))
-            if _now() - started_at >= STEADY_SECONDS:
+            if _now() - started_at >= settings.steady_seconds:
                 delay = 0.0
             while True:
                 await asyncio.sleep(delay)
-                delay = min(max(2 * delay, RESTART_SECONDS), RESTART_SECONDS_MAX)
+                delay = min(max(2 * delay, settings.restart_seconds), RESTART_SECONDS_MAX)
                 try:
                     await self._launch()
                 except Unavailable as error:
@@ -258,7 +262,7 @@ class EmbeddedServer:
 
     async def _lock_directory(self) -> None:
         """Take the lock; a dead predecessor's server that is still stopping holds it for a while."""
-        give_up_at = _now() + ORPHAN_SECONDS_MAX
+        give_up_at = _now() + self._settings.orphan_seconds_max
         while True:
             try:
                 self._lock.acquire()

@@ -55,13 +55,6 @@ LOOK_SECONDS = 0.1
 HELD_UP_SECONDS = 0.5
 """A longer gap between two looks means that the supervisor itself was held up."""
 
-RESTART_SECONDS = 0.1
-RESTART_SECONDS_MAX = 10.0
-"""Between restarts of a child that keeps ending: doubling from the first to the second."""
-
-STEADY_SECONDS = 30.0
-"""A child that ran for so long is restarted without delay."""
-
 REFUSED_CODE = 2
 """A child that ends with it says that its settings or its store are wrong, or its port in use."""
 
@@ -71,6 +64,16 @@ STOP_SECONDS = 10.0
 _BEATS_READ_MAX = 4096
 
 _log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RestartDelays:
+    """Delays before restarts of a child that keeps ending: they double from ``first`` to ``longest``."""
+
+    first_seconds: float = 0.1
+    longest_seconds: float = 10.0
+    steady_seconds: float = 30.0
+    """A child that ran for this long is restarted without delay."""
 
 
 class Heartbeat:
@@ -208,6 +211,7 @@ class Supervisor:
         server: EmbeddedServer | None = None,
         frozen_seconds: float = FROZEN_SECONDS,
         stuck_seconds: float = STUCK_SECONDS,
+        delays: RestartDelays = RestartDelays(),
         on_event: Callable[[str, ChildEvent, int], None] = lambda _name, _event, _pid: None,
     ) -> None:
         self._lock = DirectoryLock(data_directory, what="onewriter")
@@ -215,6 +219,7 @@ class Supervisor:
         self._server = server
         self._frozen_seconds = frozen_seconds
         self._stuck_seconds = stuck_seconds
+        self._delays = delays
         self._on_event = on_event
         self._to_hang_up: set[str] = set()
         self._has_terminal = False
@@ -286,7 +291,8 @@ class Supervisor:
     async def _keep(self, child: ChildSpec) -> None:
         """Run one child, again and again; cancelled: stop it cleanly."""
         loop = asyncio.get_running_loop()
-        delay = RESTART_SECONDS
+        delays = self._delays
+        delay = delays.first_seconds
         is_first = True
         while True:
             started_at = loop.time()
@@ -294,11 +300,11 @@ class Supervisor:
             if is_first and (not has_beaten or code == REFUSED_CODE):
                 raise ChildFailed(child.name, code)
             is_first = False
-            if loop.time() - started_at >= STEADY_SECONDS:
-                delay = RESTART_SECONDS
+            if loop.time() - started_at >= delays.steady_seconds:
+                delay = delays.first_seconds
             else:
                 await asyncio.sleep(delay)
-                delay = min(2 * delay, RESTART_SECONDS_MAX)
+                delay = min(2 * delay, delays.longest_seconds)
 
     async def _run_once(self, child: ChildSpec) -> tuple[int, bool]:
         """One process of a child, until it ends; its code, and whether it ever worked."""

@@ -34,9 +34,9 @@ from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.topic.loads import LeaderLoads
-from onewriter_broker.topic.tenures import audit_fields, marker_fields, state_fields
-from onewriter_broker.topic.transitions import Chronicles
+from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
+from onewriter_broker.topic.history.transitions import Chronicles
+from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.effects import Fence, Record
@@ -176,7 +176,7 @@ class Fencing:
             )
             if outcome is Outcome.LOST:
                 for topic_log in logs:
-                    topic_log.was_refused = True  # what is missing is counted behind the marker
+                    topic_log.expect_comparison()  # what is missing is counted behind the marker
             create = create or outcome is Outcome.LOST
             following = await self._next_ledger(binding, outcome, logs)
             if following is None:
@@ -215,12 +215,12 @@ class Fencing:
             for name, value in part.state.items():
                 if name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0)):
                     continue  # raised while the fence was under way
-                _keep(topic_log.state, name, value)
-            topic_log.state.pop(OPEN_PUBLISH, None)  # the fence dropped it
+                topic_log.note_state({name: _alike(value)})
+            topic_log.note_state({}, [OPEN_PUBLISH])  # the fence dropped it
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
             if changes_hands:  # whatever slipped in was sent by a writer whose turn ends here
                 topic_log.refuse_waiting()
-            topic_log.is_writable = True
+            topic_log.allow_writes()
             if topic_log.has_more:
                 self._shell.appender.gathered(topic_log)
         return True
@@ -288,11 +288,9 @@ class Fencing:
         if binding is None:
             return
         found = await topic_log.store.read_state(topic_log.name, replid=binding.replid)
-        for name in topic_log.state.keys() - found.keys():
-            del topic_log.state[name]
-        for name, value in found.items():
-            if topic_log.state.get(name) != value:
-                _keep(topic_log.state, name, value)
+        known = topic_log.state
+        changed = {name: _alike(value) for name, value in found.items() if known.get(name) != value}
+        topic_log.note_state(changed, known.keys() - found.keys())
 
     async def remember_end(self, topic_log: TopicLog) -> None:
         """Note what is before the first marker here: it counts as acknowledged.
@@ -311,7 +309,8 @@ class Fencing:
             replid=binding.replid,
         )
         ends = [block.last for block in blocks if isinstance(block, Block)]
-        topic_log.ends.extend(ends[:1])
+        for end in ends[:1]:
+            topic_log.note_end(end)
 
     async def record_use(self, ledger: int) -> None:
         """Have the anchor know that the bucket holds something, before anything is acknowledged.
@@ -363,7 +362,7 @@ class Fencing:
             return False
         if not self._counts(fence.binding) or topic_log.is_closed:
             return False
-        topic_log.was_refused = False
+        topic_log.tails_compared()
         for loss in losses(topic_log.name, topic_log.kept_ends, survived):
             self._report(loss)
         topic_log.forget_after(survived)
@@ -374,7 +373,7 @@ class Fencing:
             block = stored.get(pending.block.position)
             if block is not None and block.chain == pending.block.chain:
                 topic_log.block_committed(pending)
-            elif changes_hands or pending.together is not None or pending.publish is not None:
+            elif changes_hands or pending.joint_append is not None or pending.publish is not None:
                 topic_log.give_up(pending, is_definite=True)
             else:
                 absent.append(pending)
@@ -405,9 +404,9 @@ class Fencing:
         )
 
 
-def _keep(state: dict[str, str], name: str, value: str) -> None:
-    """Set one field of many logs' states, which are mostly alike; ``update`` makes room for twice as many."""
-    state[name] = sys.intern(value) if len(value) <= ALIKE_MAX else value
+def _alike(value: str) -> str:
+    """A value that the states of many logs share is stored in memory once."""
+    return sys.intern(value) if len(value) <= ALIKE_MAX else value
 
 
 def _may_return(partition: Partition) -> bool:

@@ -25,7 +25,9 @@ def fence(topic: str, if_epoch: int | None, reach: Reach, output: str) -> None:
     if output == "json":
         tables.as_json(answer)
     else:
-        click.echo(f"fenced: epoch {answer['oldEpoch']} ended, {answer['epoch']} is the next one")
+        click.echo(
+            f"fenced: epoch {answer['oldEpoch']} ended; the next holder gets one above {answer['epoch']}"
+        )
 
 
 @click.command()

@@ -15,18 +15,15 @@ from functools import partial
 from typing import TypeVar
 
 from onewriter_broker.log.store.api import Block, LogStore, StoredBlock, Unit
-from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.store.blocks import READ_BYTES, MalformedBlock
 from onewriter_broker.log.topic_log.log import last_position, stored_bytes
-from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.verify.audit import BucketAudit, check_audit
 from onewriter_broker.verify.compacted import check_compacted
 from onewriter_broker.verify.findings import Findings, Note, Violation
 from onewriter_broker.verify.logs import LogChecker, Stored
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName, bucket_of
-
-READ_BYTES = 1024 * 1024
-"""What one read of blocks aims at."""
 
 READ_BLOCKS_MAX = 256
 """Blocks that one read asks for at most."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.transitions import LEADERLESS_MS, READY
+from onewriter_broker.topic.history.transitions import LEADERLESS_MS, READY
 from onewriter_core.topic.model import Purpose
 
 READ_RECORDS: Final = 512
@@ -49,9 +49,17 @@ class Page:
     is_cut: bool
 
 
-async def newest(store: LogStore, bucket: int, topic: str, limit: int) -> Page:
-    """The last ``limit`` records. Raises Undecided."""
-    count = READ_RECORDS
+async def newest(
+    store: LogStore,
+    bucket: int,
+    topic: str,
+    limit: int,
+    *,
+    read_records: int = READ_RECORDS,
+    scanned_max: int = SCANNED_MAX,
+) -> Page:
+    """The last ``limit`` records of a topic. Raises Undecided."""
+    count = read_records
     while True:
         found = await store.read_audit(bucket, count=count, reverse=True)
         mine: list[dict[str, Any]] = []
@@ -61,11 +69,11 @@ async def newest(store: LogStore, bucket: int, topic: str, limit: int) -> Page:
             if _is_of(fields, topic):
                 _tell(mine, shown(record_id, fields))
         is_all = len(found) < count
-        if is_all or len(mine) >= limit or count >= SCANNED_MAX:
+        if is_all or len(mine) >= limit or count >= scanned_max:
             last = found[0][0] if found else None
             is_cut = not is_all or len(mine) > limit
             return Page(mine[-limit:], last, is_cut)
-        count = min(count * 4, SCANNED_MAX)
+        count = min(count * 4, scanned_max)
 
 
 async def following(store: LogStore, bucket: int, topic: str, after: str, limit: int) -> Page:

@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.http.routes import LISTED, Routes, on_installation
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, number
-from onewriter_broker.owning.records import Entry
+from onewriter_broker.resources.records import Entry
 from onewriter_core.authorization import Action, OwnedResource
 from onewriter_core.own.names import TOPIC_PREFIX, split_field
 
@@ -106,6 +107,6 @@ def _row(field: str, bucket: int, entry: Entry, now: float) -> dict[str, Any]:
             "podUID": owner.identity.pod_uid,
             "node": owner.identity.node,
         },
-        "since": entry.since_ms,
+        "since": iso(entry.since_ms) if entry.since_ms else None,
         "bucket": bucket,
     }

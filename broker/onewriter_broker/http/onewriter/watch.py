@@ -24,18 +24,6 @@ from onewriter_core.authorization import Action
 
 PATH: Final = "/onewriter/v1/watch"
 
-GATHER_SECONDS: Final = 0.1
-"""At most one line per topic in this time; the latest state counts."""
-
-LOOK_SECONDS: Final = 1.0
-"""How often is looked whether other buckets are served, or wait."""
-
-PING_SECONDS: Final = 5.0
-"""Between two lines that say no more than that the broker is there."""
-
-WRITE_SECONDS: Final = 10.0
-"""A watcher that takes nothing for so long is cut off."""
-
 TOPICS_PER_TICK: Final = 16
 """Topics told before others get a turn of the loop."""
 
@@ -79,6 +67,7 @@ class _Stream:
         expires_at: float | None,
     ) -> None:
         self._site = site
+        self._intervals = site.watchers.intervals
         self._watcher = watcher
         self._response = response
         self._expires_at = expires_at
@@ -95,18 +84,20 @@ class _Stream:
         await self._tell_buckets()
         synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
         await self._write([{"type": "SYNCED"} | synced])
-        ping_at = loop.time() + PING_SECONDS
+        ping_at = loop.time() + self._intervals.ping_seconds
         while not self._watcher.is_ended and not self._is_expired():
             if loop.time() >= ping_at:
                 await self._write([{"type": "PING"}])
-                ping_at = loop.time() + PING_SECONDS
+                ping_at = loop.time() + self._intervals.ping_seconds
             await self._tell_buckets()
             try:
-                async with asyncio.timeout_at(min(ping_at, loop.time() + LOOK_SECONDS)):
+                async with asyncio.timeout_at(
+                    min(ping_at, loop.time() + self._intervals.poll_seconds)
+                ):
                     await self._watcher.woken.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(self._intervals.gather_seconds)
             await self._tell_changes()
 
     async def _tell_changes(self) -> None:
@@ -142,7 +133,7 @@ class _Stream:
     async def _write(self, lines: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines if line)
         if text:
-            async with asyncio.timeout(WRITE_SECONDS):
+            async with asyncio.timeout(self._intervals.write_seconds):
                 await self._response.write(text.encode())
 
     def _is_expired(self) -> bool:

@@ -21,9 +21,10 @@ from onewriter_broker.http.pulsar.topics import (
 )
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site
+from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.entries import Entry, entries_of
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.termination import terminate
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.termination import terminate
 from onewriter_core.authorization import Action
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, Position
@@ -37,8 +38,6 @@ CONTENT_BYTES_MAX: Final = 16 * 1024 * 1024
 
 PEEKED_MAX: Final = 1_000
 """How many unacknowledged entries behind its cursor a subscription is looked through."""
-
-READ_BYTES: Final = 1024 * 1024
 
 INSTANT_MS_MAX: Final = 253_402_300_799_999
 """The last moment of the year 9999; what a client says beyond is no time, and shown as a number."""

@@ -12,7 +12,7 @@ from onewriter_broker.dispatch.cursor import Cursor
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.log.store.compacted import View
 from onewriter_broker.log.topic_log.termination import TERMINATED
-from onewriter_broker.topic.compaction import compact, drop_slot
+from onewriter_broker.topic.compaction.passes import compact, drop_slot
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -76,7 +76,7 @@ async def test_the_view_comes_first_and_the_log_behind_it(
 async def test_what_was_trimmed_of_the_log_is_read_from_the_view(topic: World) -> None:
     await publish(topic, *(keyed(key) for key in "abcd"))
     await compacted(topic)
-    topic.log.given_up_before = Position(5, 4)  # retention is about to cut there
+    topic.log._given_up_before = Position(5, 4)  # retention is about to cut there
     socket = Socket()
     await topic.subscribe(socket, read_compacted=True)
     assert entries(socket.take()) == [1, 2, 3, 4]

@@ -174,6 +174,13 @@ def test_a_seek_without_a_target_is_refused() -> None:
     ) == SeekToTime(5)
 
 
+@pytest.mark.parametrize("unsigned", [2**63, 2**64 - 1])
+def test_a_negative_time_is_before_every_message(unsigned: int) -> None:
+    """Java's client sends a signed number in the unsigned field."""
+    seek = pb.CommandSeek(consumer_id=1, request_id=1, message_publish_time=unsigned)
+    assert seek_target(seek) == SeekToTime(0)
+
+
 async def test_the_last_message_id() -> None:
     async with world() as w:
         handle = await w.subscribe(Socket(), from_earliest=False)
@@ -247,7 +254,7 @@ async def test_a_cursor_is_restored_and_crosses_ledgers() -> None:
 async def test_a_cursor_behind_the_logs_end_is_set_back_and_a_broken_one_begins_anew() -> None:
     async with world() as w:
         await w.publish(3)
-        w.log.state = {
+        w.log._state = {
             "cursor:ahead": '{"v":1,"m":"5-900","r":[[5,902,5,903]]}',
             "cursor:broken": "{",
             "cursor:of the future": '{"v":7,"m":"5-2","z":1}',
@@ -277,7 +284,7 @@ async def test_nobody_durable_begins_in_front_of_what_is_being_trimmed(how: str)
     async with world() as w:
         stored = await w.publish(10)
         await w.subscriptions.create("known", at=LATEST_ID)
-        w.log.given_up_before = Position(5, 4)
+        w.log._given_up_before = Position(5, 4)
         socket = Socket()
         match how:
             case "subscribe":
@@ -300,7 +307,7 @@ async def test_nobody_durable_begins_in_front_of_what_is_being_trimmed(how: str)
 async def test_a_reader_that_holds_nothing_sees_what_is_still_there() -> None:
     async with world() as w:
         stored = await w.publish(10)
-        w.log.given_up_before = Position(5, 4)
+        w.log._given_up_before = Position(5, 4)
         socket = Socket()
         await w.subscribe(socket, durable=False)
         await w.settle()

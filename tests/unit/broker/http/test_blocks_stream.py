@@ -147,7 +147,7 @@ async def test_what_is_trimmed_in_front_of_a_stream_ends_it(
     story.log.forget_tail()
     blocks = Range(story.log, Position(5, 3))
     del stored_in(server.primary).logs[TOPIC].blocks[:5]  # up to the marker of ledger 6
-    story.log.state[TRIMMED] = "6-1"
+    story.log._state[TRIMMED] = "6-1"
     sent, said = await last_frame(story, blocks)
     assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
 
@@ -158,7 +158,7 @@ async def test_a_stream_whose_whole_rest_is_trimmed_does_not_end_as_if_it_were_w
     story.log.forget_tail()
     blocks = Range(story.log, Position(5, 3), Position(5, 6))
     del stored_in(server.primary).logs[TOPIC].blocks[:5]
-    story.log.state[TRIMMED] = "6-1"
+    story.log._state[TRIMMED] = "6-1"
     sent, said = await last_frame(story, blocks)
     assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
 

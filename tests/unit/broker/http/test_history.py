@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.stamps import stamp_anew
 
 from onewriter_broker.http.onewriter import history
@@ -59,11 +58,9 @@ async def test_a_busy_neighbour_does_not_hide_a_quiet_topic() -> None:
     assert epochs(page) == [0]
 
 
-async def test_a_reading_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "SCANNED_MAX", 4)
-    monkeypatch.setattr(history, "READ_RECORDS", 2)
+async def test_a_reading_is_bounded_and_says_so() -> None:
     store = await stream(MINE, *([OTHER] * 10))
-    page = await newest(store, 0, MINE, 5)
+    page = await newest(store, 0, MINE, 5, read_records=2, scanned_max=4)
     assert (epochs(page), page.is_cut) == ([], True)
 
 
