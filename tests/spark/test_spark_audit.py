@@ -166,7 +166,7 @@ def test_partitions_are_chosen_by_their_topic_and_what_was_not_offloaded_is_said
     with pytest.raises(NotFound, match=f"the table has nothing of persistent://.*/{topic}:"):
         Audit(access, Selection(topics=(parted, topic)), tables).table(spark)
     for each in Audit(access, Selection(pattern="nobody's"), tables).run(spark, "both"):
-        assert each.notes == ["no topic matches: nothing was looked at"]
+        assert each.notes == ["no topic matches; nothing was audited"]
 
 
 def test_what_is_offloaded_while_a_table_is_audited_is_left_to_the_next_audit(
@@ -220,7 +220,7 @@ def test_a_table_that_lacks_a_file_or_has_one_twice_is_found_out(
     assert violated(report) == {"S5"}
     said = " ".join(finding.sentence for finding in report.findings)
     assert "500 messages of ledger" in said
-    assert "stand twice" in said
+    assert "are stored twice" in said
 
 
 @pytest.fixture

@@ -259,7 +259,7 @@ def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Violatio
             )
         return
     places = (_place(grant.record_id), _place(record.record_id))
-    holder = grant.subject if grant.producer else "nobody"
+    holder = grant.subject if grant.producer else "no producer"
     if record.holder != holder:
         yield Violation(
             "S15",

@@ -58,7 +58,7 @@ def test_a_fence_is_a_row_for_each_log() -> None:
         *(f"{LOG}-partition-1", False),
         None,
     )
-    assert (first["bucket"], first["slots"], first["changes_hands"]) == (3, 2, True)
+    assert (first["bucket"], first["partitions"], first["changes_hands"]) == (3, 2, True)
     assert (first["fence_kind"], first["incarnation"]) == ("grant", "i")
     assert records.table().schema == RECORDS
 
