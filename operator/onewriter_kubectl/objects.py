@@ -11,10 +11,6 @@ from onewriter_core.tables import text
 Json = dict[str, Any]
 Document = Mapping[str, Any]
 
-FENCE: Final = "onewriter.dev/fence"
-HANDOVER: Final = "onewriter.dev/handover"
-PAUSED: Final = "onewriter.dev/paused"
-UNMANAGED: Final = "onewriter.dev/unmanaged"
 
 TOPIC: Final = "exclusivetopics.onewriter.dev"
 CLAIM: Final = "producerclaims.onewriter.dev"

@@ -16,19 +16,11 @@ from typing import Final
 
 from onewriter_core.broker_http import topic_path
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
+from onewriter_core.kubernetes_names import FENCE, HANDOVER
 from onewriter_kubectl import reading
 from onewriter_kubectl.brokers import Brokers
 from onewriter_kubectl.kubectl import Json, Kubectl
-from onewriter_kubectl.objects import (
-    FENCE,
-    HANDOVER,
-    TOPIC,
-    epoch,
-    metadata,
-    name,
-    person,
-    status,
-)
+from onewriter_kubectl.objects import TOPIC, epoch, metadata, name, person, status
 from onewriter_kubectl.views import NOBODY
 
 LOOK_SECONDS: Final = 0.5

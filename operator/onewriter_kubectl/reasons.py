@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from onewriter_core.kubernetes_names import FENCE, HANDOVER, PAUSED, UNMANAGED
 from onewriter_core.tables import text
 from onewriter_kubectl.objects import (
-    FENCE,
-    HANDOVER,
-    PAUSED,
-    UNMANAGED,
     Document,
     age,
     annotation,
