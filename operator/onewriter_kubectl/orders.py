@@ -17,7 +17,7 @@ from typing import Final
 from onewriter_core.broker_http import topic_path
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.kubernetes_names import FENCE, HANDOVER
-from onewriter_kubectl import reading
+from onewriter_kubectl import lookups
 from onewriter_kubectl.brokers import Brokers
 from onewriter_kubectl.kubectl import Json, Kubectl
 from onewriter_kubectl.objects import TOPIC, epoch, metadata, name, person, status
@@ -28,7 +28,7 @@ LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OrderKind:
     """A kind of order: its annotation, the cause of the change of hands, the Event that tells."""
 
     verb: str
@@ -38,8 +38,8 @@ class Kind:
     event: str
 
 
-FENCING: Final = Kind("fence", "fenced", FENCE, "FencedByAdministrator", "FencedByOrder")
-HANDING_OVER: Final = Kind("handover", "handed over", HANDOVER, "Handover", "HandedOverByOrder")
+FENCING: Final = OrderKind("fence", "fenced", FENCE, "FencedByAdministrator", "FencedByOrder")
+HANDING_OVER: Final = OrderKind("handover", "handed over", HANDOVER, "Handover", "HandedOverByOrder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Order:
     ``mark`` tells it from the same order given before, and its answer from the answer to that.
     """
 
-    kind: Kind
+    kind: OrderKind
     topic: Json
     epoch: int
     to: str = ""
@@ -61,7 +61,7 @@ class Order:
         return f"{self.epoch}#{self.mark} {self.to}".strip()
 
 
-def judged(kind: Kind, topic: Json, if_epoch: int | None, to: str = "") -> Order:
+def judged(kind: OrderKind, topic: Json, if_epoch: int | None, to: str = "") -> Order:
     """The order for a topic as it was read.
 
     Raises Refused when there is nobody to depose, when the epoch is another one than ``if_epoch``,
@@ -132,11 +132,11 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
 
 def _outcome(kubectl: Kubectl, order: Order) -> str:
     """What came of it; empty while nobody knows. Raises Refused, and what kubectl raises."""
-    topic = reading.topic(kubectl, str(metadata(order.topic)["name"]))
+    topic = lookups.topic(kubectl, str(metadata(order.topic)["name"]))
     current = epoch(topic)
     if current is not None and current > order.epoch:
         return _ended(order, topic, current)
-    for event in reversed(reading.events(kubectl, topic)):
+    for event in reversed(lookups.events(kubectl, topic)):
         if _refuses(event, order):
             raise _refused(str(event["message"]))
     return ""
