@@ -1,7 +1,7 @@
 """``kubectl onewriter``: an executable that kubectl finds by its name.
 
-Exit codes are those of the ``onewriter`` command: 0 done, 1 a definite no, 2 wrong usage, 3 not
-known (ask again).
+Exit codes are those of the ``onewriter`` command: 0 done, 1 definitely not done, 2 wrong usage, 3
+unknown (repeat the command).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from onewriter_kubectl.report import Report
 PROGRAM: Final = "kubectl onewriter"
 
 ORDER_SECONDS: Final = 30.0
-"""How long the operator is given to carry out an order."""
+"""Time for the operator to execute an order."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -156,7 +156,7 @@ def why_command(topic: str, caller: Caller, *, live: bool) -> None:
 
 
 def _operator(caller: Caller, now: float) -> str | None:
-    """Why the operator does not lead; None where the caller cannot see that."""
+    """Why the operator does not lead; None if the caller cannot see that."""
     try:
         return operator_problem(caller.kubectl, caller.installation(), now)
     except OnewriterError:
@@ -344,7 +344,7 @@ def _one_namespace(*, everywhere: bool) -> None:
 
 
 def _pulsar_name(topic: Json) -> str:
-    """The Pulsar topic of an object. Raises Missing before an operator has looked at it."""
+    """The Pulsar topic of an object. Raises Missing if no operator has reconciled it yet."""
     found = status(topic).get("topic")
     if not found:
         raise Missing("no operator has looked at it yet: its status names no topic")

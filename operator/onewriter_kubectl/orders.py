@@ -1,8 +1,8 @@
-"""``fence`` and ``handover``: an order that names the epoch it is about, and what became of it.
+"""``fence`` and ``handover``: orders for one epoch, and their results.
 
 An order is an annotation of the ExclusiveTopic, so that the rights on that object decide who may give
-it; the operator carries it out, for that epoch and for no later one. Where no operator is, a broker
-can be told directly.
+it. The operator executes it for the named epoch and for no later one. Without an operator, the plugin
+can send the order to a broker directly.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from onewriter_kubectl.objects import TOPIC, epoch, metadata, name, person, stat
 from onewriter_kubectl.views import NOBODY
 
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at what became of an order."""
+"""Interval at which the result of an order is polled."""
 
 
 @dataclass(frozen=True, slots=True)
 class OrderKind:
-    """A kind of order: its annotation, the cause of the change of hands, the Event that tells."""
+    """A kind of order: its annotation, the cause of its transition, the reason of its Event."""
 
     verb: str
     done: str
@@ -39,14 +39,16 @@ class OrderKind:
 
 
 FENCING: Final = OrderKind("fence", "fenced", FENCE, "FencedByAdministrator", "FencedByOrder")
-HANDING_OVER: Final = OrderKind("handover", "handed over", HANDOVER, "Handover", "HandedOverByOrder")
+HANDING_OVER: Final = OrderKind(
+    "handover", "handed over", HANDOVER, "Handover", "HandedOverByOrder"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is ordered: end ``epoch`` of ``topic``. ``to``: whom a handover names, empty: the first.
+    """An order to end ``epoch`` of ``topic``. ``to``: the successor of a handover, empty for the first waiter.
 
-    ``mark`` tells it from the same order given before, and its answer from the answer to that.
+    ``mark`` distinguishes the order and its result from an earlier identical order.
     """
 
     kind: OrderKind
@@ -57,15 +59,15 @@ class Order:
 
     @property
     def text(self) -> str:
-        """The annotation's text."""
+        """The annotation's value."""
         return f"{self.epoch}#{self.mark} {self.to}".strip()
 
 
 def judged(kind: OrderKind, topic: Json, if_epoch: int | None, to: str = "") -> Order:
     """The order for a topic as it was read.
 
-    Raises Refused when there is nobody to depose, when the epoch is another one than ``if_epoch``,
-    or when nobody waits for a handover.
+    Raises Refused if the topic has no holder, if its epoch is not ``if_epoch``, or if no producer waits
+    for a handover.
     """
     found, current = status(topic), epoch(topic)
     if current is None or not found.get("holder"):
@@ -78,7 +80,7 @@ def judged(kind: OrderKind, topic: Json, if_epoch: int | None, to: str = "") -> 
 
 
 def question(order: Order) -> str:
-    """What a person is asked before it is done."""
+    """The question that asks for a confirmation."""
     found = status(order.topic)
     who = person(found["holder"])
     waiting = int(found.get("waiting") or 0)
@@ -92,10 +94,10 @@ def question(order: Order) -> str:
 
 
 def by_annotation(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
-    """Give the order to the operator and wait for what comes of it; a sentence.
+    """Give the order to the operator and wait for the result, a sentence.
 
-    Raises Refused when it was refused, Undecided when nothing is known after ``timeout_seconds``:
-    the annotation stays and is carried out as soon as an operator sees it.
+    Raises Refused if the order was refused, Undecided if there is no result after ``timeout_seconds``:
+    the annotation stays, and an operator executes it later.
     """
     about = metadata(order.topic)
     kubectl = kubectl.within(order.topic)
@@ -117,7 +119,9 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
     started = time.monotonic()
     while True:
         elapsed = time.monotonic() - started
-        with contextlib.suppress(Unavailable):  # it may have happened: look again
+        with contextlib.suppress(
+            Unavailable
+        ):  # the annotation may have been written: read it again
             done = _outcome(kubectl, order)
             if done:
                 return done
@@ -131,7 +135,7 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
 
 
 def _outcome(kubectl: Kubectl, order: Order) -> str:
-    """What came of it; empty while nobody knows. Raises Refused, and what kubectl raises."""
+    """The result; empty while unknown. Raises Refused, and the errors of kubectl."""
     topic = lookups.topic(kubectl, str(metadata(order.topic)["name"]))
     current = epoch(topic)
     if current is not None and current > order.epoch:
@@ -143,7 +147,7 @@ def _outcome(kubectl: Kubectl, order: Order) -> str:
 
 
 def _ended(order: Order, topic: Json, current: int) -> str:
-    """The epoch has ended. Raises Refused if not by this order."""
+    """The result if the epoch has ended. Raises Refused if not by this order."""
     later = [
         each
         for each in status(topic).get("transitions") or ()
@@ -157,7 +161,7 @@ def _ended(order: Order, topic: Json, current: int) -> str:
 
 
 def _refuses(event: Json, order: Order) -> bool:
-    """Whether an Event is the operator's definite no to this order."""
+    """Whether an Event is the operator's refusal of this order."""
     to = f" to {order.to}" if order.to else ""
     told = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation #{order.mark}):"
     return (
@@ -172,7 +176,7 @@ def _done(order: Order, current: int, writer: str) -> str:
 
 
 def _take_away(kubectl: Kubectl, order: Order) -> None:
-    """Take the annotation away, if it is still ours: it has done what it can."""
+    """Remove the annotation if it still contains this order."""
     path = f"/metadata/annotations/{order.kind.annotation.replace('/', '~1')}"
     patch = [
         {"op": "test", "path": path, "value": order.text},
@@ -186,11 +190,11 @@ def _take_away(kubectl: Kubectl, order: Order) -> None:
             changes=True,
         )
     except OnewriterError:
-        return  # somebody else has given another order; this one can do nothing any more
+        return  # another order has replaced this one
 
 
 def directly(brokers: Brokers, order: Order) -> str:
-    """Tell the broker that serves the topic. Raises Refused, Unavailable, Undecided."""
+    """Send the order to the broker that serves the topic. Raises Refused, Unavailable, Undecided."""
     topic = str(status(order.topic)["topic"])
     body: Json = {"ifEpoch": order.epoch}
     if order.to:
