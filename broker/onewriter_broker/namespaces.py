@@ -2,7 +2,7 @@
 
 They are configuration, which all brokers share through the store's settings hash and cache here. A change by
 another broker is visible after REFRESH_SECONDS at most. Policies are stored and returned; docs/http.md says
-which of them have an effect. Topics are not stored here, but in the catalog (topic/catalog.py).
+which of them have an effect. Topics are not stored here, but in the catalog (topic/registry/catalog.py).
 """
 
 from __future__ import annotations

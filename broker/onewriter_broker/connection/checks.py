@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onewriter_broker.dispatch.positions import last_message_id
-from onewriter_broker.topic.checking import Prove, standing_of
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.epoch_checks import Prove, standing_of
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import WHOLE

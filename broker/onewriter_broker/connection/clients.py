@@ -25,14 +25,14 @@ from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.connection.withdrawals import Reading, Withdrawals
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.store.api import LogStore
-from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
+from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_plain, over_tls
-from onewriter_broker.topic.detection import Detection
-from onewriter_broker.topic.schema_check import SchemaChecks
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.schemas.checks import SchemaChecks
 
 TICK_SECONDS = 0.25
 """Interval of the watch over the connections."""

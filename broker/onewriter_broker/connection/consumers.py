@@ -13,8 +13,8 @@ from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.topic_log.entries import Entry, EntryRun
-from onewriter_broker.owning.records import OwnerEnd
 from onewriter_broker.quotas.book import Held, Part, Quota, QuotaExceeded
+from onewriter_broker.resources.records import OwnerEnd
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, TopicName

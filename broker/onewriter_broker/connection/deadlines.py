@@ -6,8 +6,8 @@ Only topics that declare a deadline are checked. Usually that is none of thousan
 
 from __future__ import annotations
 
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.topic.model import Departure
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from onewriter_broker.log.store.api import Guard, GuardKind
 from onewriter_broker.log.topic_log.guards import has_room, no_room, reserve_floor
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.owning.ownerships import GuardStanding, Ownerships, standing_in
-from onewriter_broker.owning.records import decode as decode_record
-from onewriter_broker.topic.checking import Prove, raise_floor, standing_of
-from onewriter_broker.topic.tenures import tenure_of
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.resources.ownerships import GuardStanding, Ownerships, standing_in
+from onewriter_broker.resources.records import decode as decode_record
+from onewriter_broker.topic.epoch_checks import Prove, raise_floor, standing_of
+from onewriter_broker.topic.history.tenures import tenure_of
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.authorization import OwnedResource
 from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName, bucket_of, whole_number

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.commands import command_frame
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.listings import Listings, write_topics
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.wire import replies

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.lookups import wait_for_bucket
 from onewriter_broker.connection.requests import Link, code_of
-from onewriter_broker.owning.parts import Wanted
-from onewriter_broker.topic.detection import Detection
+from onewriter_broker.resources.dependencies import Wanted
+from onewriter_broker.topic.registry.detection import Detection
 from onewriter_core.authorization import Action, OwnedResource
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName

@@ -33,10 +33,10 @@ from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.quotas.book import Held, Part, Quota, namespace_key, subject_of
-from onewriter_broker.topic.deduplication import INVENTED_PREFIX
-from onewriter_broker.topic.detection import Detection
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
+from onewriter_broker.topic.producers.producer import Producer
+from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName

@@ -11,9 +11,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.schema_rules import NOT_KEPT, KeptSchema, Schema, has_definition
-from onewriter_broker.topic.schemas import TopicSchemas, find, kept_in
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.schemas.rules import (
+    NOT_KEPT,
+    KeptSchema,
+    Schema,
+    has_definition,
+)
+from onewriter_broker.topic.schemas.topic_schemas import TopicSchemas, find, kept_in
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName

@@ -1,7 +1,8 @@
 """Staged parts and atomic publishes, for the holder of a topic and the publishers to which it passes its
 right on.
 
-This module handles topics, rights and bodies. topic/staging.py and topic/publishing.py do the work.
+This module handles topics, rights and bodies. topic/publish/staging.py and topic/publish/atomic_publishes.py
+do the work.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere, TooLarge
-from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Answer, Asked, Right
-from onewriter_broker.topic.staging import PART_BYTES_MAX, Changer, MissingPart
+from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX, Overtaken
+from onewriter_broker.topic.publish.requests import Answer, Asked, Right
+from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Changer, MissingPart
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
