@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.pipeline.making_entries import Entry, Sent, chunk_of, read_one_by_one, rows_of
+from tests.unit.pipeline.entries import Entry, Sent, chunk_of, read_one_by_one, rows_of
 
 from onewriter_pipeline.decode import Decoder
 from onewriter_pipeline.schema import EXTRA_COLUMNS, MESSAGE_COLUMNS

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.pipeline.making_entries import Entry, Sent, chunk_of, read_one_by_one, rows_of
+from tests.unit.pipeline.entries import Entry, Sent, chunk_of, read_one_by_one, rows_of
 
 from onewriter_core.ids import Position
 from onewriter_core.wire.compression import compress

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.pipeline.brokers.test_frames import STORED, block
 from tests.unit.pipeline.scripted_broker import Answer, Request, Script, scripted_broker
-from tests.unit.pipeline.test_frames import STORED, block
 
 from onewriter_broker.http.onewriter import packed
 from onewriter_core.ids import Position

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from tests.unit.pipeline.making_entries import Entry, Sent, chunk_of
+from tests.unit.pipeline.entries import Entry, Sent, chunk_of
 
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
