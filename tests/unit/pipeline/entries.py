@@ -1,4 +1,4 @@
-"""Entries as producers make them, chunks of them, and the plain way to read them: one by one."""
+"""Entries as producers create them, chunks of them, and a reference implementation that reads them one by one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_pipeline.brokers.frames import Chunk
 
 LAST_MS = 253_402_300_799_000
-"""The last second of the year 9999, in milliseconds: tables know no later one."""
+"""The last second of the year 9999 in milliseconds; tables support no later time."""
 
 
 @dataclass(frozen=True)
 class Sent:
-    """One message as an application sends it; None: that its producer says nothing of it."""
+    """One message of an application; None: the field is absent."""
 
     value: bytes | None = b""
     key: bytes | None = None
@@ -43,7 +43,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Entry:
-    """One SEND: a message, or a batch of them."""
+    """The content of one SEND: a message, or a batch of messages."""
 
     messages: Sequence[Sent]
     batched: bool = False
@@ -113,7 +113,7 @@ def chunk_of(entries: Sequence[bytes], *, ledger: int = 7, first: int = 1) -> Ch
 
 
 def read_one_by_one(chunk: Chunk, topic: str) -> Iterator[dict[str, Any]]:
-    """The rows that a chunk has, by the plain protobuf library. Times in microseconds."""
+    """The rows of a chunk, according to the plain protobuf library. Times are in microseconds."""
     for index in range(len(chunk)):
         entry = chunk.payload[chunk.offsets[index] : chunk.offsets[index + 1]]
         _, view = split_broker_entry_metadata(entry)
@@ -158,7 +158,7 @@ def _row(metadata: Any, content: bytes) -> dict[str, Any]:
 
 
 def rows_of(batches: Iterable[pa.RecordBatch]) -> list[dict[str, Any]]:
-    """Record batches as rows of the same form, times in microseconds."""
+    """Record batches as rows of the same form, with times in microseconds."""
     rows = []
     for batch in batches:
         batch.validate(full=True)

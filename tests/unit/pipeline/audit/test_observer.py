@@ -1,4 +1,4 @@
-"""Blocks into facts: runs, writers, falling numbers, torn chunks, hashes, publishes; without a JVM."""
+"""Facts from blocks: runs, writers, falling numbers, missing chunks, hashes, publishes. Without a JVM."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_runs_end_at_holes_ledgers_and_markers_and_keep_their_order() -> None:
     assert of(rows, facts.PRINT) == []
 
 
-def test_writers_are_told_apart_and_what_falls_is_named() -> None:
+def test_writers_are_distinguished_and_falling_numbers_reported() -> None:
     rows = observed(
         Observer(LOG, 0, {5: True}),
         block(5, 1, entry("a", 4), entry("bb", 1), entry("a", 3), entry("bb", 2), entry("a", 9)),
@@ -86,19 +86,19 @@ def test_writers_are_told_apart_and_what_falls_is_named() -> None:
     assert (fall["sequence"], fall["last_sequence"]) == (3, 4)
 
 
-def test_a_client_that_counts_anew_does_not_fall() -> None:
+def test_client_that_restarts_its_numbers_does_not_fall() -> None:
     again = entry("a", 0, time_ms=1_800_000_000_000)
     rows = observed(Observer(LOG, 0, {5: True}), block(5, 1, entry("a", 4), again))
     assert of(rows, facts.FALL) == []
 
 
 @pytest.mark.parametrize(("chunks", "torn"), [((0, 1, 2), 0), ((0, 2), 1), ((0, 1), 0)])
-def test_a_chunk_needs_the_one_before_it(chunks: tuple[int, ...], torn: int) -> None:
+def test_chunk_needs_its_predecessor(chunks: tuple[int, ...], torn: int) -> None:
     sent = [entry("a", 1, chunk=number) for number in chunks]
     assert len(of(observed(Observer(LOG, 0, {5: True}), block(5, 1, *sent)), facts.TORN)) == torn
 
 
-def test_prints_tell_entries_apart_where_nobody_has_the_ledger_alone() -> None:
+def test_prints_distinguish_entries_of_shared_ledgers() -> None:
     frames = block(5, 1, entry("a", 1), entry("a", 1), entry("b", 1), entry("c", 1))
     assert of(observed(Observer(LOG, 0, {}), frames), facts.PRINT) == []
     rows = of(observed(Observer(LOG, 0, {}, {"a", "b"}), frames), facts.PRINT)
@@ -115,7 +115,7 @@ def spreads(*sent: bytes, exclusive: bool = False) -> list[tuple[Any, ...]]:
     return sorted(tuple(row[name] for name in names) for row in rows if row["kind"] in kinds)
 
 
-def test_numbers_rise_or_not_where_nobody_has_the_ledger_alone() -> None:
+def test_numbers_of_shared_ledgers_rise_or_not() -> None:
     sent = [entry("a", 4), entry("b", 7), entry("a", 3), entry("b", 9), entry("a", 5)]
     assert spreads(*sent) == [("spread", "b", 7, 9, 2), ("tangle", "a", 3, 5, 3)]
     assert spreads(entry("a", 4), entry("a", 4)) == [("tangle", "a", 4, 4, 2)]
@@ -124,7 +124,7 @@ def test_numbers_rise_or_not_where_nobody_has_the_ledger_alone() -> None:
     assert spreads(*sent, exclusive=True) == []
 
 
-def test_hashes_are_followed_from_a_marker_or_from_the_block_in_front() -> None:
+def test_hash_chain_begins_at_a_marker_or_at_the_previous_block() -> None:
     first = block(5, 1, entry("a", 0))
     second = block(5, 2, entry("a", 1), previous=first.chain)
     other = block(5, 2, entry("a", 1))
@@ -136,10 +136,10 @@ def test_hashes_are_followed_from_a_marker_or_from_the_block_in_front() -> None:
     assert (fault["predicate"], fault["place"]) == ("S7", "5-2,5-2")
     assert (
         of(observed(Observer(LOG, 0, {}), other), facts.FAULT) == []
-    )  # it follows on what is not known
+    )  # the previous block is unknown
 
 
-def test_publishes_are_whole_or_told_to_be_torn() -> None:
+def test_incomplete_publishes_are_reported() -> None:
     part = block(5, 1, entry("app", 7), publish="app/7")
     last = block(5, 2, entry("app", 7), previous=part.chain, publish="app/7", ends=True)
     rows = observed(Observer(LOG, 0, {}), part, last)
@@ -157,7 +157,7 @@ def test_publishes_are_whole_or_told_to_be_torn() -> None:
 @pytest.mark.parametrize(
     "foreign", [entry("carol", 7), entry("app", 6), entry("apq", 7), b"nonsense"]
 )
-def test_what_stands_in_a_publish_and_is_by_others_is_named(foreign: bytes) -> None:
+def test_foreign_entries_within_a_publish_are_reported(foreign: bytes) -> None:
     own = entry("app", 7)
     part = block(5, 1, own, own, foreign, own, publish="app/7", ends=True)
     (fault,) = of(observed(Observer(LOG, 0, {}), part), facts.FAULT)
@@ -165,13 +165,13 @@ def test_what_stands_in_a_publish_and_is_by_others_is_named(foreign: bytes) -> N
     assert fault["sentence"] == "an entry among those of publish app/7 is not its own"
 
 
-def test_what_cannot_be_read_is_counted() -> None:
+def test_unreadable_entries_are_counted() -> None:
     rows = observed(
         Observer(LOG, 0, {}), block(5, 1, entry("a", 0), b"nonsense", b"more"), block(5, 4, b"")
     )
     (unread,) = of(rows, facts.UNREAD)
     assert (unread["log"], unread["entries"], len(of(rows, facts.RUN))) == (LOG, 3, 1)
-    own = block(5, 1, b"nonsense", publish="app/7", ends=True)  # is found not to be the publish's
+    own = block(5, 1, b"nonsense", publish="app/7", ends=True)  # the publish has this foreign entry
     assert of(observed(Observer(LOG, 0, {}), own), facts.UNREAD) == []
 
 
@@ -192,7 +192,7 @@ def published(first: int, version: int, by: str | None, app: str = "app") -> Blo
     return replace(part, by=by)
 
 
-def test_whom_blocks_name_as_their_publisher_is_noted_where_it_changes() -> None:
+def test_publisher_is_recorded_when_it_changes() -> None:
     alice, spark = '{"subject":"alice"}', '{"subject":"spark","podUID":"p"}'
     frames = [
         *(published(1, 1, alice), published(2, 2, alice), published(3, 3, spark)),
@@ -206,11 +206,11 @@ def test_whom_blocks_name_as_their_publisher_is_noted_where_it_changes() -> None
     ]
 
 
-def test_a_broker_that_does_not_say_who_published_is_not_taken_for_nobody() -> None:
+def test_unknown_publisher_differs_from_an_anonymous_one() -> None:
     assert publishers(published(1, 1, None)) == []
 
 
-def test_a_damaged_name_of_a_publisher_is_a_fault() -> None:
+def test_damaged_publisher_is_a_fault() -> None:
     rows = observed(Observer(LOG, 0, {}), published(1, 1, "alice"))
     (fault,) = of(rows, facts.FAULT)
     assert (fault["predicate"], fault["place"]) == ("S15", "5-1")

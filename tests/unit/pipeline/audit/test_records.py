@@ -1,4 +1,4 @@
-"""The brokers' audit as rows, what tables are found to hold, and how balance is counted; without a JVM."""
+"""Audit records as rows, facts about tables, and the balance of hosts. Without a JVM."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def fence(**more: Any) -> dict[str, Any]:
     return known | said | more
 
 
-def test_a_fence_is_a_row_for_each_log() -> None:
+def test_fence_has_a_row_for_each_log() -> None:
     records = Records()
     records.add(3, [fence(partitions="0,1", previous={"0": ["5-9", 9, 90]})])
     first, second = records.rows
@@ -63,7 +63,7 @@ def test_a_fence_is_a_row_for_each_log() -> None:
     assert records.table().schema == RECORDS
 
 
-def test_other_kinds_and_what_cannot_be_read() -> None:
+def test_other_kinds_and_unreadable_records() -> None:
     records = Records()
     loss = {"id": "8-0", "kind": "loss", "log": LOG, "after": "5-3", "last": "5-9"}
     ready = {"id": "9-0", "kind": "ready", "topic": LOG, "ledger": 7, "leaderlessMs": 12}
@@ -80,7 +80,7 @@ def test_other_kinds_and_what_cannot_be_read() -> None:
     ("partitions", "slots", "fits"),
     [("", None, True), ("1", None, False), ("0,1", [0], True), ("0", [0, 1], False)],
 )
-def test_whether_the_next_waiter_could_have_had_the_same(
+def test_next_waiter_could_have_received_the_grant(
     partitions: str, slots: list[int] | None, fits: bool
 ) -> None:
     waiter = {"priority": 1, "arrival": 2} | ({} if slots is None else {"slots": slots})
@@ -118,7 +118,7 @@ def rows_of(file: table_files.MessageFile) -> list[dict[str, Any]]:
     return [row for batch in table_files.observe_file(file) for row in batch.to_pylist()]
 
 
-def test_a_file_tells_its_runs_whatever_its_order(tmp_path: Path) -> None:
+def test_runs_of_a_file_do_not_depend_on_its_order(tmp_path: Path) -> None:
     rows = [message(entry, entry) for entry in (7, 3, 1, 2)] + [message(8, 8, 1), message(8, 8, 0)]
     found = rows_of(stored(tmp_path, rows))
     runs = [
@@ -130,13 +130,13 @@ def test_a_file_tells_its_runs_whatever_its_order(tmp_path: Path) -> None:
     assert {row["kind"] for row in found} == {facts.KEPT, facts.WRITER}
 
 
-def test_a_message_that_is_there_twice_and_a_number_that_falls(tmp_path: Path) -> None:
+def test_duplicate_messages_and_falling_numbers_are_found(tmp_path: Path) -> None:
     found = rows_of(stored(tmp_path, [message(1, 4), message(1, 4), message(2, 3)]))
     kinds = [row["kind"] for row in found]
     assert (kinds.count(facts.FAULT), kinds.count(facts.FALL)) == (1, 1)
 
 
-def test_atomic_publishes_are_not_taken_for_what_their_epochs_holder_wrote(tmp_path: Path) -> None:
+def test_atomic_publishes_do_not_count_as_entries_of_the_holder(tmp_path: Path) -> None:
     theirs = [message(entry, 9, producer="app") for entry in (2, 3)]
     rows = [message(1, 1), *theirs, message(4, 2), message(2, 5, ledger=6, producer="app")]
     publish = table_files.Publish(5, 2, 4, "app", "app/9")
@@ -151,7 +151,7 @@ def test_atomic_publishes_are_not_taken_for_what_their_epochs_holder_wrote(tmp_p
     assert [row["ledger"] for row in found if row["kind"] == facts.WRITER] == [5]
 
 
-def test_what_stands_in_a_publish_and_is_by_others_is_named(tmp_path: Path) -> None:
+def test_foreign_messages_within_a_publish_are_reported(tmp_path: Path) -> None:
     rows = [message(1, 9, producer="app"), message(2, 9, producer="mallory")]
     publish = table_files.Publish(5, 1, 3, "app", "app/9")
     (fault,) = (
@@ -161,7 +161,7 @@ def test_what_stands_in_a_publish_and_is_by_others_is_named(tmp_path: Path) -> N
     assert fault["sentence"] == "an entry among those of publish app/9 is not its own"
 
 
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"gone\.parquet cannot be read"):
         list(
             table_files.observe_file(
@@ -170,7 +170,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
         )
 
 
-def test_what_no_library_can_read_is_said_in_one_line(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and nothing behind it" * 9)
     with pytest.raises(TableError, match=r"torn\.parquet cannot be read: Parquet magic") as raised:
         list(
@@ -181,7 +181,7 @@ def test_what_no_library_can_read_is_said_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_of_the_audit_that_is_gone_is_a_tables_error(tmp_path: Path) -> None:
+def test_missing_file_of_the_audit_table_is_a_table_error(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
     assert table_files.kept_records(tables).count == 0
     table = tables.made(AUDIT)
@@ -218,17 +218,19 @@ def test_rows_of_the_files_are_compared_with_what_was_offloaded() -> None:
     assert (fault["predicate"], fault["place"]) == ("S5", "7-1")
     assert (
         list(table_segments.count_faults(rows, {(LOG, 7): (4, 7)})) == []
-    )  # its front was dropped
-    assert len(list(table_segments.count_faults(rows, {(LOG, 5): (10, 1)}))) == 1  # its end was not
+    )  # its beginning was dropped
+    assert (
+        len(list(table_segments.count_faults(rows, {(LOG, 5): (10, 1)}))) == 1
+    )  # its end was not dropped
 
 
-def test_segments_are_markers_and_runs_and_nothing_is_missed_in_front() -> None:
+def test_segments_become_markers_and_runs_without_a_missing_beginning() -> None:
     found = list(table_segments.segment_facts([segment(5, 4, 11), segment(7, 1, 6)]))
     assert [(row["kind"], row["ledger"], row["first"], row["last"]) for row in found] == [
         *(("marker", 5, 0, 3), ("run", 5, 4, 10)),
         *(("marker", 7, 0, 0), ("run", 7, 1, 5)),
     ]
-    lost = replace(segment(5, 0, 0), lost="0:1")  # is none of what was offloaded
+    lost = replace(segment(5, 0, 0), lost="0:1")  # not a part of what was offloaded
     again = table_segments.segment_facts([lost, segment(5, 4, 11), segment(7, 1, 6)])
     assert list(again) == found
     ordered = table_segments.in_order(pa.Table.from_pylist(found[::-1], facts.FACTS)).to_pylist()
@@ -236,7 +238,7 @@ def test_segments_are_markers_and_runs_and_nothing_is_missed_in_front() -> None:
     assert [row["kind"] for row in ordered] == ["marker", "run", "marker", "run"]
 
 
-def test_publishes_of_segments_are_put_together_and_those_cut_short_are_named() -> None:
+def test_publishes_of_segments_are_combined_and_incomplete_ones_reported() -> None:
     begun, ended = (
         PublishRun("app", 1, 4, 3, 11, is_open=True),
         PublishRun("app", 4, 6, 11, 15, False),
@@ -250,13 +252,13 @@ def test_publishes_of_segments_are_put_together_and_those_cut_short_are_named() 
     assert (publish["first"], publish["sequence"], publish["last_sequence"]) == (3, 1, 6)
     assert (
         len(list(table_segments.publish_facts(rows[:1], {LOG: Position(5, 11)}))) == 1
-    )  # it may go on
+    )  # it may continue
     _, fault = table_segments.publish_facts([rows[0], rows[2]], end)
     assert (fault["predicate"], fault["place"]) == ("S15", "5-3,5-11")
     assert fault["sentence"] == "only a part of publish app/4 is before 5-11"
 
 
-def test_publishes_that_nobody_noted_are_told() -> None:
+def test_unknown_publishes_are_noted() -> None:
     rows = [replace(segment(5, 1, 11), publishes=None)]
     assert table_segments.publishes_of(rows)[LOG] == [table_files.Publish(5, 1, 11, None, "")]
     (note,) = table_segments.unknown_publishes(rows)
@@ -266,7 +268,7 @@ def test_publishes_that_nobody_noted_are_told() -> None:
 # ------------------------------------------------------------ what is judged
 
 
-def test_entries_that_cannot_be_read_are_told_log_by_log() -> None:
+def test_unreadable_entries_are_noted_by_log() -> None:
     other = {"log": f"{LOG}-2", "kind": facts.UNREAD, "entries": 3}
     mine = {"log": LOG, "kind": facts.UNREAD, "entries": 1}
     rows = [mine, other, mine, {"log": LOG, "kind": facts.RUN, "entries": 9}]
@@ -276,7 +278,7 @@ def test_entries_that_cannot_be_read_are_told_log_by_log() -> None:
     assert list(unread(facts.FACTS.empty_table())) == []
 
 
-def test_a_part_of_too_many_holes_is_not_left_without_a_word(
+def test_part_with_too_many_holes_is_a_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def holes(*_: object) -> Iterator[pa.RecordBatch]:
@@ -291,7 +293,7 @@ def test_a_part_of_too_many_holes_is_not_left_without_a_word(
     assert "were not checked" in fault["sentence"]
 
 
-def test_an_audit_of_tables_that_nobody_named_begins_with_nothing() -> None:
+def test_audit_of_tables_without_a_place_is_refused_at_once() -> None:
     job = Audit(Access("http://127.0.0.1:1"), Selection(topics=("orders",)))
     job.check(LIVE)
     for tier in (TABLE, BOTH):
@@ -299,7 +301,7 @@ def test_an_audit_of_tables_that_nobody_named_begins_with_nothing() -> None:
             job.check(tier)
 
 
-def test_a_fact_is_observed_here_where_there_is_little_and_errors_are_what_they_were() -> None:
+def test_small_logs_are_observed_in_process_and_errors_keep_their_type() -> None:
     batch = facts.facts_of([{"log": LOG, "kind": facts.RUN}, {"log": LOG, "kind": facts.MARKER}])
     spark = cast("Any", None)
     observed = gathered(spark, lambda count: iter([batch] * count), [1, 2], 9)
@@ -315,7 +317,7 @@ def test_a_fact_is_observed_here_where_there_is_little_and_errors_are_what_they_
         gathered(spark, broken, [1], 9)
 
 
-def test_what_checks_are_about_is_told_apart_by_kind() -> None:
+def test_tables_of_checks_are_selected_by_kind() -> None:
     records = Records()
     loss = {"id": "8-0", "kind": "loss", "log": LOG, "after": "5-3", "last": "5-9"}
     waits = {"arrival": 1, "nextWaiter": {"priority": 1, "arrival": 2}}
@@ -341,7 +343,7 @@ def test_what_checks_are_about_is_told_apart_by_kind() -> None:
     assert found["first_fences"]["id"].to_pylist() == ["7-0", "8-1"]
 
 
-def test_windows_without_a_writer_and_what_holders_wrote_are_added_up() -> None:
+def test_periods_without_a_writer_and_load_of_holders_are_summed() -> None:
     rows = [{"cause": "Fenced", "leaderless_ms": each} for each in (1, 3, None, 2)]
     (window,) = history.leaderless(rows)
     assert (window["windows"], window["p50_ms"], window["max_ms"]) == (3, 2.0, 3)
@@ -405,7 +407,7 @@ def tenure(topic: str, host: str, since: int, until: int | None) -> dict[str, An
 TENURES = [tenure("t", "a", 10, 20), tenure("t", "b", 20, None), tenure("u", "a", 15, None)]
 
 
-def test_balance_counts_what_each_host_leads() -> None:
+def test_balance_counts_the_topics_of_each_host() -> None:
     found = balance_of(TENURES)
     assert found.times_ms == (10, 15, 20)
     assert found.led == {"a": (1, 2, 1), "b": (0, 0, 1)}
@@ -413,8 +415,8 @@ def test_balance_counts_what_each_host_leads() -> None:
     assert balance_of([]).times_ms == ()
 
 
-def test_pictures_leave_the_callers_backend_as_it_is() -> None:
-    """``cli.run`` may be called in a notebook, whose pictures are drawn by a backend of its own."""
+def test_pictures_do_not_change_the_callers_backend() -> None:
+    """``cli.run`` can be called in a notebook, which draws its own pictures with another backend."""
     words = "import matplotlib as m; m.use('svg'); import onewriter_pipeline.report.pictures; "
     done = subprocess.run(
         [sys.executable, "-c", words + "print(m.get_backend())"],
@@ -426,9 +428,7 @@ def test_pictures_leave_the_callers_backend_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("tenures", [TENURES, []], ids=["some", "none"])
-def test_a_report_is_one_page_without_anything_from_elsewhere(
-    tmp_path: Path, tenures: list[dict[str, Any]]
-) -> None:
+def test_report_is_one_self_contained_page(tmp_path: Path, tenures: list[dict[str, Any]]) -> None:
     holders = [{"producer": "a", "bytes": 10, "messages": 3, "epochs": 2}] if tenures else []
     report = AuditReport("live", timeline=tenures, holders=holders)
     report.findings = [Finding("t<script>", "S2", ("audit 1-0",), "two & two")]

@@ -1,4 +1,4 @@
-"""Whose numbers leave it open whether an entry is there twice."""
+"""Producers whose sequence ids do not exclude duplicates."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def told(*rows: dict[str, object]) -> dict[str, tuple[set[str], int]]:
     return {log: (each.producers, each.entries) for log, each in found.items()}
 
 
-def test_numbers_that_rise_are_there_once() -> None:
+def test_rising_numbers_exclude_duplicates() -> None:
     assert told() == {}
     assert told({"kind": facts.RUN, "log": "l"}) == {}
     assert told(spread(0, 9), spread(10, 12), spread(0, 5, producer="q")) == {}
     assert told(spread(0, 9), spread(0, 9, log="m")) == {}
 
 
-def test_a_producer_that_counts_anew_is_in_doubt_with_all_that_it_wrote() -> None:
+def test_producer_that_restarts_its_numbers_is_doubtful_with_all_its_entries() -> None:
     assert told(spread(5, 9), spread(0, 5), spread(1, 1, producer="q")) == {"l": ({"p"}, 11)}
     assert told(spread(0, 99), spread(3, 4)) == {"l": ({"p"}, 102)}
     alone = spread(3, 4) | {"kind": facts.TANGLE}
     assert told(alone, spread(9, 9), spread(1, 2, log="m")) == {"l": ({"p"}, 3)}
 
 
-def test_no_overlap_is_missed() -> None:
+def test_every_overlap_is_found() -> None:
     numbers = random.Random(7)
     for _ in range(300):
         rows = []

@@ -1,4 +1,6 @@
-"""What a broker of another version answers is one sentence, never a traceback: whatever lacks, and whoever asks."""
+"""Unexpected answers, such as those of a broker of another version, cause an error of one sentence in every
+request.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ KEYS = ("topics", "partitions", "segments", "state", "ledgerId", "buckets", "rec
 
 
 def nonsense(value: object) -> dict[str, object]:
-    """An answer with all that is looked at, none of it as it should be."""
+    """An answer with all fields that the client reads, all of them invalid."""
     return dict.fromkeys(KEYS, value) | {"limitedBy": value, "next": None, "complete": True}
 
 
@@ -56,7 +58,7 @@ ANSWERS: list[dict[str, object]] = [
 
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_question_to_a_broker(question: str, answer: dict[str, object]) -> None:
+def test_incomplete_answers_to_reads_are_damaged(question: str, answer: dict[str, object]) -> None:
     def put(access: Access) -> object:
         with Broker(access) as broker:
             return QUESTIONS[question](broker)
@@ -65,7 +67,7 @@ def test_a_question_to_a_broker(question: str, answer: dict[str, object]) -> Non
 
 
 @pytest.mark.parametrize("answer", [{}, {"key": "k", "rows": "many"}, {"outcome": None}])
-def test_a_part_that_is_staged_and_published(answer: dict[str, Any]) -> None:
+def test_incomplete_answers_to_staging_and_publishing_are_damaged(answer: dict[str, Any]) -> None:
     part = PackedPart(1, b"rows", 1, 1)
     asked(answer, lambda access: Staging(access, "orders", "app", 1).put("label", part))
     asked(answer, lambda access: Staging(access, "orders", "app", 1, Grant(5)).publish([]))
@@ -73,7 +75,9 @@ def test_a_part_that_is_staged_and_published(answer: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("answer", [{}, {"partitions": None}, {"partitions": "many"}])
 @pytest.mark.parametrize("guarantee", [EXACTLY_ONCE, AT_LEAST_ONCE])
-def test_over_how_many_partitions_rows_go(guarantee: str, answer: dict[str, object]) -> None:
+def test_incomplete_answers_about_partitions_are_damaged(
+    guarantee: str, answer: dict[str, object]
+) -> None:
     def first_log(access: Access) -> str:
         return transfer._first_log(PublishTarget(access, "orders", guarantee=guarantee), "app", 1)
 

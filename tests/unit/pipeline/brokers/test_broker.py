@@ -1,4 +1,4 @@
-"""The client of the brokers: where it asks, what it asks again, and what it makes of the answers."""
+"""The client of the brokers: addresses, retries, and interpretation of answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def answers(*given: Answer) -> Script:
-    """One answer after the other, the last one again and again."""
+    """One answer after the other; the last one is repeated."""
     left = list(given)
     return lambda _request: left.pop(0) if len(left) > 1 else left[0]
 
@@ -84,14 +84,14 @@ def segment(ledger: int, last: str | None = None, **fields: Any) -> dict[str, An
 
 @pytest.fixture
 def access() -> Any:
-    """Makes an Access to a broker that answers so; patient for a moment only."""
+    """Creates an Access with a short time limit."""
     return lambda url, **options: Access(url, **({"patience_seconds": 0.3} | options))
 
 
 # ---------------------------------------------------------------- where, and as whom
 
 
-def test_a_request_follows_to_the_owner_and_goes_there_at_once_from_then_on(access: Any) -> None:
+def test_request_follows_a_redirect_and_later_requests_go_to_the_owner(access: Any) -> None:
     with scripted_broker(answers(page())) as owner:
 
         def elsewhere(request: Request) -> Answer:
@@ -105,7 +105,7 @@ def test_a_request_follows_to_the_owner_and_goes_there_at_once_from_then_on(acce
             assert [each.path for each in owner.asked] == [f"{TOPIC}/orders/segments"] * 3
 
 
-def test_an_owner_that_has_gone_is_looked_for_anew(access: Any) -> None:
+def test_lost_owner_is_looked_up_again(access: Any) -> None:
     with scripted_broker(answers(page())) as first:
         target = [first.url]
 
@@ -125,7 +125,7 @@ def test_an_owner_that_has_gone_is_looked_for_anew(access: Any) -> None:
             broker.close()
 
 
-def test_of_several_addresses_one_that_answers_is_enough(access: Any) -> None:
+def test_one_answering_address_is_enough(access: Any) -> None:
     with scripted_broker(answers(page())) as served:
         with Broker(access(f"http://127.0.0.1:1, {served.url}/")) as broker:
             broker.segments("orders")
@@ -134,7 +134,7 @@ def test_of_several_addresses_one_that_answers_is_enough(access: Any) -> None:
 
 
 @pytest.mark.parametrize("broken", [503, 502])
-def test_a_broker_that_serves_nobody_is_passed_over(access: Any, broken: int) -> None:
+def test_broker_that_serves_no_request_is_skipped(access: Any, broken: int) -> None:
     with (
         scripted_broker(answers(refused(broken))) as ill,
         scripted_broker(answers(page())) as served,
@@ -145,7 +145,7 @@ def test_a_broker_that_serves_nobody_is_passed_over(access: Any, broken: int) ->
         assert (len(ill.asked), len(served.asked)) == (1, 3)
 
 
-def test_a_broker_that_breaks_streams_off_is_passed_over(access: Any) -> None:
+def test_broker_that_breaks_streams_is_skipped(access: Any) -> None:
     moving = stream(packed.pack_error(503, "the topic is moving"))
     whole = stream(packed.pack(STORED), packed.pack_end(END))
     for begins in (refused(503), moving, stream(packed.pack(STORED[:2]), cut=True)):
@@ -158,7 +158,7 @@ def test_a_broker_that_breaks_streams_off_is_passed_over(access: Any) -> None:
             assert (len(ill.asked), len(served.asked)) == (1, 1)
 
 
-def test_a_broker_that_is_busy_is_not_passed_over(access: Any) -> None:
+def test_busy_broker_is_not_skipped(access: Any) -> None:
     with (
         scripted_broker(answers(refused(429), page())) as busy,
         scripted_broker(answers(page())) as other,
@@ -168,9 +168,7 @@ def test_a_broker_that_is_busy_is_not_passed_over(access: Any) -> None:
         assert (len(busy.asked), len(other.asked)) == (2, 0)
 
 
-def test_the_token_goes_along_and_is_read_from_its_file_each_time(
-    access: Any, tmp_path: Path
-) -> None:
+def test_token_is_read_from_its_file_for_each_request(access: Any, tmp_path: Path) -> None:
     with scripted_broker(answers(page())) as served:
         with Broker(access(served.url, token=TOKEN)) as broker:
             broker.segments("orders")
@@ -186,7 +184,7 @@ def test_the_token_goes_along_and_is_read_from_its_file_each_time(
 
 
 @pytest.mark.parametrize("token", [f"a\n{TOKEN}", f"{TOKEN}\x00", f"{TOKEN}é"])
-def test_a_token_that_cannot_be_sent_is_not_shown(access: Any, tmp_path: Path, token: str) -> None:
+def test_invalid_token_is_not_shown(access: Any, tmp_path: Path, token: str) -> None:
     (tmp_path / "token").write_text(token, encoding="utf-8")
     for how in ({"token": token}, {"token_file": str(tmp_path / "token")}):
         with Broker(access("http://127.0.0.1:1", **how)) as broker:
@@ -195,18 +193,18 @@ def test_a_token_that_cannot_be_sent_is_not_shown(access: Any, tmp_path: Path, t
             assert TOKEN not in str(raised.value)
 
 
-def test_line_breaks_around_a_token_do_not_count() -> None:
+def test_line_breaks_around_a_token_are_ignored() -> None:
     assert Access("http://a", token=f" {TOKEN}\n").headers() == {"Authorization": f"Bearer {TOKEN}"}
 
 
-def test_an_access_can_be_pickled_and_shows_no_token() -> None:
+def test_access_can_be_pickled_and_its_repr_shows_no_token() -> None:
     access = Access("http://here", token=TOKEN)
     assert pickle.loads(pickle.dumps(access)) == access  # noqa: S301 - its own
     assert TOKEN not in repr(access)
 
 
 @pytest.mark.parametrize("url", ["", " , ", "here:8080", "pulsar://here:6650", "http://"])
-def test_what_is_no_address_is_said_to_be_none(url: str) -> None:
+def test_invalid_addresses_are_refused(url: str) -> None:
     with pytest.raises(Invalid, match="address"):
         Broker(Access(url))
 
@@ -215,14 +213,14 @@ def test_what_is_no_address_is_said_to_be_none(url: str) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 502, 503, 504])
-def test_what_may_be_asked_again_is(access: Any, status: int) -> None:
+def test_unavailable_requests_are_repeated(access: Any, status: int) -> None:
     script = answers(refused(status), Answer(status, "a proxy"), page())
     with scripted_broker(script) as served, Broker(access(served.url)) as broker:
         assert broker.segments("orders").end == END
         assert len(served.asked) == 3
 
 
-def test_patience_has_an_end_and_says_why(access: Any) -> None:
+def test_retries_end_with_the_last_reason(access: Any) -> None:
     with scripted_broker(answers(refused(503, "bucket 7 has no owner now"))) as served:
         with (
             Broker(access(served.url)) as broker,
@@ -235,9 +233,7 @@ def test_patience_has_an_end_and_says_why(access: Any) -> None:
         nobody.segments("orders")
 
 
-def test_a_broker_that_is_busy_is_waited_for_longer(
-    access: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_busy_broker_is_retried_for_longer(access: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     busy = [refused(429)] * 8
     with scripted_broker(answers(*busy, page())) as served:
         with Broker(access(served.url, patience_seconds=0.0)) as broker:
@@ -269,7 +265,7 @@ def test_a_broker_that_is_busy_is_waited_for_longer(
         (page(segments=[{}]), Damaged, "another version"),
     ],
 )
-def test_what_is_refused_is_an_error_at_once(
+def test_refusals_are_raised_at_once(
     access: Any, answer: Answer, error: type[PipelineError], message: str
 ) -> None:
     with scripted_broker(answers(answer)) as served, Broker(access(served.url)) as broker:
@@ -278,7 +274,7 @@ def test_what_is_refused_is_an_error_at_once(
         assert len(served.asked) == 1
 
 
-def test_what_was_trimmed_is_told_with_where_the_log_begins(access: Any) -> None:
+def test_trimmed_error_has_the_beginning_of_the_log(access: Any) -> None:
     answer = refused(410, "gone", first="6:1", trimmed="6:0")
     with scripted_broker(answers(answer)) as served, Broker(access(served.url)) as broker:
         with pytest.raises(Trimmed, match=r"^gone$") as raised:
@@ -289,7 +285,7 @@ def test_what_was_trimmed_is_told_with_where_the_log_begins(access: Any) -> None
 
 
 @pytest.mark.parametrize("name", ["a/b", "non-persistent://public/default/x", ""])
-def test_what_is_no_topic_is_not_asked_for(name: str) -> None:
+def test_invalid_topic_names_are_refused_without_a_request(name: str) -> None:
     with pytest.raises(Invalid):
         Broker(Access("http://127.0.0.1:1")).segments(name)
 
@@ -297,7 +293,7 @@ def test_what_is_no_topic_is_not_asked_for(name: str) -> None:
 # ---------------------------------------------------------------- segments
 
 
-def test_pages_are_put_together(access: Any) -> None:
+def test_pages_of_segments_are_combined(access: Any) -> None:
     pages = [
         page(segments=[], complete=False, next="0:0"),
         page(segments=[segment(5, "5:4", epoch=5)], complete=False, next="5:4"),
@@ -318,7 +314,7 @@ def test_pages_are_put_together(access: Any) -> None:
     assert (found.epoch, found.ledger) == (5, 7)
 
 
-def test_what_was_trimmed_between_two_pages_is_left_out(access: Any) -> None:
+def test_segments_trimmed_between_two_pages_are_omitted(access: Any) -> None:
     pages = [
         page(segments=[segment(5, "5:4")], complete=False, next="5:4"),
         page(first="7:0", segments=[segment(7, "7:5")]),
@@ -330,7 +326,7 @@ def test_what_was_trimmed_between_two_pages_is_left_out(access: Any) -> None:
 # ---------------------------------------------------------------- streams
 
 
-def test_what_the_store_remembers_is_asked_for_behind_the_end(access: Any) -> None:
+def test_state_is_requested_at_the_end_of_the_log(access: Any) -> None:
     said = {"epoch": 5, "ledger": 7, "bucketLedger": 9, "published": {"app": 3}, "trimmed": None}
     script = answers(page(state=said), page(state=said | {"trimmed": "7:2"}), page())
     with scripted_broker(script) as served, Broker(access(served.url)) as broker:
@@ -345,7 +341,7 @@ def stream(*parts: bytes, cut: bool = False) -> Answer:
     return Answer(200, packed.HEAD + b"".join(parts), cut=cut)
 
 
-def test_a_range_is_read_to_its_end(access: Any) -> None:
+def test_range_is_read_to_its_end(access: Any) -> None:
     answer = stream(packed.pack(STORED), packed.pack_end(END))
     with scripted_broker(answers(answer)) as served, Broker(access(served.url)) as broker:
         chunks = list(broker.read("orders-partition-3", Position(5, 2), Position(7, 4)))
@@ -364,9 +360,7 @@ def test_a_range_is_read_to_its_end(access: Any) -> None:
         stream(packed.pack(STORED[:2]), packed.pack_error(401, "the token has expired")),
     ],
 )
-def test_a_stream_that_breaks_is_taken_up_behind_the_last_whole_block(
-    access: Any, breaks: Answer
-) -> None:
+def test_broken_stream_is_resumed_after_the_last_whole_block(access: Any, breaks: Answer) -> None:
     rest = stream(packed.pack(STORED[2:]), packed.pack_end(END))
     script = answers(breaks, refused(503), rest)
     with scripted_broker(script) as served, Broker(access(served.url)) as broker:
@@ -378,7 +372,7 @@ def test_a_stream_that_breaks_is_taken_up_behind_the_last_whole_block(
 
 
 class Pauses:
-    """Time that passes in pauses alone, however busy the machine is."""
+    """A clock that advances only during pauses, however busy the machine is."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -390,7 +384,7 @@ class Pauses:
         self.now += seconds
 
 
-def test_a_stream_that_makes_progress_is_waited_for_as_long_as_it_takes(
+def test_stream_with_progress_has_no_time_limit(
     access: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = Pauses()
@@ -420,7 +414,7 @@ def test_a_stream_that_makes_progress_is_waited_for_as_long_as_it_takes(
         (refused(401, "who"), NotAllowed, "who"),
     ],
 )
-def test_what_ends_a_stream_for_good_is_an_error(
+def test_final_errors_of_a_stream_are_raised(
     access: Any, answer: Answer, error: type[PipelineError], message: str
 ) -> None:
     with scripted_broker(answers(answer)) as served, Broker(access(served.url)) as broker:
@@ -429,7 +423,7 @@ def test_what_ends_a_stream_for_good_is_an_error(
         assert len(served.asked) == 1
 
 
-def test_who_starts_behind_the_end_of_the_log_is_told(access: Any) -> None:
+def test_read_after_the_end_of_the_log_raises_log_ends(access: Any) -> None:
     answer = stream(packed.pack_end(END))
     with scripted_broker(answers(answer)) as served, Broker(access(served.url)) as broker:
         assert list(broker.read("orders", END)) == []
@@ -438,7 +432,7 @@ def test_who_starts_behind_the_end_of_the_log_is_told(access: Any) -> None:
         assert raised.value.end == END
 
 
-def test_who_reads_no_further_leaves_the_client_usable(access: Any) -> None:
+def test_client_is_usable_after_a_read_that_stopped_early(access: Any) -> None:
     answer = stream(packed.pack(STORED), packed.pack_end(END))
     with scripted_broker(answers(answer, page())) as served, Broker(access(served.url)) as broker:
         frames = broker.frames("orders")
@@ -450,7 +444,7 @@ def test_who_reads_no_further_leaves_the_client_usable(access: Any) -> None:
 # ---------------------------------------------------------------- audit, trim, topics
 
 
-def test_the_audit_is_read_to_its_end(access: Any) -> None:
+def test_audit_is_read_to_its_end(access: Any) -> None:
     pages = [
         Answer(200, {"buckets": 64}),
         Answer(200, {"records": [{"id": "1-0"}], "next": "1-0", "complete": False}),
@@ -462,7 +456,7 @@ def test_the_audit_is_read_to_its_end(access: Any) -> None:
         assert [each.query.get("after") for each in served.asked[1:]] == [None, "1-0"]
 
 
-def test_a_trim_names_epoch_and_ledger_and_tells_what_kept_more_from_going(access: Any) -> None:
+def test_trim_sends_epoch_and_ledger_and_returns_its_limit(access: Any) -> None:
     said: dict[str, Any] = {"trimmedBefore": "6:2", "first": "6:1"}
     said["limitedBy"] = {"what": "subscription", "name": "slow"}
     with scripted_broker(answers(Answer(200, said), refused(409, "the epoch is 8"))) as served:
@@ -476,7 +470,7 @@ def test_a_trim_names_epoch_and_ledger_and_tells_what_kept_more_from_going(acces
         assert served.asked[1].body == {"before": "7:1", "epoch": 7}
 
 
-def test_topics_are_listed_page_by_page_and_their_logs_named(access: Any) -> None:
+def test_topics_are_listed_by_page_and_their_logs_by_name(access: Any) -> None:
     pages = [
         Answer(200, {"topics": [{"name": "a"}], "next": "a"}),
         Answer(200, {"topics": [{"name": "b"}], "next": None}),

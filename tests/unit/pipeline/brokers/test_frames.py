@@ -1,4 +1,4 @@
-"""The packed stream taken apart again: what the broker packs, in whatever pieces it arrives."""
+"""Parsing of the packed stream that the broker creates, in any pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onewriter_pipeline.brokers.frames import (
 
 
 def block(ledger: int, first: int, *sizes: int, counts: list[int] | None = None) -> Block:
-    """A block whose entries' bytes tell where they stand."""
+    """A block whose entries' bytes encode their positions."""
     entries = [bytes([(first + index) % 256]) * size for index, size in enumerate(sizes)]
     return Block(
         Position(ledger, first),
@@ -59,7 +59,7 @@ def taken(data: bytes, *cuts: int) -> list[Frame]:
     return found
 
 
-def test_what_the_broker_packs_comes_out() -> None:
+def test_frames_equal_what_the_broker_packed() -> None:
     *found, end = taken(WHOLE)
     assert end == EndFrame(Position(7, 6))
     assert len(found) == len(STORED)
@@ -80,7 +80,7 @@ def test_what_the_broker_packs_comes_out() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_does_not_matter_in_which_pieces_a_stream_arrives(seed: int) -> None:
+def test_stream_can_arrive_in_any_pieces(seed: int) -> None:
     drawn = random.Random(seed)
     cuts = sorted(drawn.randrange(len(WHOLE)) for _ in range(drawn.randrange(1, 60)))
     found, whole = taken(WHOLE, *cuts), taken(WHOLE)
@@ -92,7 +92,7 @@ def test_it_does_not_matter_in_which_pieces_a_stream_arrives(seed: int) -> None:
             assert one == other
 
 
-def test_a_stream_that_breaks_off_leaves_the_frames_that_are_whole() -> None:
+def test_broken_stream_yields_its_complete_frames() -> None:
     for size in range(len(WHOLE)):
         frames = Frames()
         found = list(frames.feed(WHOLE[:size]))
@@ -100,7 +100,7 @@ def test_a_stream_that_breaks_off_leaves_the_frames_that_are_whole() -> None:
         assert not any(isinstance(frame, EndFrame) for frame in found)
 
 
-def test_a_part_of_an_atomic_publish_is_told_to_be_one() -> None:
+def test_parts_of_atomic_publishes_are_marked() -> None:
     stored = block(5, 1, 3)
     parts = type(stored)(
         *(stored.position, stored.lengths, stored.payload, None, 1, stored.chain), publish="app/7"
@@ -119,7 +119,7 @@ def test_a_part_of_an_atomic_publish_is_told_to_be_one() -> None:
 
 
 @pytest.mark.parametrize("payload", [True, False])
-def test_who_published_is_told_to_those_who_ask(*, payload: bool) -> None:
+def test_publishers_are_included_on_request(*, payload: bool) -> None:
     plain, by = block(5, 1, 3), '{"subject":"ä"}'
     blocks = [
         replace(plain, publish="app/7", by=by),
@@ -145,7 +145,7 @@ def test_who_published_is_told_to_those_who_ask(*, payload: bool) -> None:
         assert bytes(before.payload) == bytes(after.payload)
 
 
-def test_an_error_says_what_a_request_would_have_been_answered() -> None:
+def test_error_frame_has_the_status_and_message_of_an_answer() -> None:
     data = packed.HEAD + packed.pack_error(410, "gone", first="6:1")
     (frame,) = taken(data)
     assert isinstance(frame, ErrorFrame)
@@ -168,9 +168,9 @@ def test_an_error_says_what_a_request_would_have_been_answered() -> None:
         packed.HEAD + packed.pack([block(1, 1, 5)])[:-1] + b"",
     ],
 )
-def test_what_no_broker_sends_is_an_error_or_waits_for_more(data: bytes) -> None:
+def test_invalid_data_is_an_error_or_waits_for_more(data: bytes) -> None:
     frames = Frames()
-    if data.endswith(b"\x01"):  # cut short: no error, and no frame
+    if data.endswith(b"\x01"):  # cut short: neither an error nor a frame
         assert list(frames.feed(data)) == []
         assert frames._rest
         return
@@ -178,7 +178,7 @@ def test_what_no_broker_sends_is_an_error_or_waits_for_more(data: bytes) -> None
         list(frames.feed(data))
 
 
-def test_mutated_streams_raise_nothing_else() -> None:
+def test_mutated_streams_raise_only_protocol_errors() -> None:
     drawn = random.Random(7)
     damaged = 0
     for _ in range(2_000):
@@ -225,7 +225,7 @@ def one_by_one(start: Position, end: Position | None) -> list[tuple[int, int, by
 POSITIONS = [Position(ledger, entry) for ledger in (4, 5, 6, 7, 8) for entry in range(7)]
 
 
-def test_a_chunk_holds_exactly_the_entries_of_its_range() -> None:
+def test_chunk_has_exactly_the_entries_of_its_range() -> None:
     checked = 0
     for start in POSITIONS:
         for end in (*POSITIONS, None):
@@ -254,7 +254,7 @@ def test_a_chunk_holds_exactly_the_entries_of_its_range() -> None:
     assert checked > 100
 
 
-def test_a_chunk_knows_the_hash_of_the_last_block_of_each_ledger() -> None:
+def test_chunk_has_the_hash_of_the_last_block_of_each_ledger() -> None:
     five, seven = (5, (5, bytes([5] * 16).hex())), (7, (6, bytes([7] * 16).hex()))
     for end, chains in (
         (None, [five, seven]),
@@ -266,7 +266,7 @@ def test_a_chunk_knows_the_hash_of_the_last_block_of_each_ledger() -> None:
         assert list(chunk.chains.items()) == chains
 
 
-def test_a_chunk_has_the_types_that_are_promised() -> None:
+def test_chunk_has_the_documented_types() -> None:
     chunk = gathered(Position(0, 0))
     assert chunk is not None
     assert chunk.messages.dtype == np.int32
@@ -275,7 +275,7 @@ def test_a_chunk_has_the_types_that_are_promised() -> None:
     assert isinstance(chunk.payload, bytes)
 
 
-def test_a_chunk_is_due_by_its_bytes_and_by_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_is_due_by_its_bytes_or_by_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [frame for frame in taken(WHOLE) if isinstance(frame, BlockFrame)]
     for name, most, due_after in (("CHUNK_BYTES", 6, 2), ("CHUNK_ENTRIES", 6, 3)):
         monkeypatch.setattr(frames_module, "CHUNK_BYTES", 1_000)

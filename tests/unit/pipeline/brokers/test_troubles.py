@@ -1,4 +1,4 @@
-"""What is said where no broker answers: plain sentences, real sockets behind them."""
+"""Errors without an answer of a broker are plain sentences. The tests use real sockets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onewriter_pipeline.errors import Away, Damaged, Invalid, NotAllowed, NotFou
 
 URL = "http://broker:8080"
 HTTP_WORDS = ("HTTPConnection", "urllib3", "Errno", "object at", "Max retries", "Caused by")
-"""Of libraries, which nobody has to read."""
+"""Words of libraries that users should not see."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
-    """A port that answers each connection so, until the end of the block."""
+    """A port that serves each connection with a function, within the block."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def run() -> None:
@@ -59,7 +59,7 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def said(url: str, **options: str) -> str:
-    """What a person reads who asks there."""
+    """The message that a user reads for this address."""
     access = Access(url, patience_seconds=0.05, **options)  # type: ignore[arg-type]
     with Broker(access) as broker, pytest.raises((Away, Invalid)) as raised:
         broker.segments("orders")
@@ -68,20 +68,20 @@ def said(url: str, **options: str) -> str:
     return text
 
 
-def test_nobody_listens_there() -> None:
+def test_refused_connection_is_explained() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     expected = f"127.0.0.1:{port} refused the connection: nothing listens there"
     assert said(f"http://127.0.0.1:{port}") == f"no broker served this within 0.05 s: {expected}"
 
 
-def test_a_name_that_no_host_has() -> None:
+def test_unknown_host_is_explained() -> None:
     assert said("http://nobody.invalid:8080").endswith(
         "there is no host of the name nobody.invalid"
     )
 
 
-def test_a_broker_that_does_not_answer() -> None:
+def test_silent_broker_is_explained() -> None:
     def reads_and_waits(peer: socket.socket) -> None:
         peer.recv(1)
         threading.Event().wait(0.5)
@@ -91,19 +91,19 @@ def test_a_broker_that_does_not_answer() -> None:
     assert text.endswith(f"127.0.0.1:{port} does not answer: it timed out")
 
 
-def test_a_broker_that_hangs_up() -> None:
+def test_closed_connection_is_explained() -> None:
     with listening(lambda peer: None) as port:
         assert said(f"http://127.0.0.1:{port}").endswith(f"127.0.0.1:{port} closed the connection")
 
 
-def test_a_port_that_does_not_speak_tls() -> None:
+def test_port_without_tls_is_explained() -> None:
     with scripted_broker(lambda _: Answer()) as served:
         text = said(served.url.replace("http://", "https://"))
     assert "does not speak TLS: its address begins with http://" in text
 
 
 @pytest.mark.parametrize("option", ["ca_file", "certificate_file", "key_file"])
-def test_a_tls_file_that_is_not_there(tmp_path: Path, option: str) -> None:
+def test_missing_tls_file_is_explained(tmp_path: Path, option: str) -> None:
     file = str(tmp_path / "none.pem")
     text = f"the TLS file {file} cannot be read: No such file or directory"
     with pytest.raises(Invalid, match=text):
@@ -118,7 +118,7 @@ def test_a_tls_file_that_is_not_there(tmp_path: Path, option: str) -> None:
         (404, NotFound, "^no token$"),
     ],
 )
-def test_what_a_broker_refuses_is_told_in_its_words(
+def test_refusal_has_the_words_of_the_broker(
     status: int, error: type[Exception], text: str
 ) -> None:
     with (
@@ -129,7 +129,7 @@ def test_what_a_broker_refuses_is_told_in_its_words(
         broker.segments("orders")
 
 
-def test_what_is_no_broker_is_named() -> None:
+def test_answer_of_another_server_is_explained() -> None:
     with (
         scripted_broker(lambda _: Answer(404, "not found")) as served,
         Broker(Access(served.url)) as broker,
@@ -158,14 +158,14 @@ def new_connection(cause: OSError) -> NewConnectionError:
         (RuntimeError("x"), r"failed \(RuntimeError\)"),
     ],
 )
-def test_each_kind_of_trouble_has_a_sentence(error: Exception, expected: str) -> None:
+def test_each_kind_of_failure_has_a_sentence(error: Exception, expected: str) -> None:
     found = troubles.told(error, URL)
     assert "broker:8080" in found
     with pytest.raises(AssertionError, match=expected):
         raise AssertionError(found)
 
 
-def test_what_does_not_pass_by_itself_is_told_apart() -> None:
+def test_permanent_failures_are_distinguished() -> None:
     assert troubles.lasting(ConnectionRefusedError(), URL) is None
     assert troubles.lasting(ssl.SSLError(1, "odd"), URL) is None
     untrusted = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] failed")

@@ -1,4 +1,4 @@
-"""Damaged entries, messages in chunks, sizes that are out of the ordinary."""
+"""Damaged entries, messages in chunks, unusual sizes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_a_damaged_entry_is_named_or_skipped(name: str) -> None:
+def test_damaged_entry_is_reported_or_skipped(name: str) -> None:
     entry, what = DAMAGED[name]
     chunk = chunk_of([single(b"before"), batch(b"1", b"2"), entry, batch(b"3", codec=1), single()])
     with pytest.raises(CorruptEntry, match=what) as caught:
@@ -117,14 +117,14 @@ def test_a_damaged_entry_is_named_or_skipped(name: str) -> None:
 
 @pytest.mark.parametrize("name", DAMAGED)
 @pytest.mark.parametrize("flips", range(3))
-def test_a_chunk_of_nothing_but_damage(name: str, flips: int) -> None:
+def test_chunk_with_only_damaged_entries(name: str, flips: int) -> None:
     entry, _ = DAMAGED[name]
     decoder = Decoder(TOPIC, skip_corrupt=True)
     assert values(decoder, chunk_of([entry] * (flips + 1))) == []
     assert decoder.skipped == flips + 1
 
 
-def test_damage_anywhere_is_either_named_or_read_as_the_library_reads_it() -> None:
+def test_damage_anywhere_is_reported_or_read_as_the_library_reads_it() -> None:
     good = Entry(
         [Sent(b"a" * 20, key=b"k", properties=(("p", "q"),), sequence=9), Sent(b"b")],
         batched=True,
@@ -141,17 +141,17 @@ def test_damage_anywhere_is_either_named_or_read_as_the_library_reads_it() -> No
             assert decoder.skipped == 1
 
 
-def test_a_wrong_checksum_counts_only_where_checksums_are_verified() -> None:
+def test_wrong_checksum_counts_only_if_checksums_are_verified() -> None:
     chunk = chunk_of([flipped(single(b"x"), -1)])
     assert values(Decoder(TOPIC, verify_checksums=False), chunk) == [b"y"]
 
 
-def test_the_last_size_that_a_message_names_counts() -> None:
+def test_last_size_in_a_message_counts() -> None:
     chunk = chunk_of([batch_entry(1, b"\0\0\0\x04\x18\x01\x18\x02ab")])
     assert values(Decoder(TOPIC), chunk) == [b"ab"]
 
 
-def test_the_brokers_own_metadata_is_passed_over() -> None:
+def test_metadata_of_the_broker_is_skipped() -> None:
     own = pb.BrokerEntryMetadata(broker_timestamp=1, index=2).SerializeToString()
     prefixed = b"\x0e\x02" + len(own).to_bytes(4, "big") + own + single(b"x")
     assert values(Decoder(TOPIC), chunk_of([prefixed, single(b"y")])) == [b"x", b"y"]
@@ -163,7 +163,7 @@ def test_epochs_are_those_of_the_ledgers() -> None:
     assert batches.column(0).to_pylist() == [3]
 
 
-def test_times_that_tables_cannot_tell_are_the_last_one_that_they_can() -> None:
+def test_times_beyond_the_range_of_tables_become_the_last_time() -> None:
     sent = pb.MessageMetadata(
         producer_name="w", sequence_id=1, publish_time=2**62, event_time=2**63
     )
@@ -182,19 +182,19 @@ def test_values_as_json_are_texts() -> None:
         values(decoder, chunk_of([single(b"\xff")]))
 
 
-def test_a_column_that_messages_do_not_have_is_named() -> None:
+def test_unknown_column_is_refused_by_name() -> None:
     with pytest.raises(Invalid, match="no column 'vlaue'"):
         Decoder(TOPIC, ["vlaue"])
 
 
-def test_large_batches_come_in_record_batches_of_a_bounded_size() -> None:
+def test_large_batches_become_record_batches_of_bounded_size() -> None:
     count = RECORD_BATCH_ROWS_MAX + 10
     found = list(Decoder(TOPIC, ["__batchIndex"]).decode(chunk_of([batch(*[b"v"] * count)])))
     assert [each.num_rows for each in found] == [RECORD_BATCH_ROWS_MAX, 10]
     assert found[1].column(0).to_pylist() == list(range(RECORD_BATCH_ROWS_MAX, count))
 
 
-def test_more_batches_than_are_taken_apart_at_once() -> None:
+def test_more_batches_than_one_group() -> None:
     size = GROUP_MESSAGES_MAX // 3
     entries = [batch(*[b"%d" % number] * size) for number in range(5)]
     assert len(values(Decoder(TOPIC), chunk_of(entries))) == 5 * size
@@ -206,9 +206,7 @@ def sized(sizes: Sequence[int], fill: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("fill", [b"\0", b"\x0a", b"x"], ids=["zeros", "tags", "text"])
 @pytest.mark.parametrize("codec", [0, 3])
-def test_batches_of_messages_that_look_like_the_beginning_of_messages(
-    fill: bytes, codec: int
-) -> None:
+def test_contents_that_look_like_the_beginning_of_messages(fill: bytes, codec: int) -> None:
     contents = [
         sized([10, 24, 0, 3, 72, 10, 10], fill),
         sized([5000, 1, 4000, 4000], fill),
@@ -219,7 +217,7 @@ def test_batches_of_messages_that_look_like_the_beginning_of_messages(
     assert values(Decoder(TOPIC), chunk) == [value for each in contents for value in each]
 
 
-def test_metadata_that_is_larger_than_what_is_looked_for() -> None:
+def test_metadata_larger_than_the_search_supports() -> None:
     messages = [Sent(b"%d" % n, properties=(("p", "x" * 70_000 * (n % 2)),)) for n in range(6)]
     chunk = chunk_of([Entry(messages, batched=True).encoded(), batch(b"6")])
     assert values(Decoder(TOPIC), chunk) == [b"%d" % n for n in range(7)]
@@ -245,7 +243,7 @@ def chunks(uuid: str, *parts: bytes, codec: int = 0, size: int = 0) -> list[byte
     ]
 
 
-def test_a_message_in_chunks_stands_where_its_last_chunk_does() -> None:
+def test_chunked_message_has_the_position_of_its_last_chunk() -> None:
     one, two = chunks("one", b"a", b"b", b"c"), chunks("two", b"1", b"2")
     chunk = chunk_of([one[0], two[0], one[1], single(), one[1], one[2], two[1]])
     rows = rows_of(Decoder(TOPIC, ["value", "__entryId", "__messageProperties"]).decode(chunk))
@@ -256,13 +254,13 @@ def test_a_message_in_chunks_stands_where_its_last_chunk_does() -> None:
     ]
 
 
-def test_a_message_in_chunks_is_uncompressed_as_a_whole() -> None:
+def test_chunked_message_is_decompressed_as_a_whole() -> None:
     content = compress(1, b"a" * 100)
     entries = chunks("u", content[:4], content[4:], codec=1, size=100)
     assert values(Decoder(TOPIC), chunk_of(entries)) == [b"a" * 100]
 
 
-def test_chunks_that_lie_in_front_of_what_is_read_are_looked_up() -> None:
+def test_chunks_before_the_range_are_looked_up() -> None:
     entries = [single(), *chunks("u", b"a", b"b", b"c")]
     asked = []
 
@@ -279,13 +277,13 @@ def test_chunks_that_lie_in_front_of_what_is_read_are_looked_up() -> None:
         values(Decoder(TOPIC, earlier=lambda *_: []), chunk_of(entries[3:], first=4))
 
 
-def test_chunks_reach_from_one_chunk_of_the_log_into_the_next() -> None:
+def test_message_chunks_continue_in_the_next_chunk_of_the_log() -> None:
     entries = chunks("u", b"a", b"b")
     parts = [chunk_of(entries[:1]), chunk_of(entries[1:], first=2)]
     assert values(Decoder(TOPIC), *parts) == [b"ab"]
 
 
-def test_a_message_whose_last_chunk_is_not_read_is_none() -> None:
+def test_message_without_its_last_chunk_is_omitted() -> None:
     assert values(Decoder(TOPIC), chunk_of(chunks("u", b"a", b"b")[:1])) == []
 
 
@@ -293,14 +291,14 @@ def test_a_message_whose_last_chunk_is_not_read_is_none() -> None:
     ("cut", "expected"),
     [(1, 1), (2, 2), (3, 2), (4, 2), (5, 2), (6, 6), (7, 7), (8, 7), (9, 7)],
 )
-def test_a_cut_goes_through_no_message(cut: int, expected: int) -> None:
+def test_cut_is_not_within_a_message(cut: int, expected: int) -> None:
     one, two, open_ = chunks("1", b"a", b"b"), chunks("2", b"a", b"b"), chunks("3", b"a", b"b")
     entries = [single(), one[0], two[0], one[1], two[1], single(), open_[0], single()]
     found = whole_before([chunk_of(entries[: cut - 1])], Position(7, cut))
     assert found == Position(7, expected)
 
 
-def test_a_message_that_its_producer_gave_up_holds_nothing_back() -> None:
+def test_abandoned_message_does_not_limit_the_cut() -> None:
     given_up, goes_on = chunks("1", b"a", b"b"), chunks("2", b"a", b"b")
     entries = [single(), given_up[0], single(), goes_on[0]]
     chunk, cut = chunk_of(entries), Position(7, 5)

@@ -1,4 +1,4 @@
-"""The decoder's parts against the plain protobuf library: varints, fields, message ids, slices."""
+"""Parts of the decoder compared with the plain protobuf library: varints, fields, message ids, slices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ numbers = st.one_of(
 
 
 @given(st.lists(numbers, min_size=1, max_size=30))
-def test_varints(values: list[int]) -> None:
+def test_varints_of_all_sizes(values: list[int]) -> None:
     encoded = [_VarintBytes(value) for value in values]
     starts = np.cumsum([0, *map(len, encoded[:-1])])
     found, sizes = varints(words_of(b"".join(encoded) + PADDING), starts)
@@ -33,7 +33,7 @@ def test_varints(values: list[int]) -> None:
 
 
 @given(st.binary(min_size=11, max_size=11).filter(lambda raw: raw[0] >= 0x80))
-def test_a_varint_of_any_bytes(raw: bytes) -> None:
+def test_varint_of_any_bytes(raw: bytes) -> None:
     found, sizes = varints(words_of(raw + PADDING), np.zeros(1, np.int64))
     if all(byte >= 0x80 for byte in raw[:10]):
         assert sizes.tolist() == [0]
@@ -47,7 +47,7 @@ def test_big_endian_numbers() -> None:
     assert big_endian_32(words, np.array([0, 4, 1])).tolist() == [7, 2**32 - 1, 0x7FF]
 
 
-def test_a_field_that_is_said_twice_and_one_of_another_wire_type() -> None:
+def test_duplicate_fields_and_fields_of_another_wire_type() -> None:
     fields = (b"\x08\x01", b"\x08\x02", b"\x12\x01a", b"\x12\x01b", b"\x0a\x01c", b"\x10\x05")
     raw = b"".join((*fields, b"\x1d....", b"\x21........"))
     wanted = WantedFields(numbers={1, 3}, pieces={2}, repeated=5)
@@ -69,7 +69,7 @@ places = st.tuples(
     st.lists(st.tuples(places, st.booleans()), min_size=1, max_size=9),
     st.none() | st.integers(0, 999),
 )
-def test_message_ids(
+def test_message_ids_equal_those_of_clients(
     drawn: list[tuple[tuple[int, int, int, int], bool]], partition: int | None
 ) -> None:
     columns = np.array([place for place, _ in drawn], np.int64)
@@ -98,6 +98,6 @@ def test_slices_in_any_order(order: list[int], present: list[bool]) -> None:
     ]
 
 
-def test_base64() -> None:
+def test_base64_is_decoded_or_null() -> None:
     texts = pa.array([b"AAECAw==", None, b"", b"=", b"AAECAw", b"AAECAw=="], pa.binary())
     assert from_base64(texts).to_pylist() == [b"\0\1\2\3", None, b"", None, None, b"\0\1\2\3"]

@@ -1,4 +1,4 @@
-"""Whatever producers send: the decoder reads what the plain protobuf library reads, one by one."""
+"""For any messages of producers, the decoder returns what the plain protobuf library reads one by one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def decoded(chunk: Any) -> list[dict[str, Any]]:
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(singles | batches, max_size=12))
-def test_the_rows_of_any_entries(entries: list[Entry]) -> None:
+def test_rows_of_any_entries_equal_the_reference(entries: list[Entry]) -> None:
     chunk = chunk_of([entry.encoded() for entry in entries])
     expected = [row | {"__epoch": None} for row in read_one_by_one(chunk, TOPIC)]
     assert decoded(chunk) == expected

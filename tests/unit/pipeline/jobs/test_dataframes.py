@@ -1,4 +1,4 @@
-"""What a verb that publishes says of it: whether anything of its app was new, in whichever of a topic's logs."""
+"""Whether a job that publishes reports new messages, in any log of its topic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORDERS = "/onewriter/v1/topics/public/default/orders"
 
 
 class Topic:
-    """What brokers know of a topic: whether it is there, its partitions, the versions that its logs have."""
+    """What brokers know about a topic: whether it exists, its partitions, and the versions in its logs."""
 
     def __init__(self, partitions: int = 0, *, exists: bool = True) -> None:
         self.partitions = partitions
@@ -35,7 +35,7 @@ class Topic:
 
 
 def is_new(topic: Topic, change: Callable[[], None], name: str = "orders") -> bool:
-    """What is said where brokers know this afterwards."""
+    """The reported result if brokers know this change afterwards."""
     rows: Any = MagicMock()
     writer = rows.write.format.return_value.options.return_value.mode.return_value
     writer.save.side_effect = change
@@ -43,24 +43,24 @@ def is_new(topic: Topic, change: Callable[[], None], name: str = "orders") -> bo
         return publish(rows, Access(broker.url), topic=name, app="replay", version=1)
 
 
-def test_a_target_that_does_not_exist_yet_is_made_by_its_first_rows() -> None:
+def test_missing_target_is_created_by_its_first_rows() -> None:
     topic = Topic(exists=False)
 
     def made() -> None:
         topic.exists, topic.published = True, {"orders": {"replay": 1}}
 
     assert is_new(topic, made)
-    assert not is_new(Topic(exists=False), lambda: None)  # no rows: it is not made
+    assert not is_new(Topic(exists=False), lambda: None)  # no rows: the topic is not created
 
 
-def test_what_others_publish_meanwhile_is_not_ours() -> None:
+def test_concurrent_publishes_of_others_do_not_count_as_appended() -> None:
     topic = Topic()
     topic.published = {"orders": {"replay": 1, "other": 6}}
     assert not is_new(topic, lambda: topic.published["orders"].update(other=7))
 
 
 @pytest.mark.parametrize("log", ["orders-partition-0", "orders-partition-1"])
-def test_rows_in_one_partition_are_enough(log: str) -> None:
+def test_rows_in_one_partition_count_as_appended(log: str) -> None:
     topic = Topic(partitions=2)
     assert is_new(topic, lambda: topic.published.update({log: {"replay": 1}}))
     assert not is_new(topic, lambda: None)

@@ -1,4 +1,4 @@
-"""What offload, trim and reads of tables decide: pure functions, and the command's exit codes."""
+"""Pure functions of offload, trim and table reads, and exit codes of the command."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def chunk(positions: list[tuple[int, int]], times_ms: list[int]) -> Chunk:
 # ------------------------------------------------------------ offload
 
 
-def test_a_chunk_is_divided_at_midnight() -> None:
+def test_chunk_is_divided_at_midnight() -> None:
     whole = chunk([(1, 1), (1, 2), (1, 3), (2, 1)], [DAY_MS - 2, DAY_MS - 1, DAY_MS, DAY_MS + 5])
     before, behind = by_day(whole)
     assert before.payload + behind.payload == whole.payload
@@ -104,7 +104,7 @@ def messages(positions: list[tuple[int, int]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, MESSAGES.columns)
 
 
-def test_what_a_chunk_covers() -> None:
+def test_coverage_of_a_chunk() -> None:
     whole = chunk([(1, 4), (1, 5), (2, 1), (2, 3)], [0] * 4)
     tally = Tally(replace(whole, chains={1: (6, "aa"), 2: (9, "bb")}))
     made = messages([(1, 4), (1, 5), (1, 5), (2, 1), (2, 3)])
@@ -132,7 +132,7 @@ def test_what_a_chunk_covers() -> None:
     assert len(joined) == 4
 
 
-def test_what_went_before_a_task_read_it_is_noted() -> None:
+def test_entries_trimmed_before_a_task_reads_them_are_recorded() -> None:
     runs = [Run(2, 2, 1, 5, 9, 9), Run(3, 3, 1, 5, 9, 9), Run(4, 4, 1, 9, 9, 9)]
     known = [segment(2), segment(3), segment(4)]
     held = Segments(LOG, 4, 4, Position(2, 0), Position(4, 11), tuple(known))
@@ -150,7 +150,7 @@ def test_what_went_before_a_task_read_it_is_noted() -> None:
 
 
 def counted(rows: int, entries: int, first: int, last: int, *parts: tuple[int, int]) -> Counted:
-    """What was read back; ``parts``: first entry and rows of each, whose digest is as many."""
+    """Counts of rows read back; ``parts``: first entry and number of rows of each, which is also its digest."""
     return Counted(
         rows, entries, first, last, last, {part[0]: (part[1], part[1]) for part in parts}
     )
@@ -201,7 +201,7 @@ def test_differences_between_a_table_and_a_log(
     assert [each.what for each in differences(LOG, segment(5), rows, counted)] == what
 
 
-def test_a_segment_whose_beginning_was_trimmed_is_compared_from_there() -> None:
+def test_segment_with_a_trimmed_beginning_is_compared_from_there() -> None:
     rest = replace(segment(5), first=Position(5, 4), entries=7, messages=7)
     found = counted(7, 7, 4, 10, (1, 10))
     assert differences(LOG, rest, [row(5, 1, 11)], found) == []
@@ -209,12 +209,12 @@ def test_a_segment_whose_beginning_was_trimmed_is_compared_from_there() -> None:
     assert differences(LOG, segment(6, 0), [], Counted()) == []
 
 
-def test_entries_that_were_offloaded_twice_hide_no_missing_ones() -> None:
+def test_entries_offloaded_twice_do_not_hide_missing_entries() -> None:
     found = differences(LOG, segment(5), [row(5, 1, 6), row(5, 1, 6)], Counted())
     assert "entries offloaded" in [each.what for each in found]
 
 
-def test_which_segments_may_go() -> None:
+def test_segments_that_may_be_trimmed() -> None:
     segments = (segment(2), segment(3, 0), segment(4), segment(5), segment(6, is_open=True))
     held = Segments(LOG, 6, 6, Position(2, 0), Position(6, 11), segments)
 
@@ -228,14 +228,14 @@ def test_which_segments_may_go() -> None:
     assert ledgers(Position(2, 3)) == ([], "offload")
 
 
-def test_a_dry_run_says_what_would_go() -> None:
+def test_dry_run_lists_what_would_be_trimmed() -> None:
     report = LogReport(LOG, Position(2, 1), Position(4, 5), "ledger", 2, 9)
     assert ": trimmed below 4:5" in report.line()
     assert ": would be trimmed below 4:5" in report.line(is_dry=True)
 
 
 class Trimming(Broker):
-    """Drops some entries with each request, and keeps the rest of a node."""
+    """Drops some entries with each request, like a large log."""
 
     def __init__(self, kept: int) -> None:
         self.first, self.kept, self.requests = 1, kept, 0
@@ -250,7 +250,9 @@ class Trimming(Broker):
 @pytest.mark.parametrize(
     ("before", "kept", "requests"), [(1, 0, 1), (21, 0, 1), (95, 0, 5), (95, 7, 6)]
 )
-def test_a_log_is_trimmed_until_nothing_more_goes(before: int, kept: int, requests: int) -> None:
+def test_trim_is_repeated_until_nothing_more_is_trimmed(
+    before: int, kept: int, requests: int
+) -> None:
     broker = Trimming(kept)
     done = trim_all(broker, LOG, Position(3, before), 6)
     assert (done.first, broker.requests) == (Position(3, before - kept), requests)
@@ -284,7 +286,7 @@ START, END = Position(2, 1), Position(9, 9)
         ([row(2, 1, 5), row(11, 0, 0, lost="9:9"), row(11, 1, 4)], START, None),
     ],
 )
-def test_gaps_in_a_table_are_named(
+def test_gaps_in_a_table_are_reported(
     rows: list[SegmentRow], kept: Position | None, message: str | None
 ) -> None:
     in_order = sorted(rows, key=lambda row: (row.ledger, row.first))
@@ -295,7 +297,7 @@ def test_gaps_in_a_table_are_named(
             check_whole(LOG, in_order, START, END, kept)
 
 
-def test_files_are_divided_in_order() -> None:
+def test_files_are_divided_among_tasks_in_order() -> None:
     pieces = [Piece(LOG, str(number), START, END, 10) for number in range(10)]
     tasks = divided_pieces(pieces, 5)
     assert [piece for task in tasks for piece in task] == pieces
@@ -322,7 +324,7 @@ def test_files_are_divided_in_order() -> None:
         (["trim", "--table", "s3://b", "--table-format", "parquet", "--topic", "a"], "local disks"),
     ],
 )
-def test_mistakes_end_with_1_and_a_sentence(
+def test_user_errors_exit_with_1_and_a_sentence(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.run(arguments) == 1
@@ -331,7 +333,7 @@ def test_mistakes_end_with_1_and_a_sentence(
     assert "secret" not in said
 
 
-def test_help_names_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
     said = capsys.readouterr().out
     for verb in cli.VERBS:

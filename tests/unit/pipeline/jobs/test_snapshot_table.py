@@ -1,4 +1,4 @@
-"""A snapshot's Delta table: what tasks write counts with one commit, and nothing else does. No JVM."""
+"""The Delta table of a snapshot: the files of tasks count after one commit, and never without it. Without a JVM."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rows(*keys: bytes) -> pa.RecordBatch:
 
 
 def writer(place: Place, run: str = RUN) -> DataSourceArrowWriter:
-    """As Spark gets it: the class is registered, and what it makes pickled to tasks."""
+    """The writer as Spark creates it: the class is registered, and its instances are pickled for tasks."""
     pickled = cloudpickle.dumps(format_of(place, run))  # type: ignore[no-untyped-call]
     source = pickle.loads(pickled)  # noqa: S301 - our own
     made = source(options={}).writer(StructType(), overwrite=False)
@@ -49,7 +49,7 @@ def writer(place: Place, run: str = RUN) -> DataSourceArrowWriter:
 
 
 def written(place: Place, *tasks: Sequence[pa.RecordBatch], run: str = RUN) -> None:
-    """One job of several tasks."""
+    """One job with several tasks."""
     made = writer(place, run)
     made.commit([made.write(iter(task)) for task in tasks])
 
@@ -60,7 +60,7 @@ def keys(place: Place) -> list[bytes]:
     return sorted(pa.concat_tables(files)["__key"].to_pylist()) if files else []
 
 
-def test_each_snapshot_replaces_the_one_before(place: Place) -> None:
+def test_snapshot_replaces_the_previous_one(place: Place) -> None:
     assert existing(place) is None
     written(place, [rows(b"a", b"b"), rows(b"c")], [], [rows(b"d")])
     assert keys(place) == [b"a", b"b", b"c", b"d"]
@@ -71,7 +71,7 @@ def test_each_snapshot_replaces_the_one_before(place: Place) -> None:
     assert DeltaTable(place.location).version() == 2
 
 
-def test_filters_of_other_readers_find_what_a_snapshot_has(place: Place) -> None:
+def test_filters_of_other_readers_find_all_rows_of_a_snapshot(place: Place) -> None:
     place_of_it = {"__ledgerId": 1, "__entryId": 1, "__batchIndex": -1, "__epoch": None}
     written(place, [pa.RecordBatch.from_pylist([{"__key": b"a"} | place_of_it], TABLE_COLUMNS)])
     for name, value in place_of_it.items():
@@ -80,7 +80,7 @@ def test_filters_of_other_readers_find_what_a_snapshot_has(place: Place) -> None
         assert found.to_table(filter=wanted).num_rows == 1, name
 
 
-def test_a_task_that_fails_leaves_the_table_as_it_is(
+def test_failed_task_leaves_the_table_unchanged(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(place, [rows(b"a")])
@@ -100,7 +100,9 @@ def test_a_task_that_fails_leaves_the_table_as_it_is(
     assert keys(place) == [b"a"]
 
 
-def test_of_two_at_once_one_commits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_of_two_concurrent_snapshots_commits(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written(place, [rows(b"a")])
     stale = existing(place)
     written(place, [rows(b"b")])
@@ -111,7 +113,7 @@ def test_of_two_at_once_one_commits(place: Place, monkeypatch: pytest.MonkeyPatc
 
 
 class Failing:
-    """A DataFrame whose job does what it is told, and fails."""
+    """A DataFrame whose job writes what the test specifies, and then fails."""
 
     def __init__(self, job: Any) -> None:
         self.job = job
@@ -138,7 +140,7 @@ class Failing:
         raise Py4JError("onewriter_pipeline.errors.TableError: the disk is full")
 
 
-def test_where_spark_fails_what_was_written_is_removed(place: Place) -> None:
+def test_files_are_removed_if_spark_fails(place: Place) -> None:
     written(place, [rows(b"a")])
     before = sorted(Path(place.location).glob("*.parquet"))
     failing: Any = Failing(lambda made: made.write(iter([rows(b"b")])))
@@ -148,13 +150,13 @@ def test_where_spark_fails_what_was_written_is_removed(place: Place) -> None:
     assert keys(place) == [b"a"]
 
 
-def test_what_spark_has_committed_stays_whatever_it_says(place: Place) -> None:
+def test_committed_files_stay_even_if_spark_reports_a_failure(place: Place) -> None:
     failing: Any = Failing(lambda made: made.commit([made.write(iter([rows(b"b")]))]))
     snapshot_table.replace(failing, place)
     assert keys(place) == [b"b"]
 
 
-def test_a_table_of_somebody_else_is_refused(place: Place) -> None:
+def test_foreign_table_is_refused_as_a_target(place: Place) -> None:
     DeltaTable.create(place.location, pa.schema([("a", pa.int64())]))
     with pytest.raises(Invalid, match=r"a table of other columns \(a \.\.\.\)"):
         existing(place)

@@ -1,4 +1,4 @@
-"""The leader process of a driver: found or started, private, and gone with its driver."""
+"""The leader process of a driver: it is found or started, is private, and ends with its driver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ SECONDS_MAX = 60.0
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="ow") as folder:  # short: a socket is in it
+    with tempfile.TemporaryDirectory(
+        prefix="ow"
+    ) as folder:  # short, because the path of the socket is limited
         yield Path(folder)
 
 
@@ -34,7 +36,7 @@ def driver() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def test_it_is_started_once_and_ends_with_its_driver(
+def test_leader_process_starts_once_and_ends_with_its_driver(
     folder: Path, driver: subprocess.Popen[bytes]
 ) -> None:
     owner = driver_of(driver.pid)
@@ -58,7 +60,7 @@ def test_it_is_started_once_and_ends_with_its_driver(
         leader._ask(LeaderRequest("status", ""), starts=False)
 
 
-def test_a_folder_that_others_can_reach_is_refused(folder: Path) -> None:
+def test_folder_that_other_users_can_access_is_refused(folder: Path) -> None:
     leader = Leader(root=folder)
     leader._folder.mkdir(mode=0o755)
     leader._folder.chmod(0o755)
@@ -66,12 +68,12 @@ def test_a_folder_that_others_can_reach_is_refused(folder: Path) -> None:
         leader.grants(LeaderRequest(BEGIN, "query"))
 
 
-def test_a_path_that_no_socket_can_have_is_refused(folder: Path) -> None:
+def test_path_that_is_too_long_for_a_socket_is_refused(folder: Path) -> None:
     with pytest.raises(Invalid, match="set TMPDIR"):
         Leader(root=folder / ("x" * 100)).grants(LeaderRequest(BEGIN, "query"))
 
 
-def test_the_driver_is_the_jvm_above_or_the_program_itself() -> None:
+def test_driver_is_the_parent_jvm_or_the_program_itself() -> None:
     own = driver_of()
     assert own.pid == os.getpid()
     assert own.is_running()

@@ -1,4 +1,4 @@
-"""The topics that a driver leads: shared by its uses, given back in time, lost for good."""
+"""The topics that a driver leads: shared by uses, released in time, lost for good."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDLE_SECONDS = 60.0
 
 
 class FakeLeadership:
-    """A term, as far as the leader process knows it."""
+    """A leadership of the SDK, as far as the leader process uses it."""
 
     def __init__(self, brokers: Brokers, topic: str, epoch: int) -> None:
         self.epoch = epoch
@@ -38,7 +38,7 @@ class FakeLeadership:
         self._told.append(callback)
 
     def lose(self, *, tells: bool = True) -> None:
-        """Somebody else leads; ``tells`` False: nobody was told yet."""
+        """Another producer takes the topic; ``tells`` False: without a notification."""
         self._brokers.epoch += 1
         self._brokers.leaders[self._topic] = "somebody else"
         if tells:
@@ -79,7 +79,7 @@ class FakeLead:
 
 
 class Brokers:
-    """Who leads what; stands for a client of the SDK, too."""
+    """The holders of topics. Also replaces a client of the SDK."""
 
     def __init__(self) -> None:
         self.leaders: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def request(what: str, use: str = "query", *names: str, **more: Any) -> LeaderRe
     return LeaderRequest(what, use, ACCESS, topics=wanted, idle_seconds=IDLE_SECONDS, **more)
 
 
-async def test_a_batch_write_leads_from_its_beginning_to_its_end(
+async def test_batch_write_leads_from_its_beginning_to_its_end(
     topics: Topics, brokers: Brokers
 ) -> None:
     begun = await topics.begin(request(BEGIN, app="job"))
@@ -136,7 +136,7 @@ async def test_a_batch_write_leads_from_its_beginning_to_its_end(
     assert (brokers.leaders, brokers.clients, topics.is_idle) == ({}, 0, True)
 
 
-async def test_a_query_leads_between_its_batches_until_none_comes(
+async def test_query_leads_between_batches_until_its_idle_time_ends(
     topics: Topics, brokers: Brokers
 ) -> None:
     for _ in range(3):
@@ -150,7 +150,7 @@ async def test_a_query_leads_between_its_batches_until_none_comes(
     assert (await topics.begin(request(BEGIN)))[ORDERS].epoch == 2
 
 
-async def test_a_batch_that_takes_long_is_not_idle_and_one_that_never_ends_is_given_up(
+async def test_long_batch_is_not_idle_and_endless_batch_is_dropped(
     topics: Topics, brokers: Brokers
 ) -> None:
     await topics.begin(request(BEGIN))
@@ -162,7 +162,7 @@ async def test_a_batch_that_takes_long_is_not_idle_and_one_that_never_ends_is_gi
     assert brokers.leaders == {}
 
 
-async def test_a_write_that_begins_while_the_topic_is_given_back_waits_for_it(
+async def test_write_that_begins_during_a_release_waits_for_it(
     topics: Topics, brokers: Brokers
 ) -> None:
     brokers.handover_seconds = 5.0
@@ -187,7 +187,7 @@ async def test_uses_of_one_driver_share_a_topic(topics: Topics, brokers: Brokers
     assert brokers.leaders == {}
 
 
-async def test_a_topic_that_somebody_else_leads_is_refused_or_taken(
+async def test_topic_with_another_leader_is_refused_or_fenced(
     topics: Topics, brokers: Brokers
 ) -> None:
     brokers.leaders[ORDERS] = "somebody else"
@@ -198,7 +198,7 @@ async def test_a_topic_that_somebody_else_leads_is_refused_or_taken(
 
 
 @pytest.mark.parametrize("tells", [True, False])
-async def test_a_loss_between_batches_fails_the_next_one_once(
+async def test_loss_between_batches_fails_the_next_batch_once(
     topics: Topics, brokers: Brokers, *, tells: bool
 ) -> None:
     await topics.begin(request(BEGIN))
@@ -212,7 +212,7 @@ async def test_a_loss_between_batches_fails_the_next_one_once(
     assert (await topics.begin(request(BEGIN)))[ORDERS].epoch == 3
 
 
-async def test_a_loss_in_a_batch_fails_its_commit(topics: Topics, brokers: Brokers) -> None:
+async def test_loss_during_a_batch_fails_its_commit(topics: Topics, brokers: Brokers) -> None:
     await topics.begin(request(BEGIN, mode="exclusive-with-fencing"))
     brokers.leaders[ORDERS].lose()
     again = await topics.begin(request(BEGIN, mode="exclusive-with-fencing"))
@@ -223,7 +223,7 @@ async def test_a_loss_in_a_batch_fails_its_commit(topics: Topics, brokers: Broke
     assert await topics.begin(request(BEGIN, mode="exclusive-with-fencing"))
 
 
-async def test_a_batch_is_not_published_under_a_later_epoch_of_its_driver(topics: Topics) -> None:
+async def test_batch_is_not_published_under_a_later_epoch_of_its_driver(topics: Topics) -> None:
     await topics.begin(request(BEGIN, "one"))
     await topics.end(request(END, "one", is_over=True))
     await topics.begin(request(BEGIN, "one"))
@@ -232,9 +232,7 @@ async def test_a_batch_is_not_published_under_a_later_epoch_of_its_driver(topics
     assert await topics.lead(request(LEAD, "one", topics={ORDERS: 2}))
 
 
-async def test_topics_that_rows_name_are_led_when_they_are_needed(
-    topics: Topics, brokers: Brokers
-) -> None:
+async def test_topics_that_rows_name_are_led_on_demand(topics: Topics, brokers: Brokers) -> None:
     assert await topics.begin(request(BEGIN, topics={})) == {}
     led = await topics.lead(request(LEAD, "query", ORDERS, RETURNS, app="job"))
     assert [grant.epoch for grant in led.values()] == [1, 2]
@@ -242,7 +240,7 @@ async def test_topics_that_rows_name_are_led_when_they_are_needed(
     assert brokers.leaders == {}
 
 
-async def test_partitions_that_were_added_are_led_from_the_next_batch_on(
+async def test_added_partitions_are_led_from_the_next_batch_on(
     topics: Topics, brokers: Brokers
 ) -> None:
     brokers.partitions = 2
@@ -264,7 +262,7 @@ async def test_partitions_that_were_added_are_led_from_the_next_batch_on(
     ],
     ids=str,
 )
-async def test_what_brokers_refuse_is_said_in_the_pipelines_words(
+async def test_refusals_of_brokers_become_errors_of_the_pipeline(
     topics: Topics, brokers: Brokers, refusal: OnewriterError, error: type[Exception]
 ) -> None:
     brokers.refusal = refusal
@@ -274,7 +272,7 @@ async def test_what_brokers_refuse_is_said_in_the_pipelines_words(
 
 
 @pytest.mark.parametrize("bound", ["USES_MAX", "LED_TOPICS_MAX"])
-async def test_what_one_driver_leads_is_bounded(
+async def test_number_of_led_topics_and_uses_is_bounded(
     topics: Topics, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     monkeypatch.setattr(topics_module, bound, 1)
@@ -283,7 +281,7 @@ async def test_what_one_driver_leads_is_bounded(
         await topics.begin(request(BEGIN, "two", RETURNS))
 
 
-async def test_at_its_end_it_gives_everything_back(topics: Topics, brokers: Brokers) -> None:
+async def test_close_releases_everything(topics: Topics, brokers: Brokers) -> None:
     await topics.begin(request(BEGIN, "one", ORDERS, RETURNS))
     closing: Coroutine[Any, Any, None] = topics.close()
     await closing

@@ -1,4 +1,4 @@
-"""Whatever rows there are: what is packed for all of them at once is what protobuf makes of each."""
+"""For any rows, the packed messages equal those that protobuf encodes one by one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def one_by_one(row: Row) -> bytes:
 
 
 def key_of(message: bytes) -> bytes:
-    """Of a row, which its entry has once more where it has no other."""
+    """The key of a row. An entry without another key repeats it."""
     (size,) = struct.unpack_from(">I", message)
     return pb.SingleMessageMetadata.FromString(message[4 : 4 + size]).partition_key.encode()
 
@@ -76,7 +76,9 @@ def key_of(message: bytes) -> bytes:
 def packed_one_by_one(
     rows: Sequence[Row], frame_rows: int, part_bytes: int
 ) -> Iterator[PackedPart]:
-    """Rows packed as the format is described: a frame is full by rows or bytes, a part by bytes."""
+    """Rows packed according to the description of the format: limits of frames in rows and bytes, of parts in
+    bytes.
+    """
     frames: list[list[bytes]] = [[]]
     for message in map(one_by_one, rows):
         last = frames[-1]
@@ -113,7 +115,7 @@ def batch_of(rows: Sequence[Row], columns: Sequence[str], kind: int = 0) -> pa.R
     st.integers(0, 3),
     st.integers(0, 3),
 )
-def test_the_messages_of_any_rows(
+def test_messages_of_any_rows_equal_those_of_protobuf(
     rows: list[Row], more: set[str], kind: int, front: int, back: int
 ) -> None:
     columns = ["value", *sorted(more)]
@@ -131,7 +133,7 @@ def test_the_messages_of_any_rows(
     st.integers(1, 5),
     st.sampled_from([30, 300, 50_000, 2**23]),
 )
-def test_the_parts_of_any_batches(
+def test_parts_of_any_batches_have_all_rows(
     batches: list[list[Row]], frame_rows: int, part_bytes: int
 ) -> None:
     made = [batch_of(rows, list(KINDS)) for rows in batches]
@@ -174,7 +176,7 @@ def test_keys_are_texts_or_base64(keys: list[bytes | None]) -> None:
     assert told == [key is not None and not is_text(key) for key in keys]
 
 
-def test_strings_are_written_as_they_are() -> None:
+def test_strings_are_written_unchanged() -> None:
     rows: list[Row] = [
         {"value": "ä".encode(), "__key": "ö".encode()},
         {"value": b"", "__key": None},
@@ -189,7 +191,7 @@ def test_strings_are_written_as_they_are() -> None:
         assert found.data.tobytes() == b"".join(map(one_by_one, rows))
 
 
-def test_large_types_of_arrow_are_taken() -> None:
+def test_large_types_of_arrow_are_accepted() -> None:
     rows: list[Row] = [{"value": b"x", "__messageProperties": [("a", "1"), ("b", "")]}]
     kind = pa.map_(pa.large_string(), pa.large_string())
     properties = pa.array([rows[0]["__messageProperties"]], kind)
@@ -197,7 +199,7 @@ def test_large_types_of_arrow_are_taken() -> None:
     assert found.trimmed().data.tobytes() == one_by_one(rows[0])
 
 
-def test_properties_of_rows_that_are_null_do_not_count() -> None:
+def test_properties_of_null_rows_are_ignored() -> None:
     hidden = pa.MapArray.from_arrays(
         pa.array([0, 1, 2], pa.int32()), pa.array(["a", "b"]), pa.array(["1", "2"])
     )
@@ -215,7 +217,7 @@ def test_properties_of_rows_that_are_null_do_not_count() -> None:
     assert encoded(batch).trimmed().data.tobytes() == b"".join(map(one_by_one, rows))
 
 
-def test_properties_that_are_no_text_are_named() -> None:
+def test_properties_that_are_not_texts_are_refused() -> None:
     broken = pa.Array.from_buffers(
         pa.string(),
         1,

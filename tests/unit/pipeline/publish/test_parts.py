@@ -1,4 +1,6 @@
-"""Rows of Arrow batches as the parts that brokers take: nothing lost, nothing too large, mistakes named."""
+"""Packs rows of Arrow batches into parts that brokers accept: nothing is lost or too large, and errors name the
+cause.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ def batch(**columns: Any) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def test_a_message_has_all_that_its_row_had() -> None:
+def test_message_has_all_values_of_its_row() -> None:
     time = dt.datetime(2025, 1, 2, 3, 4, 5, 678_000, tzinfo=dt.UTC)
     rows = batch(
         value=[b"one", None, b""],
@@ -80,17 +82,17 @@ def test_values_are_bytes_or_texts(values: pa.Array) -> None:
     assert [content for _, content in packed(batch(value=values))] == [b"a", "ä".encode()]
 
 
-def test_a_key_that_is_no_text_is_marked() -> None:
+def test_binary_key_is_marked_as_base64() -> None:
     ((metadata, _),) = packed(batch(value=[b"v"], __key=[b"\xff\x00"]))
     assert (metadata.partition_key, metadata.partition_key_b64_encoded) == ("/wA=", True)
 
 
-def test_times_may_be_milliseconds() -> None:
+def test_event_times_can_be_milliseconds() -> None:
     ((metadata, _),) = packed(batch(value=[b"v"], __eventTime=[5]))
     assert metadata.event_time == 5
 
 
-def test_frames_are_full_by_rows_or_bytes() -> None:
+def test_frames_are_limited_by_rows_and_bytes() -> None:
     (part,) = pack([batch(value=[b"x"] * (2 * FRAME_ROWS + 1))])
     assert [len(frame) for frame in frames(part)] == [FRAME_ROWS, FRAME_ROWS, 1]
     large = FRAME_BYTES // 3
@@ -99,7 +101,7 @@ def test_frames_are_full_by_rows_or_bytes() -> None:
     assert len(packed(batch(value=[b"x"] * 3), frame_rows=1)) == 3
 
 
-def test_parts_hold_all_rows_in_order_whatever_the_batches() -> None:
+def test_parts_have_all_rows_in_order_for_any_batches() -> None:
     batches = [
         batch(value=[b"%d" % n for n in range(first, first + 7)]) for first in range(0, 70, 7)
     ]
@@ -110,7 +112,7 @@ def test_parts_hold_all_rows_in_order_whatever_the_batches() -> None:
     assert found == [b"%d" % number for number in range(70)]
 
 
-def test_a_part_has_as_many_frames_as_a_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_has_at_most_the_frames_that_a_broker_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "PART_FRAMES", 4)
     parts = list(pack([batch(value=[b"x"] * 9)], frame_rows=1))
     assert [(part.rows, len(list(frames(part)))) for part in parts] == [(4, 4), (4, 4), (1, 1)]
@@ -139,12 +141,12 @@ def test_no_rows_make_no_part() -> None:
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
-def test_mistakes_are_named(rows: pa.RecordBatch, said: str) -> None:
+def test_invalid_rows_are_refused_by_name(rows: pa.RecordBatch, said: str) -> None:
     with pytest.raises(Invalid, match=said):
         list(pack([rows]))
 
 
-def test_columns_of_nothing_but_null_are_taken() -> None:
+def test_columns_with_only_nulls_are_accepted() -> None:
     nothing = pa.nulls(2)
     rows = batch(value=nothing, __key=nothing, __eventTime=nothing, __messageProperties=nothing)
     assert [metadata.null_value for metadata, _ in packed(rows)] == [True, True]

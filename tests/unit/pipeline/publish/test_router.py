@@ -1,4 +1,4 @@
-"""Which log a row goes to: decided by the row, its batch's app and version, and by nothing else."""
+"""The log of a row depends only on the row, and on the app and version of its batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LISTED = "persistent://public/default/"
 
 
 def java_one_by_one(text: str) -> int:
-    """``String.hashCode`` as its documentation has it."""
+    """``String.hashCode`` according to its documentation."""
     found = 0
     units = text.encode("utf-16-le")
     for at in range(0, len(units), 2):
@@ -67,21 +67,21 @@ def murmur_one_by_one(data: bytes) -> int:
         ("The quick brown fox jumps over the lazy dog", -609428141 % 2**32, 0x2E4FF723),
     ],
 )
-def test_hashes_are_those_that_are_known(text: str, java: int, murmur: int) -> None:
+def test_hashes_equal_known_values(text: str, java: int, murmur: int) -> None:
     key = binaries(pa.array([text]))
     assert (int(java_string_hash(key)[0]), int(murmur3_32(key)[0])) == (java, murmur)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.one_of(st.text(max_size=30), st.none()), max_size=20), st.integers(0, 3))
-def test_hashes_of_any_keys(keys: list[str | None], front: int) -> None:
+def test_hashes_of_any_keys_equal_the_reference(keys: list[str | None], front: int) -> None:
     found = binaries(pa.array(keys, pa.string()).slice(front))
     listed = [key or "" for key in keys[front:]]
     assert java_string_hash(found).tolist() == list(map(java_one_by_one, listed))
     assert murmur3_32(found).tolist() == [murmur_one_by_one(key.encode()) for key in listed]
 
 
-def test_the_sign_of_a_hash_is_dropped() -> None:
+def test_sign_of_a_hash_is_dropped() -> None:
     key = binaries(pa.array(["The quick brown fox jumps over the lazy dog"]))
     assert int(java_string_hash(key)[0]) >= 2**31
     assert partitions_of(key, np.array([7]), JAVA).tolist() == [(-609428141 & 0x7FFFFFFF) % 7]
@@ -111,7 +111,7 @@ def batch(count: int, **columns: Any) -> pa.RecordBatch:
     return pa.record_batch({"value": [b"%d" % number for number in range(count)]} | columns)
 
 
-def test_rows_stay_in_order_and_batches_too() -> None:
+def test_rows_and_batches_stay_in_order() -> None:
     names = itertools.cycle(["a", "b", "public/default/a", "other/ns/c"])
     rows = batch(9, __topic=[next(names) for _ in range(9)])
     assert routed(router(), rows, rows.slice(0, 2)) == {
@@ -121,12 +121,12 @@ def test_rows_stay_in_order_and_batches_too() -> None:
     }
 
 
-def test_a_topic_that_is_named_gets_all_rows() -> None:
+def test_named_topic_receives_all_rows() -> None:
     assert routed(router("a"), batch(3), batch(2, __topic=["b", None])) == {"a": [0, 1, 2, 0, 1]}
 
 
 @pytest.mark.parametrize("scheme", [JAVA, MURMUR])
-def test_keys_choose_partitions_and_rows_without_share_one(scheme: str) -> None:
+def test_keys_choose_partitions_and_rows_without_a_key_share_one(scheme: str) -> None:
     keys = [f"key-{number % 5}" if number % 3 else None for number in range(60)]
     rows = batch(60, __key=pa.array(keys))
     found = routed(router("t", {"t": 4}, scheme=scheme), rows)
@@ -142,18 +142,18 @@ def test_keys_choose_partitions_and_rows_without_share_one(scheme: str) -> None:
     }, "whatever task has which rows"
 
 
-def test_rows_without_a_key_take_turns_from_batch_to_batch() -> None:
+def test_rows_without_a_key_change_partition_from_batch_to_batch() -> None:
     logs = [list(routed(router("t", {"t": 4}, version=each), batch(5))) for each in range(40)]
     assert all(len(each) == 1 for each in logs)
     assert len({log for (log,) in logs}) == 4
 
 
-def test_keys_that_are_no_texts_are_hashed_as_they_are_written() -> None:
+def test_binary_keys_are_hashed_in_their_written_form() -> None:
     rows = batch(2, __key=pa.array([b"\xff\x00", b"/wA="], pa.binary()))
     assert len(routed(router("t", {"t": 50}), rows)) == 1
 
 
-def test_a_partition_may_be_named() -> None:
+def test_rows_can_name_a_partition() -> None:
     names = ["t-partition-1", "t", "t-partition-1"]
     keys = ["a", "b", "c"]  # Java's hash of the second one is even
     found = routed(router("", {"t": 2}), batch(3, __topic=names, __key=keys))
@@ -161,7 +161,7 @@ def test_a_partition_may_be_named() -> None:
     assert routed(router("t-partition-1"), batch(2)) == {"t-partition-1": [0, 1]}
 
 
-def test_each_topic_is_asked_for_once() -> None:
+def test_partitions_of_each_topic_are_requested_once() -> None:
     asked = []
 
     def partitions(name: TopicName) -> int:
@@ -189,7 +189,7 @@ def test_each_topic_is_asked_for_once() -> None:
     ],
     ids=["one of two", "nulls", "no column", "numbers", "not persistent", "empty"],
 )
-def test_topics_that_are_none_are_named(columns: dict[str, Any], said: str) -> None:
+def test_invalid_topics_are_refused_by_name(columns: dict[str, Any], said: str) -> None:
     with pytest.raises(Invalid, match=said):
         routed(router(), batch(2, **columns))
 

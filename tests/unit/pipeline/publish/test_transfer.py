@@ -1,4 +1,4 @@
-"""What becomes of a batch whose broker refuses or goes away: what is said, and how long it takes."""
+"""A batch whose broker refuses or disappears: errors, cleanup, and time limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PATIENCE_SECONDS = 0.2
 
 
 class Script:
-    """A broker that takes everything; ``refuses`` says with which status the requests that end so are."""
+    """A broker that accepts everything; ``refuses`` has statuses by the ends of refused requests."""
 
     def __init__(self) -> None:
         self.refuses: dict[str, int] = {}
@@ -37,7 +37,7 @@ class Script:
         self.held: dict[str, int] = {}
 
     def is_question(self, request: Request) -> bool:
-        """Whether it is a publish of no parts that is not refused."""
+        """Whether the request is a publish without parts that is not refused."""
         is_publish = request.path.endswith("/publish")
         return is_publish and not request.body["parts"] and not self.knows_before
 
@@ -92,7 +92,7 @@ def discards(broker: ScriptedBroker) -> set[str]:
     return {each.path for each in broker.asked if each.path.endswith("/discard")}
 
 
-def test_a_task_that_waited_in_vain_does_not_wait_once_more_for_each_log(
+def test_task_without_a_broker_does_not_wait_again_for_each_log(
     script: Script, broker: ScriptedBroker
 ) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
@@ -106,7 +106,7 @@ def test_a_task_that_waited_in_vain_does_not_wait_once_more_for_each_log(
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_all_that_a_task_has_staged_is_dropped_within_one_deadline(
+def test_failed_task_drops_its_rows_within_one_deadline(
     script: Script, broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr(staging, "DISCARD_SECONDS", 0.3)
@@ -116,12 +116,14 @@ def test_all_that_a_task_has_staged_is_dropped_within_one_deadline(
         script.refuses = {"/discard": status}
         raise PipelineError("these rows end here")
 
-    with pytest.raises(PipelineError, match="end here"):  # a busy broker has 600 s, discards 0.3 s
+    with pytest.raises(
+        PipelineError, match="end here"
+    ):  # a busy broker gets 600 s, a discard gets 0.3 s
         transfer.stage(target(broker), "job", 1, (0, 0), batches())
     assert len(discards(broker)) == 1, "one broker that does not answer ends all discards"
 
 
-def test_all_that_a_task_has_staged_is_dropped(script: Script, broker: ScriptedBroker) -> None:
+def test_failed_task_drops_everything_it_staged(script: Script, broker: ScriptedBroker) -> None:
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows()
         script.refuses = {"t1/staged/job/1/discard": 403}
@@ -141,7 +143,7 @@ def test_all_that_a_task_has_staged_is_dropped(script: Script, broker: ScriptedB
         (500, Damaged, "it may be refused again"),
     ],
 )
-def test_it_is_said_whether_a_batch_is_finished_when_it_is_written_again(
+def test_error_says_whether_repeating_completes_the_batch(
     script: Script, broker: ScriptedBroker, status: int, error: type[PipelineError], said: str
 ) -> None:
     script.refuses = {f"t{each}/staged/job/1/publish": status for each in (1, 3)}
@@ -154,7 +156,7 @@ def test_it_is_said_whether_a_batch_is_finished_when_it_is_written_again(
 
 
 @pytest.mark.parametrize(("guarantee", "version"), [(EXACTLY_ONCE, 1), (AT_LEAST_ONCE, 10**15 - 1)])
-def test_all_logs_are_asked_before_the_first_is_published_to(
+def test_all_logs_are_asked_before_the_first_publish(
     script: Script, broker: ScriptedBroker, guarantee: str, version: int
 ) -> None:
     wanted = replace(target(broker), guarantee=guarantee)
@@ -170,7 +172,7 @@ def test_all_logs_are_asked_before_the_first_is_published_to(
     assert [each.body for each in asked] == [{"epoch": 7, "parts": []}] * len(TOPICS)
 
 
-def test_a_later_version_that_one_log_has_is_found_before_the_first_is_published_to(
+def test_later_version_in_one_log_is_found_before_the_first_publish(
     script: Script, broker: ScriptedBroker
 ) -> None:
     staged = transfer.stage(target(broker), "job", 1, (0, 0), [rows()])
@@ -184,7 +186,7 @@ def test_a_later_version_that_one_log_has_is_found_before_the_first_is_published
     assert all(body["parts"] for body in asked[2 * len(TOPICS) :])
 
 
-def test_brokers_are_told_of_a_part_what_they_answered(broker: ScriptedBroker) -> None:
+def test_publish_requests_repeat_the_brokers_description_of_parts(broker: ScriptedBroker) -> None:
     staged = transfer.stage(target(broker), "job", 1, (0, 0), [rows()])
     transfer.publish(target(broker), "job", 1, staged)
     asked = [each for each in broker.asked if each.path.endswith("/publish")][-1]
@@ -194,7 +196,7 @@ def test_brokers_are_told_of_a_part_what_they_answered(broker: ScriptedBroker) -
     )
 
 
-def test_rows_are_staged_for_a_topic_that_nobody_leads_yet_and_not_published(
+def test_rows_for_a_topic_without_a_leader_are_staged_and_not_published(
     broker: ScriptedBroker,
 ) -> None:
     unled = replace(target(broker), grants={})
@@ -204,7 +206,7 @@ def test_rows_are_staged_for_a_topic_that_nobody_leads_yet_and_not_published(
     assert not [each for each in broker.asked if each.path.endswith("/publish")]
 
 
-def test_each_request_under_an_epoch_shows_the_capability_that_came_with_it(
+def test_requests_under_an_epoch_carry_its_capability(
     broker: ScriptedBroker,
 ) -> None:
     wanted = target(broker)

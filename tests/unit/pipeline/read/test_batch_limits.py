@@ -1,4 +1,4 @@
-"""Batches of so many messages: counted off, rounded to entries, each log moving on."""
+"""Batches with a limited number of messages: exact counts, whole entries, progress in each log."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def run(ledger: int, first: int, end: int, messages: int) -> Run:
 
 
 def counts(sizes: list[int], ledger: int = 5, block: int = 2) -> list[EntryCounts]:
-    """Blocks of so many entries each, from entry 1 on."""
+    """Blocks of these sizes, beginning with entry 1."""
     return [
         EntryCounts(Position(ledger, 1 + at), np.array(sizes[at : at + block], np.int64))
         for at in range(0, len(sizes), block)
     ]
 
 
-def test_shares_are_in_proportion_and_everybody_gets_some() -> None:
+def test_shares_are_proportional_and_not_empty() -> None:
     ahead = {"a": [run(1, 1, 11, 900)], "b": [run(1, 1, 2, 1), run(2, 1, 3, 99)], "c": []}
     assert shares(ahead, 1000) == {"a": None, "b": None, "c": None}
     assert shares(ahead, 100) == {"a": 90, "b": 10, "c": 1}
     assert shares(ahead, 1) == {"a": 1, "b": 1, "c": 1}
 
 
-def test_a_part_of_a_run_has_at_most_what_the_other_entries_leave() -> None:
+def test_part_of_a_run_has_at_most_the_messages_that_other_entries_leave() -> None:
     whole = run(5, 1, 11, 100)
     assert [each.messages for each in whole.cut(4)] == [94, 96]
     assert messages_of(runs_within([whole], Position(5, 8), Position(5, 9))) == 91
@@ -57,19 +57,19 @@ def test_a_part_of_a_run_has_at_most_what_the_other_entries_leave() -> None:
         (1, 15, 5),
         (1, 18, 6),
         (1, 19, None),
-        (1, 1, 2),  # one entry, though it has more
+        (1, 1, 2),  # one entry, although it has more messages
         (4, 1, 5),
         (4, 12, 6),
         (2, 1, 3),
         (6, 2, None),
     ],
 )
-def test_entries_are_counted_off(start: int, messages: int, end: int | None) -> None:
+def test_position_after_a_number_of_entries(start: int, messages: int, end: int | None) -> None:
     found = behind_messages(counts(SIZES), Position(5, start), messages)
     assert found == (None if end is None else Position(5, end))
 
 
-def test_ledgers_follow_each_other() -> None:
+def test_counting_continues_in_the_next_ledger() -> None:
     parts = [*counts([2, 2], 5), *counts([2, 2], 9)]
     assert behind_messages(parts, Position(5, 2), 4) == Position(9, 2)
     assert behind_messages(parts, Position(7, 1), 4) is None
@@ -84,7 +84,7 @@ def test_single_messages_need_no_counting() -> None:
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 60), st.integers(1, 7))
-def test_batches_keep_within_the_limit_and_lose_nothing(
+def test_batches_stay_within_the_limit_and_lose_nothing(
     sizes: list[int], most: int, block: int
 ) -> None:
     start, batches = Position(5, 1), list[int]()

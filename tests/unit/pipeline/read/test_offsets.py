@@ -67,13 +67,13 @@ def test_runs_are_the_entries_between_two_positions() -> None:
     assert runs_between(segments, Position(7, 0)) == []
 
 
-def test_runs_of_epochs_that_do_not_follow_each_other_stay_apart() -> None:
+def test_runs_of_nonadjacent_epochs_stay_separate() -> None:
     runs = [run(1, 1, 5, 3), run(2, 1, 5, 3), run(3, 1, 5), run(4, 1, 5, 7), run(5, 1, 2, 3)]
     assert of_epochs(runs, {3}) == [runs[:2], runs[4:]]
     assert of_epochs(runs, {4}) == []
 
 
-def test_limits_are_shared_in_proportion_and_nobody_waits_for_ever() -> None:
+def test_limits_are_shared_proportionally_without_starvation() -> None:
     ahead = {"a": [run(1, 1, 101)], "b": [run(1, 1, 11), run(2, 1, 291)], "c": []}
     assert limited(ahead) == {"a": None, "b": None, "c": None}
     assert limited(ahead, entries=400) == {"a": None, "b": None, "c": None}
@@ -114,11 +114,11 @@ def test_limited_batches_reach_the_end_in_bounded_steps(
     ("weight", "entries", "expected"),
     [(0, 0, 0), (1, 1, 1), (2**20, 9, 1), (2**30, 9, 8), (2**33, 1000, 64), (2**40, 3, 3)],
 )
-def test_how_many_tasks(weight: int, entries: int, expected: int) -> None:
+def test_number_of_tasks(weight: int, entries: int, expected: int) -> None:
     assert tasks_for(weight, entries, cores=4, tasks_min=0, entries_max=0) == expected
 
 
-def test_tasks_that_are_asked_for() -> None:
+def test_requested_number_of_tasks() -> None:
     assert tasks_for(10, 100, cores=4, tasks_min=7, entries_max=0) == 7
     assert tasks_for(10, 100, cores=4, tasks_min=200, entries_max=0) == 100
     assert tasks_for(10, 100, cores=4, tasks_min=2, entries_max=30) == 4
@@ -131,7 +131,7 @@ def test_thousands_of_small_ledgers_make_few_spans() -> None:
     assert [len(spans[0].runs) for spans in tasks] == [750] * 4
 
 
-def test_the_parts_of_several_logs() -> None:
+def test_parts_of_several_logs_are_divided_in_order() -> None:
     tasks = divided([("a", [run(1, 1, 11)]), ("b", [run(1, 1, 11), run(2, 1, 11)])], 2)
     assert tasks == [
         [Span("a", (run(1, 1, 11),)), Span("b", (run(1, 1, 6),))],

@@ -1,4 +1,4 @@
-"""That every entry of a span came, and what happens where some did not."""
+"""Every entry of a span must arrive, or its absence is reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def chunk(*positions: tuple[int, int]) -> Chunk:
 
 
 class ScriptedBroker:
-    """Gives these chunks, and raises these errors."""
+    """Returns these chunks, and raises these errors."""
 
     def __init__(self, *answers: Sequence[Chunk | PipelineError] | PipelineError) -> None:
         self._answers = list(answers)
@@ -56,7 +56,7 @@ def values(broker: ScriptedBroker, of: Span, **how: Any) -> list[str]:
     return [row["value"].decode() for row in rows]
 
 
-def test_a_span_over_ledgers_in_several_chunks() -> None:
+def test_span_over_several_ledgers_in_several_chunks() -> None:
     whole = span((1, 3, 5), (4, 1, 4))
     broker = ScriptedBroker([chunk((1, 3)), chunk((1, 4), (4, 1)), chunk((4, 2), (4, 3))])
     assert values(broker, whole) == ["1:3", "1:4", "4:1", "4:2", "4:3"]
@@ -74,7 +74,7 @@ GAPS: dict[str, tuple[list[Chunk], str]] = {
 
 
 @pytest.mark.parametrize("name", GAPS)
-def test_entries_that_do_not_come_are_named(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_entries_are_reported(name: str, caplog: pytest.LogCaptureFixture) -> None:
     chunks, named = GAPS[name]
     whole = span((1, 3, 5), (4, 1, 3))
     with pytest.raises(EntriesLost, match=named):
@@ -85,7 +85,7 @@ def test_entries_that_do_not_come_are_named(name: str, caplog: pytest.LogCapture
     assert "are not in the log any more" in caplog.text
 
 
-def test_a_log_that_was_trimmed_or_ends_too_early() -> None:
+def test_log_that_is_trimmed_or_ends_early() -> None:
     whole = span((1, 3, 5), (4, 1, 3))
     trimmed = Trimmed("gone", Position(4, 0), None)
     rest = [chunk((4, 1), (4, 2))]
@@ -103,7 +103,7 @@ def test_a_log_that_was_trimmed_or_ends_too_early() -> None:
     assert values(ScriptedBroker(answers), whole, fail_on_loss=False) == ["1:3", "1:4"]
 
 
-def test_corrupt_entries_that_are_skipped_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_corrupt_entries_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     good = chunk((1, 3), (1, 4))
     broken = Chunk(
         good.payload[:-1] + b"?", good.offsets, good.ledger, good.entry, good.messages, good.time_ms
@@ -116,7 +116,7 @@ def test_corrupt_entries_that_are_skipped_are_told(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 5])
-def test_what_came_is_counted_off(pieces: int) -> None:
+def test_seen_finds_missing_entries(pieces: int) -> None:
     seen = Seen(span((1, 1, 11), (2, 1, 11)))
     positions = [(ledger, entry) for ledger in (1, 2) for entry in range(1, 11)]
     size = len(positions) // pieces

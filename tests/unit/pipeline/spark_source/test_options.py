@@ -1,4 +1,4 @@
-"""The options of reads: what they mean, and what is said of each mistake."""
+"""The options of reads: their meaning, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_what_counts_without_options() -> None:
+def test_defaults_of_the_options() -> None:
     options = read_options(ORDERS)
     assert options.selection.topics == ("orders",)
     assert options.selection.starting == Bound(Kind.EARLIEST)
@@ -38,7 +38,7 @@ def test_what_counts_without_options() -> None:
     assert stream_options(ORDERS, VALUE).selection.starting == Bound(Kind.LATEST)
 
 
-def test_all_that_can_be_said() -> None:
+def test_every_option_is_parsed() -> None:
     options = read_options(
         {
             "SERVICE.URL": "http://a:1,http://b:2",
@@ -91,7 +91,7 @@ def test_all_that_can_be_said() -> None:
         ({"startingEpoch": "3", "endingEpoch": "3"}, Epochs(first=3, last=3)),
     ],
 )
-def test_epochs(given: dict[str, str], expected: Epochs) -> None:
+def test_topic_epochs_are_lists_or_ranges(given: dict[str, str], expected: Epochs) -> None:
     epochs = read_options(ORDERS | given).selection.epochs
     assert epochs == expected
     assert 3 in expected
@@ -141,14 +141,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes_are_named(mistake: str) -> None:
+def test_invalid_options_are_refused_by_name(mistake: str) -> None:
     given, message = MISTAKES[mistake]
     with pytest.raises(Invalid, match=message) as caught:
         read_options(ORDERS | given)
     assert "secret" not in str(caught.value)
 
 
-def test_a_schema_names_columns_and_their_types() -> None:
+def test_schema_names_columns_and_their_types() -> None:
     given = {"__entryId": "bigint", "__messageProperties": "map<string,string>", **VALUE}
     assert read_options(ORDERS, given).columns == tuple(given)
     with pytest.raises(Invalid, match="no column 'key'; they have value, __key, "):
@@ -158,7 +158,7 @@ def test_a_schema_names_columns_and_their_types() -> None:
     assert read_options({**ORDERS, "valueFormat": "json"}, {"value": "string"}).json
 
 
-def test_a_schema_is_told_before_it_is_known_whether_a_stream_is_meant() -> None:
+def test_schema_is_known_before_batch_or_stream_is_chosen() -> None:
     for only_one_of_both in ({"startingOffsets": "latest"}, {"ackSubscription": "spark"}):
         assert known_options(ORDERS | only_one_of_both).columns == tuple(MESSAGE_COLUMNS)
         with pytest.raises(Invalid):
@@ -168,7 +168,7 @@ def test_a_schema_is_told_before_it_is_known_whether_a_stream_is_meant() -> None
         known_options({**ORDERS, "startingOffset": "latest"})
 
 
-def test_a_subscription_follows_streams_of_the_log() -> None:
+def test_subscriptions_follow_streams_of_the_log() -> None:
     with pytest.raises(Invalid, match="only streams acknowledge"):
         read_options({**ORDERS, "ackSubscription": "spark"})
     with pytest.raises(Invalid, match="tier=cold reads no log"):
@@ -179,7 +179,7 @@ def test_a_subscription_follows_streams_of_the_log() -> None:
     assert stream_options(given, VALUE).subscription == "spark"
 
 
-def test_a_stream_has_no_end() -> None:
+def test_streams_refuse_an_end() -> None:
     with pytest.raises(Invalid, match="endingOffsets: a stream has no end"):
         stream_options({**ORDERS, "endingOffsets": "latest"}, VALUE)
 
@@ -196,7 +196,7 @@ def test_addresses_and_tokens_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert read_options({**ORDERS, "authTokenFile": "f"}).access.token == ""
 
 
-def test_readers_can_be_pickled_and_show_no_token() -> None:
+def test_readers_can_be_pickled_and_their_repr_shows_no_token() -> None:
     given = {**ORDERS, "authToken": "secret"}
     for reader in (
         TopicReader(read_options(given)),

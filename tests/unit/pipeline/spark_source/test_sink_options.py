@@ -1,4 +1,4 @@
-"""Options of writes: what they mean, and mistakes that are named."""
+"""The options of writes: their meaning, and the errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def stream(columns: str = "value", **options: str) -> WriteOptions:
     return write_options(GIVEN | options, columns.split(), is_stream=True, overwrites=False)
 
 
-def test_what_is_not_given_has_a_meaning() -> None:
+def test_defaults_of_the_write_options() -> None:
     found = batch()
     target = found.target
     assert (found.app, found.version, target.topic, target.grants) == ("job", 7, "orders", {})
@@ -51,7 +51,7 @@ def test_what_is_not_given_has_a_meaning() -> None:
     assert (again.target, again.lead_session.use) == (found.target, found.lead_session.use)
 
 
-def test_what_is_given_counts() -> None:
+def test_every_write_option_is_parsed() -> None:
     found = batch(
         accessMode="Wait-For-Exclusive",
         hashingScheme="murmur3_32hash",
@@ -65,7 +65,7 @@ def test_what_is_given_counts() -> None:
     assert found.lead_session.service_url == "pulsar://somewhere:6650"
 
 
-def test_each_batch_write_has_a_use_of_its_own_and_a_query_the_same_one_in_each_process() -> None:
+def test_batch_writes_have_unique_uses_and_a_query_keeps_its_use_in_each_process() -> None:
     def use(options: WriteOptions) -> str:
         assert options.lead_session is not None
         return options.lead_session.use
@@ -76,7 +76,7 @@ def test_each_batch_write_has_a_use_of_its_own_and_a_query_the_same_one_in_each_
     assert use(stream()) != use(stream(topic="others"))
 
 
-def test_at_least_once_needs_no_names() -> None:
+def test_at_least_once_needs_neither_app_nor_version() -> None:
     found = batch(deliveryGuarantee="at-least-once", txnAppId="", txnVersion="")
     assert (found.app, found.target.guarantee) == (APP_DEFAULT, AT_LEAST_ONCE)
     assert found.version is not None
@@ -91,14 +91,14 @@ def test_at_least_once_needs_no_names() -> None:
         ('{"orders": 7, "tenant/space/more": 9}', {ORDERS: 7, "persistent://tenant/space/more": 9}),
     ],
 )
-def test_epochs_are_those_of_topics(text: str, epochs: dict[str, int]) -> None:
+def test_epochs_are_given_by_topic(text: str, epochs: dict[str, int]) -> None:
     for topic in ("orders", "orders-partition-3"):
         found = batch(topic=topic, epoch=text)
         assert found.target.grants == {name: Grant(epoch) for name, epoch in epochs.items()}
         assert found.lead_session is None, "the user's program leads"
 
 
-def test_the_epoch_of_a_topic_is_that_of_its_partitions() -> None:
+def test_epoch_of_a_topic_applies_to_its_partitions() -> None:
     target = batch(epoch="7").target
     assert target.grant(f"{ORDERS}-partition-3") == target.grant("orders") == Grant(7)
     with pytest.raises(Invalid, match="whose epoch is not given"):
@@ -106,15 +106,15 @@ def test_the_epoch_of_a_topic_is_that_of_its_partitions() -> None:
     assert batch().target.grant("others") is None
 
 
-def test_what_a_program_passes_on_comes_beside_the_epoch() -> None:
+def test_capability_accompanies_the_epoch_of_a_program() -> None:
     assert batch(epoch="7", capabilityToken="c").target.grants == {ORDERS: Grant(7, "c")}
     both = batch(epoch='{"orders": 7, "more": 9}', capabilityToken='{"more": "m"}').target
     assert [both.grants[ORDERS].capability, both.grant("more")] == ["", Grant(9, "m")]
     assert "secret" not in repr(batch(epoch="7", capabilityToken="secret"))
 
 
-def test_spark_redacts_the_options_that_are_secrets() -> None:
-    """Plans, the UI and event logs show all others (the default of spark.redaction.regex)."""
+def test_spark_redacts_secret_options() -> None:
+    """Plans, the UI and event logs show all other options (the default of spark.redaction.regex)."""
     redacted = re.compile("(?i)secret|password|token|access[.]?key")
     secrets = {name for name in WRITE_OPTIONS if redacted.search(name)}
     assert secrets >= {CAPABILITY_OPTION, "authToken"}
@@ -150,12 +150,12 @@ def test_spark_redacts_the_options_that_are_secrets() -> None:
     ],
     ids=str,
 )
-def test_mistakes_are_named(options: dict[str, str], said: str) -> None:
+def test_invalid_write_options_are_refused_by_name(options: dict[str, str], said: str) -> None:
     with pytest.raises(Invalid, match=said):
         batch(**options)
 
 
-def test_rows_that_name_their_topics_have_epochs_by_topic() -> None:
+def test_rows_that_name_topics_need_epochs_by_topic() -> None:
     columns = "value __topic"
     assert batch(columns, topic="").target.topic == ""
     assert batch(columns, topic="", epoch='{"orders": 7}').target.grants == {ORDERS: Grant(7)}
@@ -163,7 +163,7 @@ def test_rows_that_name_their_topics_have_epochs_by_topic() -> None:
         batch(columns, topic="", epoch="7")
 
 
-def test_what_is_no_write_is_refused() -> None:
+def test_invalid_writes_are_refused() -> None:
     with pytest.raises(Invalid, match="cannot be overwritten"):
         write_options(GIVEN | TXN, ["value"], is_stream=False, overwrites=True)
     with pytest.raises(Invalid, match="of a stream it is the number"):
@@ -184,10 +184,10 @@ def test_what_is_no_write_is_refused() -> None:
     ],
     ids=["topics", "partitions", "bytes", "entries", "keys", "heads of entries"],
 )
-def test_what_is_too_much_is_published_to_nobody(
+def test_batch_that_is_too_large_is_published_to_no_log(
     logs: list[str], holds: tuple[int, int, int], said: str
 ) -> None:
-    """There is no broker: nobody is asked."""
+    """There is no broker, so no request is sent."""
     target = batch("value __topic", topic="").target
     size, entries, entry_bytes = holds
     parts = tuple(

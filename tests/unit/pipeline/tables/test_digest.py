@@ -1,4 +1,4 @@
-"""The digest of messages: every value counts, how they are divided and stored does not."""
+"""The digest of messages: every value matters; division and storage do not."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def digest(*batches: pa.RecordBatch) -> int:
     return sum(total(row_hashes(batch, COLUMNS)) for batch in batches) % DIGESTS
 
 
-def test_what_is_kept_in_tables_stays_what_it_is() -> None:
+def test_digests_of_stored_tables_do_not_change() -> None:
     assert shown(digest(made(40))) == PINNED
 
 
-def test_it_does_not_depend_on_batches_row_groups_or_files() -> None:
+def test_digest_is_independent_of_batches_row_groups_and_files() -> None:
     batch = made(100)
     whole = digest(batch)
     for cut in (1, 13, 64):
@@ -90,7 +90,7 @@ def changed(row: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", COLUMNS.names)
-def test_every_value_counts(name: str) -> None:
+def test_every_value_changes_the_digest(name: str) -> None:
     batch = made(24)
     rows = batch.to_pylist(maps_as_pydicts="strict")
     whole = digest(batch)
@@ -99,7 +99,7 @@ def test_every_value_counts(name: str) -> None:
         assert digest(pa.RecordBatch.from_pylist(others, COLUMNS)) != whole
 
 
-def test_every_byte_and_every_place_counts() -> None:
+def test_every_byte_and_every_place_changes_the_digest() -> None:
     found = {
         digest(
             pa.RecordBatch.from_pylist([{VALUE: value, ENTRY: 1}, {VALUE: b"x", ENTRY: 2}], COLUMNS)

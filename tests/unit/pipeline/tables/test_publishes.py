@@ -1,4 +1,4 @@
-"""Atomic publishes as tables remember them: put together where they go on, told apart where they do not."""
+"""Summaries of atomic publishes in tables: combined where they continue, separate otherwise."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FOUND = (
 )
 
 
-def test_publishes_of_an_app_behind_each_other_are_one_run() -> None:
+def test_consecutive_publishes_of_an_app_are_one_run() -> None:
     whole = chunk(*LOG)
     assert runs(whole) == FOUND
     assert [publish_of(each)[1] for each in ("a:b/7", "a/x", "7")] == [7, -1, 7]
@@ -67,7 +67,7 @@ def test_publishes_of_an_app_behind_each_other_are_one_run() -> None:
 
 
 @pytest.mark.parametrize("cut", range(2, 12))
-def test_it_does_not_matter_where_a_log_is_cut(cut: int) -> None:
+def test_runs_do_not_depend_on_the_division_of_a_log(cut: int) -> None:
     before, behind = chunk(*LOG, end=cut), chunk(*LOG, start=cut)
     assert joined(runs(before), runs(behind)) == FOUND
     inside = {3, 4, 5, 6, 7, 10, 11} - {3, 6, 10}
@@ -76,14 +76,14 @@ def test_it_does_not_matter_where_a_log_is_cut(cut: int) -> None:
     assert list(torn(FOUND, 12)) == []
 
 
-def test_days_keep_the_publishes_that_are_theirs() -> None:
+def test_days_keep_their_own_publishes() -> None:
     whole = chunk(*LOG)
     times = np.where(whole.entry < 8, 1, 1 + 86_400_000)
     before, behind = by_day(replace(whole, time_ms=times))
     assert (*runs(before), *runs(behind)) == FOUND
 
 
-def test_versions_that_do_not_rise_and_publishes_cut_short_stay_apart() -> None:
+def test_falling_versions_and_incomplete_publishes_stay_separate() -> None:
     twice = chunk(block(1, 1, "app/2", ends=True), block(2, 1, "app/2", ends=True))
     assert [(each.version, each.first) for each in runs(twice)] == [(2, 1), (2, 2)]
     short = runs(chunk(block(1, 1, "app/2"), block(2, 1, "app/3", ends=True)))
@@ -92,14 +92,14 @@ def test_versions_that_do_not_rise_and_publishes_cut_short_stay_apart() -> None:
     assert list(torn(short[:1], 2)) == []
 
 
-def test_too_many_are_not_told() -> None:
+def test_too_many_runs_become_unknown() -> None:
     many = tuple(replace(FOUND[0], first=n, end=n + 1) for n in range(0, 2 * PUBLISH_RUNS_MAX, 2))
     assert joined(many, ()) == many
     assert joined(many, (replace(FOUND[0], first=9999, end=10000),)) is None
     assert joined(None, ()) is None
 
 
-def test_of_a_commit_with_too_many_the_rest_is_not_known() -> None:
+def test_publishes_beyond_the_limit_of_a_commit_are_unknown() -> None:
     row = SegmentRow(
         topic="orders",
         ledger=5,

@@ -1,4 +1,4 @@
-"""Tables as plain objects: commits that count once, what is refused, what is left alone."""
+"""Tables as plain objects: commits that count once, refusals, and files that stay untouched."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def written(table: Table, ledger: int, entries: int = 3, day: str = "2026-01-02"
 
 
 def coverage(ledger: int, entries: int = 3) -> list[list[object]]:
-    """The row of ``segments`` that belongs to such a file, without its batch."""
+    """The row of ``segments`` for such a file, without its batch."""
     return [segment_row(ledger, entries).as_list()]
 
 
@@ -110,7 +110,7 @@ def commit(table: Table, ledger: int) -> State:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_commits_say_how_far_the_table_goes(tmp_path: Path, kind: str) -> None:
+def test_commits_record_the_offsets_of_the_table(tmp_path: Path, kind: str) -> None:
     tables, table = made(tmp_path, kind)
     assert table.state() == State()
     for ledger in range(1, 25):
@@ -127,7 +127,7 @@ def test_commits_say_how_far_the_table_goes(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_who_commits_from_an_older_state_is_refused(tmp_path: Path, kind: str) -> None:
+def test_commit_from_an_outdated_state_is_refused(tmp_path: Path, kind: str) -> None:
     _, table = made(tmp_path, kind)
     other = Tables(str(tmp_path), kind=kind).existing(MESSAGES)
     state = other.state()
@@ -139,25 +139,25 @@ def test_who_commits_from_an_older_state_is_refused(tmp_path: Path, kind: str) -
     assert len(table.files()) == 1
 
 
-def test_of_two_that_commit_in_the_same_moment_one_is_refused(
+def test_only_one_of_two_simultaneous_commits_succeeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, table = made(tmp_path)
     other = Tables(str(tmp_path)).existing(MESSAGES)
     state = other.state()
     commit(table, 1)
-    monkeypatch.setattr(other, "state", lambda: state)  # it looked before the other one committed
+    monkeypatch.setattr(other, "state", lambda: state)  # its state is older than the other's commit
     with pytest.raises(Overtaken):
         other.commit(state, [written(other, 1)], {LOG: "9:9"})
     assert len(table.files()) == 1
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_segments_are_caught_up_whenever_a_job_was_killed(tmp_path: Path, kind: str) -> None:
+def test_segments_are_completed_after_a_killed_job(tmp_path: Path, kind: str) -> None:
     tables, table = made(tmp_path, kind)
     commit(table, 1)
     commit(table, 2)
-    assert [row.ledger for row in tables.segments()] == [1, 2]  # before there is such a table
+    assert [row.ledger for row in tables.segments()] == [1, 2]  # before such a table exists
     assert tables.catch_up() == 2
     assert tables.catch_up() == 0
     commit(table, 3)
@@ -173,7 +173,7 @@ def test_segments_are_caught_up_whenever_a_job_was_killed(tmp_path: Path, kind: 
 @pytest.mark.parametrize(
     ("version", "said"), [(TABLE_VERSION + 1, "newer"), (TABLE_VERSION - 1, "older")]
 )
-def test_a_table_of_another_version_is_refused(tmp_path: Path, version: int, said: str) -> None:
+def test_table_of_another_version_is_refused(tmp_path: Path, version: int, said: str) -> None:
     _, table = made(tmp_path)
     DeltaTable(table.place.location).alter.set_table_properties(
         {"onewriter.tableVersion": str(version)}, raise_if_not_exists=False
@@ -182,7 +182,7 @@ def test_a_table_of_another_version_is_refused(tmp_path: Path, version: int, sai
         Tables(str(tmp_path)).made(MESSAGES)
 
 
-def test_a_table_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_foreign_table_is_refused(tmp_path: Path) -> None:
     place = tmp_path / "messages"
     DeltaTable.create(str(place), pa.schema([("a", pa.int64())]))
     with pytest.raises(Invalid, match="none of onewriter's"):
@@ -217,7 +217,7 @@ def test_compaction_and_expiry_keep_the_offsets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_foreign_files_are_named_and_orphans_go(tmp_path: Path, kind: str) -> None:
+def test_foreign_files_are_listed_and_orphans_deleted(tmp_path: Path, kind: str) -> None:
     tables, table = made(tmp_path, kind)
     commit(table, 1)
     orphan = written(table, 2)
@@ -240,9 +240,13 @@ def test_foreign_files_are_named_and_orphans_go(tmp_path: Path, kind: str) -> No
 
 
 @pytest.mark.parametrize("is_compacted", [False, True])
-def test_no_reader_of_statistics_loses_rows(tmp_path: Path, is_compacted: bool) -> None:
+def test_readers_of_statistics_find_all_rows(tmp_path: Path, is_compacted: bool) -> None:
     _, table = made(tmp_path)
-    for epoch in (1, None, 2):  # a file without epochs, and, compacted, one with some and some null
+    for epoch in (
+        1,
+        None,
+        2,
+    ):  # a file without epochs and, after compaction, one with some epochs and some nulls
         folders = {"topic": folder_of(LOG), "date": "2026-01-02"}
         writer = FileWriter(table.place, folders, MESSAGES.columns)
         rows = [full_row(entry) | {"__epoch": epoch} for entry in (1, 2)]
@@ -267,14 +271,14 @@ def test_no_reader_of_statistics_loses_rows(tmp_path: Path, is_compacted: bool) 
 
 
 def full_row(entry: int) -> dict[str, Any]:
-    """A message with all that most of them have."""
+    """A message with most columns filled."""
     moment = datetime(2026, 1, 2, tzinfo=UTC)
     whose = {"__epoch": 1, "__producerName": "p", "__sequenceId": entry}
     place = {"__ledgerId": 1, "__entryId": entry, "__batchIndex": -1, "__messageId": b"m"}
     return {"value": b"v", "__key": b"k", "__topic": LOG, "__publishTime": moment} | whose | place
 
 
-def test_the_small_tables_have_no_statistics_to_misread(tmp_path: Path) -> None:
+def test_small_tables_have_no_statistics(tmp_path: Path) -> None:
     tables, table = made(tmp_path)
     for ledger in (1, 2):
         commit(table, ledger)
@@ -286,7 +290,7 @@ def test_the_small_tables_have_no_statistics_to_misread(tmp_path: Path) -> None:
         tables.existing(SEGMENTS).optimize(MEBIBYTE)
 
 
-def test_a_log_that_does_not_say_what_was_offloaded_is_named(
+def test_log_without_the_record_of_the_offload_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables, table = made(tmp_path)
@@ -298,7 +302,9 @@ def test_a_log_that_does_not_say_what_was_offloaded_is_named(
         tables.catch_up()
 
 
-def test_a_full_disk_ends_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, table = made(tmp_path)
     file = written(table, 1)
 
@@ -312,9 +318,7 @@ def test_a_full_disk_ends_in_one_sentence(tmp_path: Path, monkeypatch: pytest.Mo
     assert table.files() == []
 
 
-def test_rows_that_could_not_be_written_leave_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -324,7 +328,7 @@ def test_rows_that_could_not_be_written_leave_no_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_files_that_only_a_task_sees_are_not_committed(tmp_path: Path) -> None:
+def test_files_that_the_driver_cannot_see_are_not_committed(tmp_path: Path) -> None:
     _, table = made(tmp_path)
     file = written(table, 1)
     check_there(table.place, [])
@@ -353,7 +357,7 @@ def test_names_of_folders_are_unique_and_plain() -> None:
     )
 
 
-def test_which_files_are_ours() -> None:
+def test_names_of_our_files_are_recognized() -> None:
     assert is_ours("topic=a/date=2026-01-01/onewriter-0123456789abcdef0123456789abcdef.parquet")
     compacted = "part-00000-7ead6645-5bcf-42ba-86be-f09d22fee9b3-c000.zstd.parquet"
     assert is_ours(compacted)
@@ -361,7 +365,7 @@ def test_which_files_are_ours() -> None:
     assert not is_ours("onewriter-0123.parquet")
 
 
-def test_places() -> None:
+def test_places_are_parsed() -> None:
     place = place_of("s3://bucket/table", {"AWS_SECRET_ACCESS_KEY": SECRET})
     assert place.within("messages").location == "s3://bucket/table/messages"
     assert SECRET not in repr(place)
@@ -370,7 +374,7 @@ def test_places() -> None:
     assert Place("file:///tmp/x").is_local
 
 
-def test_statistics_are_those_of_delta(tmp_path: Path) -> None:
+def test_statistics_equal_those_of_delta(tmp_path: Path) -> None:
     _, table = made(tmp_path)
     commit(table, 1)
     log = (Path(table.place.location) / "_delta_log").glob("*1.json")
@@ -388,9 +392,7 @@ def published_ms(day: str) -> int:
 
 
 @pytest.mark.parametrize(("kind", "more"), [("delta", 1000), ("parquet", 0)])
-def test_files_are_known_by_when_their_messages_were_published(
-    tmp_path: Path, kind: str, more: int
-) -> None:
+def test_bounds_of_files_include_publish_times(tmp_path: Path, kind: str, more: int) -> None:
     _, table = made(tmp_path, kind)
     days = ("2026-01-02", "2026-01-05", "2026-01-09")
     for ledger, day in enumerate(days, 1):
@@ -398,9 +400,9 @@ def test_files_are_known_by_when_their_messages_were_published(
     old, *_ = files = files_of(table.files(), LOG, 1, 9)
     micros = [
         published_ms(day) * 1000 for day in days
-    ]  # Delta rounds them to milliseconds, outwards
+    ]  # Delta rounds them outwards, to milliseconds
     assert [file.bounds[PUBLISH_TIME] for file in files] == [(each, each + more) for each in micros]
-    (Path(table.place.location) / old.path).unlink()  # what is too old is not read
+    (Path(table.place.location) / old.path).unlink()  # files that are too old are not read
     assert position_at(table.place, files, published_ms("2026-01-04")) == Position(2, 1)
     assert position_at(table.place, files, published_ms("2026-01-09")) == Position(3, 1)
     assert position_at(table.place, files, published_ms("2026-01-10")) is None
@@ -409,7 +411,7 @@ def test_files_are_known_by_when_their_messages_were_published(
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_times_that_a_file_was_not_committed_with_are_noticed(tmp_path: Path, kind: str) -> None:
+def test_changed_publish_times_of_a_file_are_detected(tmp_path: Path, kind: str) -> None:
     _, table = made(tmp_path, kind)
     file, other = written(table, 1), written(table, 1, day="2026-01-05")
     state = table.commit(table.state(), [file], {LOG: "1:4"})
@@ -420,7 +422,7 @@ def test_times_that_a_file_was_not_committed_with_are_noticed(tmp_path: Path, ki
     assert str(altered).endswith(f"has values of {PUBLISH_TIME} that it was not committed with")
 
 
-def test_compacted_files_have_the_times_that_they_are_known_by(tmp_path: Path) -> None:
+def test_compacted_files_keep_their_bounds(tmp_path: Path) -> None:
     _, table = made(tmp_path)
     days = ("2026-01-02", "2026-01-02T12:00:00.001")
     files = [written(table, ledger, day=day) for ledger, day in enumerate(days, 1)]
@@ -433,7 +435,7 @@ def test_compacted_files_have_the_times_that_they_are_known_by(tmp_path: Path) -
     assert read_back(table, LOG, wanted)[1] == []
 
 
-def test_object_stores_take_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_stores_use_the_same_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.joinpath("messages").mkdir()
     monkeypatch.setattr(Place, "is_local", property(lambda _: False))
     tables = Tables(f"file://{tmp_path}")
@@ -450,7 +452,7 @@ def test_object_stores_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
     assert not (tmp_path / "messages" / orphan.path).exists()
 
 
-def test_reading_back_takes_a_bounded_part_of_a_file(tmp_path: Path) -> None:
+def test_reading_back_needs_bounded_memory(tmp_path: Path) -> None:
     _, table = made(tmp_path)
     writer = FileWriter(
         table.place, {"topic": folder_of(LOG), "date": "2026-01-02"}, MESSAGES.columns

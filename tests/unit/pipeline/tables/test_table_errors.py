@@ -1,4 +1,4 @@
-"""What libraries say of a failure becomes one short line that says why."""
+"""Errors of libraries become one short line that gives the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ JVM stacktrace: org.apache.spark
         ("x" * 1000, "x" * ERROR_CHARACTERS_MAX),
     ],
 )
-def test_of_a_disk_or_an_object_store(said: str, expected: str) -> None:
+def test_errors_of_disks_and_object_stores_become_one_line(said: str, expected: str) -> None:
     assert line(OSError(said)) == expected
 
 
@@ -49,5 +49,5 @@ def test_of_a_disk_or_an_object_store(said: str, expected: str) -> None:
         ("[TABLE_OR_VIEW_NOT_FOUND] x\n== SQL ==", "[TABLE_OR_VIEW_NOT_FOUND] x"),
     ],
 )
-def test_of_spark(said: str, expected: str) -> None:
+def test_errors_of_spark_become_one_line(said: str, expected: str) -> None:
     assert said_by(Py4JError(said)) == expected

@@ -1,4 +1,4 @@
-"""Reads of tables whose days are dropped: what is gone is an error, whenever it went; what is there is read."""
+"""Reads of tables from which days are dropped: missing rows are an error, and existing rows are read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Range = tuple[int, int, int]
 
 
 def offloaded(table: Table, *files: tuple[str, Sequence[Range]], group_rows: int = 99) -> None:
-    """One batch: of each day a file with these entries, each a message that says where it stands."""
+    """One batch: for each day a file with these entries. Each message encodes its position."""
     ranges = [each for _, of_day in files for each in of_day]
     rows = [
         SegmentRow(
@@ -131,7 +131,7 @@ OVER_MIDNIGHT = (FIRST, [(3, 1, 5), (4, 1, 4)]), (SECOND, [(4, 4, 6), (5, 1, 3)]
 LEFT = (4, 4, 6), (5, 1, 3)
 
 
-def test_a_ledger_that_goes_on_over_midnight_is_not_whole_without_its_first_day(
+def test_ledger_over_midnight_is_incomplete_without_its_first_day(
     table: Table, reader: Reader
 ) -> None:
     offloaded(table, *OVER_MIDNIGHT)
@@ -147,7 +147,7 @@ def test_a_ledger_that_goes_on_over_midnight_is_not_whole_without_its_first_day(
     assert reader.kept().first(LOG) == Position(4, 4)
 
 
-def test_where_all_days_are_gone_nothing_is_whole(table: Table, reader: Reader) -> None:
+def test_table_without_any_day_is_incomplete(table: Table, reader: Reader) -> None:
     offloaded(table, *OVER_MIDNIGHT)
     expire(table, THIRD)
     assert reader.values() == []
@@ -157,10 +157,10 @@ def test_where_all_days_are_gone_nothing_is_whole(table: Table, reader: Reader) 
             reader.values(endingOffsets=f'{{"orders": "{end}"}}', **from_("5:1"))
 
 
-def test_a_day_that_lies_behind_the_next_ones_beginning_is_missed_when_it_is_dropped(
+def test_dropped_day_is_missed_if_it_continues_after_the_next_one_begins(
     table: Table, reader: Reader
 ) -> None:
-    """Ledger 4 is that of a broker whose clock is slow, which took over at midnight."""
+    """Ledger 4 belongs to a broker with a slow clock, which took over at midnight."""
     offloaded(table, (SECOND, [(3, 1, 5)]), (FIRST, [(4, 1, 4)]), (SECOND, [(4, 4, 6), (5, 1, 3)]))
     assert reader.values() == named((3, 1, 5), (4, 1, 4), *LEFT)
     expire(table, SECOND)
@@ -178,7 +178,7 @@ def test_a_day_that_lies_behind_the_next_ones_beginning_is_missed_when_it_is_dro
 # ------------------------------------------------------------ while it is read
 
 
-def test_days_that_are_dropped_between_the_check_and_the_plan_are_read(
+def test_days_dropped_between_check_and_plan_are_read(
     table: Table, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offloaded(table, *OVER_MIDNIGHT)
@@ -196,7 +196,7 @@ def test_days_that_are_dropped_between_the_check_and_the_plan_are_read(
 
 
 @pytest.mark.parametrize("kind", ["pieces", "runs", "counts"])
-def test_all_that_is_asked_of_one_look_is_about_the_same_files(
+def test_all_answers_of_a_snapshot_use_the_same_files(
     table: Table, reader: Reader, kind: str
 ) -> None:
     offloaded(table, *OVER_MIDNIGHT)
@@ -224,9 +224,7 @@ def messages(counts: Sequence[EntryCounts]) -> int:
     return sum(int(each.messages.sum()) for each in counts)
 
 
-def test_files_that_were_deleted_since_they_were_planned_are_an_error(
-    table: Table, reader: Reader
-) -> None:
+def test_files_deleted_after_planning_are_an_error(table: Table, reader: Reader) -> None:
     offloaded(table, *OVER_MIDNIGHT)
     options = read_options(reader.given)
     pieces = planned(options)
@@ -240,7 +238,7 @@ def test_files_that_were_deleted_since_they_were_planned_are_an_error(
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_snapshot_is_of_one_commit_however_many_come_meanwhile(
+def test_snapshot_belongs_to_one_commit_despite_later_commits(
     reader: Reader, tmp_path: Path, kind: str
 ) -> None:
     table = Tables(str(tmp_path), kind=kind).made(MESSAGES)
@@ -258,7 +256,7 @@ def test_a_snapshot_is_of_one_commit_however_many_come_meanwhile(
 # ------------------------------------------------------------ where files begin
 
 
-def test_while_nothing_was_dropped_a_plan_looks_into_no_file(
+def test_plan_reads_no_file_while_nothing_was_dropped(
     table: Table, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     offloaded(table, (FIRST, [(3, 1, 5), (4, 1, 4)]), (SECOND, [(4, 4, 6)]))
@@ -268,8 +266,8 @@ def test_while_nothing_was_dropped_a_plan_looks_into_no_file(
     assert looked == []
 
 
-def test_files_that_were_joined_begin_with_their_first_message(table: Table) -> None:
-    """As compaction may leave them: the third, the second and the first part of a day in one file."""
+def test_joined_files_begin_with_their_first_message(table: Table) -> None:
+    """As compaction may leave them: the third, second and first part of a day in one file."""
     offloaded(
         table, (SECOND, [(4, 1, 4), (3, 7, 9), (3, 1, 4)]), (SECOND, [(3, 4, 7)]), group_rows=3
     )
@@ -282,7 +280,7 @@ def test_files_that_were_joined_begin_with_their_first_message(table: Table) -> 
     assert position_at(table.place, files, SECOND_MS + 1) is None
 
 
-def test_only_what_bounds_leave_open_is_read(table: Table) -> None:
+def test_only_files_with_ambiguous_bounds_are_read(table: Table) -> None:
     offloaded(table, (FIRST, [(3, 1, 5)]), (SECOND, [(3, 5, 9), (4, 1, 3)]), (THIRD, [(5, 1, 3)]))
     (files,) = by_folder(table.files()).values()
     for file in files[1:]:
