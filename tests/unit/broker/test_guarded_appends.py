@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.fence_path_world import (
+from tests.unit.broker.topic.fence_path_world import (
     ORDERS,
     Gates,
     Told,
@@ -18,7 +18,7 @@ from tests.unit.broker.fence_path_world import (
     until,
 )
 
-from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.joint_append import JointAppend, Part
 from onewriter_broker.log.store.api import (
     Binding,
     Block,
@@ -34,8 +34,8 @@ from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
 from onewriter_broker.log.topic_log.guards import FLOORS_MAX
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
-from onewriter_broker.topic.checking import raise_floor as seal
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.epoch_checks import raise_floor as seal
+from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, OnewriterError, Refused, Unavailable, Undecided
 from onewriter_core.ids import Position
@@ -350,14 +350,14 @@ class Asked:
             Part(runner.logs[partition], Send(1, 0), memoryview(b"part %d" % partition), guard)
             for partition, guard in zip((0, 1), guards or (None, None), strict=True)
         ]
-        self.request = Together(parts, lambda: self.may_write)
+        self.request = JointAppend(parts, lambda: self.may_write)
         self.positions: list[Position] = []
         self.error: OnewriterError | None = None
         self.task = world.spawn(self._run(world))
 
     async def _run(self, world: World) -> None:
         try:
-            self.positions = await world.appender.together(self.request)
+            self.positions = await world.appender.append_jointly(self.request)
         except OnewriterError as error:
             self.error = error
 
@@ -459,9 +459,9 @@ async def test_together_what_cannot_be_one_block_is_refused() -> None:
         log = runner.logs[0]
         large = memoryview(bytes(200_000))
         with pytest.raises(Refused, match="bytes"):
-            Together([Part(log, Send(1, 0), large, None)] * 2, lambda: True)
+            JointAppend([Part(log, Send(1, 0), large, None)] * 2, lambda: True)
         parts = [Part(log, Send(1, 0), large[:1], guard) for guard in (None, floor(1))]
         with pytest.raises(Refused, match="one guard"):
-            Together(parts, lambda: True)
+            JointAppend(parts, lambda: True)
         with pytest.raises(Refused, match="at least one"):
-            Together([], lambda: True)
+            JointAppend([], lambda: True)

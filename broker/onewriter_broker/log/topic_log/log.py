@@ -626,8 +626,8 @@ class TopicLog:
     def withdraw(self, pending: PendingBlock, outcome: Outcome) -> None:
         """The store did not append a block, because it rejected another block of the same request."""
         self._take_back(pending)
-        if pending.together is not None:
-            pending.together.refused_by_store(outcome)
+        if pending.joint_append is not None:
+            pending.joint_append.refused_by_store(outcome)
         for sender, _, payload in pending.entries:
             sender.refused(len(payload))
 
