@@ -36,25 +36,25 @@ from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.departure import leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
-from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.quotas.book import Quota, QuotaBook
 from onewriter_broker.quotas.shares import ShareLimits, ShareOf, StoreShares
+from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
 from onewriter_broker.tls import ServerCertificate
-from onewriter_broker.topic.accounting import Accounting
-from onewriter_broker.topic.catalog import Catalogs
-from onewriter_broker.topic.compacting import Compactions
+from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_broker.topic.fencing import Shell
-from onewriter_broker.topic.loads import LeaderLoads
-from onewriter_broker.topic.maintenance import Maintenance
-from onewriter_broker.topic.publishing import Publishing
-from onewriter_broker.topic.resting import RestingTopics
+from onewriter_broker.topic.history.transitions import Chronicles
+from onewriter_broker.topic.producers.leader_loads import LeaderLoads
+from onewriter_broker.topic.publish.atomic_publishes import Publishing
+from onewriter_broker.topic.publish.staging import Staging
+from onewriter_broker.topic.registry.accounting import Accounting
+from onewriter_broker.topic.registry.catalog import Catalogs
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.retention.idle_topics import RestingTopics
+from onewriter_broker.topic.retention.maintenance import Maintenance
+from onewriter_broker.topic.retention.sizes import Sizes
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_broker.topic.sizes import Sizes
-from onewriter_broker.topic.staging import Staging
-from onewriter_broker.topic.topics import Topics
-from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName

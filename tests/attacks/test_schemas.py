@@ -13,8 +13,8 @@ from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, full
 
 from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
-from onewriter_broker.topic.schema_check import Question, SchemaChecks
-from onewriter_broker.topic.schema_rules import (
+from onewriter_broker.topic.schemas.checks import Question, SchemaChecks
+from onewriter_broker.topic.schemas.rules import (
     BRANCHES_MAX,
     BYTES_MAX,
     NESTING_MAX,

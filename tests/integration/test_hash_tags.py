@@ -18,7 +18,7 @@ from tests.servers import running_server
 
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
-from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName, bucket_without_tags
 

@@ -28,7 +28,7 @@ from tests.integration.test_atomic_publish import (
 from tests.servers import StoreServer, running_server
 
 import onewriter.sync
-from onewriter_broker.topic.staging import TOPIC_MEMORY_BYTES
+from onewriter_broker.topic.publish.staging import TOPIC_MEMORY_BYTES
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access

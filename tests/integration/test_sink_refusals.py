@@ -26,7 +26,7 @@ from tests.integration.sinks import (
 from tests.integration.test_atomic_publish import Reader, holder
 
 from onewriter_broker.testing.processes import LocalBrokers
-from onewriter_broker.topic import staged_rows
+from onewriter_broker.topic.publish import staged_rows
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
 from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE, Grant
 from onewriter_pipeline.publish import transfer

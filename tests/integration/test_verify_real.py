@@ -28,7 +28,7 @@ from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.retention import Retention
+from onewriter_broker.topic.retention.retention import Retention
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.errors import ConfigurationError, Refused, Undecided

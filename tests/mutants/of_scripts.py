@@ -297,7 +297,7 @@ MUTANTS = (
         (
             "tests/conformance/test_log_store_zombies.py",
             STORE,
-            "tests/unit/broker/test_trimming.py",
+            "tests/unit/broker/topic/retention/test_trimming.py",
         ),
     ),
     Mutant(

@@ -31,12 +31,12 @@ from onewriter_broker.log.store.api import Block, Marker, Outcome
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.log.topic_log.log import TopicLog, payloads
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.producer import Producer
-from onewriter_broker.topic.publish_requests import Answer, Asked, Right
-from onewriter_broker.topic.publishing import Publishing
-from onewriter_broker.topic.staged_rows import MAGIC
-from onewriter_broker.topic.staging import Claimed, MissingPart
+from onewriter_broker.topic.producers.producer import Producer
+from onewriter_broker.topic.publish.atomic_publishes import Publishing
+from onewriter_broker.topic.publish.requests import Answer, Asked, Right
+from onewriter_broker.topic.publish.staged_rows import MAGIC
+from onewriter_broker.topic.publish.staging import Claimed, MissingPart
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.verify.publishes import PublishChecker
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity, TopicName, bucket_of

@@ -1,9 +1,11 @@
-"""Whether a producer of a partition competes for that partition alone, or for its whole topic. No I/O.
+"""Decides whether a producer of a partition competes for that partition alone or for its whole
+topic. No I/O.
 
-A client asks for the partitions of what its user named, and then opens producers, consumers or readers of
-that. For the partitions of a partitioned topic it asks nothing. So a question about ``orders-partition-1``
-counts for the next producer or consumer of that name on the same connection, and for that one only: the same
-connection may open a producer of all of ``orders`` later.
+A client asks for the number of partitions of the name that its user gave, and then opens producers,
+consumers or readers of it. For the partitions of a partitioned topic it does not ask. So a question
+about ``orders-partition-1`` counts for the next producer or consumer of that name on the same
+connection, and only for that one: later, the same connection may open a producer of all of
+``orders``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 from onewriter_core.ids import InvalidTopicName, TopicName
 
 NAMES_MAX: Final = 10_000
-"""Partitions that a connection asked about and opened nothing of yet."""
+"""Partitions that a connection asked about without opening anything yet."""
 
 PRODUCERS_MAX: Final = 10_000
 """Producers of single partitions that are remembered per connection."""
@@ -43,7 +45,7 @@ class NamedPartitions:
     def competes_alone(self, producer_id: int, name: TopicName) -> bool:
         """Whether a producer that is opened now competes for its partition alone.
 
-        A client that opens a refused producer again sends the same id, and asks nothing before.
+        A client that retries a refused producer sends the same id, without a question before it.
         """
         key = producer_id, str(name)
         has_asked = self._follow(key[1])
@@ -54,7 +56,7 @@ class NamedPartitions:
         return key in self._producers
 
     def _follow(self, name: str) -> bool:
-        """Take one question about ``name``; False: there is none."""
+        """Consume one question about ``name``; False if there is none."""
         if name not in self._questions:
             return False
         self._questions[name] -= 1
@@ -64,7 +66,9 @@ class NamedPartitions:
 
 
 def _partition(topic: str) -> str:
-    """The full name of a partition; empty for anything else. The command itself refuses what is no name."""
+    """The full name of a partition; empty for any other name. The command itself refuses invalid
+    names.
+    """
     try:
         name = TopicName.parse(topic)
     except InvalidTopicName:

@@ -1,7 +1,8 @@
-"""The ownerships of one connection: OWN and DISOWN answered, losses told at once.
+"""The ownerships of one connection: answers OWN and DISOWN, and reports losses at once.
 
-A request may come to any broker and name resources of all of them: what another broker keeps is
-answered with where to ask. Who may own what is decided by ``authorization``, who does in ``owning``.
+A request may go to any broker and name resources of all buckets. For resources of another broker,
+the answer names that broker. ``authorization`` decides who may own a resource; ``owning`` decides
+who owns it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from collections.abc import Callable, Sequence
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.lookups import wait_for_bucket
 from onewriter_broker.connection.requests import Link, code_of
-from onewriter_broker.owning.parts import Wanted
-from onewriter_broker.topic.detection import Detection
+from onewriter_broker.resources.dependencies import Wanted
+from onewriter_broker.topic.registry.detection import Detection
 from onewriter_core.authorization import Action, OwnedResource
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
@@ -39,7 +40,7 @@ Result = pb.CommandOwnResponse.Result
 
 
 class OwnershipCommands:
-    """Implements OwnerEnd. ``depended_on`` is called when the first ownership depends on the link."""
+    """Implements OwnerEnd. Calls ``depended_on`` when the first ownership depends on the link."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class OwnershipCommands:
         self._is_gone = False
 
     async def own(self, command: pb.CommandOwn) -> None:
-        """Answer OWN. Raises what answers the request as a whole instead."""
+        """Answer OWN. Raises the error that answers the whole request instead."""
         self._check(command.resources, command.group)
         check_text("identity", command.identity, IDENTITY_BYTES_MAX)
         check_text("nonce", command.nonce, NONCE_BYTES_MAX)
@@ -89,7 +90,7 @@ class OwnershipCommands:
         )
 
     async def disown(self, command: pb.CommandDisown) -> None:
-        """Answer DISOWN: whatever of it this connection owned it owns no more. Raises as ``own``."""
+        """Answer DISOWN: release what this connection owns of it. Raises as ``own``."""
         self._check(command.resources, command.group)
         buckets: dict[int, list[Wanted]] = {}
         for resource in command.resources:
@@ -144,7 +145,7 @@ class OwnershipCommands:
         check_text("group", group, GROUP_BYTES_MAX)
 
     def _wanted(self, group: str, resource: str, generation: int) -> Wanted:
-        """What the record's room is asked. Raises Refused, InvalidTopicName."""
+        """The request to the record's bucket. Raises Refused, InvalidTopicName."""
         rights, identity, name = self._clients.authorization, self._identity, topic_of(resource)
         field = own_field(group, resource)
         if name is None:
@@ -160,7 +161,9 @@ class OwnershipCommands:
         )
 
     def _not_its_name(self, group: str, resource: str, last: Identity | None) -> Refused | None:
-        """Why a resource that ``last`` owned, and did not release, is not for this identity."""
+        """The reason why this identity may not own a resource that ``last`` owned and did not
+        release.
+        """
         owned = OwnedResource(resource, group, None if last is None else last.subject)
         try:
             self._clients.authorization.require(self._identity, Action.OWN, owned)
@@ -169,7 +172,9 @@ class OwnershipCommands:
         return None
 
     def _not_its_group(self, group: str, name: TopicName, last: Identity | None) -> Refused | None:
-        """Why a group that nobody owned yet is not for this identity: others consume for it now."""
+        """The reason why this identity may not own in a group without owners: other identities
+        consume for the group now.
+        """
         topic = self._clients.topics.loaded.get(str(name.base))
         if last is not None or not group or topic is None:
             return None
@@ -200,7 +205,7 @@ class OwnershipCommands:
         if addresses is not None and addresses != clients.addresses:
             tls = clients.over_tls(addresses).broker_url
             for result, _ in asked:
-                # SDKs take a result without this field for a refusal, so it is never empty.
+                # SDKs interpret a result without this field as a refusal, so it is never empty.
                 result.broker_service_url = clients.named(addresses).broker_url
                 if tls:
                     result.broker_service_url_tls = tls
@@ -220,7 +225,7 @@ class OwnershipCommands:
             self._depends()
 
     def _depends(self) -> None:
-        """Owners' connections are watched as closely as those of topics' holders."""
+        """Watch this connection as closely as the connections of topic holders."""
         if not self._owns:
             self._owns = True
             settings = self._clients.settings

@@ -27,11 +27,11 @@ from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.quotas.book import subject_of
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.tls import ServerCertificate
-from onewriter_broker.topic.catalog import Undivided
-from onewriter_broker.topic.compacting import Compactions
-from onewriter_broker.topic.publishing import Publishing
-from onewriter_broker.topic.staging import Staging
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.compaction.schedule import Compactions
+from onewriter_broker.topic.publish.atomic_publishes import Publishing
+from onewriter_broker.topic.publish.staging import Staging
+from onewriter_broker.topic.registry.catalog import Undivided
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName

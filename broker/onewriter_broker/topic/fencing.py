@@ -34,9 +34,9 @@ from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.topic.loads import LeaderLoads
-from onewriter_broker.topic.tenures import audit_fields, marker_fields, state_fields
-from onewriter_broker.topic.transitions import Chronicles
+from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
+from onewriter_broker.topic.history.transitions import Chronicles
+from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.effects import Fence, Record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onewriter_broker.topic.checking import Prove, standing_of
+from onewriter_broker.topic.epoch_checks import Prove, standing_of
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, Unavailable
 from onewriter_core.topic.lookups import is_changing_hands, tenure_of

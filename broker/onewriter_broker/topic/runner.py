@@ -18,14 +18,14 @@ import structlog
 
 from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.deduplication import Deduplications
 from onewriter_broker.topic.fencing import Fencing, Shell
-from onewriter_broker.topic.loads import may_promote
-from onewriter_broker.topic.presence import note
-from onewriter_broker.topic.producer import Producer
-from onewriter_broker.topic.queue_news import QueueNews
-from onewriter_broker.topic.registrations import Registrations
-from onewriter_broker.topic.story import Story
+from onewriter_broker.topic.history.presence import note
+from onewriter_broker.topic.history.topic_history import Story
+from onewriter_broker.topic.producers.deduplication import Deduplications
+from onewriter_broker.topic.producers.leader_loads import may_promote
+from onewriter_broker.topic.producers.producer import Producer
+from onewriter_broker.topic.producers.queue_notices import QueueNews
+from onewriter_broker.topic.producers.registrations import Registrations
 from onewriter_core.errors import OnewriterError, ServerError, Unavailable
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import (

@@ -16,7 +16,7 @@ from onewriter_broker.log.store.blocks import CHAIN_START, MalformedBlock
 from onewriter_broker.log.store.compacted import COMPACTED, View, chain
 from onewriter_broker.log.topic_log.batches import Chunk, content_of, without
 from onewriter_broker.log.topic_log.log import TRIMMED, last_position, payloads
-from onewriter_broker.topic.newest import CompactionRefused, Newest
+from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, Newest
 from onewriter_broker.verify.findings import Findings, Note, Violation
 from onewriter_core.ids import EARLIEST, Position, TopicName
 

@@ -17,7 +17,7 @@ from typing import TypeVar
 from onewriter_broker.log.store.api import Block, LogStore, StoredBlock, Unit
 from onewriter_broker.log.store.blocks import READ_BYTES, MalformedBlock
 from onewriter_broker.log.topic_log.log import last_position, stored_bytes
-from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.verify.audit import BucketAudit, check_audit
 from onewriter_broker.verify.compacted import check_compacted
 from onewriter_broker.verify.findings import Findings, Note, Violation

@@ -1,4 +1,4 @@
-"""One visit to a ProducerClaim: its whole status. Pure; a claim asks for no actions of its own."""
+"""The plan of a ProducerClaim: its whole status. Pure; a claim needs no actions of its own."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from onewriter_operator.plan.verdicts import unreachable
 from onewriter_operator.plan.view import ProducerView
 
 _REFUSING: Final = frozenset({"TopicMissing", "NotServed", "Invalid"})
-"""Standings under which nobody is let in by this claim."""
+"""Reasons of a standing with which the claim admits no producer."""
 
 
 def plan_claim(facts: ClaimFacts) -> Plan:
-    """Everything that one visit has to decide."""
+    """Decide everything for one reconcile."""
     if facts.is_too_early:
         return Plan((RequeueAfter(SETTLING_SECONDS),), None)
     if facts.standing.is_passed_on and facts.is_moving:
@@ -196,7 +196,7 @@ def _granted(facts: ClaimFacts, producers: list[ClaimedProducer], ready: Verdict
 
 
 def _evicted(facts: ClaimFacts) -> Verdict:
-    """About the newest fence of a pod under this claim."""
+    """The condition for the newest fenced pod of this claim, an open one first."""
     kind, name = "FencedPodEvicted", facts.declared.key.name
     pods = [pod for pod in _fenced_pods(facts) if pod.claim == name]
     if not pods:

@@ -11,13 +11,13 @@ from onewriter_operator.objects import Condition
 from onewriter_operator.plan.facts import FleetState, TopicFacts
 
 DRIFT_SHOWN_SECONDS: Final = 3_600.0
-"""How long a repair is shown."""
+"""How long the condition Drifted shows a repair."""
 
 TAKING_OVER: Final = frozenset({"ChangingHands", "Reserved"})
 """States of a topic between two writers."""
 
 OBSTACLES: Final = frozenset({"Invalid", "NotThisTenant", "DeclaredElsewhere", "ResourceConflict"})
-"""Standings that only a person can change."""
+"""Reasons of a standing that only an administrator can resolve."""
 
 
 SERVICE_TAKEN: Final = "ServiceTaken"
@@ -25,11 +25,11 @@ SERVICE_REFUSED: Final = "ServiceRefused"
 SERVICE_NOT_ENABLED: Final = "ServiceNotEnabled"
 
 UNDIVIDED: Final = "Undivided"
-"""The reason where partitions are wanted of a topic that is there without: it is served as it is."""
+"""Reason for a topic that exists without partitions although its spec declares some."""
 
 
 class ServiceProblem(NamedTuple):
-    """Why the leader Service is not as it ought to be: one of the reasons above, in words."""
+    """Why the leader Service is not as the spec wants it: one of the reasons above, and a message."""
 
     reason: str
     message: str
@@ -38,7 +38,7 @@ class ServiceProblem(NamedTuple):
 def verdicts(
     facts: TopicFacts, service: ServiceProblem | None, drift: Sequence[str]
 ) -> list[Verdict]:
-    """All of them."""
+    """All conditions of an ExclusiveTopic."""
     serving = _serving(facts)
     applied = _applied(facts, service)
     return [
@@ -54,7 +54,7 @@ def verdicts(
 
 
 def unmanaged(facts: TopicFacts) -> list[Verdict]:
-    """What is said of an object that the operator was told to leave alone."""
+    """The conditions of an object with the annotation ``unmanaged``."""
     message = "annotation onewriter.dev/unmanaged: brokers keep the last spec that they received"
     return [
         unknown("Ready", "Unmanaged", message),
@@ -69,7 +69,7 @@ def unmanaged(facts: TopicFacts) -> list[Verdict]:
 
 
 def unreachable(brokers: FleetState) -> str:
-    """Why nothing is known of the brokers, or not of all."""
+    """Which brokers the operator cannot follow, and why."""
     known = f"{brokers.synced} of {brokers.expected} brokers can be followed"
     return "; ".join((known, *brokers.problems))
 
@@ -126,7 +126,7 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
 
 
 def _is_obstructed(facts: TopicFacts) -> bool:
-    """Whether nobody can have the topic by this object until a person changes something."""
+    """Whether no producer gets the topic through this object until an administrator changes something."""
     return facts.standing.reason in OBSTACLES and not facts.standing.is_kept
 
 
@@ -154,12 +154,12 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     if facts.stored is not None and facts.stored.exists and not facts.stored.is_declared:
         message = f"the topic was there before this object, at epoch {facts.stored.epoch}"
         return yes("PolicyApplied", "Adopted", message)
-    # Not how many: a broker that restarts must not rewrite every status.
+    # Without the number of brokers: a restart of a broker must not rewrite every status.
     return yes("PolicyApplied", "Applied", "every broker that can be reached has it")
 
 
 def is_undivided(facts: TopicFacts) -> bool:
-    """Whether partitions are wanted of a topic that was there without, and so gets none."""
+    """Whether the spec declares partitions for a topic that exists without them, and so gets none."""
     if not facts.declared.spec.partitions:
         return False
     if facts.view is not None:
@@ -182,7 +182,7 @@ def _conflict(facts: TopicFacts) -> Verdict:
 
 
 def _drifted(facts: TopicFacts, drift: Sequence[str]) -> Verdict:
-    """What was changed outside stays visible for an hour."""
+    """An outside change stays visible for an hour."""
     if drift:
         return yes("Drifted", "Repaired", f"changed outside and put right: {'; '.join(drift)}")
     former = facts.declared.status.condition("Drifted")

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.fence_path_world import (
+from tests.unit.broker.topic.fence_path_world import (
     ORDERS,
     Gates,
     Told,
@@ -34,8 +34,8 @@ from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
 from onewriter_broker.log.topic_log.guards import FLOORS_MAX
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
-from onewriter_broker.topic.checking import raise_floor as seal
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.epoch_checks import raise_floor as seal
+from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, OnewriterError, Refused, Unavailable, Undecided
 from onewriter_core.ids import Position

@@ -19,10 +19,10 @@ from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import AUDIT_RECORDS_PER_TICK, RedisLogStore
 from onewriter_broker.log.store.staged_parts import StagedPart
-from onewriter_broker.topic import transitions
-from onewriter_broker.topic.segments import Page, Segment
-from onewriter_broker.topic.staging import NOTED_PER_TICK, Staging
-from onewriter_broker.topic.transitions import Chronicles
+from onewriter_broker.topic.history import transitions
+from onewriter_broker.topic.history.transitions import Chronicles
+from onewriter_broker.topic.publish.staging import NOTED_PER_TICK, Staging
+from onewriter_broker.topic.retention.segments import Page, Segment
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 TOPIC = TopicName.parse("orders")

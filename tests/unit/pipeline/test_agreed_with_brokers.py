@@ -13,8 +13,8 @@ from onewriter_broker.http.onewriter import staging as http_staging
 from onewriter_broker.log.store import blocks as log_blocks
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.topic_log import atomic_publish
-from onewriter_broker.topic import staged_rows
-from onewriter_broker.topic.staging import PART_BYTES_MAX
+from onewriter_broker.topic.publish import staged_rows
+from onewriter_broker.topic.publish.staging import PART_BYTES_MAX
 from onewriter_core import publish_rights
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import observer

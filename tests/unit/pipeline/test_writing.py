@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.pipeline.scripted_broker import Answer, Request, ScriptedBroker, scripted_broker
 
-from onewriter_broker.topic import staged_rows
+from onewriter_broker.topic.publish import staged_rows
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import (
     Away,

@@ -18,9 +18,9 @@ from onewriter_broker.http.site import Refusal, Site, flag, listing, number, obj
 from onewriter_broker.log.store.api import VERSION_PREFIX, LogStore, Unit
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
-from onewriter_broker.topic.retention import Stretch
-from onewriter_broker.topic.segments import Page, Segment, SegmentIndexes
-from onewriter_broker.topic.trimming import trim
+from onewriter_broker.topic.retention.retention import Stretch
+from onewriter_broker.topic.retention.segments import Page, Segment, SegmentIndexes
+from onewriter_broker.topic.retention.trimming import trim
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName

@@ -14,7 +14,7 @@ from typing import Any, Final
 from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.transitions import LEADERLESS_MS, READY
+from onewriter_broker.topic.history.transitions import LEADERLESS_MS, READY
 from onewriter_core.topic.model import Purpose
 
 READ_RECORDS: Final = 512

@@ -9,7 +9,7 @@ from aiohttp import web
 from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.http.routes import LISTED, Routes, on_installation
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, number
-from onewriter_broker.owning.records import Entry
+from onewriter_broker.resources.records import Entry
 from onewriter_core.authorization import Action, OwnedResource
 from onewriter_core.own.names import TOPIC_PREFIX, split_field
 

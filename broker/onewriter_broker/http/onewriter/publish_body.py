@@ -9,7 +9,7 @@ import msgspec
 
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX, Claimed
+from onewriter_broker.topic.publish.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX, Claimed
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.publish_rights import is_app
 

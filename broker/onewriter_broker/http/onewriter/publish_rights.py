@@ -11,9 +11,9 @@ from typing import Final
 from aiohttp import web
 
 from onewriter_broker.http.site import IDENTITY, Site
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Right
-from onewriter_broker.topic.staging import Changer
+from onewriter_broker.topic.publish.requests import Right
+from onewriter_broker.topic.publish.staging import Changer
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, EpochResource, Proof
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Identity, TopicName

@@ -1,6 +1,6 @@
 """Staged parts and atomic publishes: for the holder of a topic, and for whom it passes its right on to.
 
-Which topic, who may, what the body says; the doing is topic/staging.py and topic/publishing.py.
+Which topic, who may, what the body says; the doing is topic/publish/staging.py and topic/publish/atomic_publishes.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere, TooLarge
-from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Answer, Asked, Right
-from onewriter_broker.topic.staging import PART_BYTES_MAX, Changer, MissingPart
+from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX, Overtaken
+from onewriter_broker.topic.publish.requests import Answer, Asked, Right
+from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Changer, MissingPart
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName

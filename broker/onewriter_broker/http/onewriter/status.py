@@ -9,8 +9,8 @@ from onewriter_broker.connection.lookups import why_not_served
 from onewriter_broker.http.onewriter import views
 from onewriter_broker.http.site import Site
 from onewriter_broker.log.store.api import Observation
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.ids import TopicName
 
 

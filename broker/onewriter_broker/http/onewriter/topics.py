@@ -24,8 +24,8 @@ from onewriter_broker.http.site import (
     topic_of,
 )
 from onewriter_broker.ownership.placement import name_of
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.api.common import DNS_LABEL
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided

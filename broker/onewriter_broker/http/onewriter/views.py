@@ -13,11 +13,11 @@ from onewriter_broker.auth.refusals import Refusal
 from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
 from onewriter_broker.log.store.api import Observation
 from onewriter_broker.log.topic_log.losses import Loss
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.history.tenures import tenure_of
+from onewriter_broker.topic.history.transitions import Person, Transition
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_broker.topic.tenures import tenure_of
-from onewriter_broker.topic.transitions import Person, Transition
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.lookups import exclusive_owner
 from onewriter_core.topic.model import (

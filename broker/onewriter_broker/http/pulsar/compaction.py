@@ -9,7 +9,7 @@ from aiohttp import web
 from onewriter_broker.http.pulsar.topics import PATH, partition_numbers, served
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import NO_CONTENT, Refusal, Site
-from onewriter_broker.topic.compacting import Progress, Story
+from onewriter_broker.topic.compaction.schedule import Progress, Story
 from onewriter_core.authorization import Action
 
 _WORST = (Progress.RUNNING, Progress.ERROR, Progress.NOT_RUN, Progress.SUCCESS)

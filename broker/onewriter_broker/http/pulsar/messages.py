@@ -23,8 +23,8 @@ from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site
 from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.entries import Entry, entries_of
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.termination import terminate
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.termination import terminate
 from onewriter_core.authorization import Action
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, Position

@@ -36,15 +36,15 @@ from onewriter_broker.http.site import (
     object_body,
 )
 from onewriter_broker.namespaces import text_of
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.own_policies import set_own
-from onewriter_broker.topic.policies import (
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.own_policies import set_own
+from onewriter_broker.topic.registry.policies import (
     COMPACTION_THRESHOLD,
     DEDUPLICATION,
     SCHEMA_STRATEGY,
     deduplicates,
 )
-from onewriter_broker.topic.schema_rules import Strategy
+from onewriter_broker.topic.schemas.rules import Strategy
 from onewriter_core.authorization import Action
 from onewriter_core.ids import TopicName
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_broker.namespaces import STANDALONE
-from onewriter_broker.topic.policies import (
+from onewriter_broker.topic.registry.policies import (
     COMPACTION_THRESHOLD,
     DEDUPLICATION,
     SCHEMA_AUTO_UPDATE,

@@ -12,8 +12,8 @@ from onewriter_broker.connection.schemas import kept_of, schemas_of
 from onewriter_broker.http.pulsar.topics import checked, existing
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, creator_of, flag, object_body
-from onewriter_broker.topic.schema_rules import KeptSchema, Schema, parts
-from onewriter_broker.topic.schemas import TopicSchemas, find
+from onewriter_broker.topic.schemas.rules import KeptSchema, Schema, parts
+from onewriter_broker.topic.schemas.topic_schemas import TopicSchemas, find
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused
 from onewriter_core.ids import TopicName

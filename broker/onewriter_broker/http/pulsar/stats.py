@@ -12,9 +12,9 @@ from typing import Final
 from onewriter_broker.log.store.compacted import view_of
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.topic.compacting import Story
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.compaction.schedule import Story
+from onewriter_broker.topic.producers.producer import Producer
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.topic.model import AccessMode
 
 MODE_NAMES: Final = {

@@ -30,8 +30,8 @@ from onewriter_broker.http.site import (
     topic_of,
 )
 from onewriter_broker.topic.deletion import delete as delete_topic
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.own_policies import set_own
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.own_policies import set_own
 from onewriter_core.api.topic import PARTITIONS_MAX
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused, ServerError

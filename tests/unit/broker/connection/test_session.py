@@ -13,7 +13,7 @@ from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.listener import ClientProtocol
 from onewriter_broker.connection.session import Session
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.detection import Detection
+from onewriter_broker.topic.registry.detection import Detection
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.wire import replies
 

@@ -11,18 +11,18 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from tests.contents import stored_in
-from tests.unit.broker.fence_path_world import BUCKET, ORDERS, World, serving
-from tests.unit.broker.test_fence_path_partitions import topics_of
+from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, World, serving
+from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 
 from onewriter_broker.http.onewriter import staging as http_staging
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Refusal, Site
 from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.layouts import LAYOUT_PREFIX
-from onewriter_broker.topic.publishing import Publishing
-from onewriter_broker.topic.staging import Staging
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.publish.atomic_publishes import Publishing
+from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX
+from onewriter_broker.topic.publish.staging import Staging
+from onewriter_broker.topic.registry.topics import Topics
 
 APP = "job"
 

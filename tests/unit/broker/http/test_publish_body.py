@@ -13,7 +13,7 @@ from tests.unit.broker.ticks import Others
 
 from onewriter_broker.http.onewriter.publish_body import PARTS_MAX, PARTS_PER_TICK, Body, read_body
 from onewriter_broker.http.site import Refusal
-from onewriter_broker.topic.staging import PART_BYTES_MAX, Claimed
+from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Claimed
 from onewriter_core.ids import NUMBER_MAX
 
 PREFIX = "app/"
