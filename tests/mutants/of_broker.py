@@ -174,7 +174,7 @@ MUTANTS = (
     Mutant(
         "a-publish-is-denied-while-it-may-be-stored",
         ("S15",),
-        "onewriter_broker.topic.publish.atomic_publishes:Publishing._check_heard",
+        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._check_heard",
         "A client hears that a version is not published while a call that may store it is under way.",
         "if publishes is not None and publishes.may_count(asked.app, asked.version):",
         "if False:",
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "a-publish-does-not-ask-the-epoch",
         ("S15", "S4"),
-        "onewriter_broker.topic.publish.atomic_publishes:Publishing._check_epoch",
+        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._check_epoch",
         "A publish under an epoch that is over is accepted.",
         "await check_leads(runner, partition, asked.epoch, self._appender.prove)",
         "pass",
@@ -192,7 +192,7 @@ MUTANTS = (
     Mutant(
         "a-publish-does-not-ask-the-right",
         ("S15",),
-        "onewriter_broker.topic.publish.requests:Asked.require_right",
+        "onewriter_broker.topic.publish.requests:PublishRequest.require_right",
         "A publish under an epoch is accepted from a caller that proved a right to another one only.",
         "if self.right is None or self.right.epoch != self.epoch:",
         "if self.right is None:",
@@ -210,19 +210,19 @@ MUTANTS = (
     Mutant(
         "a-publisher-is-not-recorded",
         ("S15",),
-        "onewriter_broker.topic.publish.publisher_records:Publishers.record",
+        "onewriter_broker.topic.publish.publisher_records:PublisherRecords.record",
         "Who publishes under an epoch is not written to the audit.",
-        "await runner.story.attest(binding, fields)",
+        "await runner.history.attest(binding, fields)",
         "del fields",
         (f"{UNIT}/topic/publish/test_publisher_records.py", "tests/attacks/test_publish_rights.py"),
     ),
     Mutant(
         "a-publish-does-not-await-its-publishers-record",
         ("S15",),
-        "onewriter_broker.topic.publish.publisher_records:Publishers.record",
+        "onewriter_broker.topic.publish.publisher_records:PublisherRecords.record",
         "A publish is acknowledged before the audit says who published it.",
-        "await runner.story.attest(binding, fields)",
-        "runner.story.audit(fields)",
+        "await runner.history.attest(binding, fields)",
+        "runner.history.audit(fields)",
         (f"{UNIT}/topic/publish/test_publisher_records.py",),
     ),
     Mutant(
@@ -237,7 +237,7 @@ MUTANTS = (
     Mutant(
         "a-publishers-record-is-taken-over-to-another-dataset",
         ("S15",),
-        "onewriter_broker.topic.publish.atomic_publishes:Publishing._publish_rows",
+        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._publish_rows",
         "A publish is appended to a dataset that may have lost the record of its publisher.",
         "return topic_log.binding == binding and leads(",
         "return leads(",
@@ -246,7 +246,7 @@ MUTANTS = (
     Mutant(
         "publishers-of-an-epoch-are-not-bounded",
         ("S15",),
-        "onewriter_broker.topic.publish.publisher_records:Publishers.record",
+        "onewriter_broker.topic.publish.publisher_records:PublisherRecords.record",
         "Whoever has a capability fills the audit with records of its pods.",
         "if len(recorded.known) >= PUBLISHERS_PER_EPOCH_MAX and publisher.pod_uid:",
         "if False:",
@@ -282,7 +282,7 @@ MUTANTS = (
     Mutant(
         "a-published-version-is-not-recognized",
         ("S15",),
-        "onewriter_broker.topic.publish.atomic_publishes:Publishing._known",
+        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._known",
         "A version that is published already is published again.",
         "if held < asked.version:",
         "if held <= asked.version:",

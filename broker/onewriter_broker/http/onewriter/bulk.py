@@ -19,7 +19,7 @@ from onewriter_broker.log.store.api import VERSION_PREFIX, LogStore, Unit
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
 from onewriter_broker.topic.retention.retention import Stretch
-from onewriter_broker.topic.retention.segments import Page, Segment, SegmentIndexes
+from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
 from onewriter_broker.topic.retention.trimming import trim
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable
@@ -104,7 +104,7 @@ def _number(state: Mapping[str, str], field: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
+def _page(topic_log: TopicLog, epoch: int, page: SegmentPage) -> dict[str, Any]:
     return {
         "topic": str(topic_log.name),
         "epoch": epoch,
@@ -117,7 +117,7 @@ def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
     }
 
 
-def _segments(page: Page) -> Iterable[dict[str, Any]]:
+def _segments(page: SegmentPage) -> Iterable[dict[str, Any]]:
     """A page's segments, taken when they are asked for; but the last, which may grow meanwhile, now."""
     last = [_segment(each, page.last) for each in page.segments[-1:]]
     return chain((_segment(each, page.last) for each in page.segments[:-1]), last)
