@@ -19,7 +19,7 @@ from onewriter_broker.log.store.api import VERSION_PREFIX, LogStore, Unit
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
 from onewriter_broker.topic.retention.retention import Stretch
-from onewriter_broker.topic.retention.segments import SegmentPage, Segment, SegmentIndexes
+from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
 from onewriter_broker.topic.retention.trimming import trim
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable

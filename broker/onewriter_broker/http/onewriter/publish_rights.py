@@ -90,7 +90,9 @@ def may_ask_of_ended(
     return site.clients.authorization.allows(request[IDENTITY], Action.CONSUME, name)
 
 
-def changer_of(site: Site, request: web.Request, name: TopicName, right: PublishRight | None) -> Changer:
+def changer_of(
+    site: Site, request: web.Request, name: TopicName, right: PublishRight | None
+) -> Changer:
     """The caller as the changer (replacing or dropping) of parts."""
     identity = request[IDENTITY]
     shown = request.headers.get(REGISTRATION_HEADER)

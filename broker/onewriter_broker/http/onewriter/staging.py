@@ -27,7 +27,7 @@ from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, obje
 from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere, TooLarge
 from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX, Overtaken
-from onewriter_broker.topic.publish.requests import PublishResult, PublishRequest, PublishRight
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Changer, MissingPart
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
