@@ -151,7 +151,7 @@ def test_rows_that_end_in_an_error_leave_nothing_staged_for_any_topic(
     "scheme",
     [
         JAVA,
-        # tests/unit/pipeline/test_routing.py: both hashes are those of stock clients
+        # tests/unit/pipeline/publish/test_row_router.py: both hashes are those of stock clients
         pytest.param(MURMUR, marks=pytest.mark.full),
     ],
 )

@@ -21,7 +21,7 @@ from tests.spark.queries import reading
 from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import Unavailable
 
-# tests/unit/pipeline/test_pipeline_broker.py: a lost owner is looked up again, a broken stream is continued.
+# tests/unit/pipeline/brokers/test_pipeline_broker.py: a lost owner is looked up again, a broken stream is continued.
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
 
 VALUE_BYTES = 40_000

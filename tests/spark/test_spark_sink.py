@@ -258,7 +258,7 @@ def test_a_stream_that_begins_anew_under_an_old_name_fails(
     ("options", "said"),
     [
         ({"txnAppId": ""}, "txnAppId and txnVersion"),
-        # tests/unit/pipeline/test_write_options.py: what is said of each mistake
+        # tests/unit/pipeline/spark_source/test_write_options.py: what is said of each mistake
         pytest.param({"topic": ""}, "topic is missing", marks=pytest.mark.full),
         pytest.param({"txnAppID2": "x"}, "txnAppId", marks=pytest.mark.full),
         pytest.param({"deliveryGuarantee": "at-most-once"}, "exactly-once", marks=pytest.mark.full),

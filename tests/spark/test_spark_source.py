@@ -124,7 +124,7 @@ def test_growth_epochs_and_trimming(
     ("options", "message"),
     [
         ({"startingOfsets": "x"}, "there is no option 'startingofsets': 'startingOffsets'?"),
-        # tests/unit/pipeline/test_read_options.py: what is said of each mistake
+        # tests/unit/pipeline/spark_source/test_read_options.py: what is said of each mistake
         pytest.param({"topics": "o"}, "topic and topics: give one of", marks=pytest.mark.full),
         pytest.param(
             {"startingOffsets": "latest"},

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.audit_windows import AuditRecord, newest_records
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.history.transitions import (
     HISTORY_MAX,
@@ -21,17 +22,8 @@ from onewriter_broker.topic.history.transitions import (
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import Purpose
 
-RECORDS_FIRST: Final = 512
-"""Records that are read at first, the newest ones."""
-
-RECORDS_MAX: Final = 8_192
-"""Records that are looked through at most, as for a topic's history."""
-
 TAIL_RECORDS_MAX: Final = 2_048
 """Audit records of a bucket that are looked through for them, the newest ones."""
-
-READ_RECORDS: Final = 512
-"""Records that one read from the store asks for."""
 
 RECORDS_PER_TICK: Final = 200
 """Records looked through before others get a turn of the event loop: a millisecond or two."""
@@ -62,16 +54,18 @@ async def audited_marker(
 
     Raises Undecided.
     """
-    count, wanted = RECORDS_FIRST, str(ledger)
-    while True:
-        records = await store.read_audit(bucket, count=count, reverse=True)
+    marker: dict[str, str] = {}
+
+    async def has_marker(records: Sequence[AuditRecord]) -> bool:
         for _, fields in records:
-            is_of = fields.get("topic") == str(name.base) and fields.get("ledger") == wanted
+            is_of = fields.get("topic") == str(name.base) and fields.get("ledger") == str(ledger)
             if is_of and fields.get("kind") in _FENCES:
-                return marker_of(fields)
-        if len(records) < count or count >= RECORDS_MAX:
-            return {}
-        count = min(count * 4, RECORDS_MAX)
+                marker.update(marker_of(fields))
+                return True
+        return False
+
+    await newest_records(store, bucket, has_marker)
+    return marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +120,8 @@ class AuditTail:
 
     async def _newest(self, bucket: int) -> list[Mapping[str, str]]:
         """The newest records of a bucket, oldest first."""
-        count = READ_RECORDS
-        while True:
-            found = await self._store.read_audit(bucket, count=count, reverse=True)
-            if len(found) < count or count >= TAIL_RECORDS_MAX:
-                return [fields for _, fields in reversed(found)]
-            count = min(count * 4, TAIL_RECORDS_MAX)
+        found = await self._store.read_audit(bucket, count=TAIL_RECORDS_MAX, reverse=True)
+        return [fields for _, fields in reversed(found)]
 
 
 async def _transitions_of(
