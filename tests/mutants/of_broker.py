@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "a-record-that-the-store-refused-is-taken-for-stored",
         ("S15",),
-        "onewriter_broker.topic.history.topic_history:Story.attest",
+        "onewriter_broker.topic.history.topic_history:TopicHistory.attest",
         "A publish goes on although the store refused the record of its publisher.",
         "if outcome is not Outcome.DONE:",
         "if False:",
