@@ -1,4 +1,4 @@
-"""The composition root of one broker process: what it is made of, and its start and stop."""
+"""The composition root of one broker process: its parts, its start and its stop."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a broker is given: its settings and what it stands on."""
+    """What a broker is composed of: its settings, its store, its anchor."""
 
     settings: Settings
     store: LogStore
@@ -74,20 +74,20 @@ class Parts:
     desired: Initial
     single_node: bool
     promises: frozenset[Durability] = frozenset(Durability)
-    """What the store was found to promise (server_checks.judge)."""
+    """The durability that the store was found to promise (server_checks.judge)."""
     certificate: ServerCertificate | None = None
-    """What TLS is served with, beside plain; None: only plain is."""
+    """The certificate for TLS, which is served beside plain; None if only plain is served."""
     chores: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
-    """What runs as long as the broker does, for the parts."""
+    """Tasks of the parts that run as long as the broker."""
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
-    """What stands between a client's socket and its connection: for tests that cut it."""
+    """Wraps the protocol of each client's socket, for tests that cut connections."""
 
 
 class Broker:
-    """One broker process. ``run`` serves until cancelled or ``stop`` is set.
+    """One broker process. ``run`` serves until cancelled or until ``stop`` is set.
 
-    Clocks, ``nonce`` (makes the incarnation unique; empty: drawn) and ``randomness`` (jitter) are
-    for simulations, which must come out the same twice.
+    Simulations pass clocks, ``nonce`` (makes the incarnation unique; drawn if empty) and ``randomness``
+    (jitter), so that two runs with the same seed are equal.
     """
 
     def __init__(
@@ -278,7 +278,7 @@ class Broker:
         return self._tasks.create_task(work)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``; then give the buckets back and leave in order."""
+        """Serve until ``stop``; then give the buckets back and stop in order."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 background = [
@@ -319,7 +319,7 @@ class Broker:
                 for task in background:
                     task.cancel()
                 self.clients.close_all("the broker is stopping")
-                raise asyncio.CancelledError  # whatever still runs belongs to nobody now
+                raise asyncio.CancelledError  # cancels all tasks that still run
         except asyncio.CancelledError:
             if not stop.is_set():
                 raise
@@ -328,17 +328,17 @@ class Broker:
             await self._parts.anchor.close()
 
     async def _own_buckets(self) -> None:
-        """Take buckets, once every holder of a topic in them can be given its registration."""
+        """Acquire buckets, once the broker can compute the registrations of all holders in them."""
         await self.registrations.learned()
         await self.ownership.run()
 
     def reread(self) -> None:
-        """Read the manifests again and follow them; while the broker starts it has just done so."""
+        """Read the manifests again and apply them. During its start, the broker has just read them."""
         if self.is_ready.is_set():
             self.spawn(self.desired.reread())
 
     def _apply(self, state: DesiredState) -> None:
-        """What is wanted of topics has changed."""
+        """Apply a changed desired state."""
         self.loads.follow(state.topics)
         self.topics.apply(state)
         if not self.clients.is_told:
@@ -382,7 +382,7 @@ class Broker:
         self.clients.shares_freed()
 
     def _deposed(self, bucket: int, outcome: Outcome) -> None:
-        """A write of the bucket was refused: find out what became of it, beside the writing."""
+        """Find out why a write of the bucket was refused, while writing to other buckets continues."""
         holding = self.ownership.holding(bucket)
         if holding is not None:
             self.spawn(self._refence(bucket, holding.binding, outcome))
@@ -391,7 +391,7 @@ class Broker:
         self.topics.met_broken_key(name, error)
 
     def _dataset_seen(self, replid: str) -> None:
-        """Bind buckets of another dataset anew, whether or not anybody writes to them."""
+        """Bind the buckets of another dataset again, also those that no client writes to."""
         for bucket, holding in self.ownership.held().items():
             if holding.binding.replid != replid and bucket not in self._rebinding:
                 self._rebinding.add(bucket)
@@ -413,7 +413,7 @@ class Broker:
         self.topics.refenced(bucket, answer)
 
     def _lost(self, loss: Loss) -> None:
-        """Acknowledged entries are gone: the store kept less than the profile promised."""
+        """Handle a loss of acknowledged entries: the store kept less than its profile promised."""
         self.metrics.lost(loss)
         self.losses.append(loss)
         del self.losses[:-100]
@@ -426,6 +426,6 @@ class Broker:
         )
 
     def _moved(self, name: TopicName, record: Record) -> None:
-        """A topic changed hands."""
-        del name  # series per topic are read off the topics themselves
+        """Record a transition of a topic."""
+        del name  # series per topic are read from the topics themselves
         self.metrics.moved(record)

@@ -17,7 +17,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.pki import Authority
 
-from onewriter_operator.admission import INJECT_LABEL, TOPIC_ANNOTATION
+from onewriter_core.kubernetes_names import INJECT_LABEL, TOPIC_ANNOTATION
 
 Json = dict[str, Any]
 

@@ -134,6 +134,16 @@ def test_every_registered_route_is_in_the_document_and_no_other(broker: InProces
     assert described - registered == set(), "remove these from docs/generator/http_api.yaml"
 
 
+def test_the_guide_explains_every_route_of_the_own_api() -> None:
+    guide = (ROOT / "docs/http.md").read_text()
+    words = {
+        re.findall(r"/(\w+)", re.sub(r"/\{\w+\}", "", route))[-1]
+        for route in openapi.routes()
+        if "/onewriter/v1/" in route
+    }
+    assert {word for word in words if f"/{word}" not in guide} == set()
+
+
 def test_the_document_has_the_parameters_that_handlers_read() -> None:
     operations = [
         item[method]
@@ -175,7 +185,7 @@ def test_the_answers_of_a_broker_are_those_of_the_document(broker: InProcessBrok
                 wrong += differences("GET", path, *call("GET", path))
         for method, path, body in CHANGES:
             wrong += differences(method, path, *call(method, path, body))
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)  # change docs/generator/http_api.yaml, or the broker
 
 
 def differences(method: str, path: str, status: int, body: Any) -> list[str]:

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from onewriter.sidecar.settings import Settings
-from onewriter_operator.admission import (
-    CONTAINER,
-    INJECT_LABEL,
-    Injection,
-    NotInjectable,
-    patch_of,
-    topic_name,
-)
+from onewriter_core.kubernetes_names import INJECT_LABEL
+from onewriter_operator.admission import CONTAINER, Injection, NotInjectable, patch_of, topic_name
 
 Json = dict[str, Any]
 

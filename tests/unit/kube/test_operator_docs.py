@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import get_args
 
 from onewriter_core.api.status import FencedPod
-from onewriter_operator import conditions
-from onewriter_operator.admission import (
+from onewriter_core.kubernetes_names import (
+    FENCE,
+    HANDOVER,
+    PAUSED,
     PRIORITY_ANNOTATION,
     READY_WHEN_ANNOTATION,
+    RECONCILE_AT,
     TOPIC_ANNOTATION,
+    UNMANAGED,
 )
-from onewriter_operator.kinds import FENCE, HANDOVER, PAUSED, RECONCILE_AT, UNMANAGED
+from onewriter_operator import conditions
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.plan.actions import EventReason
 

@@ -17,7 +17,8 @@ from cryptography import x509
 from tests.cluster.pki import Authority
 
 from onewriter_broker.testing.ports import free_ports
-from onewriter_operator.admission import INJECT_LABEL, Injection, NotInjectable
+from onewriter_core.kubernetes_names import INJECT_LABEL
+from onewriter_operator.admission import Injection, NotInjectable
 from onewriter_operator.webhook import Webhook
 
 Json = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Who owns which resource, of the buckets that this broker serves."""
+"""The owners of resources, in the buckets that this broker serves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def add_routes(router: Routes, site: Site) -> None:
 
 
 async def _list(site: Site, request: web.Request) -> dict[str, Any]:
-    """A page by record names. Raises Refusal, Unavailable, Undecided."""
+    """A page of records, ordered by name. Raises Refusal, Unavailable, Undecided."""
     limit = number(request, "limit", ROWS_PER_PAGE, ROWS_PER_PAGE_MAX)
     after, group = request.query.get("after", ""), request.query.get("group")
     found: dict[str, tuple[int, Entry]] = {}
@@ -58,7 +58,7 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
 def shows_owned(
     site: Site, request: web.Request, group: str, resource: str, subject: str | None
 ) -> bool:
-    """Whether the caller may see who owns a resource that ``subject`` owned last."""
+    """Whether the caller may see the owner of a resource that ``subject`` owned last."""
     if resource.startswith(TOPIC_PREFIX):
         return site.shows(request, resource)
     owned = OwnedResource(resource, group, subject)
@@ -66,7 +66,7 @@ def shows_owned(
 
 
 async def _drop(site: Site, request: web.Request) -> dict[str, Any]:
-    """Drop a group's records that nobody owns. Raises Refusal, Unavailable, Undecided."""
+    """Drop the records of a group that have no owner. Raises Refusal, Unavailable, Undecided."""
     group, resource = request.query.get("group"), request.query.get("resource")
     if group is None:
         raise Refusal(400, "whose? group= names it, and is empty for resources without a group")
@@ -88,7 +88,7 @@ async def _drop(site: Site, request: web.Request) -> dict[str, Any]:
 
 
 def _row(field: str, bucket: int, entry: Entry, now: float) -> dict[str, Any]:
-    """What people may see of a record: not its nonce, by which its owner is known again."""
+    """The public part of a record. It lacks the nonce, which identifies the owner."""
     group, resource = split_field(field)
     current = entry.current(now)
     owner = current.owner

@@ -1,4 +1,4 @@
-"""Pulsar's admin API for compaction by key: have it done, and ask how it went."""
+"""Pulsar's admin API for compaction by key: start it, and ask for its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onewriter_broker.topic.compaction.schedule import Progress, Story
 from onewriter_core.authorization import Action
 
 _WORST = (Progress.RUNNING, Progress.ERROR, Progress.NOT_RUN, Progress.SUCCESS)
-"""Which of several partitions' answers is told."""
+"""The order in which the answers of several partitions count."""
 
 
 def add_routes(router: Routes, site: Site) -> None:

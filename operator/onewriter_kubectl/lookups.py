@@ -1,4 +1,4 @@
-"""The objects of a topic, read as the caller may read them."""
+"""Reads the objects of a topic with the caller's rights."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ EVENTS_SHOWN_MAX: Final = 10
 
 
 def topic(kubectl: Kubectl, name: str) -> Json:
-    """One ExclusiveTopic. Raises Missing and what else kubectl raises."""
+    """One ExclusiveTopic. Raises Missing and the other errors of kubectl."""
     return kubectl.json("get", TOPIC, name)
 
 
 def topics(kubectl: Kubectl, *, everywhere: bool) -> list[Json]:
-    """All ExclusiveTopics of the namespace, or of all. Raises what kubectl raises."""
+    """All ExclusiveTopics of the namespace, or of all. Raises the errors of kubectl."""
     return kubectl.items(TOPIC, namespace="*" if everywhere else None)
 
 
 def claims(kubectl: Kubectl, of: Json) -> list[Json]:
-    """The ProducerClaims for a topic. Raises what kubectl raises."""
+    """The ProducerClaims for a topic. Raises the errors of kubectl."""
     about = metadata(of)
     return [
         each
@@ -34,7 +34,7 @@ def claims(kubectl: Kubectl, of: Json) -> list[Json]:
 
 
 def events(kubectl: Kubectl, of: Json) -> list[Json]:
-    """The newest Events about an object, oldest first; none where the caller may not see them."""
+    """The newest Events about an object, oldest first; none if the caller lacks the right."""
     about = metadata(of)
     selector = f"involvedObject.name={about['name']},involvedObject.kind={of['kind']}"
     try:
@@ -48,7 +48,7 @@ def events(kubectl: Kubectl, of: Json) -> list[Json]:
 
 
 def budgets(kubectl: Kubectl, of: Json) -> list[Json] | None:
-    """PodDisruptionBudgets of a topic's namespace, if one is in the way; None: not to be seen."""
+    """PodDisruptionBudgets of the namespace, if one blocks an eviction; None without the right."""
     if not any(pod.get("outcome") == "BlockedByPDB" for pod in _fenced(of)):
         return []
     try:
@@ -58,7 +58,7 @@ def budgets(kubectl: Kubectl, of: Json) -> list[Json] | None:
 
 
 def fenced_pods(kubectl: Kubectl, of: Json) -> dict[str, Json] | None:
-    """Pods by name that were fenced and may still be there; None: not to be seen."""
+    """Fenced pods that may still exist, by name; None without the right."""
     found = {}
     names = {str(pod["pod"]) for pod in _fenced(of) if pod.get("outcome") in OPEN and "pod" in pod}
     for name in sorted(names):
