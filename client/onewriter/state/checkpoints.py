@@ -2,8 +2,8 @@
 
 A checkpoint of position p is the fold of the log up to p. It is stored in a companion topic, as chunks and one
 closing entry with their number, their hash and the fold's base. A checkpoint counts only if it is complete and the
-log continues from it: the next entry names the version before itself. So a checkpoint can be useless, but not wrong,
-whoever wrote it and whenever.
+log continues from it: the next entry names the version before itself. So a checkpoint can be useless, but not wrong;
+its writer and its age do not matter.
 
 A durable subscription holds back the log's retention (``KeepBehind``). Its position is the latest checkpoint that
 was read back completely, and the broker keeps everything after it.

@@ -57,7 +57,7 @@ STRING: Serializer[str] = Serializer(_dump_string, bytes.decode)
 """``str`` as UTF-8."""
 
 BYTES: Serializer[bytes] = Serializer(_dump_bytes, bytes)
-"""``bytes``, stored unchanged."""
+"""``bytes``, which are stored in the log unchanged."""
 
 INTEGER: Serializer[int] = Serializer(_dump_integer, _load_integer)
 """``int`` of any size: two's complement, big-endian, as few bytes as possible (PIP-137's sample)."""
