@@ -201,7 +201,7 @@ def test_takeovers_wait_for_the_audit_while_the_holder_writes(
     assert epoch_of(after_repair(brokers, raw, topic, FENCING)) > epoch_of(holder)
 
 
-def test_nobody_has_to_write_for_a_broken_key_to_be_told(
+def test_a_broken_key_is_reported_without_a_write(
     brokers: LocalBrokers, store: StoreServer, raw: RawClients, topic: str, neighbour: str
 ) -> None:
     holder = raw(brokers.address()).producer(topic, EXCLUSIVE)

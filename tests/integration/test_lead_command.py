@@ -206,7 +206,7 @@ def test_the_next_in_line_runs_once_the_first_has_ended(
     assert said[0]["epoch"] < said[1]["epoch"]
 
 
-def test_who_waits_can_be_stopped_or_give_up(
+def test_a_waiting_command_can_be_stopped_or_time_out(
     lead: Lead, broker: LocalBrokers, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
     lead(topic, *child(tmp_path))

@@ -23,7 +23,7 @@ WHOLE = list(range(COUNT))
         ([], "100 rows are lost"),
     ],
 )
-def test_what_is_wrong_is_named(found: list[int], said: str) -> None:
+def test_errors_name_the_wrong_value(found: list[int], said: str) -> None:
     assert any(each.startswith(said) for each in faults(found, COUNT))
 
 

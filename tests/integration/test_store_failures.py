@@ -279,7 +279,7 @@ def test_flushall_is_refused_until_a_person_decides(topic: str) -> None:
         assert writer.epochs[-1] > before
 
 
-def test_one_log_is_deleted_by_mistake(topic: str) -> None:
+def test_a_log_deleted_by_mistake_is_detected(topic: str) -> None:
     """The bucket is there, one stream is not: its owner knows all that matters, and goes on."""
     with (
         running_server() as server,

@@ -83,7 +83,7 @@ class Audit:
         return found[::-1][:count] if reverse else found[:count]
 
 
-async def test_what_a_broker_reads_of_its_predecessors_leaves_turns_to_others() -> None:
+async def test_reading_the_audit_of_earlier_brokers_lets_other_tasks_run() -> None:
     audit = cast("LogStore", Audit(TICKS * transitions.RECORDS_PER_TICK))
     with Others() as others:
         told = await Chronicles(audit, lambda: 0.0).before(0, TOPIC, "me", 0)

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.audit_windows import AuditRecord, newest_records
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import Purpose
-
-RECORDS_FIRST: Final = 512
-"""Records that are read at first, the newest ones."""
-
-RECORDS_MAX: Final = 8_192
-"""Records that are looked through at most, as for a topic's history."""
 
 _FENCES: Final = frozenset(purpose.value for purpose in Purpose)
 
@@ -35,13 +30,15 @@ async def audited_marker(
 
     Raises Undecided.
     """
-    count, wanted = RECORDS_FIRST, str(ledger)
-    while True:
-        records = await store.read_audit(bucket, count=count, reverse=True)
+    marker: dict[str, str] = {}
+
+    async def has_marker(records: Sequence[AuditRecord]) -> bool:
         for _, fields in records:
-            is_of = fields.get("topic") == str(name.base) and fields.get("ledger") == wanted
+            is_of = fields.get("topic") == str(name.base) and fields.get("ledger") == str(ledger)
             if is_of and fields.get("kind") in _FENCES:
-                return marker_of(fields)
-        if len(records) < count or count >= RECORDS_MAX:
-            return {}
-        count = min(count * 4, RECORDS_MAX)
+                marker.update(marker_of(fields))
+                return True
+        return False
+
+    await newest_records(store, bucket, has_marker)
+    return marker

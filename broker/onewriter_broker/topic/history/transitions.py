@@ -26,9 +26,6 @@ HISTORY_MAX: Final = 10
 RECORDS_MAX: Final = 2_048
 """Audit records of a bucket that are looked through for them, the newest ones."""
 
-READ_RECORDS: Final = 512
-"""Records that one read from the store asks for."""
-
 RECORDS_PER_TICK: Final = 200
 """Records looked through before others get a turn of the event loop: a millisecond or two."""
 
@@ -246,12 +243,8 @@ class Chronicles:
 
     async def _newest(self, bucket: int) -> list[Mapping[str, str]]:
         """The newest records of a bucket, oldest first."""
-        count = READ_RECORDS
-        while True:
-            found = await self._store.read_audit(bucket, count=count, reverse=True)
-            if len(found) < count or count >= RECORDS_MAX:
-                return [fields for _, fields in reversed(found)]
-            count = min(count * 4, RECORDS_MAX)
+        found = await self._store.read_audit(bucket, count=RECORDS_MAX, reverse=True)
+        return [fields for _, fields in reversed(found)]
 
 
 async def _stories(

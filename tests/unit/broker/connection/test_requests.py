@@ -68,9 +68,7 @@ class Line:
         (MalformedBlock("5-1 cannot be read"), ServerError.PERSISTENCE_ERROR),
     ],
 )
-async def test_what_a_request_s_work_raises_is_its_answer(
-    error: Exception, code: ServerError
-) -> None:
+async def test_an_exception_of_a_request_is_its_answer(error: Exception, code: ServerError) -> None:
     line = Line()
     requests = Requests(line, RequestsInFlight(QuotaBook()), "subject a")
 

@@ -98,7 +98,7 @@ async def test_of_a_forgotten_app_nobody_is_the_owner() -> None:
         assert f"{OWNER_PREFIX}{APP}" not in state
 
 
-async def test_what_must_be_repaired_is_forgotten() -> None:
+async def test_a_damaged_version_is_forgotten() -> None:
     async with serving() as world:
         asking = await asking_of(world)
         state = stored_in(world.server.primary).states[asking.first.name]

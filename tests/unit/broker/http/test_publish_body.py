@@ -79,7 +79,7 @@ PARTS = st.builds(
     VALUES,
     st.sampled_from([None, 2]),
 )
-def test_what_staging_answered_is_taken_whatever_stands_beside_it(
+def test_keys_from_staging_are_accepted_with_unknown_fields(
     parts: list[dict[str, Any]], epoch: int | None, more: object, indent: int | None
 ) -> None:
     asked = {"more": more, "epoch": epoch, "parts": parts}
@@ -103,7 +103,7 @@ def test_whatever_is_damaged_is_read_or_refused(at: int, more: bytes | int, gone
 
 
 @pytest.mark.parametrize("epoch", [0, -1, NUMBER_MAX + 1, 10**30])
-def test_what_is_no_epoch_is_refused(epoch: object) -> None:
+def test_an_invalid_epoch_is_refused(epoch: object) -> None:
     with pytest.raises(Refusal, match="topic epoch"):
         run(body([], epoch=epoch))
 
@@ -155,7 +155,7 @@ def test_what_is_no_epoch_is_refused(epoch: object) -> None:
     ],
     ids=lambda asked: f"{len(asked)} {asked[:40]!r}",
 )
-def test_what_staging_did_not_answer_is_refused(asked: bytes) -> None:
+def test_keys_that_staging_did_not_return_are_refused(asked: bytes) -> None:
     with pytest.raises(Refusal, match=NOT_AS_ANSWERED) as refused:
         run(asked)
     assert refused.value.status == 400
