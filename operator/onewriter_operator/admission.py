@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_operator.kinds import CLAIM_LABEL, Json
+from onewriter_core.kubernetes_names import (
+    CA_ANNOTATION,
+    CLAIM_LABEL,
+    INJECT_LABEL,
+    PRIORITY_ANNOTATION,
+    READY_WHEN_ANNOTATION,
+    TOPIC_ANNOTATION,
+)
+from onewriter_operator.kinds import Json
 from onewriter_operator.objects import mapping, mappings, text
-
-INJECT_LABEL: Final = "onewriter.dev/inject"
-TOPIC_ANNOTATION: Final = "onewriter.dev/topic"
-PRIORITY_ANNOTATION: Final = "onewriter.dev/priority"
-READY_WHEN_ANNOTATION: Final = "onewriter.dev/ready-when"
-CA_ANNOTATION: Final = "onewriter.dev/broker-ca"
 
 CONTAINER: Final = "onewriter-sidecar"
 TOKEN_VOLUME: Final = "onewriter-token"  # noqa: S105 - the name of a volume

@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 from kubernetes.aio import client
 
+from onewriter_core.kubernetes_names import FENCE
 from onewriter_operator.brokers.client import Credentials
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.configuration import PORT_HTTP, PORT_HTTPS, Configuration
@@ -23,7 +24,7 @@ from onewriter_operator.election import Election, Timing
 from onewriter_operator.engine import Engine
 from onewriter_operator.events import Recorder
 from onewriter_operator.installation import names
-from onewriter_operator.kinds import FENCE, LEASE, TOPIC, Key
+from onewriter_operator.kinds import LEASE, TOPIC, Key
 from onewriter_operator.kube import Kube, load_configuration
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.reconcile.claims import ClaimReconciler

@@ -28,15 +28,8 @@ from onewriter_core.api import ExclusiveTopic, ProducerClaim
 from onewriter_core.api.tenancy import Tenancy
 from onewriter_core.api.violations import in_words
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_operator.kinds import (
-    CLAIM,
-    CLAIM_LABEL,
-    PAUSED,
-    TOPIC,
-    UNMANAGED,
-    Json,
-    Key,
-)
+from onewriter_core.kubernetes_names import CLAIM_LABEL, PAUSED, UNMANAGED
+from onewriter_operator.kinds import CLAIM, TOPIC, Json, Key
 from onewriter_operator.objects import (
     ClaimObject,
     DeclaredObject,

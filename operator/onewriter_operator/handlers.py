@@ -14,11 +14,10 @@ from typing import Any, Final, cast
 import kopf
 from kubernetes.aio import client
 
+from onewriter_core.kubernetes_names import CLAIM_LABEL, GROUP
 from onewriter_operator.kinds import (
     CLAIM,
-    CLAIM_LABEL,
     FIELD_MANAGER,
-    GROUP,
     MANAGED_BY,
     POD,
     SERVICE,

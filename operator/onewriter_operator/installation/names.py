@@ -6,12 +6,15 @@ import hashlib
 from typing import Any, Final
 
 from onewriter_operator.configuration import Configuration
+from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY
 
 BROKER: Final = "broker"
 VALKEY: Final = "valkey"
 OPERATOR: Final = "operator"
 TEST: Final = "test"
 PIPELINE: Final = "pipeline"
+
+INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
 
 CONFIGURATION: Final = "onewriter.dev/configuration"
 """Annotation: digest of the configuration for which an object was applied or a pod started."""
@@ -71,7 +74,7 @@ def selector(configuration: Configuration, name: str) -> dict[str, str]:
     """The labels that select a component's pods; they never change."""
     return {
         "app.kubernetes.io/name": "onewriter",
-        "app.kubernetes.io/instance": configuration.release,
+        INSTANCE_LABEL: configuration.release,
         "app.kubernetes.io/component": name,
     }
 
@@ -81,7 +84,7 @@ def labels(configuration: Configuration, name: str) -> dict[str, str]:
     found = {
         **selector(configuration, name),
         "app.kubernetes.io/part-of": "onewriter",
-        "app.kubernetes.io/managed-by": "onewriter-operator",
+        MANAGED_BY: FIELD_MANAGER,
     }
     if configuration.version:
         found["app.kubernetes.io/version"] = configuration.version

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from onewriter_core.api.status import PRODUCERS_SHOWN_MAX
+from onewriter_core.kubernetes_names import PAUSED, UNMANAGED
 from onewriter_operator import conditions
 from onewriter_operator.conditions import Verdict, no, unknown, yes
-from onewriter_operator.kinds import (
-    UNMANAGED,
-    Json,
-)
+from onewriter_operator.kinds import Json
 from onewriter_operator.objects import (
     ClaimedProducer,
     ClaimStatus,
@@ -124,9 +122,7 @@ def _producer(
 
 def _verdicts(facts: ClaimFacts, producers: list[ClaimedProducer]) -> list[Verdict]:
     if facts.declared.is_set(UNMANAGED):
-        message = (
-            "annotation onewriter.dev/unmanaged: brokers keep the last spec that they received"
-        )
+        message = f"annotation {UNMANAGED}: brokers keep the last spec that they received"
         return [
             unknown("Ready", "Unmanaged", message),
             unknown("Granted", "Unmanaged", message),
@@ -153,7 +149,7 @@ def _ready(facts: ClaimFacts) -> Verdict:
     if standing.reason == "NotServed":
         return no("Ready", "TopicNotServed", standing.message)
     if applied.is_held_back:
-        return no("Ready", "Paused", "annotation onewriter.dev/paused: its spec waits")
+        return no("Ready", "Paused", f"annotation {PAUSED}: its spec waits")
     if applied.refusal:
         return no("Ready", "RefusedByBroker", applied.refusal)
     if applied.is_everywhere:

@@ -11,14 +11,8 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from onewriter_operator.kinds import (
-    EPOCH_LABEL,
-    FIELD_MANAGER,
-    MANAGED_BY,
-    SERVICE,
-    SLICE,
-    Json,
-)
+from onewriter_core.kubernetes_names import EPOCH_LABEL
+from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY, SERVICE, SLICE, Json
 from onewriter_operator.objects import KubeObject, LeaderService, TopicObject
 from onewriter_operator.plan.facts import PodFacts
 from onewriter_operator.plan.view import ProducerView

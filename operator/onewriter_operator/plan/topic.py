@@ -11,19 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_core.api.status import PARTITIONS_SHOWN_MAX, TRANSITIONS_SHOWN_MAX
+from onewriter_core.kubernetes_names import PAUSED, TOPIC_FINALIZER, UNMANAGED
 from onewriter_operator import conditions
-from onewriter_operator.kinds import (
-    PAUSED,
-    SERVICE,
-    SLICE,
-    TOPIC_FINALIZER,
-    UNMANAGED,
-    Json,
-    Key,
-    key_of,
-    named,
-    seconds_of,
-)
+from onewriter_operator.kinds import SERVICE, SLICE, Json, Key, key_of, named, seconds_of
 from onewriter_operator.objects import (
     FencedPod,
     KubeObject,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from onewriter_core.kubernetes_names import PAUSED, UNMANAGED
 from onewriter_operator.conditions import Verdict, no, unknown, yes
 from onewriter_operator.kinds import seconds_of
 from onewriter_operator.objects import Condition
@@ -55,7 +56,7 @@ def verdicts(
 
 def unmanaged(facts: TopicFacts) -> list[Verdict]:
     """The conditions of an object with the annotation ``unmanaged``."""
-    message = "annotation onewriter.dev/unmanaged: brokers keep the last spec that they received"
+    message = f"annotation {UNMANAGED}: brokers keep the last spec that they received"
     return [
         unknown("Ready", "Unmanaged", message),
         unknown("Serving", "Unmanaged", message),
@@ -137,7 +138,7 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     if facts.declared.is_going:
         return no("PolicyApplied", "Deleting", "the object is being deleted")
     if applied.is_held_back:
-        return no("PolicyApplied", "Paused", "annotation onewriter.dev/paused: its spec waits")
+        return no("PolicyApplied", "Paused", f"annotation {PAUSED}: its spec waits")
     if applied.refusal:
         return no("PolicyApplied", "RefusedByBroker", applied.refusal)
     if is_undivided(facts):

@@ -19,7 +19,7 @@ from onewriter_operator import installation
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.events import Recorder
 from onewriter_operator.installation.broker_authority import AUTHORITY_BYTES_MAX
-from onewriter_operator.installation.names import selector
+from onewriter_operator.installation.names import INSTANCE_LABEL, selector
 from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY, Json, Kind, key_of, named
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
@@ -223,8 +223,7 @@ def _beginning(file: Path) -> str:
 
 def _managed(own: Mapping[str, Any]) -> dict[str, str]:
     """The labels of all objects that the operator installs for this release."""
-    instance = "app.kubernetes.io/instance"
     return {
-        instance: str(own[instance]),
+        INSTANCE_LABEL: str(own[INSTANCE_LABEL]),
         MANAGED_BY: FIELD_MANAGER,
     }

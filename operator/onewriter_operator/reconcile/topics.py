@@ -8,17 +8,8 @@ from typing import Any, Final
 
 import structlog
 
-from onewriter_operator.kinds import (
-    FENCE,
-    HANDOVER,
-    RECONCILE_AT,
-    SERVICE,
-    SLICE,
-    TOPIC,
-    Key,
-    key_of,
-    named,
-)
+from onewriter_core.kubernetes_names import FENCE, HANDOVER, RECONCILE_AT
+from onewriter_operator.kinds import SERVICE, SLICE, TOPIC, Key, key_of, named
 from onewriter_operator.kube import ApiRefused
 from onewriter_operator.objects import TopicObject, parse, parse_topic_status
 from onewriter_operator.plan import leader

@@ -1,8 +1,8 @@
 """``GET /onewriter/v1/watch``: every topic that this broker serves, and each change, as lines of JSON.
 
-A watcher has a set of topics that changed, not a queue of what happened: what it reads slowly, it
-reads once and as it is by then. So it costs the broker no more than a set of names, can never be
-behind by more than one round, and one that takes nothing at all is cut off.
+A watcher has a set of changed topics, not a queue of events. A slow reader gets each topic once, in its
+latest state. So a watcher costs the broker only a set of names, is never more than one round behind, and is
+disconnected if it accepts nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from onewriter_core.authorization import Action
 PATH: Final = "/onewriter/v1/watch"
 
 TOPICS_PER_TICK: Final = 16
-"""Topics told before others get a turn of the loop."""
+"""Topics that are sent in one tick of the event loop."""
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +57,7 @@ def add_routes(router: Routes, site: Site) -> None:
 
 
 class _Stream:
-    """One watcher's lines. ``expires_at``: when its proof of identity ends, in Unix seconds."""
+    """The lines of one watcher. ``expires_at``: the expiry of its proof of identity, in Unix seconds."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class _Stream:
         self._told_buckets: dict[str, Any] = {}
 
     async def run(self) -> None:
-        """Tell what there is, then every change, until the broker stops or the proof expires.
+        """Send the present state, then every change, until the broker stops or the proof expires.
 
         Raises TimeoutError, ConnectionError.
         """
@@ -107,7 +107,7 @@ class _Stream:
             await asyncio.sleep(0)
 
     async def _tell_buckets(self) -> None:
-        """Which buckets are served here, and which should be and wait: where that has changed."""
+        """Send the buckets that this broker serves, and those that it waits for, if they have changed."""
         ownership = self._site.topics.ownership
         found = {
             "type": "BUCKETS",
