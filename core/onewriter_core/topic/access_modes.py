@@ -16,6 +16,7 @@ from onewriter_core.topic.lookups import (
     may_come_back,
     overlap,
     with_partition,
+    with_pending,
 )
 from onewriter_core.topic.model import (
     DEFERRED_MAX,
@@ -166,7 +167,7 @@ def share_requested(topic: Topic, partition: Partition, request: Request) -> Ste
         coming = tuple(p for p in coming if p != other)
     if pending is not None and is_sharing:
         pending = replace(pending, newcomers=(*coming, producer))
-        return replace(topic, pending_fence=pending), effects
+        return with_pending(topic, pending), effects
     if is_changing_hands(topic, partition):
         return defer(topic, None, request)
     if partition.is_open and isinstance(partition.ownership, Shared | Vacant):

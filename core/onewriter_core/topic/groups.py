@@ -12,6 +12,7 @@ from onewriter_core.topic.lookups import (
     new_group,
     same_group,
     with_holder,
+    with_pending,
 )
 from onewriter_core.topic.model import (
     HELD_BACK_MAX,
@@ -106,7 +107,7 @@ def _join(topic: Topic, partition: Partition, request: Request) -> Step | None:
     pending = topic.pending_fence
     if pending is not None and pending.group is not None and fits(pending.group):
         joined = replace(pending.group, members=(*pending.group.members, member))
-        return replace(topic, pending_fence=replace(pending, group=joined)), ()
+        return with_pending(topic, replace(pending, group=joined)), ()
     for waiter in topic.queue:
         if fits(waiter):
             joined = replace(waiter, members=(*waiter.members, member))

@@ -36,6 +36,7 @@ from onewriter_core.topic.model import (
     WAITERS_MAX,
     AccessMode,
     Departure,
+    Draining,
     Held,
     Partition,
     ProducerGroup,
@@ -323,8 +324,9 @@ def _opened(before: Topic, event: Event) -> int:
     """The ledger of a fence that is stored by now and may be decided by this event; 0: none is."""
     if isinstance(event, FenceStored):
         return event.ledger
-    waits = None if before.pending_fence is None else before.pending_fence.waits
-    return waits.ledger if waits is not None and isinstance(event, ClockTicked) else 0
+    if isinstance(before.phase, Draining) and isinstance(event, ClockTicked):
+        return before.phase.ledger
+    return 0
 
 
 def _nobody_else_serves(
@@ -340,7 +342,7 @@ def _nobody_else_serves(
         _must("no grant while a former holder may serve", not early, early)
     if pending is None or not isinstance(event, FenceStored | ClockTicked):
         return
-    until = -math.inf if pending.waits is None else pending.waits.until
+    until = before.phase.until if isinstance(before.phase, Draining) else -math.inf
     if isinstance(event, FenceStored) and pending.purpose in {Purpose.GRANT, Purpose.SHARE}:
         assured_at = event.now if event.assured_at is None else event.assured_at
         seconds = max(s.serve_seconds for s in before.partitions if s.number in pending.partitions)
@@ -352,8 +354,7 @@ def _nobody_else_serves(
     ]
     is_over = event.now >= until
     _must("no grant while a former holder may serve", is_over or not granted, granted)
-    waits = None if after.pending_fence is None else after.pending_fence.waits
-    waited = waits is not None and waits.until >= until
+    waited = isinstance(after.phase, Draining) and after.phase.until >= until
     _must("who won is told in time", is_over or waited, after.pending_fence)
 
 

@@ -7,15 +7,21 @@ from typing import assert_never
 
 from onewriter_core.topic.model import (
     AccessMode,
+    Closed,
     Departure,
+    Draining,
+    Fencing,
+    FencingFormerDataset,
     Held,
     ImpossibleStep,
     Member,
     Partition,
+    PendingFence,
     ProducerGroup,
     Purpose,
     Request,
     Reserved,
+    Settled,
     Shared,
     Tenure,
     Topic,
@@ -111,6 +117,25 @@ def with_partition(topic: Topic, partition: Partition) -> Topic:
             partition if s.number == partition.number else s for s in topic.partitions
         ),
     )
+
+
+def pending_fence_of(topic: Topic) -> PendingFence:
+    """The pending fence of a topic that is known to have one."""
+    fence = topic.pending_fence
+    if fence is None:
+        raise ImpossibleStep(f"no fence is pending while {topic.phase}")
+    return fence
+
+
+def with_pending(topic: Topic, fence: PendingFence) -> Topic:
+    """The topic whose pending fence was joined, or left, by a producer."""
+    match topic.phase:
+        case Fencing() | FencingFormerDataset() | Draining():
+            return replace(topic, phase=replace(topic.phase, fence=fence))
+        case Settled() | Closed():
+            raise ImpossibleStep(f"fence {fence.number} changes while {topic.phase}")
+        case _:
+            assert_never(topic.phase)
 
 
 def with_holder(topic: Topic, holder: ProducerGroup) -> Topic:

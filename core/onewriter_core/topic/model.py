@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
@@ -236,12 +237,10 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class PendingFence:
-    """The one fence in progress: a state, not a flag.
+    """The fence that the topic waits for: who gets what once it is stored.
 
-    ``group`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
-    Shared producers (``newcomers``) did. ``answers`` names the administrator's request.
-    ``is_outdated``: the store failed over since, so the fence may be in a dataset of the past.
-    ``waits``: the fence is stored, and the former holder may still serve for a moment.
+    ``group`` asked for it. ``group`` is None if a roll, a re-fence, an administrator or Shared producers
+    (``newcomers``) did. ``answers`` names the administrator's request.
     """
 
     number: int
@@ -251,20 +250,52 @@ class PendingFence:
     newcomers: tuple[SharedProducer, ...] = ()
     departure: Departure = Departure.NONE
     answers: str = ""
-    is_outdated: bool = False
-    waits: Waiting | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Writing has changed hands under ``ledger``; who won is told at ``until``.
+class Settled:
+    """No fence is pending: every request is decided at once."""
 
-    ``first`` is the fence's first partition as it was before.
+
+@dataclass(frozen=True, slots=True)
+class Fencing:
+    """The store has been asked for the fence. Its result decides."""
+
+    fence: PendingFence
+
+
+@dataclass(frozen=True, slots=True)
+class FencingFormerDataset:
+    """The store failed over while the fence was on its way.
+
+    The result still decides, but the ledger may belong to the former dataset: it opens no partition.
     """
 
+    fence: PendingFence
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The fence is stored under ``ledger``. The former holder may still serve until ``until``.
+
+    The new writer gets its grant then. ``first`` is the fence's first partition before the fence.
+    """
+
+    fence: PendingFence
     ledger: int
     until: float
     first: Partition
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """This broker no longer serves the topic. No event changes it any more."""
+
+
+Phase = Settled | Fencing | FencingFormerDataset | Draining | Closed
+"""The state of a topic that selects the row's function in the transition table."""
+
+FencePhase = Fencing | FencingFormerDataset | Draining
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,12 +347,26 @@ class Topic:
     held_back: tuple[HeldBack, ...] = ()
     refused_groups: tuple[RefusedGroup, ...] = ()
     deferred: tuple[Request, ...] = ()
-    pending_fence: PendingFence | None = None
+    phase: Phase = Settled()
     arrivals: int = 0
     fences_started: int = 0
-    is_closed: bool = False
     loads: Loads = ()
     """What the waiters' hosts lead besides this topic, as last told; Balanced chooses by it."""
+
+    @property
+    def pending_fence(self) -> PendingFence | None:
+        """The fence that the topic waits for, None if there is none."""
+        match self.phase:
+            case Fencing(fence) | FencingFormerDataset(fence) | Draining(fence):
+                return fence
+            case Settled() | Closed():
+                return None
+            case _:
+                assert_never(self.phase)
+
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self.phase, Closed)
 
     def partition(self, number: int) -> Partition | None:
         """The partition of that number, None when there is none."""

@@ -27,6 +27,8 @@ from onewriter_core.topic.events import (
     ProducerRequested,
 )
 from onewriter_core.topic.invariants import Violation, check, check_step
+from onewriter_core.topic.lookups import pending_fence_of
+from onewriter_core.topic.lookups import with_pending as with_pending_fence
 from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import (
     DEFERRED_MAX,
@@ -36,7 +38,9 @@ from onewriter_core.topic.model import (
     WAITERS_MAX,
     WHOLE,
     AccessMode,
+    Closed,
     Departure,
+    Fencing,
     Held,
     HeldBack,
     Member,
@@ -45,6 +49,7 @@ from onewriter_core.topic.model import (
     Purpose,
     RefusedGroup,
     Request,
+    Settled,
     Shared,
     SharedProducer,
     Tenure,
@@ -113,8 +118,8 @@ def with_partition(topic: Topic, **changes: object) -> Topic:
 
 
 def with_pending(topic: Topic, **changes: object) -> Topic:
-    assert topic.pending_fence is not None
-    return replace(topic, pending_fence=replace(topic.pending_fence, **changes))  # type: ignore[arg-type]  # of any field
+    fence = replace(pending_fence_of(topic), **changes)  # type: ignore[arg-type]  # of any field
+    return with_pending_fence(topic, fence)
 
 
 HOLDER, WAITER, TENURE = HELD.holders[0], WAITED.queue[0], Tenure(1, "A", Identity("A"))
@@ -143,7 +148,7 @@ STATES: dict[str, Topic] = {
         HELD, holders=(replace(HOLDER, members=(*HOLDER.members, Member(WHOLE, "A2"))),)
     ),
     "a request is deferred only by a pending fence or a reservation": replace(
-        DEFERRED, pending_fence=None
+        DEFERRED, phase=Settled()
     ),
     "a pending fence's partitions exist": with_pending(PENDING, partitions=(3,)),
     "the pending fence is the newest one": with_pending(PENDING, number=7),
@@ -188,7 +193,7 @@ STATES: dict[str, Topic] = {
     ),
     "nobody anonymous is remembered": with_partition(HELD, deposed=(Identity(),)),
     "an epoch is at most the newest ledger": with_partition(HELD, ledger=0),
-    "a closed topic is empty": replace(HELD, is_closed=True),
+    "a closed topic is empty": replace(HELD, phase=Closed()),
 }
 
 
@@ -266,12 +271,12 @@ STEPS: dict[str, StepMutant] = {
     "who won is told in time": (
         SERVED,
         FenceStored(2, 2, NOW),
-        mutated(lambda t: replace(t, pending_fence=None)),
+        mutated(lambda t: replace(t, phase=Settled())),
     ),
     "a closed topic stays closed": (
-        replace(FRESH, is_closed=True),
+        replace(FRESH, phase=Closed()),
         TICK,
-        mutated(lambda t: replace(t, is_closed=False)),
+        mutated(lambda t: replace(t, phase=Settled())),
     ),
     "at most one fence is asked for": (
         WAITED,
@@ -281,7 +286,7 @@ STEPS: dict[str, StepMutant] = {
     "a pending fence ends by its answer": (
         PENDING,
         TICK,
-        mutated(lambda t: replace(t, pending_fence=None)),
+        mutated(lambda t: replace(t, phase=Settled())),
     ),
     "a new pending fence is a fence asked for": (WAITED, GONE, mutated(effects=without(Fence))),
     "a fence stops its partitions' writers": (
@@ -427,6 +432,8 @@ def test_a_partition_added_is_no_violation() -> None:
     check_step(before, event, *step(before, event))
 
 
-def test_a_claim_of_a_roll_is_nobodys() -> None:
-    rolling = replace(HELD, fences_started=2, pending_fence=PendingFence(2, Purpose.ROLL, (WHOLE,)))
+def test_the_fence_of_a_roll_has_no_group() -> None:
+    rolling = replace(
+        HELD, fences_started=2, phase=Fencing(PendingFence(2, Purpose.ROLL, (WHOLE,)))
+    )
     check(rolling)
