@@ -99,12 +99,12 @@ from onewriter_core.topic.transitions import (
     order_refused,
     partitions_added,
     policy_changed,
+    refused_when_closed,
     requested,
     rolled,
     settle,
     ticked,
     ticked_while_draining,
-    turned_away,
     unchanged,
     unloaded,
 )
@@ -143,7 +143,7 @@ class Row(Generic[E]):
 # fmt: off
 ROWS: Final = (
     #   event              Settled          Fencing                        FencingFormerDataset  Draining               Closed
-    Row(ProducerRequested, requested,       requested,                     requested,            requested,             turned_away),
+    Row(ProducerRequested, requested,       requested,                     requested,            requested,             refused_when_closed),
     Row(ProducerGone,      gone,            gone_while_fencing,            gone_while_fencing,   gone_while_fencing,    unchanged),
     Row(FenceStored,       impossible,      fence_stored,                  fence_stored,         impossible,            unchanged),
     Row(FenceRefused,      impossible,      fence_refused,                 fence_refused,        impossible,            unchanged),

@@ -72,7 +72,7 @@ def requested(topic: Topic, event: ProducerRequested) -> Step:
     return _decided(topic, event.request, event.now)
 
 
-def turned_away(topic: Topic, event: ProducerRequested) -> Step:
+def refused_when_closed(topic: Topic, event: ProducerRequested) -> Step:
     """The topic is closed: the producer looks it up again."""
     return topic, (not_ready(event.request.registration, "the topic is moving"),)
 
