@@ -142,20 +142,20 @@ class Row(Generic[E]):
 
 # fmt: off
 ROWS: Final = (
-    #   event              Settled          Fencing                        FencingFormerDataset  Draining               Closed
-    Row(ProducerRequested, requested,       requested,                     requested,            requested,             refused_when_closed),
-    Row(ProducerGone,      gone,            gone_while_fencing,            gone_while_fencing,   gone_while_fencing,    unchanged),
-    Row(FenceStored,       impossible,      fence_stored,                  fence_stored,         impossible,            unchanged),
-    Row(FenceRefused,      impossible,      fence_refused,                 fence_refused,        impossible,            unchanged),
-    Row(ClockTicked,       ticked,          ticked,                        ticked,               ticked_while_draining, unchanged),
-    Row(HandoverRequested, handed_over,     order_refused,                 order_refused,        order_refused,         order_refused),
-    Row(FenceRequested,    deposed,         order_refused,                 order_refused,        order_refused,         order_refused),
-    Row(LedgerFull,        rolled,          unchanged,                     unchanged,            unchanged,             unchanged),
-    Row(DatasetChanged,    dataset_changed, dataset_changed_while_fencing, dataset_changed,      dataset_changed,       unchanged),
-    Row(PartitionsAdded,   partitions_added, partitions_added,             partitions_added,     partitions_added,      unchanged),
-    Row(PolicyChanged,     policy_changed,  policy_changed,                policy_changed,       policy_changed,        unchanged),
-    Row(LoadsChanged,      loads_changed,   loads_changed,                 loads_changed,        loads_changed,         unchanged),
-    Row(Unloaded,          unloaded,        unloaded,                      unloaded,             unloaded,              unchanged),
+    #   event              Settled           Fencing                        FencingFormerDataset  Draining               Closed
+    Row(ProducerRequested, requested,        requested,                     requested,            requested,             refused_when_closed),
+    Row(ProducerGone,      gone,             gone_while_fencing,            gone_while_fencing,   gone_while_fencing,    unchanged),
+    Row(FenceStored,       impossible,       fence_stored,                  fence_stored,         impossible,            unchanged),
+    Row(FenceRefused,      impossible,       fence_refused,                 fence_refused,        impossible,            unchanged),
+    Row(ClockTicked,       ticked,           ticked,                        ticked,               ticked_while_draining, unchanged),
+    Row(HandoverRequested, handed_over,      order_refused,                 order_refused,        order_refused,         order_refused),
+    Row(FenceRequested,    deposed,          order_refused,                 order_refused,        order_refused,         order_refused),
+    Row(LedgerFull,        rolled,           unchanged,                     unchanged,            unchanged,             unchanged),
+    Row(DatasetChanged,    dataset_changed,  dataset_changed_while_fencing, dataset_changed,      dataset_changed,       unchanged),
+    Row(PartitionsAdded,   partitions_added, partitions_added,              partitions_added,     partitions_added,      unchanged),
+    Row(PolicyChanged,     policy_changed,   policy_changed,                policy_changed,       policy_changed,        unchanged),
+    Row(LoadsChanged,      loads_changed,    loads_changed,                 loads_changed,        loads_changed,         unchanged),
+    Row(Unloaded,          unloaded,         unloaded,                      unloaded,             unloaded,              unchanged),
 )
 # fmt: on
 
