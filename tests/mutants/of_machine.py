@@ -26,8 +26,8 @@ MUTANTS = (
         ("S2",),
         "onewriter_core.topic.transitions:_returned",
         "Anybody who names the current epoch replaces the holder.",
-        "case Held(held, group_id) if held == tenure and not partition.grants_lost:",
-        "case Held(held, group_id) if not partition.grants_lost:",
+        "case Held(held, group_id, may_be_lost) if held == tenure and not may_be_lost:",
+        "case Held(held, group_id, may_be_lost) if not may_be_lost:",
         QUICK,
     ),
     Mutant(
@@ -35,8 +35,8 @@ MUTANTS = (
         ("S2", "S12"),
         "onewriter_core.topic.transitions:_returned",
         "A holder resumes although the dataset may have lost its grant.",
-        "case Held(held, group_id) if held == tenure and not partition.grants_lost:",
-        "case Held(held, group_id) if held == tenure:",
+        "case Held(held, group_id, may_be_lost) if held == tenure and not may_be_lost:",
+        "case Held(held, group_id, may_be_lost) if held == tenure:",
         QUICK,
     ),
     Mutant(

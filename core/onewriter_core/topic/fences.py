@@ -194,7 +194,6 @@ def _drain(
                 departure=pending.departure if partition.number in written else partition.departure,
                 vacant_since=now if partition.number in written else partition.vacant_since,
                 deposed=_deposed(partition, pending.group, pending.departure, pending.purpose),
-                grants_lost=False,
             ),
         )
     return replace(topic, phase=draining), closes
@@ -250,7 +249,6 @@ def _granted(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
                 departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
                 vacant_since=None if alive else now,
                 deposed=_deposed(partition, group, pending.departure, pending.purpose),
-                grants_lost=False,
                 serve_seconds=group.serve_seconds if alive else 0.0,
             ),
         )
@@ -287,7 +285,6 @@ def _vacated_by_order(topic: Topic, phase: FencePhase, ledger: int, now: float) 
                 departure=pending.departure,
                 vacant_since=now,
                 deposed=_deposed(partition, None, pending.departure, pending.purpose),
-                grants_lost=False,
             ),
         )
     record = Record(

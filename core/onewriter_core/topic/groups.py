@@ -22,7 +22,6 @@ from onewriter_core.topic.model import (
     Partition,
     ProducerGroup,
     Request,
-    Tenure,
     Topic,
 )
 from onewriter_core.topic.refusals import (
@@ -93,9 +92,9 @@ def _join(topic: Topic, partition: Partition, request: Request) -> Step | None:
         )
 
     for holder in topic.holders:
-        if fits(holder) and partition.ownership == Held(
-            Tenure(partition.epoch, holder.producer_name, holder.identity), holder.group_id
-        ):
+        ownership = partition.ownership
+        holds = isinstance(ownership, Held) and ownership.group_id == holder.group_id
+        if holds and fits(holder):
             if is_changing_hands(topic, partition):
                 text = "the holder of the topic is changing"
                 return topic, (not_ready(request.registration, text),)

@@ -216,7 +216,9 @@ def _nothing_slept_through(topic: Topic) -> None:
             _must("no writer is left without a fence of this dataset", partition.is_open, partition)
         if isinstance(partition.ownership, Held):
             _must(
-                "no holder keeps what the store may have lost", not partition.grants_lost, partition
+                "no holder keeps what the store may have lost",
+                not partition.ownership.may_be_lost,
+                partition,
             )
 
 

@@ -149,12 +149,12 @@ def without_member(topic: Topic, group_id: str, registration: str) -> Topic:
 
 def vacated(partition: Partition, tenure: Tenure, departure: Departure, now: float) -> Partition:
     """The partition after its exclusive writer left; what the store may have forgotten ends for good."""
+    may_resume = not (isinstance(partition.ownership, Held) and partition.ownership.may_be_lost)
     return replace(
         partition,
-        ownership=Vacant(None if partition.grants_lost else tenure),
+        ownership=Vacant(tenure if may_resume else None),
         departure=departure,
         vacant_since=now,
-        grants_lost=False,
         # Who closes its producer has stopped serving before.
         serve_seconds=0.0 if departure is Departure.CLOSED else partition.serve_seconds,
     )

@@ -202,10 +202,14 @@ class SharedProducer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One exclusive producer writes; ``group_id`` names it among the topic's holders."""
+    """One exclusive producer writes; ``group_id`` names it among the topic's holders.
+
+    ``may_be_lost``: the store failed over and may have forgotten the grant. The holder is then deposed.
+    """
 
     tenure: Tenure
     group_id: str
+    may_be_lost: bool = False
 
 
 Ownership = Vacant | Reserved | Shared | Held
@@ -218,8 +222,7 @@ class Partition:
     ``epoch`` is the highest topic epoch ever granted here. ``ledger`` is the newest one fenced by
     this broker; ``is_open`` says that this broker fenced it in the present dataset. ``departure``
     and ``vacant_since`` tell how the last writer left, for the next transition's record. ``deposed``
-    are identities that lost a tenure other than by leaving. ``grants_lost``: the store may have
-    forgotten grants, so the present holder must win anew. ``serve_seconds``: for so long after it was
+    are identities that lost a tenure other than by leaving. ``serve_seconds``: for so long after it was
     assured for the last time the last holder may act in the topic's name; 0: not at all, or it left.
     """
 
@@ -231,7 +234,6 @@ class Partition:
     departure: Departure = Departure.NONE
     vacant_since: float | None = None
     deposed: tuple[Identity, ...] = ()
-    grants_lost: bool = False
     serve_seconds: float = 0.0
 
 

@@ -54,6 +54,7 @@ from onewriter_core.topic.model import (
     Held,
     ImpossibleStep,
     Member,
+    Ownership,
     Partition,
     Purpose,
     Request,
@@ -107,7 +108,7 @@ def _returned(topic: Topic, partition: Partition, request: Request, epoch: int, 
     if is_changing_hands(topic, partition):
         return topic, (not_ready(registration, "the holder of the topic is changing"),)
     match partition.ownership:
-        case Held(held, group_id) if held == tenure and not partition.grants_lost:
+        case Held(held, group_id, may_be_lost) if held == tenure and not may_be_lost:
             return _replaced(topic, partition, group_id, request)
         case Vacant(kept) | Reserved(kept, _) if kept == tenure:
             if not partition.is_open:
@@ -159,7 +160,9 @@ def settle(topic: Topic, effects: tuple[Effect, ...], now: float) -> Step:
     """Start what waited for the fence that is decided now, until another fence is pending."""
     while isinstance(topic.phase, Settled):
         lost = tuple(
-            s.number for s in topic.partitions if s.grants_lost and isinstance(s.ownership, Held)
+            s.number
+            for s in topic.partitions
+            if isinstance(s.ownership, Held) and s.ownership.may_be_lost
         )
         unfenced = tuple(
             s.number
@@ -347,11 +350,22 @@ def dataset_changed(topic: Topic, event: DatasetChanged) -> Step:
     for partition in topic.partitions:
         closed = replace(partition, is_open=False)
         if not event.grants_known:
-            closed = replace(closed, grants_lost=True)
-            if isinstance(closed.ownership, Vacant | Reserved):
-                closed = replace(closed, ownership=Vacant(), grants_lost=False)
+            closed = replace(closed, ownership=_without_grant(partition.ownership))
         partitions.append(closed)
     return replace(topic, partitions=tuple(partitions)), ()
+
+
+def _without_grant(ownership: Ownership) -> Ownership:
+    """The ownership if the store may have forgotten who was granted the partition."""
+    match ownership:
+        case Held():
+            return replace(ownership, may_be_lost=True)
+        case Vacant() | Reserved():
+            return Vacant()
+        case Shared():
+            return ownership
+        case _:
+            assert_never(ownership)
 
 
 def dataset_changed_while_fencing(topic: Topic, event: DatasetChanged) -> Step:
@@ -398,9 +412,7 @@ def unloaded(topic: Topic, event: Unloaded) -> Step:
         if pending.answers:
             effects.append(Answer(pending.answers, topic.epoch, reason))
     effects += [not_ready(registration, reason) for registration in unanswered]
-    partitions = tuple(
-        replace(s, ownership=Vacant(), is_open=False, grants_lost=False) for s in topic.partitions
-    )
+    partitions = tuple(replace(s, ownership=Vacant(), is_open=False) for s in topic.partitions)
     closed = Topic(
         partitions,
         topic.policy,

@@ -159,7 +159,9 @@ STATES: dict[str, Topic] = {
     "newcomers are Shared": with_pending(PENDING, newcomers=(PRODUCER,)),
     "no waiter is grantable while no fence is pending": replace(LEFT, queue=(WAITER,)),
     "no writer is left without a fence of this dataset": with_partition(HELD, is_open=False),
-    "no holder keeps what the store may have lost": with_partition(HELD, grants_lost=True),
+    "no holder keeps what the store may have lost": with_partition(
+        HELD, ownership=Held(TENURE, "A", may_be_lost=True)
+    ),
     "waiters are bounded": replace(
         HELD,
         queue=tuple(
