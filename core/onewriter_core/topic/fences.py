@@ -1,4 +1,4 @@
-"""The one fence in progress, from its start to what its answer makes of the topic."""
+"""The pending fence: its start, and what the store's result makes of the topic."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def start_fence(
     newcomers: tuple[SharedProducer, ...] = (),
     answers: str = "",
 ) -> Step:
-    """Begin a fence over the partitions, whose answer decides."""
+    """Ask the store for a fence over the partitions. Its result decides."""
     if topic.pending_fence is not None:
         raise ImpossibleStep(f"{purpose} while {topic.pending_fence.purpose} is in progress")
     number = topic.fences_started + 1
@@ -89,7 +89,7 @@ def start_fence(
 
 def _known(group: ProducerGroup | None) -> ProducerGroup:
     if group is None:
-        raise ImpossibleStep("a grant or a resume is somebody's")
+        raise ImpossibleStep("a grant or a resume needs a producer group")
     return group
 
 
@@ -118,7 +118,7 @@ def _new_tenure(
 def _deposed(
     partition: Partition, group: ProducerGroup | None, departure: Departure, purpose: Purpose
 ) -> tuple[Identity, ...]:
-    """Identities that lost a tenure other than by leaving: they may not simply fence again."""
+    """Identities that lost a tenure without leaving. A takeover by one of them must name the epoch."""
     if purpose not in {Purpose.GRANT, Purpose.DEPOSE}:
         return partition.deposed
     lost: Tenure | None = None
@@ -141,7 +141,7 @@ def _deposed(
 
 
 def fence_stored(topic: Topic, event: FenceStored) -> Step:
-    """The store opened the ledger: decide, or wait until the former holder serves no longer."""
+    """The store opened the ledger: decide, or wait until the former holder no longer serves."""
     phase, ledger, now = topic.phase, event.ledger, event.now
     if not isinstance(phase, Fencing | FencingFormerDataset) or phase.fence.number != event.number:
         raise ImpossibleStep(f"fence {event.number} stored while {phase}")
@@ -170,14 +170,14 @@ def fence_stored(topic: Topic, event: FenceStored) -> Step:
 
 
 def _serves_until(partitions: list[Partition], assured_at: float) -> float:
-    """Until when somebody who was deposed by now may still act in the topic's name."""
+    """Until when a deposed holder may still act for the topic."""
     return assured_at + max((s.serve_seconds for s in partitions), default=0.0)
 
 
 def _drain(
     topic: Topic, phase: Fencing | FencingFormerDataset, draining: Draining, now: float
 ) -> Step:
-    """The old writers are out, and are told; the new one is told once nobody else may serve."""
+    """Close the former writers now. The new writer gets its grant when no former holder may serve."""
     pending = phase.fence
     raises_epoch = pending.purpose is Purpose.GRANT
     written = {s.number for s in topic.partitions if isinstance(s.ownership, Held | Shared)}
@@ -313,7 +313,7 @@ def _shared(topic: Topic, phase: FencePhase, ledger: int) -> Step:
 
 
 def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
-    """The ledger that a resume had to wait for is open; the tenure may have ended meanwhile."""
+    """Resume after the fence that the resume needed. The tenure may have ended meanwhile."""
     partition = _first_partition(topic, pending)
     group = _known(pending.group)
     tenure = Tenure(partition.epoch, group.producer_name, group.identity)
@@ -326,7 +326,7 @@ def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
 
 
 def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float) -> Step:
-    """The tenure's holder is back and nobody came between: same epoch, same ledger."""
+    """Grant the partition to its tenure's holder again, with the same epoch and the same ledger."""
     tenure = Tenure(partition.epoch, group.producer_name, group.identity, group.claim)
     record = Record(
         (partition.number,),
@@ -357,7 +357,7 @@ def _opened(topic: Topic, phase: FencePhase, ledger: int) -> Topic:
 
 
 def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
-    """Close whoever wrote the fence's partitions; the rest of a partitioned holder stays."""
+    """Close the writers of the fence's partitions. A partitioned holder keeps its other partitions."""
     closes: list[Effect] = []
     for partition in (s for s in topic.partitions if s.number in pending.partitions):
         for registration in writers(topic, partition):
@@ -374,9 +374,9 @@ def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
 
 
 def fence_refused(topic: Topic, event: FenceRefused) -> Step:
-    """Nothing was written: the askers are told, the other waiters keep their place.
+    """The store wrote nothing: reject the producers that asked. The other waiters keep their place.
 
-    A handover is rolled back: its waiter goes on waiting where it stood.
+    A handover is rolled back: its waiter keeps its place in the queue.
     """
     phase, reason, now = topic.phase, event.reason, event.now
     if not isinstance(phase, Fencing | FencingFormerDataset) or phase.fence.number != event.number:

@@ -1,4 +1,4 @@
-"""Partitioned producers: their requests are one group, made by partition 0."""
+"""Partitioned producers: the request of partition 0 makes the group, the other requests join it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from onewriter_core.topic.refusals import (
 )
 
 HOLD_BACK_SECONDS = 2.0
-"""How long a partition's request waits for partition 0 before it competes alone."""
+"""A partition's request waits this long for partition 0. Then it competes alone."""
 
 
 def partition_requested(topic: Topic, partition: Partition, request: Request, now: float) -> Step:
-    """One of a partitioned producer's requests: join the group, make it, or wait for partition 0."""
+    """One request of a partitioned producer: it joins the group, makes it, or waits for partition 0."""
     joined = _join(topic, partition, request)
     if joined is not None:
         return joined
@@ -79,7 +79,7 @@ def partition_requested(topic: Topic, partition: Partition, request: Request, no
 
 
 def _join(topic: Topic, partition: Partition, request: Request) -> Step | None:
-    """Add the request to a group that its partition 0 has already made; None: there is none."""
+    """Add the request to the group that partition 0 made; None: there is no group yet."""
     member = Member(partition.number, request.registration, request.reconnects)
 
     def fits(group: ProducerGroup | None) -> bool:

@@ -1,7 +1,7 @@
-"""The functions of the transition table: what one event makes of a topic (see machine.py).
+"""The functions of the transition table, and ``settle`` (machine.py has the theory).
 
-Each takes the topic and its event, and returns the topic afterwards and the effects. ``settle`` runs after
-each of them. What happens to a fence once the store has answered is in fences.py.
+Each function takes the topic and one event, and returns the topic afterwards with the effects. The functions for
+the result of a fence are in fences.py.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _decided(topic: Topic, request: Request, now: float) -> Step:
 
 
 def _returned(topic: Topic, partition: Partition, request: Request, epoch: int, now: float) -> Step:
-    """A producer that was granted before comes back with its epoch: the gate, then the resume."""
+    """A granted producer reconnects with its epoch: first the epoch gate, then the resume."""
     registration = request.registration
     if epoch < partition.epoch:
         return topic, (moved_on(registration, epoch, partition.epoch),)
@@ -122,7 +122,7 @@ def _returned(topic: Topic, partition: Partition, request: Request, epoch: int, 
 
 
 def _replaced(topic: Topic, partition: Partition, group_id: str, request: Request) -> Step:
-    """The holder reconnected before its old connection was found dead: the newer one counts."""
+    """The holder reconnected before its old connection was found dead. The newer connection counts."""
     holder = holder_of(topic, group_id)
     old = next((m for m in holder.members if m.partition == partition.number), None)
     if old is not None and request.reconnects <= old.reconnects:
@@ -157,7 +157,7 @@ def _replaced(topic: Topic, partition: Partition, group_id: str, request: Reques
 
 
 def settle(topic: Topic, effects: tuple[Effect, ...], now: float) -> Step:
-    """Start what waited for the fence that is decided now, until another fence is pending."""
+    """Start what had to wait for the pending fence, until the next fence is pending."""
     while isinstance(topic.phase, Settled):
         lost = tuple(
             s.number
@@ -167,7 +167,7 @@ def settle(topic: Topic, effects: tuple[Effect, ...], now: float) -> Step:
         unfenced = tuple(
             s.number
             for s in topic.partitions
-            # Also where nobody writes: consumers move cursors under the ledger's token.
+            # Also without a writer: consumers move cursors under the ledger's token.
             if not s.is_open and (s.ledger > 0 or isinstance(s.ownership, Held | Shared))
         )
         if lost:
@@ -192,7 +192,7 @@ def settle(topic: Topic, effects: tuple[Effect, ...], now: float) -> Step:
 
 
 def _next_deferred(topic: Topic) -> Request | None:
-    """The first request that nothing keeps waiting."""
+    """The first request that waits for neither a fence nor a reservation."""
     return next((r for r in topic.deferred if not awaits_resume(topic, r)), None)
 
 
@@ -292,7 +292,7 @@ def _asked_alone(topic: Topic, due: list[Request], now: float) -> Step:
 
 
 def handed_over(topic: Topic, event: HandoverRequested) -> Step:
-    """A planned change of hands: one fence from the holder to a waiter, without a gap."""
+    """Hand the topic over from its holder to a waiter: one fence, without a gap."""
     identifier, to = event.identifier, event.to
     refusal = _other_epoch(topic, event.if_epoch)
     if refusal:
@@ -396,7 +396,7 @@ def loads_changed(topic: Topic, event: LoadsChanged) -> Step:
 
 
 def unloaded(topic: Topic, event: Unloaded) -> Step:
-    """Granted producers reconnect; everybody who waits for an answer looks the topic up again."""
+    """Close the granted producers and reject the waiting ones, so that they look the topic up again."""
     reason = event.reason
     effects: list[Effect] = []
     for partition in topic.partitions:
@@ -424,10 +424,10 @@ def unloaded(topic: Topic, event: Unloaded) -> Step:
 
 
 def unchanged(topic: Topic, _: Event) -> Step:
-    """The event means nothing in this state."""
+    """The event changes nothing in this phase."""
     return topic, ()
 
 
 def impossible(topic: Topic, event: FenceStored | FenceRefused) -> Step:
-    """Only a fence that is on its way has a result: the shell sent an event that it must not send."""
+    """No fence is on its way, so there is no result: the caller sent an event that it must not send."""
     raise ImpossibleStep(f"{event} while {topic.phase}")

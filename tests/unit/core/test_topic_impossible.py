@@ -51,7 +51,7 @@ def test_two_fences_at_once() -> None:
 
 
 def test_a_grant_to_nobody() -> None:
-    with pytest.raises(ImpossibleStep, match="is somebody's"):
+    with pytest.raises(ImpossibleStep, match="needs a producer group"):
         start_fence(FRESH, Purpose.GRANT, (WHOLE,))
 
 
@@ -71,5 +71,5 @@ def test_a_holder_whom_nobody_knows() -> None:
 def test_a_shared_producer_that_contends() -> None:
     shared = replace(REQUEST, mode=AccessMode.SHARED)
     group = new_group(FRESH, shared, (WHOLE,), is_partitioned=False)
-    with pytest.raises(ImpossibleStep, match="never contends"):
+    with pytest.raises(ImpossibleStep, match="never competes"):
         contend(FRESH, group, shared, 0.0)
