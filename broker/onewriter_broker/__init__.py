@@ -1,4 +1,4 @@
 """The broker: sockets, sessions, topic runners, the log store, dispatch and administration.
 
-Layers, top to bottom: cli, app, listener, session, runner | publish | dispatch, log | anchor, core.
+ARCHITECTURE.md names its packages and the direction of their imports.
 """

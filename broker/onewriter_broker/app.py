@@ -1,4 +1,4 @@
-"""The composition root of one broker process: what it is made of, and its start and stop."""
+"""The composition root of one broker process: its parts, its start and its stop."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.departure import leave
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.ownership.placement import incarnation_of
-from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.quotas.book import Quota, QuotaBook
 from onewriter_broker.quotas.shares import ShareLimits, ShareOf, StoreShares
+from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
 from onewriter_broker.tls import ServerCertificate
-from onewriter_broker.topic.accounting import Accounting
-from onewriter_broker.topic.catalog import Catalogs
-from onewriter_broker.topic.compacting import Compactions
-from onewriter_broker.topic.fencing import Shell
-from onewriter_broker.topic.loads import LeaderLoads
-from onewriter_broker.topic.maintenance import Maintenance
-from onewriter_broker.topic.publishing import Publishing
-from onewriter_broker.topic.resting import RestingTopics
+from onewriter_broker.topic.compaction.schedule import Compactions
+from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.history.audit import AuditTail
+from onewriter_broker.topic.producers.leader_loads import LeaderLoads
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
+from onewriter_broker.topic.publish.staging import Staging
+from onewriter_broker.topic.registry.accounting import Accounting
+from onewriter_broker.topic.registry.catalog import Catalogs
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.retention.idle_topics import IdleTopics
+from onewriter_broker.topic.retention.maintenance import Maintenance
+from onewriter_broker.topic.retention.sizes import Sizes
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_broker.topic.sizes import Sizes
-from onewriter_broker.topic.staging import Staging
-from onewriter_broker.topic.topics import Topics
-from onewriter_broker.topic.transitions import Chronicles
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
@@ -65,7 +65,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a broker is given: its settings and what it stands on."""
+    """What a broker is composed of: its settings, its store, its anchor."""
 
     settings: Settings
     store: LogStore
@@ -74,20 +74,20 @@ class Parts:
     desired: Initial
     single_node: bool
     promises: frozenset[Durability] = frozenset(Durability)
-    """What the store was found to promise (server_checks.judge)."""
+    """The durability that the store was found to promise (server_checks.judge)."""
     certificate: ServerCertificate | None = None
-    """What TLS is served with, beside plain; None: only plain is."""
+    """The certificate for TLS, which is served beside plain; None if only plain is served."""
     chores: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
-    """What runs as long as the broker does, for the parts."""
+    """Tasks of the parts that run as long as the broker."""
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
-    """What stands between a client's socket and its connection: for tests that cut it."""
+    """Wraps the protocol of each client's socket, for tests that cut connections."""
 
 
 class Broker:
-    """One broker process. ``run`` serves until cancelled or ``stop`` is set.
+    """One broker process. ``run`` serves until cancelled or until ``stop`` is set.
 
-    Clocks, ``nonce`` (makes the incarnation unique; empty: drawn) and ``randomness`` (jitter) are
-    for simulations, which must come out the same twice.
+    Simulations pass clocks, ``nonce`` (makes the incarnation unique; drawn if empty) and ``randomness``
+    (jitter), so that two runs with the same seed are equal.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Broker:
         self.topics = Topics(
             settings, self.catalogs, self._subscriptions, self.namespaces, self.quotas, self.shares
         )
-        self.owning = Ownerships(
+        self.ownerships = Ownerships(
             self.topics,
             settings.buckets,
             settings.ownership_kept_days,
@@ -162,7 +162,7 @@ class Broker:
             buckets=settings.buckets,
             anchor=parts.anchor,
             store=parts.store,
-            events=Several((self.topics, self.owning)),
+            events=Several((self.topics, self.ownerships)),
             single_node=parts.single_node,
             live_view=self.membership.view,
             heard_ms=self.membership.observer.heard_ms,
@@ -171,7 +171,7 @@ class Broker:
         )
         self.topics.promises = parts.promises
         self.accounting = Accounting(parts.anchor, parts.store, self._lost)
-        shell = Shell(
+        dependencies = TopicDependencies(
             store=parts.store,
             appender=self.appender,
             ownership=self.ownership,
@@ -185,18 +185,18 @@ class Broker:
             left=self.accounting.left,
             moved=self._moved,
             changed=self.watchers.changed,
-            chronicles=Chronicles(parts.store, now),
+            audit_tail=AuditTail(parts.store, now),
             loads=self.loads,
         )
-        self.topics.serve_with(self.ownership, shell)
-        self.owning.serve_with(shell)
+        self.topics.serve_with(self.ownership, dependencies)
+        self.ownerships.serve_with(dependencies)
         self.desired = Desired(parts.desired, self._apply, tenancy_of(settings))
         self.loads.follow(self.desired.state.topics)
         self.topics.apply(self.desired.state)
         self.clients = Clients(
             settings=settings,
             topics=self.topics,
-            owning=self.owning,
+            ownerships=self.ownerships,
             appender=self.appender,
             authenticator=parts.authenticator,
             addresses=self.addresses,
@@ -262,7 +262,7 @@ class Broker:
                 certificate=parts.certificate,
                 compactions=self.compactions,
                 staging=self.staging,
-                publishing=Publishing(
+                publishing=AtomicPublishes(
                     parts.store,
                     self.appender,
                     self.staging,
@@ -278,7 +278,7 @@ class Broker:
         return self._tasks.create_task(work)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serve until ``stop``; then give the buckets back and leave in order."""
+        """Serve until ``stop``; then give the buckets back and stop in order."""
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 background = [
@@ -293,7 +293,7 @@ class Broker:
                     self.spawn(self.maintenance.sweep_for_ever()),
                     self.spawn(self.compactions.run()),
                     self.spawn(self.staging.run()),
-                    self.spawn(RestingTopics(self.topics, self.store, self.wall_ms).run()),
+                    self.spawn(IdleTopics(self.topics, self.store, self.wall_ms).run()),
                     self.spawn(self.namespaces.run()),
                     self.spawn(self.metrics.run()),
                     self.spawn(self.accounting.run()),
@@ -319,7 +319,7 @@ class Broker:
                 for task in background:
                     task.cancel()
                 self.clients.close_all("the broker is stopping")
-                raise asyncio.CancelledError  # whatever still runs belongs to nobody now
+                raise asyncio.CancelledError  # cancels all tasks that still run
         except asyncio.CancelledError:
             if not stop.is_set():
                 raise
@@ -328,17 +328,17 @@ class Broker:
             await self._parts.anchor.close()
 
     async def _own_buckets(self) -> None:
-        """Take buckets, once every holder of a topic in them can be given its registration."""
+        """Acquire buckets, once the broker can compute the registrations of all holders in them."""
         await self.registrations.learned()
         await self.ownership.run()
 
     def reread(self) -> None:
-        """Read the manifests again and follow them; while the broker starts it has just done so."""
+        """Read the manifests again and apply them. During its start, the broker has just read them."""
         if self.is_ready.is_set():
             self.spawn(self.desired.reread())
 
     def _apply(self, state: DesiredState) -> None:
-        """What is wanted of topics has changed."""
+        """Apply a changed desired state."""
         self.loads.follow(state.topics)
         self.topics.apply(state)
         if not self.clients.is_told:
@@ -382,7 +382,7 @@ class Broker:
         self.clients.shares_freed()
 
     def _deposed(self, bucket: int, outcome: Outcome) -> None:
-        """A write of the bucket was refused: find out what became of it, beside the writing."""
+        """Find out why a write of the bucket was refused, while writing to other buckets continues."""
         holding = self.ownership.holding(bucket)
         if holding is not None:
             self.spawn(self._refence(bucket, holding.binding, outcome))
@@ -391,7 +391,7 @@ class Broker:
         self.topics.met_broken_key(name, error)
 
     def _dataset_seen(self, replid: str) -> None:
-        """Bind buckets of another dataset anew, whether or not anybody writes to them."""
+        """Bind the buckets of another dataset again, also those that no client writes to."""
         for bucket, holding in self.ownership.held().items():
             if holding.binding.replid != replid and bucket not in self._rebinding:
                 self._rebinding.add(bucket)
@@ -413,7 +413,7 @@ class Broker:
         self.topics.refenced(bucket, answer)
 
     def _lost(self, loss: Loss) -> None:
-        """Acknowledged entries are gone: the store kept less than the profile promised."""
+        """Handle a loss of acknowledged entries: the store kept less than its profile promised."""
         self.metrics.lost(loss)
         self.losses.append(loss)
         del self.losses[:-100]
@@ -426,6 +426,6 @@ class Broker:
         )
 
     def _moved(self, name: TopicName, record: Record) -> None:
-        """A topic changed hands."""
-        del name  # series per topic are read off the topics themselves
+        """Record a transition of a topic."""
+        del name  # series per topic are read from the topics themselves
         self.metrics.moved(record)

@@ -25,10 +25,10 @@ BROKERS_MAX = 16
 """Brokers that ``onewriter up`` starts on one machine at most."""
 
 START_SECONDS = 60.0
-"""How long ``up`` waits for its brokers before it stops telling when they are there."""
+"""Time that ``up`` waits for its brokers before it gives up reporting that they are ready."""
 
 STORE_MEMORY_BYTES_MIN = 16 * 1024 * 1024
-"""The server alone takes a few of them."""
+"""The server alone uses a few MiB."""
 
 POLL_SECONDS = 0.1
 
@@ -36,7 +36,7 @@ POLL_SECONDS = 0.1
 def _memory_size(
     context: click.Context, parameter: click.Parameter, value: str | None
 ) -> int | None:
-    """Bytes with or without a unit: ``536870912``, ``512MiB``, ``4GB``."""
+    """Bytes, with or without a unit: ``536870912``, ``512MiB``, ``4GB``."""
     if value is None:
         return None
     try:
@@ -154,7 +154,7 @@ def up(
     given = {name: value for name, value in options.items() if value is not None}
     settings = Settings(manifests=manifests, **given)  # type: ignore[arg-type]  # pydantic judges
     desired = read_manifests(settings.manifests)
-    authenticator(settings)  # wrong keys are found here, before anything is started
+    authenticator(settings)  # unusable keys are reported before anything is started
     store = None
     if not settings.redis_url and not settings.redis_sentinels:
         store = EmbeddedSettings(
@@ -210,7 +210,7 @@ async def _run(
 
 
 async def _greet(brokers: list[Settings], desired: DesiredState) -> None:
-    """Say where the brokers are, once they are there, and what to try next."""
+    """Print the addresses of the brokers once they are ready, and what to try next."""
     for _ in range(int(START_SECONDS / POLL_SECONDS)):
         if all([await _serves(broker) for broker in brokers]):
             break
@@ -239,7 +239,7 @@ def _where(broker: Settings) -> str:
 
 
 async def _serves(broker: Settings) -> bool:
-    """Whether the broker says of itself that it serves, and every bucket has an owner."""
+    """Whether the broker reports that it is ready, and every bucket has an owner."""
     return await asyncio.to_thread(_asked, broker)
 
 

@@ -1,8 +1,8 @@
 """``onewriter broker``: one broker under its supervisor, for containers.
 
-The supervisor is the container's first process: it kills a broker that stands still, so that its
-clients go elsewhere at once, and passes signals on. The store is somebody else's. All settings come
-from the environment. Little is imported here: this process only waits.
+The supervisor is the container's first process. It kills a broker that hangs, so that its clients connect to
+other brokers at once, and it forwards signals. The store is external. All settings come from the environment.
+This module imports little, because the process only waits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def broker() -> None:
 
 
 def settings_from_environment() -> Settings:
-    """The settings, complete for a broker of its own. Raises ConfigurationError naming variables."""
+    """The settings of one broker. Raises ConfigurationError that names the variables."""
     try:
         settings = Settings()
     except ValidationError as error:

@@ -1,9 +1,8 @@
-"""What is wanted of topics, and where that comes from: manifest files, or whoever pushes it.
+"""The desired state of topics, from manifest files or from a client that pushes it.
 
-On one machine manifests are read at the start and again on SIGHUP. In Kubernetes the operator pushes
-the whole state over HTTP whenever it changes; it is kept in the data directory, so that a broker
-which starts while the operator is away goes on with it. What is wrong with a new state changes
-nothing: the one before stays.
+On one machine, manifests are read at the start and again on SIGHUP. In Kubernetes, the operator pushes the
+whole state over HTTP whenever it changes. The broker stores it in the data directory, so that it can start
+while the operator is down. An invalid state changes nothing.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from onewriter_core.api.tenancy import Tenancy, read_exceptions
 from onewriter_core.errors import ConfigurationError, Refused, ServerError, Unavailable
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A desired state that is pushed."""
+"""Size of a pushed state."""
 
 REFUSALS_MAX: Final = 1_000
-"""Objects that an answer names because they declare topics of foreign tenants."""
+"""Objects that a response names because they declare topics of foreign tenants."""
 
 MANIFESTS: Final = "manifests"
-"""The revision that stands for files, which have none."""
+"""The revision of files, which have no revision of their own."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Initial:
-    """What a broker starts with.
+    """The state that a broker starts with.
 
-    ``is_known``: this is what is wanted; otherwise nobody has said so yet, and producers wait.
-    ``manifests`` are read again on demand; where there are none, it is pushed. ``file`` keeps it.
+    ``is_known``: the state is known; otherwise producers wait until it is pushed. ``manifests`` are read
+    again on demand; without manifests, the state is pushed. ``file`` stores it.
     """
 
     state: DesiredState = DesiredState()
@@ -52,9 +51,9 @@ class Initial:
 
 
 class Desired:
-    """The desired state of one broker. ``apply`` is told of every change.
+    """The desired state of one broker. Each change is passed to ``apply``.
 
-    ``tenancy`` is what namespaces may declare: a pushed state with anything else is refused.
+    ``tenancy`` is what namespaces may declare. A pushed state with other objects is refused.
     """
 
     def __init__(
@@ -74,16 +73,16 @@ class Desired:
 
     @property
     def revision(self) -> str | None:
-        """What was pushed last; ``manifests`` where files count, None before anything was pushed."""
+        """The revision that was pushed last; ``manifests`` if files are used, None before the first push."""
         if self._manifests:
             return MANIFESTS
         return None if self._reading is None else self._reading.revision
 
     async def put(self, body: bytes) -> Reading:
-        """Take over a pushed state, live and for later starts; a second call waits for the first.
+        """Apply a pushed state, now and for later starts; a second call waits for the first.
 
-        Raises ConfigurationError with one line per error, Refused where manifests count,
-        Unavailable when it cannot be kept: nothing has changed then.
+        Raises ConfigurationError with one line per error, Refused if manifests are used, and Unavailable if
+        the state cannot be stored. In these cases, nothing has changed.
         """
         if self._manifests:
             text = "this broker reads manifest files (change them, then SIGHUP)"
@@ -100,7 +99,7 @@ class Desired:
         return reading
 
     async def reread(self) -> None:
-        """Read the manifests again; what is wrong with them is logged and changes nothing."""
+        """Read the manifests again. Errors in them are logged and change nothing."""
         if not self._manifests:
             log.warning("desired.unchanged", reason="no manifest files were given")
             return
@@ -122,7 +121,7 @@ class Desired:
 
 
 def read_manifests(manifests: tuple[Path, ...]) -> DesiredState:
-    """What manifest files declare. Raises ConfigurationError. Blocks on the file system."""
+    """The declarations in manifest files. Raises ConfigurationError. Blocks on the file system."""
     state = load(*manifests) if manifests else DesiredState()
     refused = [
         f"{claim.kind} {claim.metadata}: spec.subject.podSelector: "
@@ -143,7 +142,8 @@ def tenancy_of(settings: Settings) -> Tenancy:
 
 
 def read_initial(settings: Settings) -> Initial:
-    """What a broker of these settings starts with, less what its tenancy does not allow.
+    """The state that a broker with these settings starts with, without objects that its tenancy does not
+    allow.
 
     Raises ConfigurationError. Blocks on the file system.
     """
@@ -160,11 +160,10 @@ def read_initial(settings: Settings) -> Initial:
 
 
 def _read_initial(settings: Settings) -> Initial:
-    """What a broker of these settings starts with: manifests, else what was pushed last.
+    """The state that a broker with these settings starts with: manifests, or what was pushed last.
 
-    Manifests that somebody broke since they were last read do not keep a broker from starting again:
-    it goes on with what it read then. Raises ConfigurationError for others that are wrong. Blocks on
-    the file system.
+    If manifests became invalid since they were last read, the broker starts with what it read then. Raises
+    ConfigurationError for other invalid manifests. Blocks on the file system.
     """
     file = settings.data_dir / "desired" / f"{settings.name}.json"
     if settings.manifests:
@@ -184,7 +183,7 @@ def _read_initial(settings: Settings) -> Initial:
 
 
 def _read_and_keep(manifests: tuple[Path, ...], file: Path | None) -> DesiredState:
-    """Read manifests, and keep what they say for a start that finds them broken."""
+    """Read manifests, and store their contents for a start that finds them invalid."""
     state = read_manifests(manifests)
     if file is not None:
         document = {
@@ -200,7 +199,7 @@ def _read_and_keep(manifests: tuple[Path, ...], file: Path | None) -> DesiredSta
 
 
 def _read_kept(file: Path) -> Reading | None:
-    """What was kept; None when there is nothing that can be read."""
+    """The stored state; None if there is no readable one."""
     try:
         return read_desired(file.read_bytes())
     except FileNotFoundError:
@@ -216,7 +215,7 @@ def _tell(error: ConfigurationError) -> None:
 
 
 def _keep(file: Path, body: bytes) -> None:
-    """Replace the file at once and for good. Raises Unavailable."""
+    """Replace the file atomically and durably. Raises Unavailable."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         staged = file.with_suffix(".new")

@@ -1,4 +1,4 @@
-"""How values are spread over fixed borders: cheap enough for the hot path, shown by the metrics."""
+"""Distributions of values over fixed bounds. Cheap enough for the hot path; metrics export them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 SECONDS: Final = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 )  # fmt: skip
-"""Borders for durations."""
+"""Bounds for durations."""
 
 COUNTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
-"""Borders for how many of something."""
+"""Bounds for numbers of things."""
 
 
 class Distribution:
-    """Counts values up to each border (inclusive), and above the last."""
+    """Counts the values up to each bound (inclusive), and those above the last bound."""
 
     __slots__ = ("borders", "counts", "total")
 
@@ -30,7 +30,7 @@ class Distribution:
         self.total += value
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """For each border, how many values do not exceed it; the last border is ``+Inf``."""
+        """For each bound, the number of values that do not exceed it; the last bound is ``+Inf``."""
         found: list[tuple[str, float]] = []
         running = 0
         for border, count in zip((*self.borders, float("inf")), self.counts, strict=True):

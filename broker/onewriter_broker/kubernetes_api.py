@@ -1,12 +1,12 @@
 """The Kubernetes API as a broker needs it: single requests with a ServiceAccount's token.
 
-Own code over aiohttp, which the broker has loaded anyway, instead of the official client: that one
-adds 0.2 to 0.4 s and 10 to 20 MB to every start of a broker, and a failover waits for the start. A
-broker asks three things (its anchor object, TokenReview, the cluster's public keys), each of them
-one request with one answer: no watches, no patches, no discovery.
+It is written over aiohttp, which the broker loads anyway, instead of the official client. That client adds
+0.2 to 0.4 s and 10 to 20 MB to every start of a broker, and a failover waits for the start. A broker asks for
+three things (its anchor object, TokenReview, the cluster's public keys). Each is one request with one
+response, without watches, patches or discovery.
 
-Token and CA are files that the kubelet replaces while we run; they are read again now and then, and
-at once when the API server no longer takes the token.
+The token and the CA are files that the kubelet replaces at run time. They are read again periodically, and at
+once when the API server rejects the token.
 """
 
 from __future__ import annotations
@@ -25,30 +25,22 @@ import aiohttp
 from onewriter_core.errors import ConfigurationError, Unavailable
 
 ACCOUNT_DIRECTORY: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where every pod finds its token, the API server's CA, and the name of its namespace."""
-
-REQUEST_SECONDS: Final = 5.0
-"""One request, its connection included."""
-
-CONNECT_SECONDS: Final = 2.0
+"""The token, the API server's CA and the namespace's name in every pod."""
 
 FILES_SECONDS: Final = 10.0
-"""Between two looks at the token's and the CA's file."""
+"""Interval between two checks of the files of the token and the CA."""
 
 CONNECTIONS_MAX: Final = 16
-"""Connections to the API server; requests beyond wait for one."""
-
-ANSWER_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A longer answer is not read: an object has at most 1.5 MiB."""
+"""Connections to the API server; further requests wait for one."""
 
 FILE_BYTES_MAX: Final = 1024 * 1024
-"""Of the token's or the CA's file."""
+"""Size of the files of the token and the CA."""
 
 PAUSE_SECONDS_MAX: Final = 10.0
-"""A pause that the API server asks for (429, 503 with Retry-After) is kept up to this long."""
+"""The longest pause that the broker keeps if the API server asks for one (429, 503 with Retry-After)."""
 
 ACCEPTED: Final = "application/json, application/jwk-set+json"
-"""Objects, and the one document that the API server gives another type."""
+"""Objects, and the one document that has another media type."""
 
 _OVERLOADED: Final = frozenset({429, 503})
 _NOT_PERMITTED: Final = frozenset({401, 403})
@@ -57,8 +49,19 @@ _SERVER_ERRORS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
+class ApiLimits:
+    """Limits of one request to the API server."""
+
+    request_seconds: float = 5.0
+    """Duration of a request, including its connection."""
+    connect_seconds: float = 2.0
+    response_bytes_max: int = 4 * 1024 * 1024
+    """A longer response is not read. An object has at most 1.5 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
 class ApiServer:
-    """Where the API server is, and the files of whoever asks it. ``namespace`` is the asker's."""
+    """The address of the API server, and the files of the client. ``namespace`` is that of the client."""
 
     url: str
     ca_file: Path
@@ -68,9 +71,9 @@ class ApiServer:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the API server said, errors of the asker's (4xx) included.
+    """A response of the API server, including the client's errors (4xx).
 
-    ``document`` is the object, or a Status; empty when the answer was no JSON object.
+    ``document`` is the object, or a Status; empty if the response was not a JSON object.
     """
 
     status: int
@@ -82,12 +85,12 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """A Status in words."""
+        """The reason in a Status."""
         return str(self.document.get("message") or f"status {self.status}")[:500]
 
 
 def in_cluster(environment: Mapping[str, str], directory: Path = ACCOUNT_DIRECTORY) -> ApiServer:
-    """The API server of the pod that this process runs in. Raises ConfigurationError."""
+    """The API server of the pod in which this process runs. Raises ConfigurationError."""
     host, port = (
         environment.get("KUBERNETES_SERVICE_HOST"),
         environment.get("KUBERNETES_SERVICE_PORT", "443"),
@@ -110,10 +113,19 @@ def in_cluster(environment: Mapping[str, str], directory: Path = ACCOUNT_DIRECTO
 
 
 class KubernetesApi:
-    """Asks one API server; ``close`` once at the end. ``now`` is a monotonic clock in seconds."""
+    """Sends requests to one API server; call ``close`` once at the end. ``now`` is a monotonic clock in
+    seconds.
+    """
 
-    def __init__(self, server: ApiServer, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        server: ApiServer,
+        *,
+        limits: ApiLimits = ApiLimits(),
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.server = server
+        self._limits = limits
         self._now = now
         self._session: aiohttp.ClientSession | None = None
         self._token = ""
@@ -123,14 +135,14 @@ class KubernetesApi:
         self._is_closed = False
 
     async def get(self, path: str) -> Answer:
-        """Read an object as it is now (no resourceVersion: a quorum read). As ``send``."""
+        """Read an object in its present state (without resourceVersion: a quorum read). As ``send``."""
         return await self.send("GET", path)
 
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
-        """One request and its answer.
+        """Send one request; returns the response.
 
-        Raises Unavailable when there is none, when the server has a fault or wants no requests now,
-        and when it does not let this ServiceAccount in; a change may have happened then.
+        Raises Unavailable if there is no response, if the server has an error or asks for a pause, and if it
+        rejects this ServiceAccount. A change may have happened then.
         """
         if self._is_closed:
             raise Unavailable("the connection to the API server was closed")
@@ -146,7 +158,7 @@ class KubernetesApi:
         return answer
 
     async def close(self) -> None:
-        """End the connections; later requests raise Unavailable."""
+        """Close the connections; later requests raise Unavailable."""
         self._is_closed = True
         session, self._session = self._session, None
         if session is not None:
@@ -163,7 +175,7 @@ class KubernetesApi:
                 method, self.server.url + path, data=data, headers=headers, allow_redirects=False
             ) as response:
                 retry_after = response.headers.get("Retry-After", "")
-                answer = Answer(response.status, _document(await _content(response)))
+                answer = Answer(response.status, _document(await self._content(response)))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             reason = str(error) or type(error).__name__
             raise Unavailable(f"the API server does not answer: {reason}") from error
@@ -174,7 +186,7 @@ class KubernetesApi:
         return answer
 
     def _connected(self) -> aiohttp.ClientSession:
-        """The session, made for the CA as it was last read."""
+        """The session, for the CA that was last read."""
         if self._session is None:
             try:
                 context = ssl.create_default_context(cadata=self._ca)
@@ -182,15 +194,17 @@ class KubernetesApi:
                 raise Unavailable(f"{self.server.ca_file}: no CA certificate: {error}") from error
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, ssl=context),
-                timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS, connect=CONNECT_SECONDS),
+                timeout=aiohttp.ClientTimeout(
+                    total=self._limits.request_seconds, connect=self._limits.connect_seconds
+                ),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
     async def _look_at_files(self) -> None:
-        """Read token and CA, unless that was done just now. They are small and lie in memory.
+        """Read the token and the CA, unless they were just read. They are small files in memory.
 
-        With another CA all connections are made anew; requests under way fail with the old ones.
+        A new CA replaces all connections; requests under way fail with the old ones.
         """
         if self._now() - self._looked_at < FILES_SECONDS:
             return
@@ -202,8 +216,17 @@ class KubernetesApi:
             if session is not None:
                 await session.close()
 
+    async def _content(self, response: aiohttp.ClientResponse) -> bytes:
+        """The body; empty when it is too long."""
+        content = bytearray()
+        async for chunk in response.content.iter_chunked(64 * 1024):
+            content += chunk
+            if len(content) > self._limits.response_bytes_max:
+                return b""
+        return bytes(content)
+
     def _token_changed(self) -> bool:
-        """Whether the token's file holds another token by now."""
+        """Whether the file contains another token now."""
         before = self._token
         self._token = _read(self.server.token_file)
         return self._token != before
@@ -216,16 +239,6 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise Unavailable(f"{file}: {error.strerror or error}") from error
     return content.decode("ascii", "replace").strip()
-
-
-async def _content(response: aiohttp.ClientResponse) -> bytes:
-    """The body; empty when it is too long."""
-    content = bytearray()
-    async for chunk in response.content.iter_chunked(64 * 1024):
-        content += chunk
-        if len(content) > ANSWER_BYTES_MAX:
-            return b""
-    return bytes(content)
 
 
 def _document(content: bytes) -> Mapping[str, Any]:

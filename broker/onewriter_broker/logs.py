@@ -1,4 +1,4 @@
-"""Structured logs: one line per event, readable at a terminal, JSON everywhere else.
+"""Structured logs: one line per event, readable at a terminal, and JSON otherwise.
 
 A line is one write, so that lines of processes that share a log do not mix.
 """
@@ -17,7 +17,7 @@ from onewriter_http.logs import quiet_libraries
 def escape_values(
     _logger: object, _method: str, event: structlog.typing.EventDict
 ) -> structlog.typing.EventDict:
-    """Names may hold what a terminal obeys: show it instead."""
+    """Escape control characters in values, because names may contain what a terminal interprets."""
     return {
         key: "\n".join(map(escaped, value.split("\n")))
         if key == "exception"
@@ -29,7 +29,7 @@ def escape_values(
 
 
 def configure_logging(*, level: int = logging.INFO) -> None:
-    """Set up structlog for this process; lines go to the error stream."""
+    """Set up structlog for this process; lines are written to standard error."""
     renderers: list[structlog.typing.Processor] = (
         [escape_values, structlog.dev.ConsoleRenderer()]
         if sys.stderr.isatty()

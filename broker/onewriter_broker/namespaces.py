@@ -1,9 +1,8 @@
-"""Tenants, namespaces and clusters: what the administration made, and what the settings say.
+"""Tenants, namespaces and clusters: those that administrators created, and those of the settings.
 
-They are configuration, shared by all brokers through the store's settings hash and cached here; a
-broker that did not make a change sees it after REFRESH_SECONDS at most. Policies are kept and given
-back; which of them mean something here is said in docs/http.md. What lives here is no topic: which
-topics exist is in catalog.py.
+They are configuration, which all brokers share through the store's settings hash and cache here. A change by
+another broker is visible after REFRESH_SECONDS at most. Policies are stored and returned; docs/http.md says
+which of them have an effect. Topics are not stored here, but in the catalog (topic/registry/catalog.py).
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from onewriter_broker.log.store.api import LogStore
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 
 REFRESH_SECONDS: Final = 1.0
-"""Between two readings of what other brokers changed."""
+"""Interval between two reads of other brokers' changes."""
 
 TENANTS_MAX: Final = 1_000
 NAMESPACES_MAX: Final = 10_000
 CLUSTERS_MAX: Final = 100
 
 POLICY_BYTES_MAX: Final = 16 * 1024
-"""A policy, a tenant or a cluster as JSON has at most so many bytes."""
+"""Bytes of a policy, a tenant or a cluster as JSON."""
 
 POLICIES_MAX: Final = 100
-"""Policies of one namespace, and as many permissions."""
+"""Policies of one namespace, and also its permissions."""
 
 ALL: Final = "*"
-"""Stands for every namespace, where the settings say so."""
+"""Means every namespace in the settings."""
 
 STANDALONE: Final = "standalone"
-"""The one cluster that is always there; Pulsar's own name for a single one."""
+"""The cluster that always exists; Pulsar's name for a single one."""
 
 CONFIGURED_TENANT: Final = "public"
 
@@ -47,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 
 class Conflict(Refused):
-    """What was to be made is there already, or what was to be removed is still in use."""
+    """What was to be created exists already, or what was to be removed is still in use."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ServerError.NOT_ALLOWED_ERROR, message)
@@ -68,16 +67,16 @@ class Invalid(Refused):
 
 
 class Namespaces:
-    """A container of ``tenant/namespace`` names: those whose topics need no declaration.
+    """A container of ``tenant/namespace`` names: namespaces whose topics need no declaration.
 
-    ``configured`` are the settings' ones; they always exist. Every change raises Undecided when the
-    store does not answer, and Conflict, Missing or Invalid when it is refused.
+    ``configured`` are those of the settings; they always exist. Every change raises Undecided if the store
+    does not answer, and Conflict, Missing or Invalid if it is refused.
     """
 
     def __init__(self, store: LogStore, configured: Collection[str]) -> None:
         self.configured = frozenset(name.strip() for name in configured if name.strip())
         self.version = 0
-        """Rises whenever anything changed, here or through another broker."""
+        """Increases with each change, by this broker or another one."""
         self._store = store
         self._stored: dict[str, str] = {}
         self._is_known = False
@@ -90,7 +89,7 @@ class Namespaces:
         )
 
     async def run(self) -> None:
-        """Follow what other brokers change, until cancelled."""
+        """Read other brokers' changes until cancelled."""
         while True:
             try:
                 await self.refresh()
@@ -99,12 +98,12 @@ class Namespaces:
             await asyncio.sleep(REFRESH_SECONDS)
 
     async def refresh(self) -> None:
-        """Read everything anew. Raises Undecided."""
+        """Read everything again. Raises Undecided."""
         self._replace(await self._store.read_settings())
         self._is_known = True
 
     async def known(self) -> None:
-        """Return once everything was read: a topic is not served by policies that nobody knows yet.
+        """Return once everything was read: a topic must not be served with unknown policies.
 
         Raises Undecided.
         """
@@ -132,7 +131,7 @@ class Namespaces:
         return sorted({CONFIGURED_TENANT, *named, *self._under(_TENANT)})
 
     def tenant(self, name: str) -> dict[str, object]:
-        """A tenant in Pulsar's shape."""
+        """A tenant in Pulsar's format."""
         stored = self._stored.get(_TENANT + name)
         if stored is not None:
             return _object(stored)
@@ -141,7 +140,7 @@ class Namespaces:
         return {"adminRoles": [], "allowedClusters": [STANDALONE]}
 
     async def create_tenant(self, name: str, info: Mapping[str, object]) -> None:
-        """Make a tenant."""
+        """Create a tenant."""
         await self.refresh()
         if not _NAME.match(name):
             raise Invalid("Tenant name is not valid")
@@ -152,7 +151,7 @@ class Namespaces:
         await self._write({_TENANT + name: self._tenant_text(info)})
 
     async def update_tenant(self, name: str, info: Mapping[str, object]) -> None:
-        """Replace what is kept of a tenant."""
+        """Replace the stored data of a tenant."""
         await self.refresh()
         if name not in self.tenants():
             raise Missing(f"Tenant {name} not found")
@@ -187,12 +186,12 @@ class Namespaces:
         return sorted(name for name in found if name.startswith(f"{tenant}/"))
 
     def require(self, namespace: str, message: str = "Namespace does not exist") -> None:
-        """Raise Missing for a namespace that nobody made."""
+        """Raise Missing for a namespace that was not created."""
         if namespace not in self:
             raise Missing(message)
 
     async def create(self, namespace: str, policies: Mapping[str, object]) -> None:
-        """Make a namespace; ``policies`` is Pulsar's Policies object, kept as it was given."""
+        """Create a namespace. ``policies`` is Pulsar's Policies object, stored unchanged."""
         await self.refresh()
         tenant, _, local = namespace.partition("/")
         if not _NAME.match(local):
@@ -206,7 +205,7 @@ class Namespaces:
         await self._write({_NAMESPACE + namespace: text_of(dict(policies))})
 
     async def delete(self, namespace: str) -> None:
-        """Forget a namespace and its policies; the caller has seen to its topics."""
+        """Delete a namespace and its policies. The caller has handled its topics."""
         if namespace in self.configured:
             raise Conflict(f"namespace {namespace} is there by configuration")
         self.require(namespace, f"Namespace {namespace} does not exist.")
@@ -214,7 +213,7 @@ class Namespaces:
         await self._write({}, (_NAMESPACE + namespace, *policies))
 
     def created_with(self, namespace: str) -> dict[str, object]:
-        """The Policies object that the namespace was made with."""
+        """The Policies object with which the namespace was created."""
         return _object(self._stored.get(_NAMESPACE + namespace, "{}"))
 
     # ------------------------------------------------------------ policies
@@ -230,9 +229,9 @@ class Namespaces:
         return self.policies(namespace).get(name)
 
     def effective(self, namespace: str, path: str, field: str) -> object:
-        """A policy that was set by itself, or as a field of what the namespace was made with.
+        """A policy that was set by itself, or in the Policies object with which the namespace was created.
 
-        None: neither. Nothing is raised for a namespace that does not exist.
+        None if neither. Raises nothing for a namespace that does not exist.
         """
         text = self._stored.get(_policies(namespace) + path)
         if text is not None:
@@ -240,7 +239,9 @@ class Namespaces:
         return self.created_with(namespace).get(field) if field else None
 
     async def set_policy(self, namespace: str, name: str, value: object) -> None:
-        """Keep one policy; each is a field of its own, so brokers do not undo each other's."""
+        """Store one policy. Each policy is a separate field, so brokers do not overwrite each other's
+        changes.
+        """
         self.require(namespace)
         prefix = _policies(namespace)
         if prefix + name not in self._stored and len(self._under(prefix)) >= POLICIES_MAX:
@@ -248,7 +249,7 @@ class Namespaces:
         await self._write({prefix + name: text_of(value)})
 
     async def remove_policy(self, namespace: str, name: str) -> None:
-        """Back to the default."""
+        """Return to the default."""
         self.require(namespace)
         await self._write({}, (_policies(namespace) + name,))
 
@@ -259,14 +260,14 @@ class Namespaces:
         return sorted({STANDALONE, *self._under(_CLUSTER)})
 
     def cluster(self, name: str) -> dict[str, object] | None:
-        """What was stored of a cluster; None for one that was never changed; raises Missing."""
+        """The stored data of a cluster; None for one that was never changed; raises Missing."""
         if name not in self.clusters():
             raise Missing("Cluster does not exist")
         stored = self._stored.get(_CLUSTER + name)
         return None if stored is None else _object(stored)
 
     async def put_cluster(self, name: str, data: Mapping[str, object], *, is_new: bool) -> None:
-        """Make or change a cluster."""
+        """Create or change a cluster."""
         await self.refresh()
         if not _NAME.match(name):
             raise Invalid("Cluster name is not valid")
@@ -279,7 +280,7 @@ class Namespaces:
         await self._write({_CLUSTER + name: text_of(dict(data))})
 
     async def delete_cluster(self, name: str) -> None:
-        """Forget a cluster."""
+        """Delete a cluster."""
         await self.refresh()
         if name == STANDALONE:
             raise Conflict(f"cluster {STANDALONE} is this one")
@@ -297,7 +298,7 @@ def _object(text: str) -> dict[str, object]:
 
 
 def text_of(value: object) -> str:
-    """A value as it is kept; raises Invalid for one that is too large."""
+    """A value in its stored form; raises Invalid for one that is too large."""
     text = json.dumps(value)
     if len(text) > POLICY_BYTES_MAX:
         raise Invalid(f"a value has at most {POLICY_BYTES_MAX} bytes of JSON")

@@ -1,7 +1,7 @@
 """One broker process: ``python -m onewriter_broker.process SETTINGS_FILE [HEARTBEAT]``.
 
-Reads its settings from a file that the supervisor wrote, checks the store, builds the broker and
-runs it until SIGTERM, SIGINT or the end of its supervisor. It can be run without a supervisor.
+It reads its settings from a file that the supervisor wrote, checks the store, builds the broker and runs it
+until SIGTERM, SIGINT or the end of its supervisor. It also runs without a supervisor.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from onewriter_core.api.anchor import BUCKETS_PER_OBJECT_MAX
 from onewriter_core.errors import ConfigurationError, OnewriterError, Undecided
 
 STORE_WAIT_SECONDS = 30.0
-"""How long a starting broker waits for its store to answer."""
+"""Time that a starting broker waits for its store to answer."""
 
 STORE_POLL_SECONDS = 0.2
 
 SERVICE_ACCOUNT_AUDIENCE = "onewriter"
-"""The audience of ServiceAccounts' tokens where the settings name none."""
+"""The audience of ServiceAccounts' tokens if the settings name none."""
 
 COMMIT_SECONDS = 0.02
-"""One question whether replicas or the disk have caught up: it holds up all that is written."""
+"""Duration of one question whether replicas or the disk have caught up. All writes wait for it."""
 
 Chore = Callable[[], Coroutine[object, object, None]]
-"""What runs beside a broker until it is cancelled."""
+"""Runs beside a broker until it is cancelled."""
 
 log = structlog.get_logger(__name__)
 
 
 def redis_settings(settings: Settings) -> RedisSettings:
-    """How this broker reaches its store."""
+    """The settings of this broker's connection to its store."""
     sentinels = tuple(s.strip() for s in settings.redis_sentinels.split(",") if s.strip())
     return RedisSettings(
         url=settings.redis_url,
@@ -76,7 +76,7 @@ def redis_settings(settings: Settings) -> RedisSettings:
 
 
 def api_of(settings: Settings, environment: Mapping[str, str]) -> KubernetesApi | None:
-    """The API server that anchor and tokens ask; None when neither does. Raises ConfigurationError."""
+    """The API server for anchor and tokens; None if neither needs it. Raises ConfigurationError."""
     if settings.anchor != "kubernetes" and not settings.token_review:
         return None
     if not settings.kubernetes_url:
@@ -95,7 +95,7 @@ def api_of(settings: Settings, environment: Mapping[str, str]) -> KubernetesApi 
 
 
 def open_anchor(settings: Settings, api: KubernetesApi | None) -> Anchor:
-    """The anchor that the settings name. Raises ConfigurationError."""
+    """The anchor of the settings. Raises ConfigurationError."""
     if settings.anchor == "file" or api is None:
         return FileAnchor(settings.data_dir / "anchor")
     if settings.buckets > BUCKETS_PER_OBJECT_MAX:
@@ -106,9 +106,8 @@ def open_anchor(settings: Settings, api: KubernetesApi | None) -> Anchor:
 
 
 def reviewing(settings: Settings, api: KubernetesApi) -> tuple[Authenticator, Chore]:
-    """Who proves identities where the API server judges tokens, and keys besides if there are any.
-
-    And what must run meanwhile.
+    """The authenticator if the API server reviews tokens (and keys, if there are any), and its background
+    tasks.
     """
     from onewriter_broker.auth import token_review  # noqa: PLC0415 - cryptography, only where it is used
 
@@ -124,16 +123,18 @@ def reviewing(settings: Settings, api: KubernetesApi) -> tuple[Authenticator, Ch
 
 
 def is_single_node(settings: Settings) -> bool:
-    """Whether no copy of the store's data can ever be shown in its place.
+    """Whether no other copy of the store's data can ever take its place.
 
-    An address alone does not say so: behind a Service's name a promoted replica may stand, or the
-    old primary that came back.
+    An address does not show this: a Service may route to a promoted replica, or to a former primary that came
+    back.
     """
     return settings.redis_is_alone and not settings.redis_sentinels
 
 
 async def check_store(settings: Settings) -> frozenset[Durability]:
-    """Wait for the store to answer, refuse one weaker than configured; what it can promise."""
+    """Wait for the store to answer, and refuse one that is weaker than configured; returns what it can
+    promise.
+    """
     deadline = time.monotonic() + STORE_WAIT_SECONDS
     while True:
         try:
@@ -153,7 +154,7 @@ async def check_store(settings: Settings) -> frozenset[Durability]:
 
 
 async def parts_of(settings: Settings, api: KubernetesApi | None) -> Parts:
-    """What the broker is made of. Raises ConfigurationError."""
+    """The parts of the broker. Raises ConfigurationError."""
     initial = read_initial(settings)
     certificate = certificate_of(settings)
     chores: list[Chore] = []
@@ -177,7 +178,7 @@ async def parts_of(settings: Settings, api: KubernetesApi | None) -> Parts:
 
 
 async def serve(settings: Settings, heartbeat: int | None) -> None:
-    """Run one broker until it is told to stop."""
+    """Run one broker until it is stopped."""
     api = api_of(settings, os.environ)
     try:
         broker = Broker(await parts_of(settings, api))
@@ -199,13 +200,13 @@ async def serve(settings: Settings, heartbeat: int | None) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run; the exit code is 2 for a wrong configuration or store."""
+    """Run; the exit code is 2 for an invalid configuration or store."""
     configure_logging()
     settings = Settings.model_validate_json(Path(arguments[0]).read_text())
     heartbeat = int(arguments[1]) if len(arguments) > 1 else None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard) if soft < hard else (soft, hard))
-    gc.freeze()  # what was imported lives as long as the process
+    gc.freeze()  # imported objects live as long as the process
     code = 0
     try:
         uvloop.run(serve(settings, heartbeat))
@@ -213,13 +214,13 @@ def main(arguments: Sequence[str]) -> int:
         code = REFUSED_CODE
         for reason in _reasons(
             errors
-        ):  # a sentence for a person, not a traceback: a port in use, say
+        ):  # a sentence instead of a traceback, for example for a port in use
             log.error("broker.refused", name=settings.name, reason=reason)  # noqa: TRY400 - as above
     return code
 
 
 def _reasons(errors: BaseExceptionGroup[BaseException]) -> list[str]:
-    """What each error of a group says, groups in it taken apart."""
+    """The reason of each error of a group, including nested groups."""
     found: list[str] = []
     for error in errors.exceptions:
         found += _reasons(error) if isinstance(error, BaseExceptionGroup) else [str(error)]

@@ -1,7 +1,7 @@
-"""Every limit and choice of the broker: name, unit, default.
+"""Every limit and option of the broker: name, unit, default.
 
-Values come from, in this order: the command line, ``ONEWRITER_*`` environment variables, these
-defaults. ``cli.py`` builds a Settings and hands it to each broker process as a file.
+Values come from, in this order: the command line, ``ONEWRITER_*`` environment variables, these defaults.
+``cli.py`` builds a Settings object and passes it to each broker process as a file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="ONEWRITER_", frozen=True, extra="forbid")
 
-    # Where it listens
+    # Addresses
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(6650, ge=0, le=65535, description="port of Pulsar's binary protocol")
     http_port: int = Field(8080, ge=0, le=65535, description="port of the HTTP interface")
@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     https_port: int = Field(8443, ge=0, le=65535, description="port of the HTTP interface over TLS")
     name: str = Field("broker-0", description="this broker's stable name; placement hashes it")
 
-    # Where it keeps what it knows
+    # Storage
     data_dir: Path = Field(
         Path("var"), description="directory of the anchor and the embedded server"
     )
@@ -105,7 +105,7 @@ class Settings(BaseSettings):
         (), description="files or directories of ExclusiveTopic and ProducerClaim manifests"
     )
 
-    # Who may do what
+    # Rights
     allow_undeclared: str = Field(
         "public/default",
         description="namespaces (comma separated, * for all) whose topics need no manifest",
@@ -286,7 +286,7 @@ class Settings(BaseSettings):
         64 * 1024 * 1024, gt=0, description="the same for all logs together"
     )
 
-    # The log
+    # Log
     roll_bytes: int = Field(64 * 1024 * 1024, gt=0, description="a ledger is rolled at this size")
     roll_seconds: float = Field(
         600.0, gt=0, description="a ledger with entries is rolled at this age"
@@ -311,7 +311,7 @@ class Settings(BaseSettings):
 
     @property
     def plain_host(self) -> str:
-        """The address that the ports without TLS listen on; the port of probes is not among them."""
+        """The address on which the ports without TLS listen, except the port of probes."""
         return LOOPBACK if self.tls_only else self.host
 
     @field_validator("tenancy_allow")

@@ -1,4 +1,4 @@
-"""The option --redis-url of every command that reaches a store by itself."""
+"""The option --redis-url of the commands that connect to a store themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 def without_password(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> str | None:
-    """Refuse a store's URL with a password: other users see it in the list of processes."""
+    """Refuse a store's URL with a password, which other users would see in the list of processes."""
     try:
         has_password = value is not None and urlsplit(value).password is not None
     except ValueError:

@@ -1,9 +1,9 @@
-"""A look at the store now and then: which dataset it has, what it can promise, how full it is.
+"""Observes the store periodically: its dataset, what it can promise, and how full it is.
 
-Nothing of it decides who may write. A store that restarted or failed over has another dataset; a
-bucket that nobody writes to would not notice, and could neither load a topic nor move a cursor. A
-store near its memory limit is pushed back on before it refuses: new producers are asked to come again,
-and those that write are held back as their shares say (quotas/shares.py), until there is room.
+None of this decides who may write. A store that restarted or failed over has another dataset. Without this
+watch, a bucket without writes would not notice, and could neither load a topic nor move a cursor. If a store
+is near its memory limit, the broker refuses new producers with a retryable error, and holds active ones back
+according to their shares (quotas/shares.py), before the store itself refuses writes.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import structlog
 from onewriter_broker.log.store.api import Durability, LogStore, Observation
 from onewriter_core.errors import OnewriterError
 
-LOOK_SECONDS = 0.5
-"""Between two looks."""
+INTERVAL_SECONDS = 0.5
+"""Interval between two observations of the store."""
 
 FULL_ABOVE = 0.9
-"""The store is nearly full when it uses more than this share of its memory limit,"""
+"""The store counts as almost full above this share of its memory limit,"""
 
 ROOM_BELOW = 0.85
-"""and has room again when it uses less than this."""
+"""and has room again below this share."""
 
 COMPACT_BELOW = 0.97
-"""A compaction that retention waits for may fill it to this share, although producers are held back:
-it is what lets memory be freed. The rest is for fences, cursors and cuts. The brokers have equal shares
-of what is left up to there, so that together they do not pass it."""
+"""A compaction that retention waits for may fill the store up to this share, although producers are held
+back, because it allows memory to be freed. The rest is for fences, cursors and trims. The brokers have equal
+shares of the remaining room up to there, so that together they do not exceed it."""
 
 _log = structlog.get_logger(__name__)
 
@@ -37,10 +37,11 @@ _log = structlog.get_logger(__name__)
 class StoreWatch:
     """Watches one store. ``run`` is the caller's task.
 
-    ``promises`` is what the store was found to promise at the start. ``filled`` is told when it
-    becomes nearly full and when it has room again; ``promised`` when it can promise more;
-    ``dataset`` which one the primary has, at every look; ``returned`` for how many seconds it was
-    away at most, once it answers again; ``looked`` of every look, behind all of that. ``now`` gives monotonic seconds, ``brokers`` how many there are.
+    ``promises`` is the durability that the store was found to promise at the start. Callbacks: ``filled``
+    when it becomes almost full or has room again; ``promised`` when it can promise more; ``dataset`` with the
+    primary's dataset, at every observation; ``returned`` with the maximum of the seconds it was unavailable,
+    when it answers again; ``looked`` after all of these, at every observation. ``now`` gives monotonic
+    seconds, ``brokers`` the number of brokers.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class StoreWatch:
         now: Callable[[], float],
         brokers: Callable[[], int] = lambda: 1,
         looked: Callable[[Observation], None] = lambda _seen: None,
+        interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
+        self._interval_seconds = interval_seconds
         self.is_full = False
         self.seen: Observation | None = None
-        """The last look; None before the first."""
+        """The latest observation; None before the first."""
         self._store = store
         self._promises = promises
         self._replicas = replicas
@@ -74,19 +77,19 @@ class StoreWatch:
         self._is_away = False
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Observe until cancelled."""
         while True:
             try:
                 self.look(await self._store.observe([]))
             except OnewriterError as error:
                 self._is_away = True
                 _log.debug("store.away", reason=str(error))
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(self._interval_seconds)
 
     def room_bytes(self, *, is_needed: bool) -> float:
-        """As much a compaction may write, by the last look; without a limit: any amount.
+        """Bytes that a compaction may write, by the latest observation; infinite without a limit.
 
-        ``is_needed``: what it makes superfluous can be dropped then, and not before.
+        ``is_needed``: the compaction is a precondition for freeing memory.
         """
         seen = self.seen
         if seen is None or seen.memory_bytes_max == 0:
@@ -98,12 +101,12 @@ class StoreWatch:
         return room / self._brokers() if is_needed else room
 
     async def observed_room_bytes(self, *, is_needed: bool) -> float:
-        """The same, by a look made now. Raises Undecided."""
+        """The same, by an observation made now. Raises Undecided."""
         self.look(await self._store.observe([]))
         return self.room_bytes(is_needed=is_needed)
 
     def look(self, seen: Observation) -> None:
-        """Judge one observation."""
+        """Handle one observation."""
         self.seen = seen
         away_seconds = self._now() - self._answered_at
         self._answered_at += away_seconds
@@ -131,15 +134,16 @@ class StoreWatch:
 
 
 def nearly_full(seen: Observation, *, was_full: bool) -> bool:
-    """Whether producers should be held back; a store without a limit is never full."""
+    """Whether producers should be held back; False for a store without a limit."""
     share = ROOM_BELOW if was_full else FULL_ABOVE
     return seen.memory_bytes_max > 0 and seen.memory_bytes_used > share * seen.memory_bytes_max
 
 
 def with_replicas(promises: frozenset[Durability], seen: int, wanted: int) -> frozenset[Durability]:
-    """What is promised when ``seen`` replicas are connected; ``wanted``: all there should be.
+    """The durability with ``seen`` connected replicas; ``wanted``: the configured number.
 
-    A promise stays when a replica goes: what it covers is then not acknowledged until it is back.
+    A promise remains when a replica disconnects: writes under it are not acknowledged until the replica
+    returns.
     """
     if Durability.LOCAL not in promises and Durability.REPLICATED not in promises:
         return promises  # without a file nothing more can be promised

@@ -1,8 +1,8 @@
-"""The certificate that this broker serves TLS with, and the authorities that it trusts as a client.
+"""The certificate with which this broker serves TLS, and the authorities that it trusts as a client.
 
-Whoever renews it (cert-manager, a person) replaces two files; they are read again while we run, and
-connections made from then on see the new one. A pair that does not fit together, as between two
-copies, changes nothing. One that is about to expire is a log line and a metric.
+To renew it, cert-manager or an administrator replaces two files. The broker reads them again at run time and
+uses the new certificate for new connections. A pair that does not match, as in the middle of a copy, changes
+nothing. A certificate that is about to expire causes a log line and a metric.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError, Unavailable
 
 LOOK_SECONDS: Final = 5.0
-"""Between two looks at the files."""
+"""Polling interval of the files."""
 
 LATE_SHARE: Final = 0.1
-"""With less than this share of its life left, a certificate should have been renewed."""
+"""A certificate should have been renewed when less than this share of its lifetime is left."""
 
 REMIND_SECONDS: Final = 3600.0
-"""Between two log lines about that."""
+"""Interval between two log lines about that."""
 
 HANDSHAKE_SECONDS: Final = 10.0
-"""For a client's TLS handshake."""
+"""Time for a client's TLS handshake."""
 
 SHUTDOWN_SECONDS: Final = 2.0
-"""For a peer to confirm the end of a connection."""
+"""Time for a peer to confirm the end of a connection."""
 
 FILE_BYTES_MAX: Final = 1024 * 1024
 
@@ -43,7 +43,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """The files as they were read: what they hold, and the life of the certificate (Unix seconds)."""
+    """The files that were read: their contents, and the lifetime of the certificate (Unix seconds)."""
 
     contents: tuple[bytes, bytes]
     not_before: float
@@ -51,9 +51,9 @@ class _Pair:
 
 
 class ServerCertificate:
-    """Certificate and key in PEM files; ``context`` is what servers listen with.
+    """Certificate and key in PEM files; ``context`` is the context of the servers.
 
-    Raises ConfigurationError for files that cannot be used. ``unix_seconds`` is the wall clock.
+    Raises ConfigurationError for unusable files. ``unix_seconds`` is the wall clock.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class ServerCertificate:
 
     @property
     def not_after(self) -> float:
-        """When the certificate that is served expires, in Unix seconds."""
+        """The expiry of the certificate in use, in Unix seconds."""
         return self._pair.not_after
 
     def server_options(self) -> dict[str, Any]:
-        """What ``create_server`` needs besides host and port."""
+        """The arguments of ``create_server`` besides host and port."""
         return {
             "ssl": self.context,
             "ssl_handshake_timeout": HANDSHAKE_SECONDS,
@@ -92,7 +92,7 @@ class ServerCertificate:
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Serve what the files hold by now, and say what is late. Blocks on the file system."""
+        """Use the present contents of the files, and report a late renewal. Blocks on the file system."""
         try:
             pair = self._read()
             if pair.contents != self._pair.contents:
@@ -101,7 +101,7 @@ class ServerCertificate:
                 log.info("tls.renewed", file=str(self._certificate), not_after=pair.not_after)
             self._refused = None
         except ConfigurationError as error:
-            if str(error) != self._refused:  # once for what is wrong
+            if str(error) != self._refused:  # report each error once
                 log.error("tls.unusable", reason=str(error))  # noqa: TRY400 - a person's mistake
             self._refused = str(error)
         self._remind()
@@ -120,7 +120,7 @@ class ServerCertificate:
             log.error("tls.expired", file=str(self._certificate), seconds_ago=round(-left))
 
     def _read(self) -> _Pair:
-        """The files, found to fit together. Raises ConfigurationError."""
+        """The files, if they match. Raises ConfigurationError."""
         from cryptography import x509  # noqa: PLC0415 - it takes a part of every start without TLS
 
         contents = (_content(self._certificate), _content(self._key))
@@ -132,8 +132,8 @@ class ServerCertificate:
         return _Pair(contents, not_before.timestamp(), not_after.timestamp())
 
     def _load(self, pair: _Pair) -> None:
-        """Serve the files from now on, if they fit together. Raises ConfigurationError."""
-        trial = _context()  # a context that failed to load a pair is left with half of it
+        """Use these files from now on, if they match. Raises ConfigurationError."""
+        trial = _context()  # after a failure, a context keeps half of the pair
         for context in (trial, self.context):
             try:
                 context.load_cert_chain(self._certificate, self._key, password=_no_password)
@@ -146,9 +146,10 @@ class ServerCertificate:
 
 
 class Authorities:
-    """Whose certificates count when this broker connects to another one: a PEM file, or the system's.
+    """The authorities that this broker trusts when it connects to another broker: a PEM file, or the
+    system's.
 
-    The file is read for each connection, so a renewed one counts without a restart.
+    The file is read for each connection, so a renewed one needs no restart.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -157,7 +158,7 @@ class Authorities:
         self._context: ssl.SSLContext | None = None
 
     async def context(self) -> ssl.SSLContext:
-        """A context that checks certificate and host name. Raises Unavailable for a file of no use."""
+        """A context that checks certificate and host name. Raises Unavailable for an unusable file."""
         return await asyncio.to_thread(self._current)
 
     def _current(self) -> ssl.SSLContext:
@@ -189,7 +190,7 @@ class Authorities:
 
 
 def certificate_of(settings: Settings) -> ServerCertificate | None:
-    """The certificate that the settings name; None: TLS is not served. Raises ConfigurationError."""
+    """The certificate of the settings; None if TLS is not served. Raises ConfigurationError."""
     if settings.tls_cert_file is None and settings.tls_key_file is None:
         if settings.tls_only:
             raise ConfigurationError("tls_only needs tls_cert_file and tls_key_file")
@@ -200,10 +201,10 @@ def certificate_of(settings: Settings) -> ServerCertificate | None:
 
 
 def over_tls(addresses: Addresses, settings: Settings) -> Addresses:
-    """The same broker's addresses for TLS; empty where it is not served.
+    """The TLS addresses of the same broker; empty if TLS is not served.
 
-    Brokers of one cluster are set up alike: anchor and heartbeats hold the plain addresses of each, whether
-    clients may use those or not.
+    All brokers of a cluster have the same configuration. Anchor and heartbeats contain their plain addresses,
+    whether clients may use those or not.
     """
     if settings.tls_cert_file is None or not addresses.broker_url:
         return Addresses()
@@ -214,12 +215,12 @@ def over_tls(addresses: Addresses, settings: Settings) -> Addresses:
 
 
 def over_plain(addresses: Addresses, settings: Settings) -> Addresses:
-    """The same broker's addresses for clients without TLS; empty where brokers take none."""
+    """The plain addresses of the same broker for clients; empty if brokers accept no plain connections."""
     return Addresses() if settings.tls_only else addresses
 
 
 def _moved(url: str, scheme: str, distance: int) -> str:
-    """The URL with another scheme, and a port so much higher."""
+    """The URL with another scheme, and a port that is higher by ``distance``."""
     host, _, port = url.partition("://")[2].rpartition(":")
     return f"{scheme}://{host}:{int(port) + distance}"
 

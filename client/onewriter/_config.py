@@ -1,4 +1,7 @@
-"""A client's configuration: addresses of brokers, credentials, time limits. Only tokens and certificates are read from files."""
+"""A client's configuration: addresses of brokers, credentials, time limits.
+
+The only I/O is reading tokens and certificates from files.
+"""
 
 from __future__ import annotations
 

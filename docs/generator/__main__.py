@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 import structlog
-from docs.generator import commands, metrics, names, resources, routes, settings
+from docs.generator import commands, metrics, names, openapi, resources, routes, settings
 
 from onewriter_broker.testing.in_process import in_process_broker
 
@@ -21,8 +21,10 @@ def files() -> Mapping[Path, str]:
     with in_process_broker() as broker:
         found = {
             "commands.md": commands.text(),
+            "http-routes.md": openapi.routes_page(),
             "metrics.md": metrics.text(broker),
             "names.md": names.text(broker, routes.names(broker)),
+            "openapi.json": openapi.text(),
             "resources.md": resources.text(),
             "settings.md": settings.text(),
         }

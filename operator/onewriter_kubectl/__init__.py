@@ -1,6 +1,6 @@
-"""``kubectl onewriter``: who writes a topic in Kubernetes, why, and how to change that.
+"""``kubectl onewriter``: shows who writes a topic in Kubernetes and why, and changes the writer.
 
-It asks the API server through ``kubectl``, with the caller's own configuration and rights. What only
-brokers know (the whole history) comes from their HTTP interface through a port-forward. It decides
-nothing that counts: a fence is an annotation that the operator carries out.
+The plugin asks the API server through ``kubectl``, with the caller's configuration and rights. It reads
+the full history, which only brokers have, from their HTTP interface through a port-forward. It makes no
+decisions: a fence is an annotation that the operator executes.
 """

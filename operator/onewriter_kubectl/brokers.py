@@ -1,8 +1,8 @@
-"""The brokers' HTTP interface (docs/http.md) from where kubectl runs.
+"""The brokers' HTTP interface (docs/http.md), from the machine that runs kubectl.
 
-Brokers send whoever asks about a topic to the one that serves it, by its name in the cluster's DNS;
-here that name becomes a port-forward to the pod of that name. Who asks is proved by a short-lived
-token of a ServiceAccount with the brokers' audience, or by a token that was given.
+A broker redirects a request about a topic to the broker that serves it, by its DNS name in the cluster;
+the plugin replaces that name by a port-forward to the pod. It authenticates with a short-lived token of
+a ServiceAccount for the brokers' audience, or with the token of an option.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from onewriter_kubectl.tunnel import Tunnel
 
 AUDIENCE: Final = "onewriter"
 TOKEN_SECONDS: Final = 600
-"""The shortest life that Kubernetes gives a token."""
+"""Shortest lifetime of a token in Kubernetes."""
 
 PORT_HTTP: Final = 8080
 
 
 class Brokers:
-    """All brokers of an installation, through any of them. Close it in the end.
+    """All brokers of an installation, through any of them. Close it at the end.
 
-    ``url`` names a broker that can be reached directly, ``token`` is a JWT for it, ``account`` the
-    ServiceAccount ([NAMESPACE/]NAME) in whose name is asked without one. ``installation`` is asked
-    for only when it is needed. ``ca_file`` has the authorities that count where ``url`` is https://.
+    ``url``: a broker that can be reached directly. ``token``: a JWT for it; without one, the plugin
+    requests a token for the ServiceAccount ``account`` ([NAMESPACE/]NAME). ``installation`` is called
+    only if needed. ``ca_file``: the CAs for an https:// ``url``.
     """
 
     def __init__(
@@ -57,11 +57,11 @@ class Brokers:
         self._broker: Broker | None = None
 
     def get(self, path: str, **query: str | int | None) -> Json:
-        """Ask; see onewriter_core.broker_http.Broker."""
+        """Send a read; see onewriter_core.broker_http.Broker."""
         return self._told(lambda broker: broker.get(path, **query))
 
     def post(self, path: str, body: Json) -> Json:
-        """Tell; see onewriter_core.broker_http.Broker."""
+        """Send a change; see onewriter_core.broker_http.Broker."""
         return self._told(lambda broker: broker.post(path, body))
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class Brokers:
         raise Unavailable("; ".join(problems))
 
     def _made_token(self) -> str:
-        """A token by TokenRequest; empty, and why, when the caller may not have one made."""
+        """A token by TokenRequest; empty, and the reason, if the caller lacks the right."""
         namespace, _, name = self._account.rpartition("/")
         try:
             if not namespace:
@@ -131,7 +131,7 @@ class Brokers:
         return self._urls[pod]
 
     def _routed(self, url: str) -> str:
-        """Where a broker's address is reached from here; raises Unavailable for any other."""
+        """The local URL for a broker's address; raises Unavailable for any other address."""
         parts = urlsplit(url)
         if parts.hostname in {"127.0.0.1", "localhost"}:
             return url  # of the tunnel that it came through

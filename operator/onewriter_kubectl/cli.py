@@ -1,7 +1,7 @@
 """``kubectl onewriter``: an executable that kubectl finds by its name.
 
-Exit codes are those of the ``onewriter`` command: 0 done, 1 a definite no, 2 wrong usage, 3 not
-known (ask again).
+Exit codes are those of the ``onewriter`` command: 0 done, 1 definitely not done, 2 wrong usage, 3
+unknown (repeat the command).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onewriter_core import tables
 from onewriter_core.broker_http import topic_path
 from onewriter_core.command import DISTRIBUTION, output_option, run
 from onewriter_core.errors import ConfigurationError, OnewriterError
-from onewriter_kubectl import orders, reading, reasons, views
+from onewriter_kubectl import lookups, orders, reasons, views
 from onewriter_kubectl.installation import operator_problem
 from onewriter_kubectl.kubectl import Json, Missing
 from onewriter_kubectl.objects import status
@@ -36,7 +36,7 @@ from onewriter_kubectl.report import Report
 PROGRAM: Final = "kubectl onewriter"
 
 ORDER_SECONDS: Final = 30.0
-"""How long the operator is given to carry out an order."""
+"""Time for the operator to execute an order."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,7 +68,7 @@ def who_command(topic: str, output: str, caller: Caller, *, everywhere: bool) ->
         _list(caller, output, everywhere=everywhere)
         return
     _one_namespace(everywhere=everywhere)
-    found = reading.topic(caller.kubectl, _name(topic))
+    found = lookups.topic(caller.kubectl, _name(topic))
     if output in {TABLE, WIDE}:
         click.echo(views.who(found, _now()))
     else:
@@ -94,7 +94,7 @@ def status_command(
         _list(caller, output, everywhere=everywhere)
         return
     _one_namespace(everywhere=everywhere)
-    found = reading.topic(caller.kubectl, _name(topic))
+    found = lookups.topic(caller.kubectl, _name(topic))
     if live:
         answer = _live(caller, found)
         if output in {TABLE, WIDE}:
@@ -102,9 +102,9 @@ def status_command(
         else:
             printed(answer, output)
         return
-    claims = reading.claims(caller.kubectl, found)
+    claims = lookups.claims(caller.kubectl, found)
     if output in {TABLE, WIDE}:
-        views.topic_status(found, claims, reading.events(caller.kubectl, found), _now())
+        views.topic_status(found, claims, lookups.events(caller.kubectl, found), _now())
     else:
         printed({"topic": found, "claims": claims}, output)
 
@@ -123,7 +123,7 @@ def status_command(
 @caller_options
 def history_command(topic: str, limit: int, after: str | None, output: str, caller: Caller) -> None:
     """Show every transition of TOPIC that the brokers recorded, newest last."""
-    found = reading.topic(caller.kubectl, _name(topic))
+    found = lookups.topic(caller.kubectl, _name(topic))
     with caller.brokers() as brokers:
         path = f"{topic_path(_pulsar_name(found))}/history"
         answer = brokers.get(path, limit=limit, after=after)
@@ -140,14 +140,14 @@ def history_command(topic: str, limit: int, after: str | None, output: str, call
 def why_command(topic: str, caller: Caller, *, live: bool) -> None:
     """Explain who writes TOPIC and why, who lost it, who is next, and what needs attention."""
     kubectl = caller.kubectl
-    found = reading.topic(kubectl, _name(topic))
+    found = lookups.topic(kubectl, _name(topic))
     now = _now()
     facts = reasons.Found(
         topic=found,
         now=now,
-        claims=reading.claims(kubectl, found),
-        budgets=reading.budgets(kubectl, found),
-        pods=reading.fenced_pods(kubectl, found),
+        claims=lookups.claims(kubectl, found),
+        budgets=lookups.budgets(kubectl, found),
+        pods=lookups.fenced_pods(kubectl, found),
         live=_live(caller, found) if live else None,
         operator=_operator(caller, now),
     )
@@ -156,7 +156,7 @@ def why_command(topic: str, caller: Caller, *, live: bool) -> None:
 
 
 def _operator(caller: Caller, now: float) -> str | None:
-    """Why the operator does not lead; None where the caller cannot see that."""
+    """Why the operator does not lead; None if the caller cannot see that."""
     try:
         return operator_problem(caller.kubectl, caller.installation(), now)
     except OnewriterError:
@@ -164,7 +164,7 @@ def _operator(caller: Caller, now: float) -> str | None:
 
 
 def _list(caller: Caller, output: str, *, everywhere: bool) -> None:
-    found = reading.topics(caller.kubectl, everywhere=everywhere)
+    found = lookups.topics(caller.kubectl, everywhere=everywhere)
     if output in {TABLE, WIDE}:
         views.topics(found, _now(), with_namespace=everywhere, is_wide=output == WIDE)
     else:
@@ -220,7 +220,7 @@ def fence_command(
 
     The command ends the present epoch, and no later one.
     """
-    found = reading.topic(caller.kubectl, _name(topic))
+    found = lookups.topic(caller.kubectl, _name(topic))
     order = orders.judged(orders.FENCING, found, if_epoch)
     _carry_out(caller, order, timeout_seconds, yes=yes, direct=direct)
 
@@ -242,7 +242,7 @@ def handover_command(
     direct: bool,
 ) -> None:
     """Hand TOPIC over to a waiter, without a gap between the two writers."""
-    found = reading.topic(caller.kubectl, _name(topic))
+    found = lookups.topic(caller.kubectl, _name(topic))
     order = orders.judged(orders.HANDING_OVER, found, if_epoch, to)
     _carry_out(caller, order, timeout_seconds, yes=yes, direct=direct)
 
@@ -260,7 +260,7 @@ def reassign_command(topic: str, to: str, reason: str, caller: Caller, *, yes: b
     """
     name = topic
     if "://" not in topic:
-        name = _pulsar_name(reading.topic(caller.kubectl, _name(topic)))
+        name = _pulsar_name(lookups.topic(caller.kubectl, _name(topic)))
     if not yes:
         click.confirm(f"Give {name}, with its log, to namespace {to}?", abort=True, err=True)
     with caller.brokers() as brokers:
@@ -344,7 +344,7 @@ def _one_namespace(*, everywhere: bool) -> None:
 
 
 def _pulsar_name(topic: Json) -> str:
-    """The Pulsar topic of an object. Raises Missing before an operator has looked at it."""
+    """The Pulsar topic of an object. Raises Missing if no operator has reconciled it yet."""
     found = status(topic).get("topic")
     if not found:
         raise Missing("no operator has looked at it yet: its status names no topic")

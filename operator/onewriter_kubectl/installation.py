@@ -1,4 +1,4 @@
-"""Where onewriter itself is installed in a cluster, and what of it can be seen."""
+"""Finds the onewriter installation in a cluster, its pods and its leader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PART_LABEL: Final = "app.kubernetes.io/component"
 NAME: Final = "onewriter"
 
 LEASE_DURATIONS: Final = 2.0
-"""A Lease that was not renewed for so many of its durations has nobody who renews it."""
+"""After this multiple of its duration without a renewal, a Lease has no holder any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class Installation:
     release: str
 
     def component(self, part: str) -> str:
-        """The name of a part's objects."""
+        """The name of a component's objects."""
         return f"{self.release}-{part}"
 
     def labels(self, part: str = "") -> Mapping[str, str]:
-        """What its objects carry, or those of one part."""
+        """The label selector of all objects, or of one component's."""
         found = {NAME_LABEL: NAME, RELEASE_LABEL: self.release}
         return found | ({PART_LABEL: part} if part else {})
 
@@ -40,10 +40,10 @@ class Installation:
 
 
 def find(kubectl: Kubectl, given: str = "") -> Installation:
-    """The installation; ``given`` is NAMESPACE/RELEASE, NAMESPACE, or empty: look for it.
+    """The installation; ``given`` is NAMESPACE/RELEASE, NAMESPACE, or empty to search for it.
 
-    Raises ConfigurationError when there are several, Missing when there is none, Forbidden when the
-    caller may not look for it and has to name it.
+    Raises ConfigurationError if there are several, Missing if there is none, Forbidden if the caller
+    lacks the right to search and has to name it.
     """
     namespace, _, release = given.partition("/")
     if release:
@@ -71,9 +71,9 @@ def find(kubectl: Kubectl, given: str = "") -> Installation:
 
 
 def operator_problem(kubectl: Kubectl, installation: Installation, now: float) -> str:
-    """Why the operator does not lead; empty when it does. Raises what kubectl raises.
+    """Why the operator does not lead; empty if it does. Raises the errors of kubectl.
 
-    ``now`` is Unix time. The Lease is written by the operator's own clock.
+    ``now`` is Unix time. The Lease contains times of the operator's clock.
     """
     name = installation.component("operator")
     try:
@@ -91,7 +91,7 @@ def operator_problem(kubectl: Kubectl, installation: Installation, now: float) -
 
 
 def pods(kubectl: Kubectl, installation: Installation, part: str = "") -> list[Json]:
-    """Its pods, or those of one part, the ready ones first. Raises what kubectl raises."""
+    """All pods, or those of one component, the ready ones first. Raises the errors of kubectl."""
     found = kubectl.items(
         "pods", label_selector(installation.labels(part)), namespace=installation.namespace
     )
@@ -99,13 +99,13 @@ def pods(kubectl: Kubectl, installation: Installation, part: str = "") -> list[J
 
 
 def is_ready(pod: Json) -> bool:
-    """Whether a pod says that it serves."""
+    """Whether a pod is ready."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
 
 
 def port(pod: Json, named: str, default: int) -> int:
-    """The number of a pod's port by its name."""
+    """The number of a pod's named port."""
     for container in spec(pod).get("containers") or ():
         for each in container.get("ports") or ():
             if each.get("name") == named:

@@ -1,7 +1,6 @@
-"""Running ``kubectl``: the caller's own way to the cluster, with all logins that it knows.
+"""Runs ``kubectl``: the caller's access to the cluster, with all its login methods.
 
-Every failure becomes one of onewriter's errors, so that the exit code says whether it is worth
-asking again.
+Every failure becomes one of onewriter's errors, so that the exit code shows whether a retry may help.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from onewriter_core.errors import (
 Json = dict[str, Any]
 
 REQUEST_SECONDS: Final = 20
-"""What kubectl gives one request."""
+"""Time limit of one request of kubectl."""
 
 CALL_SECONDS: Final = 60.0
-"""What one run of kubectl may take in all, a login included."""
+"""Time limit of one run of kubectl, including a login."""
 
 MESSAGE_LENGTH_MAX: Final = 1_000
 
@@ -45,14 +44,14 @@ _USAGE: Final = re.compile(
 
 
 class Missing(Refused):
-    """There is no such object."""
+    """The object does not exist."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ServerError.TOPIC_NOT_FOUND, message)
 
 
 class Forbidden(Refused):
-    """The caller may not do it; the message is the API server's and names the right."""
+    """The caller lacks the right that the API server's message names."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ServerError.AUTHORIZATION_ERROR, message)
@@ -60,7 +59,7 @@ class Forbidden(Refused):
 
 @dataclass(frozen=True, slots=True)
 class Kubectl:
-    """One cluster as the caller reaches it. Empty: what the kubeconfig says."""
+    """One cluster. Empty fields have the values of the kubeconfig."""
 
     kubeconfig: str = ""
     context: str = ""
@@ -68,11 +67,11 @@ class Kubectl:
     namespace: str = ""
 
     def within(self, document: Mapping[str, Any]) -> Kubectl:
-        """The same, in the namespace of an object."""
+        """The same cluster, in the namespace of an object."""
         return replace(self, namespace=str(document["metadata"].get("namespace", "")))
 
     def command(self, *arguments: str, namespace: str | None = None) -> list[str]:
-        """The whole command line; ``namespace`` instead of the caller's, "*" for all of them."""
+        """The whole command line; ``namespace`` replaces the caller's, "*" means all."""
         options = {"--kubeconfig": self.kubeconfig, "--context": self.context}
         options["--as"] = self.impersonated
         words = [f"{name}={value}" for name, value in options.items() if value]
@@ -92,10 +91,10 @@ class Kubectl:
         stdin: str = "",
         changes: bool = False,
     ) -> str:
-        """What kubectl prints.
+        """The output of kubectl.
 
-        Raises ConfigurationError, Refused (Missing, Forbidden), Unavailable, and for something that
-        ``changes`` the cluster Undecided where nobody knows whether it did.
+        Raises ConfigurationError, Refused (Missing, Forbidden), Unavailable, and for a command that
+        ``changes`` the cluster Undecided if it is unknown whether it did.
         """
         command = self.command(*arguments, namespace=namespace)
         command.append(f"--request-timeout={REQUEST_SECONDS}s")
@@ -139,7 +138,7 @@ def _failure(said: str, *, changes: bool) -> Exception:
     lines: Sequence[str] = [
         line
         for line in said.splitlines()
-        # The client's own log of attempts, before the last word.
+        # The client logs its attempts before the final message.
         if line.strip() and not re.match(r"[EIW]\d{4} ", line)
     ]
     message = " ".join(lines)[:MESSAGE_LENGTH_MAX] or said.strip()[:MESSAGE_LENGTH_MAX]

@@ -1,4 +1,4 @@
-"""Looking into objects as the API server gives them: times, conditions, people. Pure."""
+"""Reads parts of Kubernetes objects: times, conditions, producers. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ from onewriter_core.tables import text
 Json = dict[str, Any]
 Document = Mapping[str, Any]
 
-FENCE: Final = "onewriter.dev/fence"
-HANDOVER: Final = "onewriter.dev/handover"
-PAUSED: Final = "onewriter.dev/paused"
-UNMANAGED: Final = "onewriter.dev/unmanaged"
 
 TOPIC: Final = "exclusivetopics.onewriter.dev"
 CLAIM: Final = "producerclaims.onewriter.dev"
 ANCHOR: Final = "bucketanchors.onewriter.dev"
-"""Kinds as kubectl is asked for them."""
+"""Kinds, as arguments of kubectl."""
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))
 
@@ -35,7 +31,7 @@ def spec(document: Document) -> Document:
 
 
 def status(document: Document) -> Document:
-    """The status; empty while nobody has written one."""
+    """The status; empty if unset."""
     found: Document = document.get("status") or {}
     return found
 
@@ -47,17 +43,17 @@ def name(document: Document) -> str:
 
 
 def annotation(document: Document, key: str) -> str:
-    """An annotation's text; empty when it is not there."""
+    """An annotation's value; empty if unset."""
     return str((metadata(document).get("annotations") or {}).get(key, ""))
 
 
 def is_set(document: Document, key: str) -> bool:
-    """Whether an annotation switches something on, as the operator reads it."""
+    """Whether a boolean annotation is true, as the operator reads it."""
     return annotation(document, key).strip().lower() in {"true", "yes", "1"}
 
 
 def condition(document: Document, kind: str) -> Document:
-    """A condition by its type; empty when it is not there."""
+    """A condition by its type; empty if missing."""
     for found in status(document).get("conditions") or ():
         if found.get("type") == kind:
             result: Document = found
@@ -66,13 +62,13 @@ def condition(document: Document, kind: str) -> Document:
 
 
 def epoch(document: Document) -> int | None:
-    """The newest epoch that status knows."""
+    """The newest epoch in the status."""
     found = status(document).get("epoch")
     return None if found is None else int(found)
 
 
 def person(found: Document) -> str:
-    """A producer as people know it: by its pod if it has one."""
+    """A producer's name for people: its pod if it has one."""
     producer, pod = text(found.get("producerName")), found.get("pod")
     if not pod:
         return f"producer {producer}"
@@ -80,7 +76,7 @@ def person(found: Document) -> str:
 
 
 def seconds(moment: object) -> float | None:
-    """Unix time of an API's timestamp; None when it is none."""
+    """Unix time of a timestamp; None for any other value."""
     if not isinstance(moment, str):
         return None
     try:
@@ -90,13 +86,13 @@ def seconds(moment: object) -> float | None:
 
 
 def age(moment: object, now: float) -> str:
-    """How long ago, as kubectl says it: 12s, 3m20s, 5h, 2d. Empty when nobody knows."""
+    """An age in kubectl's form: 12s, 3m20s, 5h, 2d. Empty if unknown."""
     since = seconds(moment)
     return "" if since is None else duration(max(0.0, now - since))
 
 
 def duration(length_seconds: float) -> str:
-    """A length of time in the two largest units that say something."""
+    """A duration in its two largest units."""
     left = int(length_seconds)
     for index, (size, unit) in enumerate(_UNITS):
         if left >= size or unit == "s":
@@ -109,7 +105,7 @@ def duration(length_seconds: float) -> str:
 
 
 def selects(selector: Document, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector, as in a PodDisruptionBudget, selects something."""
+    """Whether a label selector, as in a PodDisruptionBudget, selects an object."""
     wanted = selector.get("matchLabels") or {}
     if any(labels.get(key) != value for key, value in wanted.items()):
         return False

@@ -25,7 +25,7 @@ WIDE: Final = "wide"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and how the cluster and its brokers are reached."""
+    """The caller's identity, and how to reach the cluster and its brokers."""
 
     kubectl: Kubectl
     named_installation: str = ""
@@ -35,12 +35,12 @@ class Caller:
     ca_file: Path | None = None
 
     def installation(self) -> Installation:
-        """Where onewriter is installed. Raises as ``installation.find`` does."""
+        """The onewriter installation. Raises as ``installation.find`` does."""
         return find(self.kubectl, self.named_installation)
 
     @contextlib.contextmanager
     def brokers(self) -> Iterator[Brokers]:
-        """The brokers, for as long as they are asked."""
+        """The brokers, until the end of the context."""
         brokers = Brokers(
             self.kubectl,
             functools.cache(self.installation),
@@ -56,7 +56,7 @@ class Caller:
 
 
 def caller_options(verb: Verb) -> Verb:
-    """What every verb has; together they are its argument ``caller``."""
+    """The options of every verb; together they are its argument ``caller``."""
 
     @functools.wraps(verb)
     def with_caller(

@@ -1,8 +1,8 @@
-"""``fence`` and ``handover``: an order that names the epoch it is about, and what became of it.
+"""``fence`` and ``handover``: orders for one epoch, and their results.
 
 An order is an annotation of the ExclusiveTopic, so that the rights on that object decide who may give
-it; the operator carries it out, for that epoch and for no later one. Where no operator is, a broker
-can be told directly.
+it. The operator executes it for the named epoch and for no later one. Without an operator, the plugin
+can send the order to a broker directly.
 """
 
 from __future__ import annotations
@@ -16,28 +16,20 @@ from typing import Final
 
 from onewriter_core.broker_http import topic_path
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
-from onewriter_kubectl import reading
+from onewriter_core.kubernetes_names import FENCE, HANDOVER
+from onewriter_kubectl import lookups
 from onewriter_kubectl.brokers import Brokers
 from onewriter_kubectl.kubectl import Json, Kubectl
-from onewriter_kubectl.objects import (
-    FENCE,
-    HANDOVER,
-    TOPIC,
-    epoch,
-    metadata,
-    name,
-    person,
-    status,
-)
+from onewriter_kubectl.objects import TOPIC, epoch, metadata, name, person, status
 from onewriter_kubectl.views import NOBODY
 
 LOOK_SECONDS: Final = 0.5
-"""Between two looks at what became of an order."""
+"""Interval at which the result of an order is polled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of order: its annotation, the cause of the change of hands, the Event that tells."""
+class OrderKind:
+    """A kind of order: its annotation, the cause of its transition, the reason of its Event."""
 
     verb: str
     done: str
@@ -46,18 +38,20 @@ class Kind:
     event: str
 
 
-FENCING: Final = Kind("fence", "fenced", FENCE, "FencedByAdministrator", "FencedByOrder")
-HANDING_OVER: Final = Kind("handover", "handed over", HANDOVER, "Handover", "HandedOverByOrder")
+FENCING: Final = OrderKind("fence", "fenced", FENCE, "FencedByAdministrator", "FencedByOrder")
+HANDING_OVER: Final = OrderKind(
+    "handover", "handed over", HANDOVER, "Handover", "HandedOverByOrder"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is ordered: end ``epoch`` of ``topic``. ``to``: whom a handover names, empty: the first.
+    """An order to end ``epoch`` of ``topic``. ``to``: the successor of a handover, empty for the first waiter.
 
-    ``mark`` tells it from the same order given before, and its answer from the answer to that.
+    ``mark`` distinguishes the order and its result from an earlier identical order.
     """
 
-    kind: Kind
+    kind: OrderKind
     topic: Json
     epoch: int
     to: str = ""
@@ -65,15 +59,15 @@ class Order:
 
     @property
     def text(self) -> str:
-        """The annotation's text."""
+        """The annotation's value."""
         return f"{self.epoch}#{self.mark} {self.to}".strip()
 
 
-def judged(kind: Kind, topic: Json, if_epoch: int | None, to: str = "") -> Order:
+def judged(kind: OrderKind, topic: Json, if_epoch: int | None, to: str = "") -> Order:
     """The order for a topic as it was read.
 
-    Raises Refused when there is nobody to depose, when the epoch is another one than ``if_epoch``,
-    or when nobody waits for a handover.
+    Raises Refused if the topic has no holder, if its epoch is not ``if_epoch``, or if no producer waits
+    for a handover.
     """
     found, current = status(topic), epoch(topic)
     if current is None or not found.get("holder"):
@@ -86,7 +80,7 @@ def judged(kind: Kind, topic: Json, if_epoch: int | None, to: str = "") -> Order
 
 
 def question(order: Order) -> str:
-    """What a person is asked before it is done."""
+    """The question that asks for a confirmation."""
     found = status(order.topic)
     who = person(found["holder"])
     waiting = int(found.get("waiting") or 0)
@@ -100,10 +94,10 @@ def question(order: Order) -> str:
 
 
 def by_annotation(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
-    """Give the order to the operator and wait for what comes of it; a sentence.
+    """Give the order to the operator and wait for the result, a sentence.
 
-    Raises Refused when it was refused, Undecided when nothing is known after ``timeout_seconds``:
-    the annotation stays and is carried out as soon as an operator sees it.
+    Raises Refused if the order was refused, Undecided if there is no result after ``timeout_seconds``:
+    the annotation stays, and an operator executes it later.
     """
     about = metadata(order.topic)
     kubectl = kubectl.within(order.topic)
@@ -125,7 +119,9 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
     started = time.monotonic()
     while True:
         elapsed = time.monotonic() - started
-        with contextlib.suppress(Unavailable):  # it may have happened: look again
+        with contextlib.suppress(
+            Unavailable
+        ):  # the annotation may have been written: read it again
             done = _outcome(kubectl, order)
             if done:
                 return done
@@ -139,19 +135,19 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
 
 
 def _outcome(kubectl: Kubectl, order: Order) -> str:
-    """What came of it; empty while nobody knows. Raises Refused, and what kubectl raises."""
-    topic = reading.topic(kubectl, str(metadata(order.topic)["name"]))
+    """The result; empty while unknown. Raises Refused, and the errors of kubectl."""
+    topic = lookups.topic(kubectl, str(metadata(order.topic)["name"]))
     current = epoch(topic)
     if current is not None and current > order.epoch:
         return _ended(order, topic, current)
-    for event in reversed(reading.events(kubectl, topic)):
+    for event in reversed(lookups.events(kubectl, topic)):
         if _refuses(event, order):
             raise _refused(str(event["message"]))
     return ""
 
 
 def _ended(order: Order, topic: Json, current: int) -> str:
-    """The epoch has ended. Raises Refused if not by this order."""
+    """The result if the epoch has ended. Raises Refused if not by this order."""
     later = [
         each
         for each in status(topic).get("transitions") or ()
@@ -165,7 +161,7 @@ def _ended(order: Order, topic: Json, current: int) -> str:
 
 
 def _refuses(event: Json, order: Order) -> bool:
-    """Whether an Event is the operator's definite no to this order."""
+    """Whether an Event is the operator's refusal of this order."""
     to = f" to {order.to}" if order.to else ""
     told = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation #{order.mark}):"
     return (
@@ -180,7 +176,7 @@ def _done(order: Order, current: int, writer: str) -> str:
 
 
 def _take_away(kubectl: Kubectl, order: Order) -> None:
-    """Take the annotation away, if it is still ours: it has done what it can."""
+    """Remove the annotation if it still contains this order."""
     path = f"/metadata/annotations/{order.kind.annotation.replace('/', '~1')}"
     patch = [
         {"op": "test", "path": path, "value": order.text},
@@ -194,11 +190,11 @@ def _take_away(kubectl: Kubectl, order: Order) -> None:
             changes=True,
         )
     except OnewriterError:
-        return  # somebody else has given another order; this one can do nothing any more
+        return  # another order has replaced this one
 
 
 def directly(brokers: Brokers, order: Order) -> str:
-    """Tell the broker that serves the topic. Raises Refused, Unavailable, Undecided."""
+    """Send the order to the broker that serves the topic. Raises Refused, Unavailable, Undecided."""
     topic = str(status(order.topic)["topic"])
     body: Json = {"ifEpoch": order.epoch}
     if order.to:

@@ -1,6 +1,6 @@
-"""``why``, in sentences: who writes and why, who lost the topic, who is next, what is in the way.
+"""The sentences of ``why``: who writes and why, who lost the topic, who is next, what needs attention.
 
-Pure: what was found goes in, sentences come out. What nobody may say for certain is said so.
+Pure: facts in, sentences out. A sentence says so if a fact is uncertain.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from onewriter_core.kubernetes_names import FENCE, HANDOVER, PAUSED, UNMANAGED
 from onewriter_core.tables import text
 from onewriter_kubectl.objects import (
-    FENCE,
-    HANDOVER,
-    PAUSED,
-    UNMANAGED,
     Document,
     age,
     annotation,
@@ -47,21 +44,21 @@ CAUSES: Final[Mapping[str, str]] = {
     "BrokerChanged": "the topic moved to another broker and {former} did not resume in time",
     "GrantLost": "the store lost the record of the grant to {former}",
 }
-"""Why the former writer no longer writes, by the transition's cause."""
+"""Why the former writer lost the topic, by the transition's cause."""
 
 UNKNOWN_CAUSE: Final = "{former} lost the topic for a reason that this version does not know"
 
 OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
-"""What a fenced pod may still be in for."""
+"""Outcomes of a fenced pod that are not final."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is known of a topic. ``now`` is Unix time.
+    """The facts about a topic. ``now`` is Unix time.
 
-    ``budgets`` and ``pods`` (by name) are of its namespace; None: the caller may not see them.
-    ``live`` is what the broker that serves it says, None when it was not asked. ``operator`` is why
-    the operator does not lead, empty when it does, None when that is not known.
+    ``budgets`` and ``pods`` (by name) are those of its namespace; None if the caller may not see them.
+    ``live``: the answer of the broker that serves it, None if it was not asked. ``operator``: why the
+    operator does not lead, empty if it does, None if unknown.
     """
 
     topic: Document
@@ -74,7 +71,7 @@ class Found:
 
 
 def why(found: Found) -> list[str]:
-    """The sentences, grouped by empty ones."""
+    """The sentences; empty ones separate groups."""
     parts = (_holder(found), _story(found), _queue(found), _fenced(found), _obstacles(found))
     said: list[str] = []
     for part in parts:
@@ -124,7 +121,7 @@ def _described(holder: Document, now: float) -> str:
 
 
 def _story(found: Found) -> list[str]:
-    """The last change of hands, and what came before it."""
+    """The last transition, and the ones before."""
     rows = _transitions(found)
     if not rows:
         return ["No transition is recorded."] if status(found.topic).get("epoch") else []
@@ -148,7 +145,7 @@ def _story(found: Found) -> list[str]:
 
 
 def _transitions(found: Found) -> list[Document]:
-    """Changes of hands, newest first, with the former writer where somebody knows it."""
+    """The transitions, newest first, with the former writer if known."""
     shown = list(status(found.topic).get("transitions") or ())
     told = (found.live or {}).get("transitions") or ()
     former = {(each.get("epoch"), each.get("at")): each.get("previous") for each in told}
@@ -159,7 +156,7 @@ def _transitions(found: Found) -> list[Document]:
     rows: list[Document] = []
     for index, row in enumerate(shown):
         if index and not row.get("producerName") and row.get("cause") == rows[-1].get("cause"):
-            continue  # a fence, whose successor has just been told of
+            continue  # a fence whose successor is the previous sentence
         before: Document = next((e for e in shown[index + 1 :] if e.get("producerName")), {})
         known = former.get((row.get("epoch"), row.get("at")))
         pod = fenced.get((row.get("at"), row.get("cause")))
@@ -179,7 +176,7 @@ def _cause(row: Document, writes: str) -> str:
 
 
 def _former(found: Document) -> str:
-    """Somebody who wrote: pod, producer and epoch, as far as they are known."""
+    """A former writer: pod, producer and epoch, as far as known."""
     pod = text(found["pod"]) if found.get("pod") else ""
     producer = f"producer {text(found['producerName'])}" if found.get("producerName") else ""
     known = [pod, producer] if pod else [producer or "the former writer"]
@@ -277,7 +274,7 @@ def _fenced_pod(found: Found, pod: Document) -> str:
 
 
 def _budgets(found: Found, pod: Document) -> str:
-    """The PodDisruptionBudgets that keep a pod, as far as the caller may see them."""
+    """The PodDisruptionBudgets that protect a pod, as far as the caller may see them."""
     if found.budgets is None or found.pods is None:
         return "a PodDisruptionBudget forbids it (you may not see which one)"
     labels = metadata(found.pods.get(str(pod.get("pod"))) or {}).get("labels") or {}

@@ -1,7 +1,7 @@
-"""What may leave a cluster in a report: everything but secrets. Pure.
+"""Removes secrets from the parts of a report. Pure.
 
-Secrets are never read in the first place. What is taken out here are passwords and tokens that
-somebody put where none belongs, and what says nothing.
+The report never reads Secret objects. This module removes passwords and tokens in other places, and
+fields without information.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 _SECRET_NAME: Final = re.compile(r"password|passwd|secret|token|credential|api.?key", re.IGNORECASE)
 _NAMES_A_FILE: Final = re.compile(r"(_FILE|_AUDIENCE|_REVIEW|Name|File|Subject)$")
-"""Ends of names whose values are where a secret is, or how it is judged, not the secret."""
+"""Suffixes of names whose values locate or describe a secret, but do not contain it."""
 
 _TEXTS: Final = (
     # user:password@ in an address
@@ -39,14 +39,14 @@ _TEXTS: Final = (
 
 
 def in_text(text: str) -> str:
-    """A log, without what looks like a secret."""
+    """A log without text that looks like a secret."""
     for pattern, instead in _TEXTS:
         text = pattern.sub(instead, text)
     return text
 
 
 def in_document(value: Any, name: str = "") -> Any:
-    """An object as a report has it; ``name`` is the field that it is the value of."""
+    """A value as the report contains it; ``name`` is its field."""
     if isinstance(value, Mapping):
         if value.get("kind") == "Secret":
             return {
@@ -66,7 +66,7 @@ def _is_noise(key: str) -> bool:
 
 
 def _field(key: str, value: Any, around: Mapping[str, Any]) -> Any:
-    # An environment variable has its name in one field and its value in another.
+    # The fields ``name`` and ``value`` of an environment variable belong together.
     name = str(around.get("name", "")) if key == "value" else key
     is_secret = _SECRET_NAME.search(name) and not _NAMES_A_FILE.search(name)
     if is_secret and isinstance(value, str) and value:

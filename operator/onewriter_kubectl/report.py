@@ -1,7 +1,7 @@
-"""``report``: what support needs to know about an installation and its topics, as one archive.
+"""``report``: an archive about an installation and its topics, for support.
 
-Each part is gathered by itself; what could not be had, and why, is a line of ``errors.txt``, so that
-a caller with few rights gets what there is. Secrets are never read.
+Each part is collected on its own. ``errors.txt`` lists the missing parts with reasons, so that a caller
+with few rights still gets the rest. The report never reads Secrets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onewriter_kubectl.objects import ANCHOR, CLAIM, TOPIC, metadata, spec
 from onewriter_kubectl.tunnel import Tunnel
 
 LOG_LINES_MAX: Final = 100_000
-"""Of one container's log, the last ones."""
+"""Lines from the end of one container's log."""
 
 PAGE_BYTES_MAX: Final = 32_000_000
 PAGE_SECONDS: Final = 15.0
@@ -35,19 +35,19 @@ OURS: Final = (
     *("deployments.apps", "statefulsets.apps", "pods", "services", "configmaps"),
     *("poddisruptionbudgets.policy", "networkpolicies.networking.k8s.io", "persistentvolumeclaims"),
 )
-"""Kinds of an installation's objects."""
+"""Kinds of the installation's objects."""
 
 BESIDE: Final = (
     *("endpointslices.discovery.k8s.io", "events", "leases.coordination.k8s.io", ANCHOR),
 )
-"""Kinds in its namespace that do not carry its labels."""
+"""Kinds in its namespace that lack its labels."""
 
 PAGES: Final = ("/healthz", "/readyz", "/metrics")
-"""What brokers and operators tell; metrics of brokers with the token of the installation's Secret."""
+"""HTTP pages of brokers and operators; the metrics of brokers need the token of the installation's Secret."""
 
 
 class Report:
-    """An archive in the making. ``tell`` hears of each part that could not be had."""
+    """An archive that is being written. ``tell`` receives each missing part."""
 
     def __init__(self, path: Path, title: str, tell: Callable[[str], None]) -> None:
         self._archive = tarfile.open(path, "w:gz")  # noqa: SIM115 - closed by ``close``
@@ -56,14 +56,14 @@ class Report:
         self._errors: list[str] = []
 
     def close(self) -> int:
-        """Write what is missing, and the archive's end; how many parts are missing."""
+        """Write the list of missing parts and close the archive; their number."""
         if self._errors:
             self.add("errors.txt", "\n".join(self._errors) + "\n")
         self._archive.close()
         return len(self._errors)
 
     def add(self, name: str, text: str) -> None:
-        """A file of the archive."""
+        """Add a file."""
         data = text.encode("utf-8", "replace")
         about = tarfile.TarInfo(f"{self._title}/{name}")
         about.size = len(data)
@@ -71,7 +71,7 @@ class Report:
         self._archive.addfile(about, io.BytesIO(data))
 
     def gather(self, name: str, part: Callable[[], str]) -> None:
-        """A file whose text may not be had."""
+        """Add a file whose text may be unavailable."""
         try:
             text = part()
         except OnewriterError as error:
@@ -80,7 +80,7 @@ class Report:
         self.add(name, text)
 
     def lack(self, name: str, error: OnewriterError) -> None:
-        """Note that a part could not be had."""
+        """Note a missing part."""
         said = f"{name}: {error}"
         self._errors.append(said)
         self._tell(said)
@@ -88,12 +88,12 @@ class Report:
     # ------------------------------------------------------------ parts
 
     def versions(self, kubectl: Kubectl, own: str) -> None:
-        """Of this program, kubectl and the API server."""
+        """Add the versions of this program, kubectl and the API server."""
         self.add("version.txt", f"{own}\n")
         self.gather("kubernetes-version.yaml", lambda: kubectl.text("version", "--output=yaml"))
 
     def topics(self, kubectl: Kubectl, *, everywhere: bool) -> None:
-        """All topics and claims, and the Events about them."""
+        """Add all topics and claims, and the Events about them."""
         where = "*" if everywhere else None
         for kind in (TOPIC, CLAIM):
             self._objects(kubectl, f"topics/{kind}.yaml", where, kind)
@@ -102,7 +102,7 @@ class Report:
             self._objects(kubectl, f"topics/events-{kind}.yaml", where, "events", selector)
 
     def installation(self, kubectl: Kubectl, installation: Installation, since: str) -> None:
-        """Its objects, and what its pods say of themselves."""
+        """Add the installation's objects, and the logs and pages of its pods."""
         here = installation.namespace
         selector = label_selector(installation.labels())
         for kind in OURS:
@@ -135,7 +135,7 @@ class Report:
                 self.gather(f"{title}/{named}.previous.log", part)
 
     def _pages(self, kubectl: Kubectl, pod: Json) -> None:
-        """What it tells over HTTP, if it is one that does."""
+        """Add the HTTP pages of a pod that serves some."""
         number = port(pod, "probes", 0) or port(pod, "http", 0)
         if not number:
             return
@@ -156,7 +156,7 @@ class Report:
 
 
 def _listed(kubectl: Kubectl, installation: Installation, found: list[Json]) -> str:
-    """The installation's pods, which are also added to ``found``."""
+    """The installation's pods; also adds them to ``found``."""
     found += pods(kubectl, installation)
     return "".join(f"{metadata(pod)['name']}\n" for pod in found)
 
@@ -172,7 +172,7 @@ def _log(kubectl: Kubectl, pod: Json, container: str, which: str) -> str:
 
 
 def _metrics_token(kubectl: Kubectl, pod: Json) -> str:
-    """The token that may read brokers' metrics; empty for whoever may not read its Secret."""
+    """The token for the brokers' metrics; empty if the caller may not read its Secret."""
     about = metadata(pod)
     release = (about.get("labels") or {}).get("app.kubernetes.io/instance", "")
     secret = ("get", "secret", f"{release}-metrics", "--output=jsonpath={.data.token}")
@@ -184,7 +184,7 @@ def _metrics_token(kubectl: Kubectl, pod: Json) -> str:
 
 
 def _page(url: str, token: str) -> str:
-    """A page, whatever status it has. Raises Unavailable."""
+    """The text of a page, with any HTTP status. Raises Unavailable."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     asked = urllib.request.Request(url)  # noqa: S310 - http, to a tunnel of our own
     if token:
@@ -194,7 +194,7 @@ def _page(url: str, token: str) -> str:
             text = answer.read(PAGE_BYTES_MAX).decode("utf-8", "replace")
             return redaction.in_text(text)
     except urllib.error.HTTPError as error:
-        with error:  # a readyz that says no says why
+        with error:  # /readyz states its problems with an error status
             return f"{error.code}\n{error.read(PAGE_BYTES_MAX).decode('utf-8', 'replace')}"
     except (OSError, ValueError) as error:
         raise Unavailable(f"{url}: {error}") from error

@@ -1,7 +1,7 @@
-"""A port-forward to one pod, made by kubectl and ended with the command.
+"""A port-forward to one pod, opened by kubectl and closed at the end of the command.
 
-It reaches a pod whatever network policies say, needs the right to ``create pods/portforward`` in the
-pod's namespace, and leaves headers alone: the API server's own proxies take ``Authorization`` away.
+It reaches a pod in spite of network policies, needs the right to ``create pods/portforward`` in the pod's
+namespace, and keeps all headers: the API server's proxy removes ``Authorization``.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from onewriter_core.errors import ConfigurationError, Unavailable
 from onewriter_kubectl.kubectl import Kubectl
 
 OPEN_SECONDS: Final = 20.0
-"""Until kubectl says on which port it listens."""
+"""Time for kubectl to report the port on which it listens."""
 
 CLOSE_SECONDS: Final = 5.0
-"""Until kubectl has ended; then it is killed."""
+"""Time for kubectl to end; afterwards it is killed."""
 
 LINES_KEPT: Final = 20
-"""Of what kubectl says, for the message when it fails."""
+"""Lines of kubectl's output to keep for an error message."""
 
 _LISTENS: Final = re.compile(r"^Forwarding from 127\.0\.0\.1:(\d+) -> ")
 
 
 class Tunnel:
-    """One port of one pod, on a free port of this machine's loopback."""
+    """One port of one pod, on a free loopback port of this machine."""
 
     def __init__(self, kubectl: Kubectl, namespace: str, pod: str, port: int) -> None:
         self._command = kubectl.command(
@@ -41,7 +41,7 @@ class Tunnel:
         self._port = 0
 
     def open(self) -> str:
-        """Its URL. Raises Unavailable with kubectl's words, ConfigurationError without kubectl."""
+        """The local URL. Raises Unavailable with kubectl's message, ConfigurationError without kubectl."""
         try:
             self._process = subprocess.Popen(  # noqa: S603 - no shell, and our own words
                 self._command,
@@ -62,7 +62,7 @@ class Tunnel:
         return f"http://127.0.0.1:{self._port}"
 
     def close(self) -> None:
-        """End it."""
+        """Close the port-forward."""
         if self._process is None:
             return
         self._process.terminate()
@@ -74,7 +74,7 @@ class Tunnel:
         self._process = None
 
     def _listen(self, process: subprocess.Popen[str]) -> None:
-        """Take in what kubectl says until it ends: it names its port, then each connection."""
+        """Read kubectl's output until it ends: its port, then each connection."""
         if process.stdout is None:
             raise AssertionError("it was started with a pipe")
         with process.stdout:

@@ -1,4 +1,4 @@
-"""``who`` and ``status`` for people: what the objects' status says, as lines and tables."""
+"""The output of ``who`` and ``status``: lines and tables from the objects' status."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _more(topic: Document) -> list[object]:
 def topic_status(
     topic: Document, claims: Sequence[Document], events: Sequence[Document], now: float
 ) -> None:
-    """All that Kubernetes shows of one topic."""
+    """Everything that Kubernetes shows of one topic."""
     found = status(topic)
     holder = found.get("holder") or {}
     tables.properties(
@@ -219,7 +219,7 @@ def _events(rows: Sequence[Document], now: float) -> None:
 
 
 def event_time(event: Document) -> object:
-    """When an Event was last said."""
+    """When an Event last occurred."""
     series = event.get("series") or {}
     return (
         series.get("lastObservedTime")

@@ -1,4 +1,4 @@
-"""The operator: what Kubernetes declares reaches the brokers, what brokers do shows in Kubernetes.
+"""The operator: sends the declarations in Kubernetes to the brokers, and writes their state to Kubernetes.
 
-``docs/operator.md`` says what it does for whom; ARCHITECTURE.md where it does it.
+``docs/operator.md`` describes it for users, ARCHITECTURE.md its modules.
 """

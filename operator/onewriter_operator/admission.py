@@ -1,10 +1,9 @@
-"""Injection of the sidecar into pods that ask for it: the JSON patch of a pod, purely.
+"""Injection of the sidecar into labelled pods: builds the JSON patch of a pod. Pure.
 
-A pod asks with the label ``onewriter.dev/inject: "true"`` and says with the annotation
-``onewriter.dev/topic`` what it wants to lead. The sidecar is a native one (an init container with
-``restartPolicy: Always``): later containers wait until it has started, its readiness counts for the
-pod, and it ends after them. Injection is idempotent, adds only what is its own, and leaves the
-containers of the pod and of other injectors alone.
+A pod requests it with the label ``onewriter.dev/inject: "true"`` and names its topic with the annotation
+``onewriter.dev/topic``. The sidecar is a native one (an init container with ``restartPolicy: Always``):
+later containers wait until it has started, its readiness counts for the pod, and it ends after them.
+Injection is idempotent and does not change the containers of the pod or of other injectors.
 """
 
 from __future__ import annotations
@@ -15,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_operator.kinds import CLAIM_LABEL, Json
+from onewriter_core.kubernetes_names import (
+    CA_ANNOTATION,
+    CLAIM_LABEL,
+    INJECT_LABEL,
+    PRIORITY_ANNOTATION,
+    READY_WHEN_ANNOTATION,
+    TOPIC_ANNOTATION,
+)
+from onewriter_operator.kinds import Json
 from onewriter_operator.objects import mapping, mappings, text
-
-INJECT_LABEL: Final = "onewriter.dev/inject"
-TOPIC_ANNOTATION: Final = "onewriter.dev/topic"
-PRIORITY_ANNOTATION: Final = "onewriter.dev/priority"
-READY_WHEN_ANNOTATION: Final = "onewriter.dev/ready-when"
-CA_ANNOTATION: Final = "onewriter.dev/broker-ca"
 
 CONTAINER: Final = "onewriter-sidecar"
 TOKEN_VOLUME: Final = "onewriter-token"  # noqa: S105 - the name of a volume
@@ -32,10 +33,10 @@ CA_DIRECTORY: Final = "/run/onewriter/broker-ca"
 
 HEALTH_PORT: Final = 6681
 TOKEN_SECONDS: Final = 600
-"""The shortest life that Kubernetes gives a projected token."""
+"""Shortest lifetime of a projected token in Kubernetes."""
 
 NATIVE_SIDECARS_SINCE: Final = (1, 29)
-"""Older servers drop ``restartPolicy``, and the pod would never start."""
+"""Older API servers drop ``restartPolicy``; the pod would never start."""
 
 _READY_WHEN = ("standing-by", "leading")
 _PRIORITY = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
@@ -43,7 +44,7 @@ _PRIORITY = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """What every injected sidecar is given. ``authority`` is a PEM, empty without TLS."""
+    """The settings of every injected sidecar. ``authority`` is a PEM, empty without TLS."""
 
     image: str
     pull_policy: str
@@ -54,13 +55,13 @@ class Injection:
 
 
 class NotInjectable(Exception):
-    """The pod asks for something that cannot be done; the message is for its author."""
+    """The sidecar cannot be injected into the pod; the message is for the pod's author."""
 
 
 def patch_of(pod: Json, namespace: str, injection: Injection) -> list[Json]:
-    """The JSON patch that adds the sidecar; empty when there is nothing to add.
+    """The JSON patch that adds the sidecar; empty if there is nothing to add.
 
-    ``namespace`` is the pod's: a pod under admission may not name it itself. Raises NotInjectable.
+    ``namespace`` is the pod's: a pod under admission may lack it. Raises NotInjectable.
     """
     if _metadata(pod, "labels").get(INJECT_LABEL) != "true":
         return []
@@ -130,8 +131,8 @@ def _container(pod: Json, namespace: str, injection: Injection) -> Json:
         "ports": [{"name": "onewriter", "containerPort": HEALTH_PORT}],
         "startupProbe": _probe("/healthz", period_seconds=1, failures=60),
         "readinessProbe": _probe("/readyz", period_seconds=2, failures=2),
-        # Run when the pod is deleted, before anybody is told to end: the next in line takes over
-        # while this pod's containers are still there.
+        # Kubernetes runs it when the pod is deleted, before it signals any container: the next waiter
+        # takes over while the containers of this pod still run.
         "lifecycle": {"preStop": {"exec": {"command": ["onewriter", "sidecar", "release"]}}},
         "resources": dict(injection.resources),
         "securityContext": {
@@ -192,7 +193,7 @@ def _probe(path: str, *, period_seconds: int, failures: int) -> Json:
 
 def _token(audience: str) -> Json:
     token = {"path": "token", "audience": audience, "expirationSeconds": TOKEN_SECONDS}
-    # Readable for the sidecar's own user, whatever the pod's other containers run as.
+    # The sidecar's user can read it, whichever users the other containers have.
     return {
         "name": TOKEN_VOLUME,
         "projected": {"defaultMode": 0o444, "sources": [{"serviceAccountToken": token}]},
@@ -200,7 +201,7 @@ def _token(audience: str) -> Json:
 
 
 def _authority() -> Json:
-    """The brokers' authority out of the pod's own annotation: its namespace has no copy of it."""
+    """The brokers' CA from the pod's annotation: the pod's namespace has no copy of it."""
     item = {"path": "ca.crt", "fieldRef": {"fieldPath": f"metadata.annotations['{CA_ANNOTATION}']"}}
     return {"name": CA_VOLUME, "downwardAPI": {"defaultMode": 0o444, "items": [item]}}
 

@@ -1,7 +1,7 @@
-"""The operator put together: what every replica does, and what only the leader does.
+"""Assembles the operator: the parts of every replica and the parts of the leader.
 
-Every replica serves metrics, probes and admission. The leader alone watches, visits and writes. One
-that loses the Lease ends as a process, whatever it was doing: a new one starts from what is there.
+Every replica serves metrics, probes and admission. Only the leader watches, reconciles and writes. A
+leader that loses the Lease ends its process at once; the next leader starts from the cluster's state.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Final
 import structlog
 from kubernetes.aio import client
 
+from onewriter_core.kubernetes_names import FENCE
 from onewriter_operator.brokers.client import Credentials
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.configuration import PORT_HTTP, PORT_HTTPS, Configuration
@@ -23,7 +24,7 @@ from onewriter_operator.election import Election, Timing
 from onewriter_operator.engine import Engine
 from onewriter_operator.events import Recorder
 from onewriter_operator.installation import names
-from onewriter_operator.kinds import FENCE, LEASE, TOPIC, Key
+from onewriter_operator.kinds import LEASE, TOPIC, Key
 from onewriter_operator.kube import Kube, load_configuration
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.reconcile.claims import ClaimReconciler
@@ -39,18 +40,18 @@ from onewriter_operator.web import Web
 from onewriter_operator.workqueue import WorkQueue
 
 SWEEP_SECONDS: Final = 300.0
-"""Between two listings that look for what a watch has missed."""
+"""Interval between two listings that look for objects which a watch has missed."""
 
 log = structlog.get_logger(__name__)
 
 
 def wall_clock() -> float:
-    """Unix time, for what people read."""
+    """Unix time, for times that people read."""
     return time.time()  # noqa: TID251 - the one place that reads it
 
 
 def broker_urls(settings: OperatorSettings, configuration: Configuration) -> dict[str, str]:
-    """Where each broker's HTTP interface is."""
+    """The URL of each broker's HTTP interface, by name."""
     given = settings.brokers()
     if given:
         return given
@@ -78,7 +79,7 @@ class Operator:
         self._sidecars = Sidecars(settings, configuration)
 
     async def run(self) -> None:
-        """Serve, and lead when it is this replica's turn, until cancelled.
+        """Serve until cancelled, and lead while this replica holds the Lease.
 
         Raises an ExceptionGroup with LeadershipLost or EngineFailed when the process must end.
         """
@@ -112,7 +113,7 @@ class Operator:
         return [self._sidecars.problem] if self._sidecars.problem else []
 
     def _refresh(self) -> None:
-        """Gauges that are read off when somebody asks."""
+        """Update the gauges that are computed on request."""
         if self._sidecars.certificate_not_after is not None:
             self.metrics.certificate(self._sidecars.certificate_not_after)
         if self._queue is None or self._store is None:

@@ -34,7 +34,7 @@ def operator() -> None:
 
 
 async def run(replica: Operator) -> int:
-    """Run a replica until it is told to stop, or must end; the exit code."""
+    """Run a replica until it receives a signal or must end; the exit code."""
     task = asyncio.current_task()
     loop = asyncio.get_running_loop()
     if task is not None:
@@ -50,7 +50,7 @@ async def run(replica: Operator) -> int:
 
 
 def _reasons(group: ExceptionGroup[Exception]) -> list[str]:
-    """What ended the process, in words."""
+    """The error that ended the process."""
     found: list[str] = []
     for error in group.exceptions:
         found += (

@@ -1,9 +1,8 @@
-"""Conditions in Kubernetes' own form, and every reason that this operator gives.
+"""Conditions in Kubernetes' form, and every reason that the operator uses.
 
-Conventions: all conditions of a kind are there from the first visit; one summary, ``Ready``;
+Conventions: all conditions of a kind exist from the first reconcile; one summary, ``Ready``;
 ``Conflict``, ``Drifted``, ``Reconciling`` and ``Stalled`` are abnormal when True (kstatus);
-``lastTransitionTime`` moves with the status and with nothing else. Which condition holds when is
-decided in ``plan``.
+``lastTransitionTime`` changes only with the status. ``plan`` decides which condition is true.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from onewriter_operator.kinds import Json, timestamp
 from onewriter_operator.objects import NO_CONDITION, Conditions
 
 MESSAGE_LENGTH_MAX: Final = 1_000
-"""Characters of a message; the rest is cut off."""
+"""Longest message in characters; the rest is cut off."""
 
 Status = Literal["True", "False", "Unknown"]
 
@@ -69,12 +68,12 @@ CLAIM_REASONS: Final[Mapping[str, frozenset[str]]] = {
     "Reconciling": frozenset({"Progressing", "Settled"}),
     "Stalled": frozenset({"Settled"} | _CANNOT),
 }
-"""The same of a ProducerClaim."""
+"""The conditions of a ProducerClaim and their reasons."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One condition as it was judged now."""
+    """One condition, as a plan judges it."""
 
     type: str
     status: Status
@@ -93,14 +92,14 @@ def no(kind: str, reason: str, message: str) -> Verdict:
 
 
 def unknown(kind: str, reason: str, message: str) -> Verdict:
-    """A condition that nobody can judge now."""
+    """A condition that the operator cannot judge at present."""
     return Verdict(kind, "Unknown", reason, message)
 
 
 def written(
     verdicts: Iterable[Verdict], before: Conditions, generation: int, now: float
 ) -> list[Json]:
-    """The conditions as they go into status. ``before``: those that are there; ``now``: Unix time."""
+    """The conditions for the status. ``before``: the present conditions; ``now``: Unix time."""
     found = []
     for verdict in verdicts:
         former = before.get(verdict.type, NO_CONDITION)

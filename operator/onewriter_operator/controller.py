@@ -1,4 +1,4 @@
-"""Who is visited when: changes of the store and of the brokers become keys in the queue."""
+"""Turns changes of the store and of the brokers into keys in the work queue."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DEPENDENT: Final = frozenset({SERVICE.kind, SLICE.kind})
 
 
 class Controller:
-    """Listens to store and fleet, fills the queue. Decides nothing about the objects."""
+    """Listens to store and fleet, and fills the queue. It decides nothing about the objects."""
 
     def __init__(self, store: Store, declarations: Declarations, metrics: Metrics) -> None:
         self._store = store
@@ -43,14 +43,14 @@ class Controller:
         self._is_complete = False
 
     def work_with(self, queue: WorkQueue, fleet: Fleet, topics: TopicReconciler) -> None:
-        """Complete the construction, and listen from now on."""
+        """Complete the construction and start to listen."""
         self._queue, self._fleet, self._topics = queue, fleet, topics
         self._store.listen(self.changed)
 
     def start(self) -> None:
-        """The store is complete: visit everything, and tell the brokers what is declared.
+        """Reconcile all objects and send the desired state, once the store is complete.
 
-        Not before: a state with half of the topics would take the other half from the brokers.
+        Not earlier: a desired state with half of the topics would withdraw the other half.
         """
         self._is_complete = True
         self._declarations.start()
@@ -66,7 +66,7 @@ class Controller:
     # ------------------------------------------------------------ the store
 
     def changed(self, key: Key, is_own: bool) -> None:
-        """An object in the store is new, different or gone; see store.Listener."""
+        """Handle a new, changed or removed object of the store; see store.Listener."""
         if not self._is_complete:
             return
         if key.kind in {TOPIC.kind, CLAIM.kind}:
@@ -82,7 +82,7 @@ class Controller:
             self._dependent_changed(key)
 
     def _is_news(self, key: Key) -> bool:
-        """Whether anything but the object's own status, which nobody else looks at, has changed."""
+        """Whether a part of the object changed on which other objects depend."""
         declared = self._store.declared(key)
         found = None if declared is None else _fingerprint(declared)
         if found == self._known.get(key):
@@ -94,7 +94,7 @@ class Controller:
         return True
 
     def _requeue_affected(self, key: Key) -> None:
-        """A topic's claims, and its rivals for the Pulsar topic that it has or had, and theirs."""
+        """Reconcile a topic's claims, and the other objects of its present and former Pulsar topic."""
         topics = {self._names.pop(key, ""), self._declarations.standing(key).topic} - {""}
         if key in self._known:
             self._names[key] = self._declarations.standing(key).topic
@@ -109,7 +109,7 @@ class Controller:
             self._queue.add(claim.key)
 
     def pod_changed(self, uid: str) -> None:
-        """A pod that topics depend on is another than it was, going, or gone."""
+        """Reconcile the topics that depend on a changed pod."""
         for topic in self._topics.of_pod(uid):
             self._queue.add(topic)
 

@@ -1,18 +1,17 @@
-"""What the brokers are to know: which objects count, and the whole desired state as one body.
+"""Decides which declared objects the brokers receive, and builds the desired state that they receive.
 
-Pure bookkeeping over the store: no I/O. It answers at once for a single object, because each visit
-asks, and puts the body together out of ready-made pieces, because a burst of a thousand objects
-asks for it many times.
+No I/O. The answer for a single object is immediate, because each reconcile asks; the body consists of
+cached pieces, because a burst of a thousand objects builds it many times.
 
-* Of two objects for one topic the older counts (by creationTimestamp, then uid).
-* An object counts only for topics of its namespace's tenant, and only where no other namespace
-  declared the topic before (``declared_by``, which brokers remember).
-* What the models refuse is never passed on: one wrong object must not keep all others from the
-  brokers.
-* A topic that is being deleted together with its log is passed on closed: nobody new is let in.
-* A paused or unmanaged object is passed on as it was before, and so is one whose new spec is wrong,
-  with its claims; a start forgets what was before, and then a wrong one is not passed on.
-* A new topic is passed on only once it is known whether the brokers had it before (``admit``).
+* Of two objects for one topic, the older one counts (by creationTimestamp, then uid).
+* An object counts only for topics of its namespace's tenant, and only if no other namespace declared
+  the topic first (``declared_by``, which brokers store).
+* The brokers never receive an object that the models refuse: one invalid object must not keep all
+  others from the brokers.
+* A topic that is being deleted with its log is sent as closed: it admits no new producer.
+* A paused or unmanaged object is sent as it was before. So is an object whose new spec is invalid, with
+  its claims; after a start the former spec is unknown, and an invalid object is not sent.
+* A new topic is sent only after a broker has said whether it existed before (``admit``).
 """
 
 from __future__ import annotations
@@ -29,15 +28,8 @@ from onewriter_core.api import ExclusiveTopic, ProducerClaim
 from onewriter_core.api.tenancy import Tenancy
 from onewriter_core.api.violations import in_words
 from onewriter_core.ids import InvalidTopicName, TopicName
-from onewriter_operator.kinds import (
-    CLAIM,
-    CLAIM_LABEL,
-    PAUSED,
-    TOPIC,
-    UNMANAGED,
-    Json,
-    Key,
-)
+from onewriter_core.kubernetes_names import CLAIM_LABEL, PAUSED, UNMANAGED
+from onewriter_operator.kinds import CLAIM, TOPIC, Json, Key
 from onewriter_operator.objects import (
     ClaimObject,
     DeclaredObject,
@@ -49,7 +41,7 @@ from onewriter_operator.plan.facts import Standing
 from onewriter_operator.store import Store
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
-"""What a broker takes at once."""
+"""Largest body that a broker accepts."""
 
 _FINISHED: Final = frozenset({"Succeeded", "Failed"})
 """Phases of pods that never run again."""
@@ -57,7 +49,7 @@ _FINISHED: Final = frozenset({"Succeeded", "Failed"})
 
 @dataclass(frozen=True, slots=True)
 class Desired:
-    """A whole desired state. ``pieces`` tells what is in it: key to the digest of its piece."""
+    """A whole desired state. ``pieces``: the digest of each object in it, by key."""
 
     revision: str
     body: bytes
@@ -66,7 +58,7 @@ class Desired:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """What an object says, at one generation; ``topic`` is empty when that cannot be told."""
+    """Result of validating one generation of an object; ``topic`` is empty if unknown."""
 
     generation: int
     topic: str = ""
@@ -94,7 +86,7 @@ class Declarations:
     # ------------------------------------------------------------ one object
 
     def standing(self, key: Key) -> Standing:
-        """Whether, and as what, an object is passed on."""
+        """Whether the brokers receive an object, and as which topic."""
         found = self._store.declared(key)
         if found is None:
             return Standing("TopicMissing", f"there is no {key.kind} {key}")
@@ -111,7 +103,7 @@ class Declarations:
         return list(self._by_topic)
 
     def declared_by(self, topic: str, namespace: str) -> bool:
-        """Brokers say which namespace declared a topic first; whether that was not known before."""
+        """Note the first namespace that declared a topic, as a broker reports it; whether it was news."""
         known = self._declared_by.get(topic, "")
         if not self._tenancy.is_enforced or namespace == known:
             return False
@@ -124,17 +116,17 @@ class Declarations:
         return True
 
     def admit(self, topic: TopicObject) -> None:
-        """It is known now whether the brokers had the topic before: pass it on."""
+        """Send a topic from now on: a broker has said whether it existed before."""
         self._admitted.add(topic.uid)
 
     def start(self) -> None:
-        """The store is complete: what is there may have been passed on by an operator that is gone."""
+        """Note the topics of the complete store, which a former operator may have sent already."""
         self._awaited = {each.uid for each in self._store.topics()}
 
     def awaits_answers(self) -> bool:
-        """Whether of a topic that was there at the start it is not known yet if the brokers have it.
+        """Whether a topic that existed at the start still waits for a broker's look-up.
 
-        What is composed meanwhile would take it from them for a moment.
+        A desired state without it would withdraw the topic from the brokers for a moment.
         """
         self._awaited = {
             each.uid
@@ -146,11 +138,11 @@ class Declarations:
         return bool(self._awaited)
 
     def is_admitted(self, topic: TopicObject) -> bool:
-        """Whether a topic was passed on earlier, by this operator or another."""
+        """Whether this operator or a former one has sent the topic before."""
         return topic.status.observed_generation >= 0 or topic.uid in self._admitted
 
     def piece(self, key: Key) -> str:
-        """The digest of what is passed on of an object; empty when it is not."""
+        """The digest of the piece that brokers receive for an object; empty if they receive none."""
         found = self._store.declared(key)
         if found is None or not self._is_passed_on(found):
             return ""
@@ -176,7 +168,7 @@ class Declarations:
     # ------------------------------------------------------------ all of them
 
     def compose(self, without: Container[tuple[Key, str]] = ()) -> Desired:
-        """The whole desired state as it ought to be now, less some pieces (key and digest)."""
+        """The present desired state, without some pieces (key and digest)."""
         texts: dict[str, list[str]] = {TOPIC.kind: [], CLAIM.kind: []}
         pieces: dict[Key, str] = {}
         pods: dict[str, list[str]] = {}
@@ -226,7 +218,7 @@ class Declarations:
             self._hold(found)
 
     def _hold(self, found: DeclaredObject) -> None:
-        """Remember what is passed on of an object while what it says later is not."""
+        """Keep the object that brokers receive while its later spec is not sent."""
         if self._look(found).problem:
             return
         if _is_paused(found):
@@ -235,7 +227,7 @@ class Declarations:
             self._held[found.uid] = found
 
     def _forget_gone(self) -> None:
-        """What is remembered by uid goes with the objects, now and then."""
+        """Drop the state of deleted objects, from time to time."""
         known = self._store.count(TOPIC.kind) + self._store.count(CLAIM.kind)
         if len(self._read) <= 2 * known + 64:
             return
@@ -248,12 +240,12 @@ class Declarations:
         }
 
     def _look(self, found: DeclaredObject) -> _Read:
-        """What an object says; read once per generation."""
+        """Validate an object once per generation."""
         known = self._read.get(found.uid)
         if known is None or known.generation != found.generation:
             former = "" if known is None else known.topic
             known = _parsed(found)
-            # A topic's name never changes, whatever else is wrong.
+            # A topic's name never changes, even if the new spec is invalid.
             known = self._read[found.uid] = replace(known, topic=known.topic or former)
         return known
 
@@ -326,7 +318,7 @@ class Declarations:
         return isinstance(found, ClaimObject) or self.is_admitted(found)
 
     def _piece(self, declared: DeclaredObject) -> tuple[str, str]:
-        """The text that is passed on of an object, and its digest."""
+        """The piece of the desired state for an object, and its digest."""
         key, source = declared.key, declared
         if _is_paused(declared) or self._look(declared).problem:
             source = self._held.get(declared.uid, declared)
@@ -371,7 +363,7 @@ def _matches(pod: PodObject, wanted: Mapping[str, str]) -> bool:
 
 
 def _parsed(found: DeclaredObject) -> _Read:
-    """What the strict model says of an object."""
+    """Validate an object by its strict model."""
     generation = found.generation
     model = ExclusiveTopic if isinstance(found, TopicObject) else ProducerClaim
     try:

@@ -1,10 +1,10 @@
-"""Which replica leads: an election over a Lease, by this process's own monotonic clock.
+"""Leader election between the operator's replicas: a Lease, and this process's monotonic clock.
 
-Not a fence, and nothing here needs one: two operators at once do no harm, because every change of
-hands is fenced in the log, and none at all stops neither writers nor fencing. The election saves
-work and writes.
+The election is not a fence, and the operator needs none: two operators at the same time do no harm,
+because the log fences every takeover, and without an operator writers and fencing continue. The
+election saves work and writes.
 
-``judge`` decides purely. A record counts as held until it has been seen *unchanged* for its whole
+``judge`` decides without I/O. A record counts as held until it has been seen *unchanged* for its whole
 duration; ``renewTime`` is compared for equality, never for order, because it is another machine's
 clock. A leader stops by itself when it could not renew for ``renew_seconds``, which is less than
 any other replica waits. It gives the Lease back when it stops in order.
@@ -43,7 +43,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a Lease says."""
+    """The content of a Lease."""
 
     holder: str = ""
     renewed: str = ""
@@ -53,21 +53,21 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A record, and since when (own clock) it has been seen to be this one."""
+    """A record, and since when (own clock) it is unchanged."""
 
     record: Record
     since: float
 
 
 def observe(known: Observation | None, record: Record, now: float) -> Observation:
-    """The record as it was just read: a changed one starts anew."""
+    """Note the record that was just read; a changed one restarts the time."""
     if known is not None and known.record == record:
         return known
     return Observation(record, now)
 
 
 def judge(me: str, seen: Observation | None, now: float, timing: Timing) -> Decision:
-    """What a replica may do about the Lease; ``seen`` None: there is none."""
+    """What a replica may do with the Lease; ``seen`` None: there is no Lease."""
     if seen is None or not seen.record.holder:
         return "Take"
     if seen.record.holder == me:
@@ -78,7 +78,7 @@ def judge(me: str, seen: Observation | None, now: float, timing: Timing) -> Deci
 
 
 def read(document: Json) -> Record:
-    """What a Lease says."""
+    """The content of a Lease."""
     spec = mapping(document.get("spec"))
     return Record(
         text(spec.get("holderIdentity")),
@@ -89,11 +89,11 @@ def read(document: Json) -> Record:
 
 
 class LeadershipLost(Exception):
-    """Another replica may lead: stop at once."""
+    """Another replica may lead: the process must stop at once."""
 
 
 class Election:
-    """One replica's part in it. ``wall_clock`` only fills in what people read."""
+    """One replica's part in the election. ``wall_clock`` only fills in times for people."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Election:
         log.info("election.won", lease=str(self._lease), name=self._me)
 
     async def keep(self) -> None:
-        """Renew for ever. Raises LeadershipLost when that is over."""
+        """Renew the Lease until cancelled. Raises LeadershipLost."""
         while True:
             left = self._renewed_at + self._timing.renew_seconds - self._now()
             await asyncio.sleep(min(self._timing.retry_seconds, max(0.0, left)))
@@ -164,9 +164,9 @@ class Election:
         raise LeadershipLost(f"Lease {self._lease}: {reason}")
 
     async def _attempt(self) -> bool:
-        """One turn: read, judge, write. Whether this replica leads for another while."""
+        """Read, judge and write once; whether this replica leads now."""
         try:
-            # Counted from before the request: the others may count from when it was stored.
+            # Counted from before the request: other replicas may count from the time of the write.
             asked = self._now()
             document = await self._kube.get(LEASE, self._lease.namespace, self._lease.name)
             if document is None:

@@ -1,7 +1,7 @@
-"""kopf in a thread and an event loop of its own; what it watches arrives in ours.
+"""Runs kopf in a thread and an event loop of its own, and carries its events into the operator's loop.
 
-kopf takes over the loop that it runs in: at its end it cancels every task that began after it, and
-in a main thread it claims the signals. In a loop of its own it can do neither to us.
+kopf takes over its loop: when it ends it cancels every task that began after it, and in a main thread
+it handles the signals. In a loop of its own it can do neither to the operator.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from onewriter_operator import handlers
 from onewriter_operator.kinds import Json
 
 STOP_SECONDS: Final = 5.0
-"""kopf may take so long to end; it holds nothing that would be lost."""
+"""Longest wait for the end of kopf, which holds no state."""
 
 WAITING_MAX: Final = 10_000
-"""Events that wait to be taken in; beyond that kopf waits, and the API server with it."""
+"""Events in the channel; at the bound kopf waits, and with it the API server."""
 
 FULL_SECONDS: Final = 0.05
-"""Then it looks again after so long."""
+"""Interval at which kopf's thread checks for room."""
 
 BATCH_MAX: Final = 500
-"""Events that are taken in at a time, before others have their turn."""
+"""Events that are taken in at a time, before other tasks run."""
 
 Intake = Callable[[str, Json], None]
 """Takes the type of a watch event and the object, in the loop that owns the store."""
@@ -39,14 +39,14 @@ log = structlog.get_logger(__name__)
 
 
 class EngineFailed(Exception):
-    """kopf ended by itself: nothing is watched any more, so the process must not go on."""
+    """kopf ended by itself: no watch is left, so the process must end."""
 
 
 class Handover:
-    """Carries events from kopf's thread into another loop: in order, bounded, none left behind.
+    """Carries events from kopf's thread into another loop: in order, bounded, without losing one.
 
-    Only one thread may deliver. Whoever finds the line empty wakes the taker, and the taker does not
-    rest before it has found it empty: so the line is never left with events and nobody to come.
+    Only one thread may deliver. A delivery into an empty queue schedules ``take_in``, and ``take_in``
+    schedules itself until the queue is empty: so a queue with events always has a scheduled call.
     """
 
     def __init__(self, intake: Intake, loop: asyncio.AbstractEventLoop) -> None:
@@ -59,12 +59,12 @@ class Handover:
         while len(self._waiting) >= WAITING_MAX:  # noqa: ASYNC110 - another thread makes room
             await asyncio.sleep(FULL_SECONDS)
         self._waiting.append((kind, document))
-        # One call for many events: each wakes the other loop, and waits for the interpreter.
+        # One call for many events: each call wakes the other loop and waits for the interpreter lock.
         if len(self._waiting) == 1:
             self._loop.call_soon_threadsafe(self.take_in)
 
     def take_in(self) -> None:
-        """Take in what waits; called in the receiving loop."""
+        """Take in the queued events; called in the receiving loop."""
         for _ in range(BATCH_MAX):
             try:
                 event = self._waiting.popleft()
@@ -73,7 +73,7 @@ class Handover:
             try:
                 self._intake(*event)
             except Exception:
-                # A defect that one object brings to light must not keep all others from coming in.
+                # A defect that one object triggers must not hold back all others.
                 log.exception("event.not_taken_in", type=event[0])
         self._loop.call_soon(self.take_in)
 

@@ -1,7 +1,7 @@
-"""Kubernetes Events, few and aggregated: the same thing said again becomes a count.
+"""Writes Kubernetes Events, few and aggregated: a repeated Event becomes a count.
 
-Events are for people at a terminal; nothing depends on them. So the recorder never makes anybody
-wait, drops what exceeds its bounds (and counts that), and gives up on an Event after a few attempts.
+Events are for people; no component depends on them. So the recorder never blocks its callers, drops
+(and counts) Events beyond its bounds, and gives up on an Event after a few attempts.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from onewriter_operator.objects import KubeObject, present
 from onewriter_operator.plan.actions import EmitEvent
 
 WAITING_MAX: Final = 1_000
-"""Events that wait to be written; further ones are dropped."""
+"""Events in the queue; further ones are dropped."""
 
 REMEMBERED_MAX: Final = 4_096
-"""Events that may still be counted up."""
+"""Events whose count may still rise."""
 
 SERIES_SECONDS: Final = 360.0
-"""An Event is counted up if the same is said again within this time; then a new one begins."""
+"""An Event that is repeated within this time raises the count; later, a new Event begins."""
 
 COUNT_SECONDS: Final = 30.0
-"""A count is written at most this often."""
+"""Least interval between two writes of a count."""
 
 NOTE_LENGTH_MAX: Final = 1_000
 
 ALIKE_MAX: Final = 10
-"""Different notes about one object for one reason, within ``SERIES_SECONDS``; then they are counted
-as one Event, whose note says so."""
+"""Different notes about one object for one reason within ``SERIES_SECONDS``; further ones are counted as
+one Event, whose note says so."""
 
 ATTEMPTS_MAX: Final = 3
 RETRY_SECONDS: Final = 2.0
@@ -55,7 +55,7 @@ _Same = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _Series:
-    """One Event, and how often the same was said. ``name`` is empty until it is written."""
+    """One Event and its count. ``name`` is empty until the Event is written."""
 
     name: str
     namespace: str
@@ -84,9 +84,9 @@ class Recorder:
         self._waiting: asyncio.Queue[tuple[_Same, Json]] = asyncio.Queue(WAITING_MAX)
 
     def emit(self, about: KubeObject, event: EmitEvent) -> None:
-        """Say something about an object; the same said again is counted, an answer at once.
+        """Queue an Event about an object; a repeated one raises the count.
 
-        Answers are as many as the orders that people wrote themselves, and are never left out.
+        Answers are written at once and never left out: there are as many as orders of administrators.
         """
         now = asyncio.get_running_loop().time()
         is_new = (about.uid, event.reason, event.note) not in self._series
@@ -99,7 +99,7 @@ class Recorder:
             known.said_at = now
             self._series.move_to_end(same)
             if now - known.written_at < COUNT_SECONDS and not event.is_answer:
-                return  # counted; written with the next one
+                return  # the next write contains the count
         else:
             namespace = about.key.namespace or "default"
             self._series[same] = _Series("", namespace, 1, now, 0, now)
@@ -112,7 +112,7 @@ class Recorder:
             self._dropped()
 
     def _is_flood(self, about: KubeObject, event: EmitEvent) -> bool:
-        """Whether so much of the kind was said of the object lately that it is only counted."""
+        """Whether the object had too many different notes for the reason lately: then this one is only counted."""
         now = asyncio.get_running_loop().time()
         which = (about.uid, event.reason)
         recent = [at for at in self._recent.get(which, ()) if now - at < SERIES_SECONDS]
@@ -125,7 +125,7 @@ class Recorder:
         return len(recent) >= ALIKE_MAX
 
     async def run(self) -> None:
-        """Write what is emitted until cancelled."""
+        """Write the queued Events until cancelled."""
         while True:
             same, event = await self._waiting.get()
             series = self._series.get(same)
@@ -139,7 +139,7 @@ class Recorder:
                 await self._write_once(series, event)
             except ApiRefused as refused:
                 if refused.is_gone and series.name:
-                    series.name = ""  # it expired: begin anew
+                    series.name = ""  # it expired: begin a new Event
                     continue
                 if refused.status < 500 and refused.status != 429:
                     log.info("event.refused", reason=str(refused))

@@ -1,7 +1,7 @@
-"""kopf's side of the operator: what it watches, with which settings, and nothing that decides.
+"""The kopf part of the operator: the watched kinds and the settings. It decides nothing.
 
-Each handler passes on the event as it came. There are no change-detection handlers, daemons or
-timers: those keep state on the objects and write to the API server for every one of them.
+Each handler passes on the event unchanged. There are no change-detection handlers, daemons or timers:
+they keep state on the objects and write to the API server for every object.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from typing import Any, Final, cast
 import kopf
 from kubernetes.aio import client
 
+from onewriter_core.kubernetes_names import CLAIM_LABEL, GROUP
 from onewriter_operator.kinds import (
     CLAIM,
-    CLAIM_LABEL,
     FIELD_MANAGER,
-    GROUP,
     MANAGED_BY,
     POD,
     SERVICE,
@@ -34,7 +33,7 @@ Deliver = Callable[[str, Json], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A kind that is watched; ``labels`` selects at the API server."""
+    """A watched kind; ``labels`` is the label selector of the watch."""
 
     kind: Kind
     labels: str = ""
@@ -51,19 +50,19 @@ WATCHED: Final = (
 DELETED: Final = "DELETED"
 
 WORKERS_MAX: Final = 200
-"""Objects whose events kopf passes on at the same time."""
+"""Objects whose events kopf handles at the same time."""
 
 WORKER_IDLE_SECONDS: Final = 0.05
-"""kopf keeps a worker per object for so long after its last event. Its default of five seconds
-would let a bounded number of workers see that many objects in five seconds, and no more."""
+"""kopf keeps a worker per object for this time after its last event. With its default of five seconds,
+``WORKERS_MAX`` workers could handle only that number of objects in five seconds."""
 
 _BACKOFFS: Final = (1, 1, 2, 3, 5, 8)
 
 
 class _NothingToCompare(kopf.DiffBaseStorage):
-    """For kopf's detection of changes, which nothing here uses.
+    """Disables kopf's change detection, which the operator does not use.
 
-    It would copy every object for every event: half of all that kopf costs.
+    It would copy every object for every event: half of kopf's CPU time.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
@@ -101,7 +100,7 @@ def registry(deliver: Deliver, configuration: client.Configuration | None) -> ko
 
 
 def connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
-    """What a kubeconfig said, in kopf's words."""
+    """The client configuration in kopf's form."""
     return kopf.ConnectionInfo(
         server=configuration.host,
         ca_path=configuration.ssl_ca_cert,
@@ -114,7 +113,7 @@ def connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
 
 
 def settings() -> kopf.OperatorSettings:
-    """How kopf is to behave: no peering, no scanning, nothing written by it, every wait bounded."""
+    """Settings of kopf: no peering, no scanning, no writes, every wait bounded."""
     found = kopf.OperatorSettings()
     found.peering.standalone = True
     found.scanning.disabled = True
@@ -136,6 +135,6 @@ def settings() -> kopf.OperatorSettings:
             kind = watched.kind
             found.watching.label_selectors[kind.group, kind.version, kind.plural] = watched.labels
     logging.getLogger("kopf").setLevel(logging.WARNING)
-    # It warns at every start that it leaves the signals to us, as it should.
+    # kopf warns at every start that it does not handle signals, which is intended.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
     return found

@@ -8,25 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from onewriter_core.kubernetes_names import GROUP
+
 Json = dict[str, Any]
 
-GROUP: Final = "onewriter.dev"
 
 FIELD_MANAGER: Final = "onewriter-operator"
 """Name under which the operator applies fields (server-side apply)."""
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
-CLAIM_LABEL: Final = "onewriter.dev/claim"
-"""The operator watches pods with this label, whatever its value; a podSelector may select them."""
-
-EPOCH_LABEL: Final = "onewriter.dev/epoch"
-TOPIC_FINALIZER: Final = "onewriter.dev/topic-cleanup"
-
-PAUSED: Final = "onewriter.dev/paused"
-UNMANAGED: Final = "onewriter.dev/unmanaged"
-RECONCILE_AT: Final = "onewriter.dev/reconcile-at"
-FENCE: Final = "onewriter.dev/fence"
-HANDOVER: Final = "onewriter.dev/handover"
 
 
 @dataclass(frozen=True, slots=True)

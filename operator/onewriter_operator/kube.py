@@ -1,7 +1,7 @@
 """Calls to the API server: one method per verb, every failure one of two exceptions.
 
-What is decided from an answer is not here. Nothing is repeated here either: the queue does that,
-and an eviction's 429 is an answer, not a reason to try again at once.
+This module decides nothing from an answer and repeats no call: the work queue repeats, and an
+eviction's 429 is an answer, not a reason to retry at once.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 10.0
 
 CONNECTIONS_MAX: Final = 160
-"""Requests under way at the same time, and objects that are followed."""
+"""Concurrent requests, including the streams of followed objects."""
 
 FOLLOW_SECONDS: Final = 290
-"""The API server ends a stream after so long."""
+"""The API server ends a stream after this time."""
 
 PAGE_OBJECTS: Final = 500
-"""Objects that one page of a listing has."""
+"""Objects in one page of a listing."""
 
 REASON_LENGTH_MAX: Final = 500
 
 
 class ApiRefused(Exception):
-    """The API server answered, and not with success."""
+    """The API server answered with an error."""
 
     def __init__(self, status: int, reason: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(f"{status}: {reason}")
@@ -59,7 +59,7 @@ class ApiRefused(Exception):
 
 
 class ApiUnreachable(Exception):
-    """No answer: what was asked for may or may not have happened."""
+    """The API server did not answer: the request may or may not have been executed."""
 
 
 async def load_configuration(kubeconfig: Path | None) -> client.Configuration:
@@ -75,7 +75,7 @@ async def load_configuration(kubeconfig: Path | None) -> client.Configuration:
             config_file=str(kubeconfig), client_configuration=found, persist_config=False
         )
     found.connection_pool_maxsize = CONNECTIONS_MAX
-    # Left to itself the client looks for a proxy and for .netrc at every request, in a thread.
+    # By default the client looks for a proxy and for .netrc at every request, in a thread.
     found.proxy = found.proxy or _proxy_for(found.host)
     found.client_session_kwargs = {"trust_env": False}
     return found
@@ -90,10 +90,10 @@ def _proxy_for(url: str) -> str | None:
 
 
 class _KnownKinds:
-    """What DynamicClient asks for: it need not discover kinds whose paths we know.
+    """The discoverer that DynamicClient requires; the operator knows the paths of its kinds.
 
-    The stock discoverer reads every API group at the start and keeps a file of them, neither of
-    which a small container with a read-only root should need.
+    The default discoverer reads every API group at the start and keeps a file of them; a small
+    container with a read-only root should need neither.
     """
 
     def __init__(self, dynamic: DynamicClient, cache_file: str | None = None) -> None:
@@ -150,7 +150,7 @@ class Kube:
                 label_selector=labels or None,
                 _continue=token,
             )
-            # Items of a list do not say what they are.
+            # Items of a list do not state their kind.
             found += [
                 {"apiVersion": kind.api_version, "kind": kind.kind} | item for item in page["items"]
             ]
@@ -161,9 +161,9 @@ class Kube:
     async def follow(
         self, kind: Kind, namespace: str, name: str
     ) -> AsyncGenerator[Json | None, None]:
-        """An object as it is, and whenever it changes; None: there is none (any more).
+        """An object as it is, and after each change; None: it does not exist (any more).
 
-        Ends now and then: then begin anew. Raises ApiRefused, ApiUnreachable.
+        The stream ends from time to time: then call again. Raises ApiRefused, ApiUnreachable.
         """
         path, selector = kind.path(namespace), f"metadata.name={name}"
         found = await self._call("get", path, field_selector=selector)
@@ -186,7 +186,9 @@ class Kube:
                 with _failures():
                     line = await answer.content.readline()
                     event: Json = json.loads(line) if line else {"type": "ERROR"}
-                if event["type"] == "ERROR":  # it has ended, or what it began with is too old
+                if (
+                    event["type"] == "ERROR"
+                ):  # the stream has ended, or its resourceVersion is too old
                     return
                 yield None if event["type"] == "DELETED" else event["object"]
         finally:
@@ -202,7 +204,7 @@ class Kube:
     # ------------------------------------------------------------ writing
 
     async def apply(self, kind: Kind, document: Mapping[str, Any]) -> Json:
-        """Server-side apply of all fields that are ours; others' are left alone.
+        """Server-side apply of the operator's fields; fields of other managers stay.
 
         A ``resourceVersion`` in the document makes it conditional. Raises ApiRefused (409 when the
         object has changed), ApiUnreachable.
@@ -210,7 +212,7 @@ class Kube:
         return await self._apply(kind, document, "")
 
     async def apply_status(self, kind: Kind, document: Mapping[str, Any]) -> Json:
-        """The same for the status; the document names the object and has the whole status."""
+        """Server-side apply of a status; the document names the object and has the whole status."""
         return await self._apply(kind, document, "status")
 
     async def _apply(self, kind: Kind, document: Mapping[str, Any], subresource: str) -> Json:
@@ -227,7 +229,7 @@ class Kube:
     async def create(
         self, kind: Kind, document: Mapping[str, Any], *, is_trial: bool = False
     ) -> Json:
-        """Make an object; as a trial it is judged and not made.
+        """Create an object; as a trial the API server only validates it.
 
         Raises ApiRefused (409: it exists), ApiUnreachable.
         """
@@ -286,7 +288,7 @@ class Kube:
     async def mend_status(self, kind: Kind, document: Json, patch: Sequence[Json]) -> Json:
         """A JSON patch of the status of an object that has not changed since it was read.
 
-        For what server-side apply leaves in place because somebody else wrote it. Raises ApiRefused
+        For fields that server-side apply keeps because another manager wrote them. Raises ApiRefused
         (``is_conflict`` when it has changed), ApiUnreachable.
         """
         about = document["metadata"]
@@ -337,7 +339,7 @@ class Kube:
 
 @contextlib.contextmanager
 def _failures() -> Iterator[None]:
-    """Whatever goes wrong in a call is ApiRefused or ApiUnreachable."""
+    """Turn every failure of a call into ApiRefused or ApiUnreachable."""
     try:
         yield
     except ApiException as error:
@@ -349,7 +351,7 @@ def _failures() -> Iterator[None]:
 
 
 def _refused(error: ApiException) -> ApiRefused:
-    """The API server's own words, and when it wants to be asked again."""
+    """The API server's message, and its Retry-After."""
     try:
         said = json.loads(error.body or "")
     except (TypeError, ValueError):

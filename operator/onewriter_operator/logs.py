@@ -1,4 +1,4 @@
-"""Logs: one JSON line per event on the error stream; the libraries' own warnings among them."""
+"""Logs: one JSON line per event on the error stream, including the warnings of libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onewriter_http.logs import quiet_libraries
 
 
 class _Forward(logging.Handler):
-    """Passes on what libraries say through the standard library's logging."""
+    """Passes on the messages of libraries that use the standard library's logging."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.exc_info if record.exc_info and record.exc_info[0] else None

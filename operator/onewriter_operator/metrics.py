@@ -1,4 +1,4 @@
-"""What Prometheus may read. Names are documented in docs/operator.md; keep them in step."""
+"""The operator's Prometheus metrics; docs/operator.md documents their names."""
 
 from __future__ import annotations
 
@@ -88,17 +88,17 @@ class Metrics:
     # ------------------------------------------------------------ what happened
 
     def heard(self, kind: str) -> None:
-        """A watch is alive."""
+        """Note an event of a watch, or a listing."""
         if kind not in self._heard:
             self._watch.labels(kind).set_function(lambda: time.monotonic() - self._heard[kind])
         self._heard[kind] = time.monotonic()
 
     def reconciled(self, key: Key, seconds: float, result: str) -> None:
-        """A visit ended; see workqueue.Observer."""
+        """Count a reconcile; see workqueue.Observer."""
         self.reconcile.labels(key.kind, result).observe(seconds)
 
     def certificate(self, not_after: float) -> None:
-        """The webhook's certificate; without one there is no such metric, and nothing to alert."""
+        """Set the expiry of the webhook's certificate; without a certificate the metric does not exist."""
         if self._certificate is None:
             self._certificate = self._gauge(
                 "onewriter_tls_certificate_not_after_seconds",
@@ -107,7 +107,7 @@ class Metrics:
         self._certificate.set(not_after)
 
     def topic(self, key: Key, status: TopicStatus) -> None:
-        """An ExclusiveTopic as its status says."""
+        """Set the metrics of an ExclusiveTopic from its status."""
         labels = (key.namespace, key.name)
         self._epoch.labels(*labels).set(status.epoch or 0)
         for kind, condition in status.conditions.items():
@@ -115,7 +115,7 @@ class Metrics:
             self._condition.labels(*labels, kind).set(value)
 
     def claim(self, key: Key, state: str) -> None:
-        """A ProducerClaim's state; empty: it is gone."""
+        """Set a ProducerClaim's state; empty: the claim is gone."""
         former = self._states.pop(key, "")
         if former:
             self._claims.labels(former).dec()
@@ -124,7 +124,7 @@ class Metrics:
             self._claims.labels(state).inc()
 
     def forget_topic(self, key: Key) -> None:
-        """An ExclusiveTopic is gone."""
+        """Remove the metrics of an ExclusiveTopic that is gone."""
         self._epoch.remove(key.namespace, key.name)
         self._condition.remove_by_labels({"namespace": key.namespace, "name": key.name})
 

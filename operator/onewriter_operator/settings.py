@@ -1,7 +1,7 @@
-"""How one operator process is started: what differs between two replicas, or between two machines.
+"""Settings of one operator process, from ``ONEWRITER_OPERATOR_*`` environment variables.
 
-What is installed, and how the operator behaves towards the cluster, is in ``configuration``: one
-file that all replicas share. These come from ``ONEWRITER_OPERATOR_*`` environment variables.
+They may differ between replicas. The configuration file (``configuration``), which all replicas share,
+declares what is installed and how the operator behaves.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class OperatorSettings(BaseSettings):
         True, description="whether it installs store and brokers, or only looks after topics"
     )
 
-    # Where it listens
+    # Addresses of the operator's own servers
     host: str = Field("0.0.0.0", description="address to listen on")
     http_port: int = Field(8080, ge=0, le=65535, description="metrics, /healthz and /readyz")
     metrics_token_file: Path | None = Field(
@@ -54,6 +54,6 @@ class OperatorSettings(BaseSettings):
     webhook_key_file: Path | None = Field(None, description="the key to it")
 
     def brokers(self) -> dict[str, str]:
-        """Name to URL of the brokers that are given by hand."""
+        """Name and URL of the brokers that the settings list."""
         pairs = (each.partition("=") for each in self.broker_urls.split(",") if each.strip())
         return {name.strip(): url.strip().rstrip("/") for name, _, url in pairs}

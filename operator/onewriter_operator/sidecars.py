@@ -1,4 +1,4 @@
-"""What injected sidecars are given, out of the configuration, and the webhook that injects them."""
+"""The settings of injected sidecars, from the configuration, and the webhook that injects them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from onewriter_operator.settings import OperatorSettings
 from onewriter_operator.webhook import Webhook
 
 AUTHORITY_SECONDS: Final = 30.0
-"""How long the brokers' authority is used before its file is read again."""
+"""How long the brokers' CA is used before its file is read again."""
 
 log = structlog.get_logger(__name__)
 
 
 class Sidecars:
-    """The webhook of one replica; without a certificate there is none."""
+    """The webhook of one replica; without a certificate there is no webhook."""
 
     def __init__(self, settings: OperatorSettings, configuration: Configuration) -> None:
         self._settings = settings
@@ -39,12 +39,12 @@ class Sidecars:
 
     @property
     def problem(self) -> str:
-        """Why this replica cannot serve admission; empty when it can, or need not."""
+        """Why this replica cannot serve admission; empty if it can or need not."""
         return "" if self._webhook is None else self._webhook.problem
 
     @property
     def certificate_not_after(self) -> float | None:
-        """When the webhook's certificate expires, in Unix seconds; None without one."""
+        """Unix time at which the webhook's certificate expires; None without one."""
         return None if self._webhook is None else self._webhook.not_after
 
     async def start(self, kube: Kube) -> None:
@@ -64,7 +64,7 @@ class Sidecars:
             await self._webhook.stop()
 
     async def injection(self) -> Injection:
-        """What a sidecar is given now. Raises NotInjectable."""
+        """The present settings of a sidecar. Raises NotInjectable."""
         await self._check_version()
         configuration = self._configuration
         image, sidecar = configuration.image, configuration.sidecar
@@ -80,7 +80,7 @@ class Sidecars:
         )
 
     async def _check_version(self) -> None:
-        """Refuse where the API server would drop what makes the container a sidecar."""
+        """Refuse on an API server that would drop the field which makes the container a sidecar."""
         if self._version is None and self._kube is not None:
             try:
                 self._version = await self._kube.version()

@@ -1,8 +1,8 @@
-"""What the API server was last seen to hold: objects by key, and the ways to find them.
+"""The objects of the API server as the operator last saw them, parsed, by key, with indexes.
 
-Filled by the watches, by the answers to our own writes, and by a sweep: a listing that also finds
-what was deleted while a watch was broken, which kopf's own indexes never hear of. Reading is free
-of I/O. Listeners are told the key of whatever changed; they only put it into queues.
+The watches, the answers to the operator's own writes, and a sweep fill it. The sweep is a listing that
+also finds objects that were deleted while a watch was broken, which kopf's indexes miss. Reads cause no
+I/O. Listeners receive the key of each change and only put it into queues.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from onewriter_operator.objects import (
 )
 
 Listener = Callable[[Key, bool], None]
-"""Takes the key of what changed, and whether it was our own writing of its status."""
+"""Takes the key of a change, and whether it was the operator's own write of the status."""
 
 REMOVED_MAX: Final = 10_000
-"""Removed objects that are remembered, so that a late answer to a write does not bring one back."""
+"""Removed objects to remember, so that a late answer to a write does not restore one."""
 
 
 class Store:
-    """The operator's memory of the cluster. Not for threads: call it on the loop that owns it."""
+    """The operator's view of the cluster. Not thread-safe: call it on the event loop that owns it."""
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[Key, KubeObject]] = {}
@@ -46,7 +46,7 @@ class Store:
         self._removed: OrderedDict[str, int | None] = OrderedDict()
 
     def listen(self, listener: Listener) -> None:
-        """Have it told of every change, after the change."""
+        """Call a listener after every change."""
         self._listeners.append(listener)
 
     # ------------------------------------------------------------ reading
@@ -114,9 +114,9 @@ class Store:
     # ------------------------------------------------------------ filling
 
     def put(self, document: Json, *, is_own: bool = False) -> bool:
-        """An object as it is now; older news about the same object is ignored. Whether it counted.
+        """Take in an object as it is now; whether it was newer than the known one.
 
-        ``is_own``: it answers our own writing of its status.
+        ``is_own``: it is the answer to the operator's own write of the status.
         """
         found = parse(document)
         known = self.get(found.key)
@@ -130,7 +130,7 @@ class Store:
         return True
 
     def remove(self, document: Json) -> None:
-        """An object is gone, or out of what is watched; a later one of the same name stays."""
+        """Drop an object that is gone or no longer watched; a later one of the same name stays."""
         gone = parse(document)
         self._removed[gone.uid] = gone.version_number
         while len(self._removed) > REMOVED_MAX:
@@ -140,7 +140,7 @@ class Store:
             self._replace(gone.key, None)
 
     def _is_back(self, found: KubeObject) -> bool:
-        """Whether an object may be there: it never went, or got its watched label again since."""
+        """Whether an object may exist: it was never removed, or got its watched label again."""
         uid = found.uid
         if uid not in self._removed:
             return True
@@ -151,10 +151,10 @@ class Store:
         return True
 
     def sweep(self, listed: Iterable[Json], since: Mapping[Key, str]) -> list[Key]:
-        """Put right what the watch missed, by a full listing; the keys of what it had missed.
+        """Apply a full listing; the keys of the objects that the watch had missed.
 
-        ``since`` is what ``versions`` said before the listing was asked for: what changed in the
-        meantime is newer than the listing and stays.
+        ``since`` is the result of ``versions`` before the listing: an object that changed since is newer
+        than the listing and stays.
         """
         found = {each.key: each for each in map(parse, listed)}
         missed = []
@@ -166,9 +166,9 @@ class Store:
         for key, each in found.items():
             known = self.get(key)
             if known is None and key in since:
-                continue  # it went while the listing was under way
+                continue  # it was removed during the listing
             if known is not None and known.resource_version != since.get(key):
-                continue  # it changed meanwhile
+                continue  # it changed during the listing
             if known is None or known.resource_version != each.resource_version:
                 self._replace(key, each)
                 missed.append(key)

@@ -1,6 +1,6 @@
-"""Listings that fill the store at the start, and later find what a watch has missed.
+"""Lists all objects: at the start to fill the store, later to find what a watch has missed.
 
-kopf lists anew when a watch is too old to go on, but tells nobody of objects that went meanwhile.
+kopf lists again when a watch has expired, but it reports no object that was deleted in between.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from onewriter_operator.metrics import Metrics
 from onewriter_operator.store import Store
 
 FIRST_SECONDS: Final = 10.0
-"""The first sweep: it finds what went between the first listing and the beginning of the watches."""
+"""Delay of the first sweep, which finds objects deleted between the first listing and the watches."""
 
 RETRY_SECONDS: Final = 2.0
-"""Until the API server answers, and knows our kinds."""
+"""Delay while the API server does not answer or lacks the CRDs."""
 
 log = structlog.get_logger(__name__)
 
 
 class Sweeper:
-    """Keeps the store whole. ``every_seconds`` is jittered."""
+    """Keeps the store complete. ``every_seconds`` is jittered."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Sweeper:
         self._every_seconds = every_seconds
 
     def intake(self, kind: str, document: Json) -> None:
-        """A watch event."""
+        """Take in a watch event."""
         self._metrics.heard(document["kind"])
         if kind == DELETED:
             self._store.remove(document)
@@ -54,7 +54,7 @@ class Sweeper:
             self._store.put(document)
 
     async def fill(self) -> None:
-        """List everything, however long it takes until the API server lets us."""
+        """List all kinds, and repeat until the API server answers."""
         for watched in WATCHED:
             while True:
                 try:
@@ -65,7 +65,7 @@ class Sweeper:
                     await asyncio.sleep(RETRY_SECONDS)
 
     async def run(self) -> None:
-        """Sweep for ever."""
+        """Sweep until cancelled."""
         pause = min(FIRST_SECONDS, self._every_seconds)
         while True:
             spread = random.uniform(0.8, 1.2)  # noqa: S311 - spreads load, guards nothing

@@ -1,4 +1,4 @@
-"""The operator's own plain HTTP: metrics for Prometheus, probes for the kubelet."""
+"""The operator's plain HTTP server: metrics for Prometheus, probes for the kubelet."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ METRICS: Final = For(
 class Web:
     """A server for ``/metrics``, ``/healthz`` and ``/readyz``.
 
-    ``problems`` says why this replica should get no requests; none: it is ready. That it does not
-    lead is no problem: admission is served by every replica. ``metrics_token_file`` has the token that
-    ``/metrics`` asks for; without a file it asks for none.
+    ``problems`` returns why this replica should get no requests; empty: it is ready. A replica that
+    does not lead is ready too, because every replica serves admission. ``metrics_token_file`` contains
+    the token that ``/metrics`` requires; without a file it requires none.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Web:
         await self._server.stop()
 
     async def _alive(self, request: web.Request) -> web.Response:
-        del request  # that the event loop comes round to this is the answer
+        del request  # the event loop is responsive if it runs this
         return web.json_response({"status": "ok"})
 
     async def _ready(self, request: web.Request) -> web.Response:

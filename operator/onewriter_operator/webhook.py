@@ -1,7 +1,7 @@
 """The admission webhook: HTTPS for the API server, served by every replica.
 
-Admission must not wait for an election, so nothing here knows who leads. The certificate is read
-again as it is renewed; what is injected is decided in ``admission``.
+Admission must not wait for an election, so every replica serves it. The webhook reads a renewed
+certificate; ``admission`` decides what to inject.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from onewriter_operator.admission import Injection, NotInjectable, patch_of
 from onewriter_operator.kinds import Json
 
 CHECK_SECONDS: Final = 5.0
-"""How often certificate and key are looked at."""
+"""Interval at which certificate and key are checked for a change."""
 
 BODY_BYTES_MAX: Final = 3 * 1024 * 1024
-"""A review: two copies of a pod at most."""
+"""Largest AdmissionReview: at most two copies of a pod."""
 
 LIMITS: Final = Limits(body_bytes_max=BODY_BYTES_MAX)
 
@@ -41,7 +41,7 @@ log = structlog.get_logger(__name__)
 
 
 class Webhook:
-    """The server. ``injection`` says what is injected now; it may raise NotInjectable."""
+    """The server. ``injection`` returns what to inject now; it may raise NotInjectable."""
 
     def __init__(
         self, cert_file: Path, key_file: Path, injection: Callable[[], Awaitable[Injection]]
@@ -57,7 +57,7 @@ class Webhook:
         self.routes.add_post("/inject", self._inject, INJECT)
         self._server = Server(app, LIMITS, self.routes, name=__name__)
         self.not_after: float | None = None
-        """When the certificate that is served expires, in Unix seconds."""
+        """Unix time at which the served certificate expires."""
         self.problem = "the webhook has no certificate yet"
 
     async def start(self, host: str, port: int) -> None:
@@ -66,13 +66,13 @@ class Webhook:
         await self._server.listen(host, port, self._context)
 
     async def run(self) -> None:
-        """Follow the certificate until cancelled; one that cannot be read changes nothing."""
+        """Load renewed certificates until cancelled; an unreadable one is ignored."""
         while True:
             await asyncio.sleep(CHECK_SECONDS)
             await self.refresh()
 
     async def refresh(self) -> None:
-        """Take over a renewed certificate; new connections get it."""
+        """Load a renewed certificate for new connections."""
         try:
             await self._load()
         except OSError as error:  # a pair that does not fit is one, too: ssl.SSLError

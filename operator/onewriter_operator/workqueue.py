@@ -1,13 +1,13 @@
-"""Keys that wait for a visit: each once, one visit at a time per key, later when a visit failed.
+"""A queue of keys to reconcile: each key once, one reconcile at a time per key, with retries.
 
 The rules, all bounded:
 
-* a key that waits is not put in again; one that changes during its visit is visited once more;
-* a visit that raises is repeated after an exponential, jittered delay, or as ``RetryLater`` says;
-* a visit may ask to be repeated after a while; without that every key is visited again at the
-  jittered resync interval, so that nothing depends on having heard of every event;
-* two visits of one key are at least ``spacing_seconds`` apart, so that what flaps costs little, and
-  as far as a firm ``RetryLater`` says, even if the key changes.
+* a queued key is not added again; a key that changes during its reconcile is reconciled once more;
+* a reconcile that raises is repeated after an exponential, jittered delay, or as ``RetryLater`` says;
+* a reconcile may request a repetition; otherwise every key is reconciled again at the jittered resync
+  interval, so that a missed event is not lost for ever;
+* two reconciles of one key are at least ``spacing_seconds`` apart, so that a flapping object costs
+  little, and as far apart as a firm ``RetryLater`` says, even if the key changes.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ import structlog
 from onewriter_operator.kinds import Key
 
 KEYS_MAX: Final = 100_000
-"""Keys that may be known to one queue; further ones are refused and counted."""
+"""Keys in one queue; further ones are refused and counted."""
 
 BACKOFF_SECONDS_MIN: Final = 0.2
 BACKOFF_SECONDS_MAX: Final = 120.0
 BACKOFF_DOUBLINGS_MAX: Final = 16
 
 LATER_SECONDS_MAX: Final = 300.0
-"""However long a visit wants to wait for its repetition, it is not longer than this."""
+"""Longest delay that a reconcile can request."""
 
 RESOLUTION_SECONDS: Final = 0.001
-"""What is due so soon is due now."""
+"""A key that is due within this time is due now."""
 
 SPACING_SECONDS: Final = 0.1
-"""The least time between two visits of one key."""
+"""Least time between two reconciles of one key."""
 
 log = structlog.get_logger(__name__)
 
 
 class RetryLater(Exception):
-    """The visit could not be completed; ``after_seconds`` overrides the queue's own delay.
+    """The reconcile could not be completed; ``after_seconds`` overrides the queue's own delay.
 
-    ``is_firm``: whoever was asked wants to be left alone for so long, whatever happens meanwhile.
+    ``is_firm``: the server asked for this delay, so a change of the key does not shorten it.
     """
 
     def __init__(
@@ -58,22 +58,22 @@ class RetryLater(Exception):
 
 
 Reconcile = Callable[[Key], Awaitable[float | None]]
-"""Brings one object forward. Returns the seconds after which it wants to be visited again, at the
-latest; None: at the resync. Raises RetryLater, or anything else, to be repeated."""
+"""Reconciles one object. Returns the seconds until the next reconcile; None: the resync interval. It is
+repeated if it raises RetryLater or any other exception."""
 
 
 class Observer(Protocol):
-    """Who is told how visits went."""
+    """Receives the results of reconciles."""
 
     def reconciled(self, key: Key, seconds: float, result: str) -> None:
-        """A visit ended: ``result`` is "ok", "later" or "error"."""
+        """A reconcile ended: ``result`` is "ok", "later" or "error"."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """What is known of one key.
+    """The state of one key.
 
-    ``due``: when it is visited next, None while it is in line. ``free_at``: not before then.
+    ``due``: time of the next reconcile, None while the key is in line. ``free_at``: the earliest time.
     """
 
     due: float | None = None
@@ -110,23 +110,23 @@ class WorkQueue:
         self._ready = asyncio.Semaphore(0)
         self.refused = 0
 
-    # ------------------------------------------------------------ from outside
+    # ------------------------------------------------------------ interface
 
     @property
     def depth(self) -> int:
-        """Keys in line for a visit now."""
+        """Keys in line for a reconcile now."""
         return len(self._line)
 
     def add(self, key: Key) -> None:
-        """Have the key visited soon."""
+        """Reconcile the key soon."""
         self._add_after(key, 0.0)
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Have the key visited after so long, or earlier if something else asks for it."""
+        """Reconcile the key after this time, or earlier on another request."""
         self._add_after(key, max(0.0, seconds))
 
     async def run(self) -> None:
-        """Visit keys until cancelled."""
+        """Reconcile keys until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._promote())
             for _ in range(self._workers):
@@ -161,7 +161,7 @@ class WorkQueue:
             self._changed.set()
 
     def _discard_stale(self) -> None:
-        """A key visited earlier than planned leaves its old appointment behind: keep those few."""
+        """Bound the stale entries of keys that were reconciled earlier than planned."""
         if len(self._later) > 2 * len(self._entries) + 64:
             self._later = [
                 (entry.due, key) for key, entry in self._entries.items() if entry.due is not None
@@ -175,14 +175,14 @@ class WorkQueue:
         self._ready.release()
 
     async def _promote(self) -> None:
-        """Put keys into the line when their time comes."""
+        """Put keys into the line when they are due."""
         while True:
             now = self._now()
             while self._later and self._later[0][0] <= now + RESOLUTION_SECONDS:
                 due, key = heapq.heappop(self._later)
                 entry = self._entries.get(key)
                 if entry is None or entry.due != due:
-                    continue  # visited earlier, or forgotten
+                    continue  # reconciled earlier, or dropped
                 entry.due = None
                 if entry.is_running:
                     entry.is_dirty = True
@@ -221,7 +221,7 @@ class WorkQueue:
             del self._entries[key]
 
     async def _run_once(self, key: Key, entry: _Entry) -> float | None:
-        """One visit; when the next one is due, None: never."""
+        """Reconcile a key; the delay of the next reconcile, None for never."""
         started = self._now()
         result = "ok"
         try:
@@ -237,7 +237,7 @@ class WorkQueue:
                 entry.free_at = self._now() + seconds
             return seconds
         except Exception:
-            # A defect in one visit must not stop the others; it is shown, counted and repeated.
+            # A defect in one reconcile must not stop the others; it is logged, counted and repeated.
             result = "error"
             log.exception("visit.failed", key=str(key), kind=key.kind)
             entry.failures = min(entry.failures + 1, BACKOFF_DOUBLINGS_MAX)
@@ -258,4 +258,4 @@ class WorkQueue:
 
 
 GONE: Final = -1.0
-"""What a visit returns when its object is gone: there is no next one."""
+"""Result of a reconcile whose object is gone: there is no next one."""

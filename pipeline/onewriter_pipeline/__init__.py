@@ -1,1 +1,1 @@
-"""The data pipeline: reads topics from brokers, keeps them in tables, audits their writers."""
+"""The data pipeline: reads topics from brokers, copies them into tables, audits their writers, and publishes rows."""

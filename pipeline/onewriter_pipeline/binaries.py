@@ -1,6 +1,6 @@
-"""Columns as numpy sees them: kinds of arrays, byte strings, protobuf's numbers, which bytes are UTF-8.
+"""Whole columns as numpy arrays: array types, byte strings, protobuf's numbers, validation of UTF-8.
 
-Whole columns at once, for whoever takes messages apart (``decode``) and whoever makes them (``publishing``).
+Shared by the decoder of messages (``decode``) and their encoder (``publish``).
 """
 
 from __future__ import annotations
@@ -26,25 +26,27 @@ _BITS_PER_BYTE: Final = 7
 
 _ASCII_END: Final = 0x80
 _LEAD: Final = 0xC0
-"""A byte from here on begins a character; one between the two continues it."""
+"""A byte from here on starts a character; a byte between the two constants continues one."""
 
 _MARK: Final = 0xC0
-"""The bits that tell a byte which continues a character: only the higher one is set."""
+"""The bits that mark a continuation byte: only the higher one is set."""
 
 _TAILS: Final = np.zeros(256, np.uint8)
 _TAILS[0xC2:0xE0], _TAILS[0xE0:0xF0], _TAILS[0xF0:0xF5] = 1, 2, 3
-"""How many bytes continue a character, by its first byte."""
+"""The number of continuation bytes, by the first byte of a character."""
 
 _SECOND_LEAST: Final = np.full(256, 0x80, np.uint8)
 _SECOND_LEAST[[0xE0, 0xF0]] = 0xA0, 0x90
 _SECOND_MOST: Final = np.full(256, 0xBF, np.uint8)
 _SECOND_MOST[[0xED, 0xF4]] = 0x9F, 0x8F
-"""The second byte of a character: others would make it too long, a surrogate, or none of Unicode's."""
+"""The range of a character's second byte. Other values would be an overlong encoding, a surrogate, or outside
+Unicode.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Binaries:
-    """Byte strings that stand one behind the other in ``data``: from each bound to the next one."""
+    """Consecutive byte strings in ``data``: each one extends from a bound to the next."""
 
     data: Bytes
     bounds: Signed
@@ -54,16 +56,16 @@ class Binaries:
 
     @property
     def lengths(self) -> Signed:
-        """Bytes of each."""
+        """The size of each byte string."""
         return np.diff(self.bounds)
 
     def trimmed(self) -> Binaries:
-        """The same, with nothing in front of the first and behind the last."""
+        """The same byte strings, without the data before the first and after the last."""
         first, last = int(self.bounds[0]), int(self.bounds[-1])
         return Binaries(self.data[first:last], self.bounds - first)
 
     def to_arrow(self, valid: Bools | None = None) -> pa.Array:
-        """As an Arrow array (``large_binary``), without a copy; null where ``valid`` is not."""
+        """As an Arrow array (``large_binary``), without a copy; null where ``valid`` is false."""
         import pyarrow as pa  # noqa: PLC0415 - as in ``binaries``
 
         validity = None if valid is None else pa.array(valid).buffers()[1]
@@ -72,8 +74,8 @@ class Binaries:
 
 
 def binaries(column: pa.Array) -> Binaries:
-    """A column of binaries or strings; a null is empty."""
-    import pyarrow as pa  # noqa: PLC0415 - Spark imports the modules of a sink where there may be none
+    """A column of binaries or strings as byte strings; a null becomes empty."""
+    import pyarrow as pa  # noqa: PLC0415 - Spark imports a sink's modules where pyarrow may be missing
 
     column = column.cast(pa.large_binary())
     if column.null_count:
@@ -87,12 +89,12 @@ def binaries(column: pa.Array) -> Binaries:
 
 
 def joined(columns: Sequence[pa.Array]) -> Binaries:
-    """Row by row the byte strings of all columns (``large_binary``), put together; a null is empty."""
+    """For each row, the concatenated byte strings of all columns (``large_binary``); a null counts as empty."""
     import pyarrow as pa  # noqa: PLC0415 - as above
     import pyarrow.compute as pc  # noqa: PLC0415
 
     nothing = pa.scalar(b"", pa.large_binary())
-    # Arrow copies each piece once, to where it belongs.
+    # Arrow copies each piece once, to its destination.
     found = pc.binary_join_element_wise(
         *columns, nothing, null_handling="replace", null_replacement=b""
     )
@@ -100,7 +102,7 @@ def joined(columns: Sequence[pa.Array]) -> Binaries:
 
 
 def texts(values: Binaries) -> Bools:
-    """Which of them are UTF-8."""
+    """Which byte strings are valid UTF-8."""
     values = values.trimmed()
     at = np.flatnonzero(values.data >= _ASCII_END)
     found = np.ones(len(values), np.bool_)
@@ -117,14 +119,14 @@ def texts(values: Binaries) -> Bools:
     for index in (2, 3):
         wrong |= (tails >= index) & (data[at + index] & _MARK != _ASCII_END)
     found[whose[wrong]] = False
-    # What continues a character stands behind one that wants it: so there are as many as are wanted.
+    # Each continuation byte follows a byte that requires it, so comparing the two counts is enough.
     wanted = np.bincount(whose, tails, len(values))
     found &= wanted == np.bincount(whose, ~leads, len(values))
     return found
 
 
 def varint_sizes(numbers: NDArray[Any]) -> Signed:
-    """How many bytes each number, none below 0, has as a varint."""
+    """The size of each non-negative number as a varint, in bytes."""
     values = numbers.astype(np.uint64)
     sizes = np.ones(len(values), np.int64)
     most = int(values.max(initial=0)) >> _BITS_PER_BYTE
@@ -137,7 +139,7 @@ def varint_sizes(numbers: NDArray[Any]) -> Signed:
 
 
 class Heads:
-    """A few bytes for each row, field by field; not every row has each of them."""
+    """A few bytes for each row, built field by field; a row can lack fields."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -146,12 +148,12 @@ class Heads:
         self._present: list[Bools] = []
 
     def byte(self, value: int, present: Bools | None = None) -> None:
-        """The same byte, in the rows that have it."""
+        """Add a constant byte to the rows that have it."""
         if present is None or present.any():
             self._add(np.full(self._rows, value, np.uint8), present)
 
     def varint(self, numbers: NDArray[Any], present: Bools | None = None) -> None:
-        """A number of each row that has it, none below 0, as a varint."""
+        """Add a non-negative number as a varint to the rows that have it."""
         if present is not None:
             if not present.any():
                 return
@@ -166,15 +168,15 @@ class Heads:
             self._add(byte, here if present is None else here & present)
 
     def big_endian_32(self, numbers: NDArray[Any]) -> None:
-        """A number of each row in four bytes."""
+        """Add a number of four bytes to each row."""
         encoded = numbers.astype(">u4").view(np.uint8).reshape(-1, 4)
         for index in range(4):
             self._add(encoded[:, index], None)
 
     def to_arrow(self) -> pa.Array:
-        """What each row has, as an Arrow array (``large_binary``)."""
+        """The bytes of each row, as an Arrow array (``large_binary``)."""
         bounds = np.zeros(self._rows + 1, np.int64)
-        if not self._columns:  # no row has any of them
+        if not self._columns:  # no row has any field
             return Binaries(np.empty(0, np.uint8), bounds).to_arrow()
         found = np.stack(self._columns, axis=1)
         present = np.stack(self._present, axis=1)

@@ -1,7 +1,6 @@
-"""The ``onewriter-pipeline`` command: offload, trim and what else pipelines do, one verb each.
+"""The ``onewriter-pipeline`` command: one verb per job.
 
-Exit codes: 0 done, 1 an error (nothing is half done; the same may be run again), 2 a violation:
-something that must not be was found.
+Exit codes: 0 done; 1 error (no half-done work remains, so the command can be repeated); 2 a violation was found.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ VERBS: Final = {
     "table": "Show, compact and clean the tables.",
     "trim": "Drop from topics what the tables hold, once that is verified.",
 }
-"""Each is the module of that name in ``jobs``, whose ``command`` it is."""
+"""Each verb is the ``command`` of the module in ``jobs`` with the same name."""
 
 
 class Verbs(click.Group):
-    """Verbs, imported one by one when they are used."""
+    """The verbs. Each module is imported when its verb is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All of them."""
+        """The names of all verbs."""
         del ctx
         return sorted(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb of that name; None: there is none."""
+        """The verb with a name; None: unknown."""
         del ctx
         if cmd_name not in VERBS:
             return None
@@ -48,7 +47,7 @@ class Verbs(click.Group):
         return command if isinstance(command, click.Command) else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List them without importing any."""
+        """List the verbs without importing their modules."""
         del ctx
         with formatter.section("Verbs"):
             formatter.write_dl(sorted(VERBS.items()))
@@ -64,7 +63,7 @@ def pipeline() -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; answers the exit code. What is a defect is raised."""
+    """Run a verb and return the exit code. Raises only what is a defect."""
     try:
         pipeline.main(
             args=None if arguments is None else list(arguments),
@@ -88,6 +87,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def main() -> NoReturn:
-    """The command."""
+    """Run the command."""
     logging.basicConfig(format=f"{NAME}: %(message)s", level=logging.WARNING)
     sys.exit(run())

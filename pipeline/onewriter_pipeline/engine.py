@@ -1,4 +1,4 @@
-"""Where the work of jobs is done: a Spark session, and the tasks that it runs."""
+"""The Spark session of a job, and runners that execute its tasks."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 LOOPBACK: Final = "127.0.0.1"
 
 SAID_CHARACTERS_MAX: Final = 300
-"""Of what Spark says of a failure."""
+"""Characters of Spark's error text that a message shows."""
 
 _OURS: Final = re.compile(r"^(?:\s*pyspark[\w.]+: )?onewriter_\w+\.[\w.]+: (.+)$", re.MULTILINE)
-"""The last line of a traceback of one of our errors, which Spark passes on as text."""
+"""Matches the last traceback line of one of our errors. Spark passes it on as text."""
 
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _OTHERS: Final = re.compile(r"^[A-Za-z_][\w.]*: .+$", re.MULTILINE)
@@ -33,10 +33,10 @@ SETTINGS: Final = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.session.timeZone": "UTC",
 }
-"""What jobs set of Spark; ``--conf`` and spark-submit may say otherwise."""
+"""Settings of Spark that jobs choose; ``--conf`` and spark-submit override them."""
 
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
-"""Without it Spark says several lines of its own before each job, and some in between."""
+"""Without this file Spark prints several lines before and during each job."""
 
 LOCAL_SETTINGS: Final = {
     "spark.driver.host": LOOPBACK,
@@ -45,32 +45,32 @@ LOCAL_SETTINGS: Final = {
     f" -Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}",
     "spark.sql.shuffle.partitions": "8",
 }
-"""And where all runs on one machine: most of the work is Python's, Java should start quickly, and Spark's
-200 tasks for each shuffle would take longer than what they do. Java's better compiler costs 5 s of a processor
-at the start, and gains them back over some ten million rows of a shuffle.
+"""More settings if everything runs on one machine. Most of the work is done in Python, so Java should start
+quickly. Spark's default of 200 tasks per shuffle costs more than the tasks do. Java's optimizing compiler costs 5 s
+of processor time at the start, and pays off after about ten million shuffled rows.
 """
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 Runner = Callable[[Callable[[Task], Result], Sequence[Task]], Iterable[Result]]
-"""Does something for each task, and gives the results in order."""
+"""Executes a function for each task, and returns the results in order."""
 
 
 def session(name: str, master: str = "", settings: Sequence[str] = ()) -> SparkSession:
-    """A Spark session for a job; the one that runs here already, if there is one.
+    """A Spark session for a job: the running one if there is one.
 
-    ``master`` as Spark takes it, ``local[*]`` if nothing says another; ``settings``: NAME=VALUE. Of a
-    session that runs already they change what Spark lets one change.
+    ``master`` as Spark takes it, by default ``local[*]``. ``settings``: NAME=VALUE. For a running session they
+    change only what Spark can change at run time.
     """
-    from pyspark.errors import PySparkException  # noqa: PLC0415 - most of the pipeline does without Spark
+    from pyspark.errors import PySparkException  # noqa: PLC0415 - most of the pipeline works without Spark
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not os.environ.get("SPARK_ENV_LOADED") and SparkSession.getActiveSession() is None:
         use_java()
     chosen = dict(SETTINGS)
-    if not os.environ.get("SPARK_ENV_LOADED"):  # set by spark-submit, which knows the master
+    if not os.environ.get("SPARK_ENV_LOADED"):  # spark-submit sets it, and knows the master
         chosen["spark.master"] = master or "local[*]"
     elif master:
         chosen["spark.master"] = master
@@ -94,7 +94,7 @@ def session(name: str, master: str = "", settings: Sequence[str] = ()) -> SparkS
 
 
 def said_by(error: Exception) -> str:
-    """What a failure of Spark's is about, in one line: what our own code said, where it was that."""
+    """The cause of a failure of Spark in one line: the message of our own error, if the failure contains one."""
     text = str(error)
     said = _OURS.findall(text) or _OTHERS.findall(text.partition(_TRACEBACK)[2])
     return said[-1][:SAID_CHARACTERS_MAX] if said else _line(error)
@@ -106,9 +106,9 @@ def _line(error: Exception) -> str:
 
 @contextmanager
 def running(name: str, master: str = "", settings: Sequence[str] = ()) -> Iterator[SparkSession]:
-    """A ``session`` for as long as the block; one that ran before goes on behind it, for whoever started it.
+    """A ``session`` for the block. A session that was running before keeps running after the block.
 
-    What Spark says in the block, or at its start, is EngineFailed.
+    Raises EngineFailed for errors of Spark in the block or at its start.
     """
     from py4j.protocol import Py4JError  # noqa: PLC0415 - as above
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -127,9 +127,10 @@ def running(name: str, master: str = "", settings: Sequence[str] = ()) -> Iterat
 
 @contextmanager
 def active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active one of this thread for a block; behind it the one before is, if there was one.
+    """Make a session the active one of this thread within a block, and restore the previous one afterwards.
 
-    Spark looks up a registered format that it writes to in the active session, whichever session the rows are of.
+    When Spark writes to a registered format, it looks up the format in the active session, not in the session of
+    the rows.
     """
     before = type(spark).getActiveSession()
     _activate(spark)
@@ -141,22 +142,22 @@ def active(spark: SparkSession) -> Iterator[None]:
 
 
 def _activate(spark: SparkSession) -> None:
-    """Spark's Python offers nothing else: who makes a frame in a session makes the session active."""
+    """Spark's Python API has no call for this. Creating a DataFrame in a session makes the session active."""
     spark.createDataFrame([], "nothing INT")
 
 
 def on_spark(spark: SparkSession) -> Runner[Task, Result]:
-    """Runs tasks on the executors of a session, one Spark task each."""
+    """Execute tasks on the executors of a session, one Spark task each."""
 
     def run(what: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterable[Result]:
         if not tasks:
             return []
-        from py4j.protocol import Py4JError  # noqa: PLC0415 - comes with Spark
+        from py4j.protocol import Py4JError  # noqa: PLC0415 - part of Spark
 
         work = spark.sparkContext.parallelize(tasks, len(tasks)).map(what)
         try:
             found: list[Result] = work.collect()
-        except (Py4JError, OSError) as error:  # OSError: Spark is gone altogether
+        except (Py4JError, OSError) as error:  # OSError: the Spark process has ended
             raise EngineFailed(f"Spark gave up: {said_by(error)}") from error
         return found
 
@@ -164,10 +165,10 @@ def on_spark(spark: SparkSession) -> Runner[Task, Result]:
 
 
 def in_process(what: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterable[Result]:
-    """Runs tasks here, one after the other: for tests, and where there is no Java."""
+    """Execute tasks in this process, one after the other: for tests, and without Java."""
     return [what(task) for task in tasks]
 
 
 def cores_of(spark: SparkSession) -> int:
-    """How many tasks run at once, as far as Spark knows now."""
+    """The number of tasks that run in parallel, as far as Spark knows now."""
     return max(1, int(spark.sparkContext.defaultParallelism))

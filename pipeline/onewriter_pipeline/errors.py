@@ -1,23 +1,23 @@
-"""Every error that the pipeline raises on purpose; each message is short and complete.
+"""The errors that the pipeline raises on purpose. Each message is short and complete.
 
 ::
 
     PipelineError
-    ├── Invalid        what was asked makes no sense: an option, a range, a name
-    ├── NotFound       no such topic, partition, bucket
-    ├── NotAllowed     the token is wrong, has expired, or is not enough
-    ├── Conflict       the topic has another epoch, ledger or version than was named: somebody else writes it
-    ├── Trimmed        what was asked for is not kept in the log any more
-    ├── MissingPart    a staged part is not there any more, or is another one: stage it again
-    ├── LogEnds        the log ends in front of what was asked for
-    ├── EntriesLost    entries in the middle of what was asked for are not in the log any more
-    ├── Damaged        the log, or the stream of it, holds what no broker wrote
+    ├── Invalid        the request is invalid: an option, a range, a name
+    ├── NotFound       the topic, partition or bucket does not exist
+    ├── NotAllowed     the token is invalid, has expired, or lacks the right
+    ├── Conflict       the topic has another epoch, ledger or version than the request names
+    ├── Trimmed        the log no longer has the requested entries
+    ├── MissingPart    a staged part is gone or was replaced: stage it again
+    ├── LogEnds        the log ends before the requested position
+    ├── EntriesLost    entries of the requested range are missing in the log
+    ├── Damaged        the log, or a stream of it, has contents that a broker does not write
     │   └── CorruptEntry  an entry is not what a Pulsar client sends (``decode.decoder``)
-    ├── TableError     a table cannot be used as it is: a newer version, no table of ours, no space
-    │   ├── Overtaken  somebody else committed to the table first: nothing of this was committed
-    │   └── Gap        neither the table nor the log has what was asked for
-    ├── EngineFailed   Spark could not be started, or gave up
-    └── Away           no broker served it within the client's patience; may be tried again later
+    ├── TableError     a table cannot be used: a newer version, not one of ours, no space
+    │   ├── Overtaken  another process committed to the table first; nothing was committed
+    │   └── Gap        neither the table nor the log has all requested entries
+    ├── EngineFailed   Spark did not start, or failed
+    └── Away           no broker served the request within the client's time limit
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from onewriter_core.ids import Position
 
 
 class PipelineError(OnewriterError):
-    """The root."""
+    """Root of all errors of the pipeline."""
 
 
 class Invalid(PipelineError):
-    """What was asked makes no sense; the message says what to write instead."""
+    """The request is invalid; the message says what to write instead."""
 
 
 class NotFound(PipelineError):
-    """There is no such topic, partition or bucket."""
+    """The topic, partition or bucket does not exist."""
 
 
 class NotAllowed(PipelineError):
-    """The token is missing, wrong or expired, or does not allow this."""
+    """The token is missing, invalid or expired, or does not allow the request."""
 
 
 class Conflict(PipelineError):
-    """The topic has another epoch or ledger than the one that was named, or a later version of an app:
-    nothing was done.
+    """The topic has another epoch or ledger than the request names, or a later version of the app. Nothing was
+    done.
     """
 
 
 class Trimmed(PipelineError):
-    """The log does not go back to what was asked for.
+    """The log no longer has the requested entries.
 
-    ``first`` is the first position that is kept; below ``trimmed`` the log was cut on purpose, None
-    where it was not.
+    ``first`` is the first position that the log has. The log was trimmed up to ``trimmed``; None: it was not
+    trimmed.
     """
 
     def __init__(self, message: str, first: Position | None, trimmed: Position | None) -> None:
@@ -65,11 +65,11 @@ class Trimmed(PipelineError):
 
 
 class MissingPart(PipelineError):
-    """A staged part expired, was lost, or is another one: nothing was published; stage it again."""
+    """A staged part expired, was lost, or was replaced. Nothing was published; stage it again."""
 
 
 class LogEnds(PipelineError):
-    """The log ends at ``end``, in front of what was asked for: its tail was lost, or is not there yet."""
+    """The log ends at ``end``, before the requested position: its tail was lost, or is not written yet."""
 
     def __init__(self, message: str, end: Position) -> None:
         super().__init__(message, end)
@@ -80,28 +80,28 @@ class LogEnds(PipelineError):
 
 
 class EntriesLost(PipelineError):
-    """Entries that should be in a log are not there any more."""
+    """Entries of the requested range are missing in the log."""
 
 
 class Damaged(PipelineError):
-    """The log holds what its format does not explain, or a stream of it what no broker sends."""
+    """The log, or a stream of it, has contents that a broker does not write."""
 
 
 class Away(PipelineError):
-    """No broker answered, or none serves the topic, for as long as the client waits."""
+    """No broker answered or served the topic within the client's time limit."""
 
 
 class TableError(PipelineError):
-    """A table cannot be used as it is, or could not be written; the message says why."""
+    """The table cannot be used or written; the message says why."""
 
 
 class Overtaken(TableError):
-    """Somebody else committed to the table first: nothing of this was committed, and it may be run again."""
+    """Another process committed to the table first. Nothing was committed; the job can be repeated."""
 
 
 class Gap(TableError):
-    """Neither the table nor the log has some of what was asked for."""
+    """Neither the table nor the log has all requested entries."""
 
 
 class EngineFailed(PipelineError):
-    """Spark could not be started, or gave up; what was committed counts, and it may be run again."""
+    """Spark did not start, or failed. What was committed is valid; the job can be repeated."""

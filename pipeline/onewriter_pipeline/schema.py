@@ -1,7 +1,7 @@
-"""The columns of messages: names, SQL types and Arrow types, in one order everywhere; tiers and formats.
+"""The columns of messages (names, SQL types and Arrow types, in a fixed order), the tiers, and the table formats.
 
-The names with two underscores and the types of ``__key`` to ``__messageProperties`` are those of the
-Pulsar connector for Spark, so that queries written for it go on working.
+The names with two underscores and the types of ``__key`` to ``__messageProperties`` are those of Pulsar's connector
+for Spark, so queries written for it keep working.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ MESSAGE_COLUMNS: Final = {
     PRODUCER: "STRING",
     SEQUENCE: "BIGINT",
 }
-"""The columns that are read unless others are asked for, with their SQL types."""
+"""The default columns of a read, with their SQL types."""
 
 EXTRA_COLUMNS: Final = {ORDERING_KEY: "BINARY"}
-"""Columns that are read where they are asked for by name."""
+"""Columns that are read only if the reader names them."""
 
 
 SNAPSHOT_COLUMNS: Final = (
@@ -61,22 +61,22 @@ SNAPSHOT_COLUMNS: Final = (
     ENTRY,
     BATCH_INDEX,
 )
-"""What a snapshot keeps of the newest message of each key."""
+"""What a snapshot contains of the newest message of each key."""
 
 HOT: Final = "hot"
 COLD: Final = "cold"
 ALL: Final = "all"
 TIERS: Final = (HOT, COLD, ALL)
-"""What is read: the live log, the table, or both as one."""
+"""The sources of a read: the live log, the table, or both as one."""
 
 DELTA: Final = "delta"
 PARQUET: Final = "parquet"
 FORMATS: Final = (DELTA, PARQUET)
-"""How tables are written: with Delta's log, or without."""
+"""The formats of tables: with Delta's log, or without."""
 
 
 def message_ddl(columns: Sequence[str] = tuple(MESSAGE_COLUMNS), *, json: bool = False) -> str:
-    """The columns as SQL: ``value BINARY, __key BINARY, ...``; ``json`` as of ``arrow_schema``."""
+    """The columns as SQL: ``value BINARY, __key BINARY, ...``; ``json`` as in ``arrow_schema``."""
     types = column_types(json=json)
     return ", ".join(f"`{name}` {types[name]}" for name in columns)
 
@@ -84,11 +84,11 @@ def message_ddl(columns: Sequence[str] = tuple(MESSAGE_COLUMNS), *, json: bool =
 def arrow_schema(
     columns: Sequence[str] = tuple(MESSAGE_COLUMNS), *, json: bool = False
 ) -> pa.Schema:
-    """The same for Arrow; raises Invalid for a column that there is not.
+    """The same for Arrow. Raises Invalid for an unknown column.
 
-    ``json``: the values are JSON texts, and the column ``value`` a string.
+    ``json``: the values are JSON texts, and the column ``value`` is a string.
     """
-    import pyarrow as pa  # noqa: PLC0415 - only who decodes needs it
+    import pyarrow as pa  # noqa: PLC0415 - only decoding needs pyarrow
 
     kinds = {
         "BINARY": pa.binary(),
@@ -106,5 +106,5 @@ def arrow_schema(
 
 
 def column_types(*, json: bool = False) -> dict[str, str]:
-    """The SQL type of each column that may be read; ``json`` as of ``arrow_schema``."""
+    """The SQL type of each column that can be read; ``json`` as in ``arrow_schema``."""
     return {**MESSAGE_COLUMNS, **EXTRA_COLUMNS, VALUE: "STRING" if json else "BINARY"}

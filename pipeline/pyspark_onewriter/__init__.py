@@ -1,7 +1,7 @@
-"""The Spark face of onewriter: ``spark.read.format("onewriter")``, found by Spark by itself.
+"""The Spark data source of onewriter: ``spark.read.format("onewriter")``. Spark finds it without registration.
 
-Spark imports every top-level module whose name begins with ``pyspark_`` when it resolves a format, on
-workers too: so this one imports nothing heavy. What is behind it is imported where it is used.
+When Spark resolves a format, it imports every top-level module whose name begins with ``pyspark_``, also on
+workers. Therefore this module imports nothing heavy; the other modules are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["DefaultSource"]
 
 
 class DefaultSource(DataSource):
-    """Topics as tables and streams; the options are in docs/pipeline-source.md."""
+    """Topics as tables and streams. docs/pipeline-source.md has the options."""
 
     @classmethod
     def name(cls) -> str:
-        """What ``format`` takes."""
+        """The name for ``format``."""
         return "onewriter"
 
     def schema(self) -> str:
@@ -39,14 +39,14 @@ class DefaultSource(DataSource):
         return message_ddl(options.columns, json=options.json)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Reads what a topic holds now."""
+        """Reads the current contents of topics."""
         from pyspark_onewriter.options import read_options  # noqa: PLC0415
         from pyspark_onewriter.source import TopicReader  # noqa: PLC0415
 
         return TopicReader(read_options(self.options, _types(schema)))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Reads a topic as it grows."""
+        """Reads topics as they grow."""
         from pyspark_onewriter.options import stream_options  # noqa: PLC0415
         from pyspark_onewriter.stream import TopicStreamReader  # noqa: PLC0415
 
@@ -72,5 +72,5 @@ class DefaultSource(DataSource):
 
 
 def _types(schema: StructType) -> dict[str, str]:
-    """The type of each column, in SQL."""
+    """The SQL type of each column."""
     return {field.name: field.dataType.simpleString() for field in schema.fields}

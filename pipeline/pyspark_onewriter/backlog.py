@@ -51,19 +51,19 @@ Positions = Mapping[str, Position]
 
 
 class Backlog:
-    """Of the live log."""
+    """Plans reads of the live log."""
 
     def __init__(self, options: ReadOptions, broker: Broker) -> None:
         self._options = options
         self._broker = broker
         self._seen: dict[str, Segments] = {}
-        """The segments of logs that count until the end of a plan."""
+        """Segments that are valid for the whole plan."""
         self._is_batch = False
 
     def selected_range(self) -> tuple[Positions, Positions]:
-        """Where a batch read begins and ends in each log. What each log has now counts for ``tasks``.
+        """The range of a batch read in each log. ``tasks`` then uses the segments that each log has now.
 
-        Raises Invalid for a range that ends before it begins, and Trimmed for topic epochs that are gone.
+        Raises Invalid for a range that ends before it begins, and Trimmed if named topic epochs are missing.
         """
         selection = self._options.selection
         begins: dict[str, Position] = {}
@@ -78,7 +78,7 @@ class Backlog:
         return begins, ends
 
     def look(self, selection: Selection) -> dict[str, Segments]:
-        """The segments of the selected logs; they count for all of a batch read. Raises Invalid."""
+        """The segments of the selected logs, for all of a batch read. Raises Invalid."""
         self._is_batch = True
         logs = logs_of(self._broker, selection)
         _check_bounds(selection, logs)
@@ -103,15 +103,15 @@ class Backlog:
         return self._broker.segments(log).first
 
     def ends(self) -> Positions:
-        """Behind what is there now."""
+        """The ends of the logs now."""
         return ends_of(self._broker, logs_of(self._broker, self._options.selection))
 
     def runs(self, log: str, begin: Position, end: Position) -> list[Run]:
-        """The runs of [begin, end) that are read; what was trimmed is an error unless loss is accepted."""
+        """The runs of [begin, end) that are read. Raises Trimmed for missing entries unless loss is accepted."""
         return [run for group in self._groups(self._all_runs(log, begin, end)) for run in group]
 
     def _all_runs(self, log: str, begin: Position, end: Position) -> list[Run]:
-        """Those of all epochs."""
+        """The runs of all epochs."""
         if _is_empty(log, begin, end, fail_on_loss=self._options.reading.fail_on_loss):
             return []
         held = self._held(log, begin)
@@ -123,16 +123,16 @@ class Backlog:
         return runs
 
     def _held(self, log: str, begin: Position) -> Segments:
-        """What the log has from a position on."""
+        """The segments of a log from a position on."""
         return self._seen.get(log) or self._broker.segments(log, after=begin.previous)
 
     def _groups(self, runs: Sequence[Run]) -> list[list[Run]]:
-        """Those of the epochs that are read, in groups that follow each other in the log."""
+        """The runs of the selected epochs, in groups that are consecutive in the log."""
         epochs = self._options.selection.epochs
         return [list(runs)] if epochs is None else of_epochs(runs, epochs)
 
     def counts(self, log: str, begin: Position, end: Position) -> Iterator[EntryCounts]:
-        """How many messages the entries of [begin, end) have, in order, perhaps with some around them."""
+        """The number of messages in the entries of [begin, end), in order. It may include neighbouring entries."""
         for frame in self._broker.frames(log, begin, end, payload=False):
             if isinstance(frame, BlockFrame):
                 ones = np.ones(len(frame.lengths), np.int64)
@@ -140,7 +140,7 @@ class Backlog:
                 yield EntryCounts(frame.first, messages)
 
     def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
-        """The tasks that read from one offset to another; nothing of logs that are in the second alone."""
+        """The tasks that read from one offset to another. Logs that only the second offset has are not read."""
         parts = [
             (log, group)
             for log, end in ends.items()
@@ -161,7 +161,7 @@ def _is_empty(log: str, begin: Position, end: Position, *, fail_on_loss: bool) -
 
 
 def _check_bounds(selection: Selection, logs: Sequence[str]) -> None:
-    """Raise Invalid if positions are given for other logs than those that are read."""
+    """Raise Invalid unless positions are given for exactly the logs that are read."""
     check_names("startingOffsets", selection.starting, logs)
     check_names("endingOffsets", selection.ending, logs)
 
@@ -172,9 +172,9 @@ def _check_order(log: str, begin: Position, end: Position) -> None:
 
 
 def _check_reached(log: str, runs: Sequence[Run], begin: Position, end: Position) -> None:
-    """Raise LogEnds where what was in front of ``end`` is gone: ledgers lose nothing but their tails.
+    """Raise LogEnds if entries before ``end`` are missing: a ledger loses only its tail.
 
-    ``runs``: all that there is of [begin, end).
+    ``runs``: all runs of [begin, end).
     """
     at = Position(runs[-1].ledger, runs[-1].end) if runs else begin
     if end.entry > 1 and at != end:  # entry 0 is the marker
@@ -186,14 +186,14 @@ def _check_reached(log: str, runs: Sequence[Run], begin: Position, end: Position
 
 
 class _BehindTables(Backlog):
-    """Of the log where tables end: what it had when ``lacks`` was asked counts to the end of a plan."""
+    """Plans the part of a read after the tables. The segments that ``lacks`` sees are valid for the whole plan."""
 
     def __init__(self, options: ReadOptions, broker: Broker) -> None:
         super().__init__(options, broker)
         self._asked: set[str] = set()
 
     def lacks(self, log: str, begin: Position) -> bool:
-        """Whether some of what there was from a position on is gone; asked once for each log."""
+        """Whether entries after a position are missing. Checked once for each log."""
         if log in self._asked:
             return False
         self._asked.add(log)
@@ -205,7 +205,7 @@ class _BehindTables(Backlog):
         return False
 
     def _all_runs(self, log: str, begin: Position, end: Position) -> list[Run]:
-        """As of the log alone; raises Gap where the log begins behind the tables' end."""
+        """As for a live log, but raises Gap if the log begins after the end of the tables."""
         try:
             return super()._all_runs(log, begin, end)
         except Trimmed as error:
@@ -217,10 +217,10 @@ class _BehindTables(Backlog):
 
 
 class TieredBacklog:
-    """Of the tables, and of the live log behind them where there is a broker.
+    """Plans reads of the tables and, if there is a broker, of the live log after them.
 
-    The cut is where the last commit of the tables ends. A batch that is planned again may find it farther
-    on: the entries between are the same, there and here.
+    The read changes from the tables to the log at the end of the last commit. A batch that is planned again may
+    find a later end. The entries in between are the same in both tiers.
     """
 
     def __init__(self, options: ReadOptions, tables: TableSnapshot, broker: Broker | None) -> None:
@@ -231,7 +231,7 @@ class TieredBacklog:
         self._is_batch = False
 
     def selected_range(self) -> tuple[Positions, Positions]:
-        """Where a batch read begins and ends in each log. Raises Invalid, Gap and others."""
+        """The range of a batch read in each log. Raises Invalid, Gap and others."""
         self._is_batch = True
         selection, tables = self._options.selection, self._tables
         begins: dict[str, Position] = {}
@@ -244,7 +244,7 @@ class TieredBacklog:
                 ends[log] = tables.bound(log, selection.ending)
             return begins, ends
         seen = self._hot.look(selection)
-        tables.renew()  # offload and trim go on: what was trimmed before the look is in the tables by now
+        tables.renew()  # what was trimmed before the segments were read is in the tables by now
         for log, held in seen.items():
             begins[log] = tables.bound_with_log(self._broker, held, selection.starting)
             ends[log] = tables.bound_with_log(self._broker, held, selection.ending)
@@ -278,15 +278,15 @@ class TieredBacklog:
         return self._bound(log, Bound(Kind.EARLIEST))
 
     def ends(self) -> Positions:
-        """Behind what is there now."""
+        """The ends of the logs now."""
         if self._hot is not None:
             return self._hot.ends()
         return {log: self._tables.offsets[log] for log in self._logs()}
 
     def _cut(self, log: str, begin: Position, end: Position) -> Position:
-        """Where the table's part of [begin, end) ends.
+        """Where the tables' part of [begin, end) ends.
 
-        Offload and trim go on meanwhile: where the log lacks something there, the tables are looked at again.
+        Offload and trim continue meanwhile. If the log lacks entries there, the tables are read again.
         """
         cut = self._table_end(log, begin, end)
         if self._hot is not None and cut < end and self._hot.lacks(log, cut):
@@ -311,7 +311,7 @@ class TieredBacklog:
         return [*cold, *hot]
 
     def counts(self, log: str, begin: Position, end: Position) -> Iterator[EntryCounts]:
-        """How many messages the entries of [begin, end) have, in order, perhaps with some around them."""
+        """The number of messages in the entries of [begin, end), in order. It may include neighbouring entries."""
         at = self._cut(log, begin, end)
         yield from counted(self._options, self._tables.pieces(log, begin, at))
         if self._hot is None or at == end:
@@ -320,7 +320,7 @@ class TieredBacklog:
             for each in self._hot.counts(log, at, end):
                 at = Position(each.first.ledger, each.first.entry + len(each.messages))
                 yield each
-        except Trimmed:  # since the cut was found
+        except Trimmed:  # trimmed after the cut was determined
             self._tables.renew()
             cut = self._table_end(log, at, end)
             if cut == at:
@@ -329,7 +329,7 @@ class TieredBacklog:
             yield from self._hot.counts(log, cut, end)
 
     def tasks(self, begins: Positions, ends: Positions) -> list[InputPartition]:
-        """The tasks that read from one offset to another; nothing of logs that are in the second alone."""
+        """The tasks that read from one offset to another. Logs that only the second offset has are not read."""
         cuts: dict[str, Position] = {}
         pieces: list[Piece] = []
         for log, end in ends.items():
@@ -341,7 +341,7 @@ class TieredBacklog:
         return [*cold, *([] if self._hot is None else self._hot.tasks(cuts, ends))]
 
     def _pieces(self, log: str, begin: Position, cut: Position, end: Position) -> list[Piece]:
-        """The table's part of [begin, end), up to the cut."""
+        """The tables' part of [begin, end), up to the cut."""
         is_last = self._hot is None or cut == end
         if is_last and self._options.reading.fail_on_loss and not self._is_batch:
             _check_reached(log, self._tables.runs(log, begin, cut), begin, end)
@@ -353,12 +353,12 @@ AnyBacklog = Backlog | TieredBacklog
 
 @contextmanager
 def backlog_of(options: ReadOptions) -> Iterator[AnyBacklog]:
-    """What is in front of a stream, while the block lasts. Raises PipelineError."""
+    """The planner for some options, within the block. Raises PipelineError."""
     if not options.reads_table:
         with Broker(options.access) as broker:
             yield Backlog(options, broker)
         return
-    from pyspark_onewriter.snapshot import TableSnapshot  # noqa: PLC0415 - Arrow, where it is needed
+    from pyspark_onewriter.snapshot import TableSnapshot  # noqa: PLC0415 - imports Arrow, which not every read needs
 
     tables = TableSnapshot(options)
     if not options.reads_log:
@@ -374,9 +374,9 @@ def within_messages(
     reached: Mapping[str, Position],
     messages: int,
 ) -> dict[str, Position]:
-    """How far each log is read so that all together have no more messages than that.
+    """How far to read each log so that all together stay within a number of messages.
 
-    ``reached``: as far as other limits allow. At least one entry of each log that has something.
+    ``reached``: how far other limits allow. Each log with unread entries gets at least one.
     """
     bounded = {log: runs_within(runs, EARLIEST, reached[log]) for log, runs in ahead.items()}
     found = dict(reached)

@@ -1,7 +1,7 @@
-"""The subscription that follows a stream, so that the brokers keep what it has not read.
+"""The durable subscription that follows a stream, so that brokers keep the entries that the stream has not read.
 
-It stands where Spark's checkpoint says that a batch is done, or behind that: brokers never move it back,
-and nothing else moves it forward. Nothing of a stream's rows depends on it.
+It is at the end of a batch that is done according to Spark's checkpoint, or before it. Brokers never move it back,
+and only this module moves it forward. The rows of a stream do not depend on it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ log = logging.getLogger("onewriter")
 
 
 class Follower:
-    """Moves one subscription of each log. Without a name it does nothing. Picklable."""
+    """Moves one subscription of each log. Without a name it does nothing. Can be pickled."""
 
     def __init__(self, access: Access, subscription: str) -> None:
         self._access = access
@@ -27,24 +27,24 @@ class Follower:
         self._deleted: set[str] = set()
 
     def begin(self, positions: Mapping[str, Position]) -> None:
-        """The first start of a batch that this process hears of: what is in front of it is done.
+        """The beginning of the first batch of this process: everything before it is done.
 
-        Later ones are passed over: Spark may plan a batch before the checkpoint has the one in front. Makes
-        the subscriptions that are not there. Raises PipelineError.
+        Later calls do nothing, because Spark may plan a batch before the checkpoint has the previous one. Creates
+        missing subscriptions. Raises PipelineError.
         """
         if self._stands is None and self._subscription:
             self._stands = {}
             self._move(positions)
 
     def meet(self, logs: Iterable[str]) -> None:
-        """These logs are there now; those that have come to be are kept from their beginning. Raises."""
+        """Note the existing logs. New logs are kept from their beginning. Raises PipelineError."""
         if self._stands is not None:
             names = list(logs)
             self._deleted.difference_update(names)
             self._move({name: EARLIEST for name in names if name not in self._stands})
 
     def advance(self, positions: Mapping[str, Position]) -> None:
-        """All in front of these positions is done. What fails is made up for by the next call."""
+        """Everything before these positions is done. If this fails, the next call makes up for it."""
         if not self._subscription:
             return
         self._stands = self._stands or {}
@@ -68,7 +68,7 @@ class Follower:
             for name, position in ahead.items():
                 try:
                     stands[name] = broker.acknowledge(name, self._subscription, position)
-                except NotFound:  # checkpoints go on naming what was deleted
+                except NotFound:  # checkpoints keep the names of deleted topics
                     log.info("%s is not there any more: no subscription follows it", name)
                     stands.pop(name, None)
                     self._deleted.add(name)

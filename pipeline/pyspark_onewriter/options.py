@@ -1,6 +1,6 @@
-"""The options of reads: parsed, checked, and every mistake named with what to write instead.
+"""Parses and checks the options of reads. Each error says what to write instead.
 
-No Spark and no I/O here. The result is pickled to executors; a token is in it, never in its repr.
+Uses neither Spark nor I/O. The result is pickled for executors; it contains the token, but its repr does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from onewriter_pipeline.schema import (
 
 URL_VARIABLE: Final = "ONEWRITER_HTTP_URL"
 TOKEN_VARIABLE: Final = "ONEWRITER_TOKEN"  # noqa: S105 - the name of a variable
-"""What counts where no option says it."""
+"""Environment variables for options that are not given."""
 
 ACCESS_OPTIONS: Final = (
     "admin.url",
@@ -43,7 +43,7 @@ ACCESS_OPTIONS: Final = (
     "tls.keyFile",
     "tls.verify",
 )
-"""How brokers are reached: the same for reading and writing."""
+"""Options of the connection, for reads and writes."""
 
 READ_OPTIONS: Final = (
     *ACCESS_OPTIONS,
@@ -85,7 +85,7 @@ _TRIGGER_DELAY_SECONDS: Final = 900.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a micro-batch takes: at most, and at least before ``delay_seconds`` have passed."""
+    """Limits of a micro-batch. The minimum applies until ``delay_seconds`` have passed."""
 
     entries_max: int | None = None
     bytes_max: int | None = None
@@ -96,7 +96,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """All that a read needs to know; picklable."""
+    """All parameters of a read; can be pickled."""
 
     access: Access
     selection: Selection
@@ -109,11 +109,11 @@ class ReadOptions:
     table_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     table_format: str = DELTA
     subscription: str = ""
-    """The durable subscription that follows a stream; empty: none does."""
+    """The durable subscription that follows a stream; empty: none."""
 
     @property
     def reads_table(self) -> bool:
-        """Whether what was offloaded comes from the table."""
+        """Whether offloaded entries are read from the table."""
         return self.tier != HOT
 
     @property
@@ -133,7 +133,7 @@ class ReadOptions:
 
 
 class Given:
-    """Options as a person gave them, without regard to capitals; raises Invalid for unknown ones."""
+    """A user's options, case-insensitive. Raises Invalid for unknown ones."""
 
     def __init__(self, options: Mapping[str, str], known: Sequence[str]) -> None:
         names = {name.lower(): name for name in known}
@@ -144,11 +144,11 @@ class Given:
             self._values[names[name.lower()]] = value.strip()
 
     def text(self, name: str, default: str = "") -> str:
-        """An option's text."""
+        """The text of an option."""
         return self._values.get(name, default)
 
     def named(self, *names: str) -> list[str]:
-        """Which of these are given."""
+        """Which of these options are given."""
         return [name for name in names if self._values.get(name, "")]
 
     def one_of(self, name: str, choices: Sequence[str]) -> str:
@@ -163,7 +163,7 @@ class Given:
         return self.one_of(name, ("true", "false") if default else ("false", "true")) == "true"
 
     def number(self, name: str, *, least: int = 1) -> int | None:
-        """A whole number; None where it is not given."""
+        """A whole number; None if it is not given."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -195,7 +195,7 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 def access_of(given: Given) -> Access:
-    """How brokers are reached. The environment says what options do not."""
+    """How to reach the brokers. Environment variables complete the options."""
     token, token_file = given.text("authToken"), given.text("authTokenFile")
     if token and token_file:
         raise Invalid("authToken and authTokenFile: give one of them")
@@ -215,7 +215,7 @@ def access_of(given: Given) -> Access:
 
 
 def service_url_of(given: Given) -> str:
-    """Where brokers speak Pulsar's protocol, if it was said; else the HTTP address tells it."""
+    """The service URL (Pulsar's protocol) if an option gives it. Otherwise the HTTP address determines it."""
     service = given.text("service.url")
     return service if service.startswith(("pulsar://", "pulsar+ssl://")) else ""
 
@@ -238,7 +238,7 @@ def _url(given: Given) -> str:
 def read_options(
     options: Mapping[str, str], columns: Mapping[str, str] | None = None
 ) -> ReadOptions:
-    """The options of a batch read. ``columns``: those to be read, with their SQL types; None: all.
+    """The options of a batch read. ``columns``: the columns to read, with their SQL types; None: all.
 
     Raises Invalid.
     """
@@ -249,9 +249,9 @@ def read_options(
 
 
 def known_options(options: Mapping[str, str]) -> ReadOptions:
-    """The options of a read of which nobody has said yet whether it is a batch or a stream.
+    """The options of a read before it is known whether it is a batch or a stream.
 
-    Raises Invalid for what is a mistake in both.
+    Raises Invalid for what is an error in both.
     """
     return _read_options(Given(options, READ_OPTIONS), None, Kind.LATEST)
 
@@ -294,7 +294,7 @@ def _table_options(given: Given) -> dict[str, str]:
 
 
 def stream_options(options: Mapping[str, str], columns: Mapping[str, str]) -> ReadOptions:
-    """The options of a stream; it begins at the end of what is there unless it is told otherwise."""
+    """The options of a stream. By default it begins at the end of the logs."""
     given = Given(options, READ_OPTIONS)
     ending = given.named(*_NOT_IN_STREAMS)
     if ending:
@@ -349,7 +349,7 @@ def _bound(given: Given, which: str, default: Kind) -> Bound:
 
 
 def offsets_of(option: str, text: str) -> dict[str, Position]:
-    """Offsets as they are written, ``{"orders": "3:17"}``; raises Invalid."""
+    """Offsets from their text, ``{"orders": "3:17"}``. Raises Invalid."""
     try:
         said = json.loads(text)
     except ValueError:
@@ -395,7 +395,7 @@ def _reading(given: Given, columns: Mapping[str, str] | None) -> Reading:
 
 
 def _checked(columns: Mapping[str, str], *, json_values: bool) -> list[str]:
-    """The columns of a schema that a person may have written."""
+    """The columns of a schema that a user may have written."""
     types = column_types(json=json_values)
     for name, kind in columns.items():
         if name not in types:

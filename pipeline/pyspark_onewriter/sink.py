@@ -1,8 +1,8 @@
-"""Writing to a topic: rows are staged by tasks and published by the driver, all of a batch and once.
+"""Writes to topics: tasks stage rows, and the driver publishes each batch as a whole, once.
 
-A batch is known by an app and a version: Spark's query and batch ids for a stream, options for a batch.
-Whatever attempt, driver or restart publishes it again, it is in the log once; under an epoch that is
-over nothing is.
+A batch is identified by app and version: Spark's query and batch ids for a stream, options for a batch write.
+However often it is published, by any attempt or driver, it is in the log once. Under an epoch that is over, nothing
+is published.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _BATCH_ID: Final = "streaming.sql.batchId"
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What one task has staged, perhaps nothing."""
+    """What one task has staged, possibly nothing."""
 
     app: str
     version: int
     logs: tuple[StagedLog, ...]
     epochs: dict[str, int]
-    """Under which its driver led the topics when the batch began."""
+    """The epochs of the topics when the batch began."""
 
 
 def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
@@ -85,9 +85,10 @@ def _publish(
 
 
 def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Spark calls it behind a commit that failed, too, whose batch may be published: that stays.
+    """Drop staged rows. Spark also calls this after a failed commit whose batch may be published; published rows
+    stay.
 
-    So does what other drivers have staged of the batch.
+    Rows that other drivers staged for the batch stay, too.
     """
     try:
         for each in messages:
@@ -99,7 +100,7 @@ def _discard(options: WriteOptions, messages: Sequence[WriterCommitMessage | Non
 
 
 def begun(options: WriteOptions) -> WriteOptions:
-    """The options with the epochs under which a batch begins: its driver leads from now on.
+    """Options with the epochs under which a batch begins. From now on its driver leads the topics.
 
     Raises PipelineError.
     """
@@ -119,11 +120,11 @@ class TopicWriter(DataSourceArrowWriter):
         return _stage(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish all of them; once, however often it is called."""
+        """Publish all of them, once, however often it is called."""
         _publish(self._options, messages, is_over=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Drop what is staged; nothing that is published."""
+        """Drop staged rows; published rows stay."""
         _discard(self._options, messages)
 
 
@@ -138,13 +139,13 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
         return _stage(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Publish all of them; once, however often, and by however many drivers, it is called."""
+        """Publish all of them, once, however often and by however many drivers it is called."""
         wrong = [m.version for m in messages if isinstance(m, Staged) and m.version != batchId]
         if wrong:
             raise PipelineError(f"batch {batchId} is committed with rows of batch {wrong[0]}")
         _publish(self._options, messages, is_over=False)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Drop what is staged; nothing that is published."""
+        """Drop staged rows; published rows stay."""
         del batchId
         _discard(self._options, messages)

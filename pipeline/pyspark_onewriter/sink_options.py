@@ -1,4 +1,4 @@
-"""The options of writes: parsed, checked, and every mistake named with what to write instead. No Spark, no I/O."""
+"""Parses and checks the options of writes. Each error says what to write instead. Uses neither Spark nor I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onewriter_pipeline.schema import TOPIC
 from pyspark_onewriter.options import ACCESS_OPTIONS, Given, access_of, service_url_of
 
 CAPABILITY_OPTION: Final = "capabilityToken"
-"""Has "token" in its name, so Spark hides its value in plans and event logs (``spark.redaction.regex``)."""
+"""Its name contains "token", so Spark hides its value in plans and event logs (``spark.redaction.regex``)."""
 
 WRITE_OPTIONS: Final = (
     *ACCESS_OPTIONS,
@@ -41,22 +41,22 @@ WRITE_OPTIONS: Final = (
 )
 
 APP_DEFAULT: Final = "spark"
-"""As whom batches are written at least once, unless somebody says it."""
+"""The app of batches that are written at least once, by default."""
 
 _DRAWN: Final = 10**9
-"""What is staged to be written at least once has a number that is drawn: it only tells jobs apart."""
+"""Rows that are written at least once are staged under a random version, which only distinguishes jobs."""
 
 USE_BYTES: Final = 16
-"""Random bytes that name a batch write among those of its driver."""
+"""Random bytes that identify a batch write among those of its driver."""
 
 _OF_STREAMS: Final = ("queryName", "checkpointLocation", "path")
-"""What Spark itself adds to the options of a streaming sink."""
+"""Options that Spark adds to those of a streaming sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """All that a write needs to know; picklable. ``app`` and ``version`` are empty and None where
-    Spark's query and batch say them. ``lead_session``: how the driver leads; None: the user's program does.
+    """All parameters of a write; can be pickled. ``app`` and ``version`` are empty and None if Spark's query and
+    batch ids determine them. ``lead_session``: how the driver leads; None: the user's program leads.
     """
 
     target: PublishTarget
@@ -110,7 +110,7 @@ def write_options(
 
 
 def _query(options: Mapping[str, str], target: PublishTarget, app: str) -> str:
-    """The name of a query among those of its driver: the same in each of its processes."""
+    """The identifier of a query among those of its driver, the same in each of its processes."""
     spoken = {name.lower(): value for name, value in options.items()}
     named = [spoken.get(name.lower(), "") for name in _OF_STREAMS]
     return hashlib.sha256(repr([target, app, *named]).encode()).hexdigest()
@@ -154,7 +154,7 @@ def _scheme(given: Given) -> str:
 
 
 def _epochs(given: Given, topic: str) -> dict[str, int]:
-    """The epoch of each topic by its full name; none: they are taken. Raises Invalid."""
+    """The epochs of topics by full name; empty: the driver leads. Raises Invalid."""
     text = given.text("epoch")
     if not text:
         return {}
@@ -173,7 +173,7 @@ def _epochs(given: Given, topic: str) -> dict[str, int]:
 
 
 def _capabilities(given: Given, topic: str) -> dict[str, str]:
-    """What proves the right to write under each topic's epoch. Raises Invalid, which shows none of them."""
+    """The capabilities to write under each topic's epoch. Raises Invalid, whose message shows none of them."""
     text = given.text(CAPABILITY_OPTION)
     if not text:
         return {}

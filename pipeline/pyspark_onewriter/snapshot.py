@@ -1,7 +1,7 @@
-"""What the tables have of the logs that are read: where it begins and ends, which files it lies in, what lacks.
+"""What the tables have of the selected logs: beginning, end, files, and missing parts.
 
-All of it is of one commit of the table, files and offsets: what is checked to be whole is what is read, whatever
-``offload`` and ``table --keep-days`` do meanwhile.
+Everything comes from one commit of the table, so what was checked is what is read, even if ``offload`` or ``table
+--keep-days`` runs meanwhile.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from onewriter_pipeline.tables.wholeness import check_rows, check_whole, first_k
 from pyspark_onewriter.options import ReadOptions
 
 SEGMENTS_REMEMBERED: Final = 2
-"""Commits of tables whose segments a process remembers."""
+"""Commits of tables whose segments a process caches."""
 
 
 class TableSnapshot:
-    """What the tables had at one look. Raises TableError, Invalid. ``offsets``: behind what was offloaded of each log."""
+    """The tables at one commit. Raises TableError, Invalid. ``offsets``: the end of the offloaded part of each log."""
 
     offsets: Mapping[str, Position]
 
@@ -40,7 +40,9 @@ class TableSnapshot:
         self.renew()
 
     def renew(self) -> None:
-        """Look again: what was trimmed of a log before this was in the tables before that. Raises TableError."""
+        """Read the newest commit. Entries that were trimmed from a log before this call are in it. Raises
+        TableError.
+        """
         state, files = self._table.snapshot()
         self.offsets = {log: position_of(text) for log, text in state.offsets.items()}
         self._files = by_folder(files)
@@ -69,7 +71,7 @@ class TableSnapshot:
         return self._firsts[log]
 
     def pieces(self, log: str, start: Position, end: Position) -> list[Piece]:
-        """The files that [start, end) of a log lies in. Raises Gap unless loss is accepted."""
+        """The files that have [start, end) of a log. Raises Gap unless loss is accepted."""
         if start == EARLIEST:
             start = self.first(log) or end
         if end <= start:
@@ -78,7 +80,7 @@ class TableSnapshot:
         return pieces(log, self._files_of(log), start, end)
 
     def runs(self, log: str, start: Position, end: Position) -> list[Run]:
-        """What was offloaded of [start, end) of a log, in its order, each entry once."""
+        """What was offloaded of [start, end) of a log, in order, each entry once."""
         found: list[Run] = []
         at = start
         for row in self._rows_of(log):
@@ -93,9 +95,9 @@ class TableSnapshot:
     # ------------------------------------------------------------ what lacks
 
     def _check(self, log: str, start: Position, end: Position) -> None:
-        """Raise Gap where some of [start, end) was lost, trimmed or dropped; unless loss is accepted.
+        """Raise Gap if parts of [start, end) were lost, trimmed or dropped, unless loss is accepted.
 
-        Files that have as many rows as were offloaded have all of them, and none has to be looked into.
+        Files with as many rows as were offloaded have all of them, and need not be read.
         """
         if not self._options.reading.fail_on_loss:
             return
@@ -108,13 +110,13 @@ class TableSnapshot:
         check_rows(self._table.place, files, rows, start, end, first)
 
     def _check_epochs(self, log: str) -> None:
-        """Raise Gap where the tables had, or lack, some of the topic epochs that are named; unless loss is accepted."""
+        """Raise Gap if the tables lack entries of the named topic epochs, unless loss is accepted."""
         begin, end = self._epochs_begin(log), self.offsets[log]
         if begin < end:
             self._check(log, begin, end)
 
     def _epochs_begin(self, log: str) -> Position:
-        """Where the topic epochs that are named began, as far as that was offloaded, or noted to be lost."""
+        """Where the named topic epochs begin in the tables, including parts that are recorded as lost."""
         epochs, begin = self._options.selection.epochs, END_OF_LOG
         if epochs is None or epochs.lowest is None:
             return begin
@@ -130,7 +132,7 @@ class TableSnapshot:
     # ------------------------------------------------------------ bounds
 
     def bound(self, log: str, bound: Bound) -> Position:
-        """Where a bound lies in the tables, which end the log. Raises Gap, Invalid."""
+        """The position of a bound if the tables are the whole log. Raises Gap, Invalid."""
         end = self.offsets[log]
         match bound.kind:
             case Kind.EARLIEST:
@@ -150,7 +152,9 @@ class TableSnapshot:
                 return found or end
 
     def bound_with_log(self, broker: Broker, held: Segments, bound: Bound) -> Position:
-        """The same where the log goes on behind the tables; not behind what it had. Raises PipelineError."""
+        """The position of a bound if the log continues after the tables; at most the end of the log. Raises
+        PipelineError.
+        """
         log = held.log
         if log not in self.offsets:
             if self._options.reading.fail_on_loss and bound.kind is Kind.EARLIEST:
@@ -180,8 +184,10 @@ def _segments(
     batch: int | None,
     offsets: tuple[tuple[str, str], ...],
 ) -> Mapping[str, Sequence[SegmentRow]]:
-    """What was offloaded up to a commit, by log, in its order: a stream asks for it with every micro-batch."""
-    del offsets  # they tell a table from another one that was made at the same place since
+    """What was offloaded up to a commit, by log, in order. Cached, because a stream needs it in every micro-batch."""
+    del (
+        offsets
+    )  # part of the cache key: distinguishes a table that was created again at the same place
     found: dict[str, list[SegmentRow]] = {}
     rows = Tables(location, dict(storage), kind).segments()
     for row in sorted(rows, key=lambda row: (row.ledger, row.first)):

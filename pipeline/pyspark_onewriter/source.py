@@ -1,4 +1,4 @@
-"""Batch reads: what a topic holds when Spark plans."""
+"""Batch reads: the contents of topics at the time of planning."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TopicReader(DataSourceReader):
-    """Reads topics; planned once for each ``load()``, so that one DataFrame is one snapshot."""
+    """Reads topics. It plans once for each ``load()``, so one DataFrame is one snapshot."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options

@@ -1,11 +1,10 @@
-"""Streams: offsets of micro-batches within limits, up to what is committed.
+"""Streams: offsets of micro-batches, within limits, up to what is committed.
 
-An offset is a JSON object, full name of a log to the position in front of which it was read. What a
-batch reads follows from its two offsets alone: a restart reads the same rows again.
+An offset is a JSON object: for each log (by full name) the position before which everything was read. The rows of a
+batch depend only on its two offsets, so a restart reads the same rows again.
 
-Spark notes the end of a query's first batch alone, and asks anew where it begins: so nothing is in that
-batch. In the same way a log that has come to be enters the offsets with the position at which it begins,
-and is read by the next batch.
+Spark stores only the end of a query's first batch, and asks again where it begins. Therefore the first batch is
+empty. In the same way, a new log enters the offsets with the position where it begins, and the next batch reads it.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins."""
         with backlog_of(self._options) as backlog:
             begins = backlog.initial()
-        if self._target is not None:  # it was noted before this, and logs grow
+        if self._target is not None:  # it was noted earlier, and logs have grown since
             self._target = {
                 log: max(end, begins.get(log, end)) for log, end in self._target.items()
             }
@@ -60,7 +59,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._begun_at
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """That there are limits, where options set some; which ones, ``latestOffset`` knows itself."""
+        """Whether options set limits. ``latestOffset`` applies them."""
         limits = self._options.limits
         rows_max = limits.messages_max or limits.entries_max
         if rows_max is not None:
@@ -72,7 +71,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802
         self, start: Offset | None = None, limit: ReadLimit | None = None
     ) -> Offset:
-        """How far the next batch reads: to what is committed, or as far as limits allow."""
+        """The end of the next batch: what is committed, within the limits."""
         start = self.initialOffset() if start is None else start
         begins = _read(start)
         self._follower.begin(begins)
@@ -95,7 +94,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _written(known | reached)
 
     def _begins_at(self, start: Offset) -> bool:
-        """Whether the batch that is asked for is the first one of a new query. Later ones are not."""
+        """Whether this is the first batch of a new query."""
         has_begun, self._has_begun = self._has_begun, True
         return not has_begun and start == self._begun_at
 
@@ -107,7 +106,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ahead: Mapping[str, list[Run]],
         limit: ReadLimit | None,
     ) -> dict[str, Position]:
-        """How far each log is read, within the limits."""
+        """How far to read each log, within the limits."""
         limits = self._options.limits
         has_limits = not isinstance(limit, ReadAllAvailable)
         bounded = limited(
@@ -121,12 +120,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return within_messages(backlog, ahead, reached, limits.messages_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note where everything ends now: the query goes so far."""
+        """Note the ends of all logs; the query stops there."""
         with backlog_of(self._options) as backlog:
             self._target = dict(backlog.ends())
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """What is committed now, whatever the limits."""
+        """What is committed now, regardless of limits."""
         with backlog_of(self._options) as backlog:
             return _written(backlog.ends())
 
@@ -134,7 +133,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The tasks of a batch."""
         begins, ends = _read(start), _read(end)
         self._has_begun = True
-        # A first batch that is repeated begins where the query would begin now, perhaps behind its end.
+        # A repeated first batch begins where a new query would begin, which may be after its end.
         self._follower.begin(
             {log: min(begins.get(log, EARLIEST), end) for log, end in ends.items()}
         )
@@ -146,11 +145,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_task(partition, self._options)
 
     def commit(self, end: Offset) -> None:
-        """A batch that ends there is done for Spark: the subscription that follows may go on so far."""
+        """Spark has completed the batch that ends there, so the subscription may advance."""
         self._follower.advance(_read(end))
 
     def _waits(self, ahead: Mapping[str, list[Run]]) -> bool:
-        """Whether there is too little for a batch, and not for too long."""
+        """Whether there is too little for a batch, and the last batch was recent."""
         least = self._options.limits.entries_min
         if least is None or self._target is not None or self._last_batch_seconds is None:
             return False

@@ -49,7 +49,7 @@ class Task(InputPartition):
 def tasks_of(
     parts: Sequence[tuple[str, Sequence[Run]]], options: ReadOptions
 ) -> list[InputPartition]:
-    """Divide what is to be read among tasks."""
+    """Divide what is read among tasks."""
     count = tasks_for(
         sum(run.weight for _, runs in parts for run in runs),
         sum(entries_of(runs) for _, runs in parts),
@@ -62,7 +62,7 @@ def tasks_of(
 
 
 def read_task(partition: InputPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The messages of a task's spans. Spark asks for a partition of None where there are no tasks."""
+    """The messages of a task. Spark calls it with a partition of None if there are no tasks."""
     from onewriter_pipeline.read.spans import read_span  # noqa: PLC0415 - executors need Arrow, planners do not
 
     if partition.value is None:
@@ -80,7 +80,7 @@ def read_task(partition: InputPartition, options: ReadOptions) -> Iterator[pa.Re
 
 
 def counted(options: ReadOptions, pieces: Sequence[Piece]) -> Iterator[EntryCounts]:
-    """How many messages the entries in some pieces have, in order."""
+    """The number of messages in the entries of some pieces, in order."""
     from onewriter_pipeline.tables.pieces import counts_of  # noqa: PLC0415
 
     for piece in pieces:
@@ -104,7 +104,9 @@ def _place(options: ReadOptions) -> Place:
 
 
 def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The messages of a span of the log; what was offloaded and trimmed since it was planned, of the table."""
+    """The messages of a span of the log. Entries that were offloaded and trimmed after planning come from the
+    table.
+    """
     from onewriter_pipeline.read.spans import read_chunks, read_span  # noqa: PLC0415
     from pyspark_onewriter.snapshot import TableSnapshot  # noqa: PLC0415
 
@@ -131,7 +133,7 @@ def read_either(broker: Broker, span: Span, options: ReadOptions) -> Iterator[pa
 
 
 def divided_pieces(pieces: Sequence[Piece], tasks_min: int) -> list[tuple[Piece, ...]]:
-    """Files to tasks, in order, of about the same size."""
+    """Divide files among tasks of similar size, in order."""
     total = sum(piece.size for piece in pieces)
     tasks = max(tasks_min, os.cpu_count() or 1, math.ceil(total / TASK_BYTES_MAX))
     share = math.ceil(total / tasks) if pieces else 0

@@ -12,8 +12,8 @@ from tests.integration.raw_connection import RefusedByBroker
 from tests.unit.broker.auth.test_token_reviews import AUDIENCE, GOOD, Cluster, made, signed
 
 from onewriter_broker.auth.token_review import (
-    REFUSED_PER_ADDRESS_MAX,
     ClusterKeys,
+    ReviewLimits,
     TokenReviewAuthenticator,
 )
 from onewriter_broker.kubernetes_api import Answer
@@ -55,17 +55,17 @@ def broker(server: ApiServer) -> Iterator[InProcessBroker]:
 def test_made_up_tokens_cost_few_reviews(
     broker: InProcessBroker, server: ApiServer, raw: RawClients
 ) -> None:
-    for number in range(3 * REFUSED_PER_ADDRESS_MAX):
+    for number in range(3 * ReviewLimits().refused_per_address_max):
         token = made(str(number), kid=f"key-{number}").decode()
         status, _ = Http(broker.http_url, token)("GET", TOPICS)
-        assert status == (401 if number < REFUSED_PER_ADDRESS_MAX else 503)
+        assert status == (401 if number < ReviewLimits().refused_per_address_max else 503)
         with pytest.raises(RefusedByBroker):
             raw(address_of(broker), token=token)
-    assert len(server.asked) == REFUSED_PER_ADDRESS_MAX
+    assert len(server.asked) == ReviewLimits().refused_per_address_max
     real = signed("real").decode()
     assert Http(broker.http_url, real)("GET", TOPICS)[0] == 200
     raw(address_of(broker), token=real)
-    assert len(server.asked) == REFUSED_PER_ADDRESS_MAX + 1
+    assert len(server.asked) == ReviewLimits().refused_per_address_max + 1
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_made_up_tokens_cost_few_reviews(
     [made("x", kid="k1"), made("x", aud="others"), made("x", exp=1), b"word", b"a.b.c"],
     ids=["signature", "audience", "expired", "no token", "no claims"],
 )
-def test_what_cannot_be_good_costs_no_review(
+def test_tokens_that_cannot_be_valid_cost_no_review(
     broker: InProcessBroker, server: ApiServer, token: bytes
 ) -> None:
     for _ in range(20):

@@ -79,7 +79,7 @@ def test_a_namespace_with_a_stored_name_that_is_not_accepted_any_more_is_deleted
         assert http("PUT", path)[0] == 204
         raw(address_of(broker)).producer("persistent://public/team/healthy").publish(b"x")
         with monkeypatch.context() as patched:
-            patched.setattr("onewriter_broker.topic.catalog._check_new", lambda _: None)
+            patched.setattr("onewriter_broker.topic.registry.catalog._check_new", lambda _: None)
             broker._do(broker._broker.topics.serve(TopicName.parse_stored(full_name)))
         status, answer = http("DELETE", path)
         assert status == 409
@@ -131,7 +131,7 @@ def test_a_stored_name_with_control_characters_is_served_and_shown_escaped(
     with in_process_broker() as broker:
         client = raw(address_of(broker))
         with monkeypatch.context() as patched:
-            patched.setattr("onewriter_broker.topic.catalog.is_printable", lambda _: True)
+            patched.setattr("onewriter_broker.topic.registry.catalog.is_printable", lambda _: True)
             patched.setattr("onewriter_broker.dispatch.api.is_printable", lambda _: True)
             client.subscribe(name, "old\x07", permits=0).close()
         client.producer(name, pb.EXCLUSIVE).publish(b"kept")

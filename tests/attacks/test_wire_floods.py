@@ -14,8 +14,8 @@ from tests.integration.raw_connection import RefusedByBroker
 
 from onewriter_broker.connection import rounds
 from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.wire.commands import decode_command, encode_command
 from onewriter_core.wire.encoding import encode_ack, encode_send_header
 from onewriter_core.wire.messages import METADATA_BYTES_MAX, build_entry

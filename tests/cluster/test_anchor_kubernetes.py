@@ -15,10 +15,9 @@ import pytest
 from tests.cluster.accounts import broker_account
 from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 
-from onewriter_broker import kubernetes_api
 from onewriter_broker.anchor.api import Addresses, Record
 from onewriter_broker.anchor.kubernetes import KubernetesAnchor
-from onewriter_broker.kubernetes_api import Answer, ApiServer, KubernetesApi
+from onewriter_broker.kubernetes_api import Answer, ApiLimits, ApiServer, KubernetesApi
 from onewriter_core.errors import Unavailable
 
 RECORD = Record(
@@ -30,23 +29,20 @@ RECORD = Record(
 )
 
 
+PATIENT = ApiLimits(request_seconds=float(WAIT_SECONDS), connect_seconds=float(WAIT_SECONDS))
+"""A slow API server is not an unavailable one."""
+
+
 class CountingApi(KubernetesApi):
     """Notes the requests that go out."""
 
     def __init__(self, server: ApiServer) -> None:
-        super().__init__(server)
+        super().__init__(server, limits=PATIENT)
         self.sent: list[str] = []
 
     async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Answer:
         self.sent.append(method)
         return await super().send(method, path, body)
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An API server that is slow is not one that is away."""
-    monkeypatch.setattr(kubernetes_api, "REQUEST_SECONDS", float(WAIT_SECONDS))
-    monkeypatch.setattr(kubernetes_api, "CONNECT_SECONDS", float(WAIT_SECONDS))
 
 
 @pytest.fixture
@@ -116,7 +112,7 @@ async def test_a_server_that_goes_away_and_comes_back(
 ) -> None:
     """What was written is there, what could not be said is Unavailable, and versions go on."""
     cluster = another_api_server()
-    api = KubernetesApi(broker_account(cluster, "default", tmp_path))
+    api = KubernetesApi(broker_account(cluster, "default", tmp_path), limits=PATIENT)
     anchor = KubernetesAnchor(api, "shard-0")
     try:
         assert await anchor.compare_and_set(7, 0, RECORD) == 1
@@ -143,7 +139,7 @@ async def test_without_our_kinds_nothing_is_taken_for_empty(
     cluster.until(
         lambda: cluster.kubectl(*listed, check=False).returncode != 0, "the kind is still served"
     )
-    anchor = KubernetesAnchor(KubernetesApi(account), "shard-0")
+    anchor = KubernetesAnchor(KubernetesApi(account, limits=PATIENT), "shard-0")
     try:
         with pytest.raises(Unavailable, match="CustomResourceDefinitions"):
             await anchor.read(0)

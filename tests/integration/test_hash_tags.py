@@ -1,4 +1,4 @@
-"""Topics whose names have a part in braces: reached like any other, and never begun a second time."""
+"""Topics with a part of their name in braces: they are reached like any other, and never created twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.servers import running_server
 
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
-from onewriter_broker.topic.catalog import CatalogEntry
+from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName, bucket_without_tags
 

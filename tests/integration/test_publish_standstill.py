@@ -1,4 +1,4 @@
-"""A store that stops in the middle of an atomic publish: what is said of it, and what is there in the end."""
+"""A store that stops during an atomic publish: what is reported, and what is stored in the end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.integration.test_atomic_publish import (
 from tests.servers import StoreServer, running_server
 
 import onewriter.sync
-from onewriter_broker.topic.staging import TOPIC_MEMORY_BYTES
+from onewriter_broker.topic.publish.staging import TOPIC_MEMORY_BYTES
 from onewriter_core.ids import Position
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access

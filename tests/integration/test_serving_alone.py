@@ -61,7 +61,7 @@ async def test_a_leader_cut_off_from_a_dying_broker_stops_before_its_successor_b
             leadership = await leading.__aenter__()
             await serves(leadership)
             await asyncio.to_thread(local.replace, local.owner_of(topic))
-            latest = leadership._deadline._until if leadership._serving else 0.0
+            latest = leadership._deadline._until if leadership._deadline else 0.0
             taking_over = await other.create_producer(topic, FENCING, timeout_seconds=120)
             assert time.monotonic() > latest
             assert not leadership.may_serve()

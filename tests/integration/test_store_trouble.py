@@ -1,4 +1,4 @@
-"""The store is away, slow or full: writers are held up, and lose nothing."""
+"""The store is unavailable, slow or full: writers are delayed, and lose nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.integration.continuous_writer import ContinuousWriter
 from tests.integration.raw import RawClient, RefusedByBroker, eventually
 from tests.servers import StoreServer, running_server
 
-from onewriter_broker.store_watch import LOOK_SECONDS
+from onewriter_broker.store_watch import INTERVAL_SECONDS
 from onewriter_core.errors import ServerError
 
 pytestmark = pytest.mark.timeout(330)
@@ -101,7 +101,7 @@ def test_a_store_near_its_limit_pushes_back_before_it_refuses(topic: str, raw: R
             # Slowly towards the end: the broker looks at the store now and then.
             is_filling = memory_used(server) < 0.8 * MEMORY_MAX
             filler.publish(bytes(100_000 if is_filling else 10_000))
-            time.sleep(0 if is_filling else LOOK_SECONDS / 20)  # ten looks, before it is full
+            time.sleep(0 if is_filling else INTERVAL_SECONDS / 20)  # ten looks, before it is full
             filled += 1
             assert filled < 2_000, "it never was nearly full"
         eventually(lambda: is_refused(client, f"{topic}-new"), what="a new producer was let in")

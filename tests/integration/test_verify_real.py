@@ -1,6 +1,6 @@
-"""``onewriter verify`` on a real Valkey: what it says of a good log, and of one that was tampered with.
+"""``onewriter verify`` on a real Valkey: its report about a good log, and about one that was tampered with.
 
-Tampering needs an unrestricted connection; what a broker's user may do cannot bring it about.
+Tampering needs an unrestricted connection; a broker's user has no right to do it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.retention import Retention
+from onewriter_broker.topic.retention.retention import Retention
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.errors import ConfigurationError, Refused, Undecided

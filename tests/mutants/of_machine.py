@@ -163,7 +163,7 @@ MUTANTS = (
         "The former holder is not stopped when another producer is granted.",
         "stops += writers(topic, partition)",
         "stops += ()",
-        (*QUICK, "tests/unit/broker/test_fencing.py"),
+        (*QUICK, "tests/unit/broker/topic/test_fencing.py"),
     ),
     Mutant(
         "the-former-holder-is-not-closed",

@@ -136,7 +136,7 @@ MUTANTS = (
     Mutant(
         "a-part-enters-between-the-parts-of-a-publish",
         ("S15",),
-        "lua:blocks/publish_refusal",
+        "lua:publish/publish_refusal",
         "Another writer's block enters between the blocks of an open publish.",
         "if not publish then return open and 'REFENCE' end",
         "if not publish then return nil end",
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "a-version-is-published-twice",
         ("S15",),
-        "lua:blocks/publish_refusal",
+        "lua:publish/publish_refusal",
         "The version of an app is not compared before a publish.",
         ">= tonumber(publish.version) then return 'STALE' end",
         "> tonumber(publish.version) then return 'STALE' end",
@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         "an-app-of-another-subject-is-published",
         ("S15",),
-        "lua:blocks/publish_refusal",
+        "lua:publish/publish_refusal",
         "The subject that an app is bound to is not compared before a publish.",
         "if owner and owner ~= publish.owner then return 'STALE' end",
         "if false then return 'STALE' end",
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "a-publish-binds-no-app",
         ("S15",),
-        "lua:blocks/note_publish",
+        "lua:publish/note_publish",
         "An app stays free for whoever poisons its version.",
         "if publish.owner ~= '' then",
         "if false then",
@@ -172,7 +172,7 @@ MUTANTS = (
     Mutant(
         "a-version-is-noted-with-the-first-part",
         ("S15",),
-        "lua:blocks/note_publish",
+        "lua:publish/note_publish",
         "A publish counts as committed with its first block.",
         "      redis.call('HSET', state, 'open', publish.name .. ' ' .. publish.opens)\n",
         "      redis.call('HSET', state, 'open', publish.name .. ' ' .. publish.opens)\n"
@@ -211,7 +211,7 @@ MUTANTS = (
         ("S15",),
         "lua:fence",
         "The blocks of an unfinished publish stay readable after a fence.",
-        "    drop_open(log)\n",
+        "    drop_open(log.stream, log.state, log.open)\n",
         "    redis.call('HDEL', log.state, 'open')\n",
         (PUBLISHES,),
     ),
@@ -238,8 +238,8 @@ MUTANTS = (
         ("S12",),
         "lua:fence",
         "The bucket's record does not note the highest ledger, so a failover may repeat it.",
-        "redis.call('HSET', KEYS[1], 'lastLedger', ledger)",
-        "redis.call('HSET', KEYS[1], 'beat', ledger)",
+        "redis.call('HSET', unit, 'lastLedger', ledger)",
+        "redis.call('HSET', unit, 'beat', ledger)",
         (STORE, FENCES, DATASETS),
     ),
     Mutant(
@@ -256,8 +256,8 @@ MUTANTS = (
         ("S3",),
         "lua:fence",
         "A fence that is sent again opens its ledger and audits a second time.",
-        "if not (held[1] == token and exists and is_my_marker(stream)) then",
-        "if not (held[1] == token and exists and false) then",
+        "if held[1] == token and exists and is_my_marker(stream) then return 'PRESENT' end",
+        "",
         (STORE, FENCES),
     ),
     Mutant(
@@ -297,7 +297,7 @@ MUTANTS = (
         (
             "tests/conformance/test_log_store_zombies.py",
             STORE,
-            "tests/unit/broker/test_trimming.py",
+            "tests/unit/broker/topic/retention/test_trimming.py",
         ),
     ),
     Mutant(

@@ -9,7 +9,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.unit.broker.test_segments import counted, everything, stored, told, trimmed
+from tests.unit.broker.topic.retention.test_segments import (
+    counted,
+    everything,
+    stored,
+    told,
+    trimmed,
+)
 from tests.unit.broker.verify.histories import BUCKETS, Story, entry, waiter
 
 from onewriter_broker.log.store.api import Block
@@ -17,8 +23,8 @@ from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log import ranges
 from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, lacks
-from onewriter_broker.topic import segments
-from onewriter_broker.topic.segments import SegmentIndexes
+from onewriter_broker.topic.retention import segments
+from onewriter_broker.topic.retention.segments import SegmentIndexes
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
 
@@ -96,7 +102,7 @@ async def test_an_index_and_readers_of_a_restless_log(
             case 6:
                 story.log.forget_tail()
                 if drawn.random() < 0.3:  # as a broker that has just begun to serve it
-                    story.log.ends.clear()
+                    story.log._ends.clear()
             case 7:
                 page = await indexes.page(story.log, story.binding.bucket, after)
                 after = drawn.choice([page.next, EARLIEST])

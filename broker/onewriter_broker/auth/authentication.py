@@ -1,8 +1,8 @@
-"""How a client proves who it is: an Authenticator turns what CONNECT or AUTH_RESPONSE carried into an
-identity. What that identity may do is decided in ``access``.
+"""Authentication of clients: an Authenticator turns the contents of CONNECT or AUTH_RESPONSE into an
+identity.
 
-Not here: the proofs themselves (tokens.py, token_review.py), which need a library for cryptography
-that takes a noticeable part of a broker's start.
+authorization.py decides what the identity may do. Tokens are verified in tokens.py and token_review.py. These
+need a library for cryptography, which takes a noticeable part of a broker's start.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from onewriter_core.ids import Identity
 
 METHOD_TOKEN: Final = "token"  # noqa: S105 - the name of a method, not a secret
 METHODS_NONE: Final = frozenset({"", "none"})
-"""How clients without credentials name their method; whatever data comes with it is ignored."""
+"""Names of the method that clients without credentials send. Their data is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """A proven identity, good until ``expires_at`` (Unix seconds; None: for ever).
+    """A proven identity, valid until ``expires_at`` (Unix seconds; None: without end).
 
-    The session must ask for a new proof by then (AUTH_CHALLENGE) or end. ``renew_at``: it should
-    ask by then already, and goes on if it gets none. ``may_only_resume``: proved without whoever
-    would know that the identity has ended since; it may go on with what it had and begin nothing.
+    The session must ask for a new proof by then (AUTH_CHALLENGE) or end. ``renew_at``: the session asks by
+    then already, but continues without an answer. ``may_only_resume``: the proof was accepted without the
+    server that would know that the identity has ended; the client may continue with what it holds, and begin
+    nothing new.
     """
 
     identity: Identity
@@ -50,12 +51,12 @@ class Authenticator(Protocol):
     """Proves identities; asynchronous, because some ask a server."""
 
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
-        """Judge one proof. Raises Refused(AUTHENTICATION_ERROR); Unavailable if nobody can tell."""
+        """Check one proof. Raises Refused(AUTHENTICATION_ERROR), or Unavailable if it cannot be checked now."""
         ...
 
 
 class AnonymousAuthenticator:
-    """Asks for no proof: everybody is anonymous, as in Pulsar without authentication."""
+    """Requires no proof: every client is anonymous, as in Pulsar without authentication."""
 
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
         del method, data
@@ -63,7 +64,7 @@ class AnonymousAuthenticator:
 
 
 class EitherAuthenticator:
-    """Takes what ``first`` takes and, of what that refuses and did not issue, what ``second`` takes."""
+    """Asks ``first``; if it refuses a token that it did not issue, asks ``second``."""
 
     def __init__(self, first: Authenticator, second: Authenticator) -> None:
         self._first = first
@@ -79,7 +80,7 @@ class EitherAuthenticator:
 
 
 def shows_token(method: str, *, is_required: bool) -> bool:
-    """Whether a client proves itself by a token; False: by nothing, which will do. Raises Refused."""
+    """Whether a client sent a token; False if it sent no proof and needs none. Raises Refused."""
     if method in METHODS_NONE:
         if is_required:
             raise refused("a token is required")
@@ -90,5 +91,5 @@ def shows_token(method: str, *, is_required: bool) -> bool:
 
 
 def refused(reason: str) -> Refused:
-    """What is raised for a proof that is none."""
+    """The error for an invalid proof."""
     return Refused(ServerError.AUTHENTICATION_ERROR, reason)

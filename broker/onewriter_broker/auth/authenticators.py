@@ -1,7 +1,7 @@
-"""Which proofs the settings ask clients for.
+"""The authenticator of the settings.
 
-tokens.py is imported only where there are keys: its library for cryptography takes a noticeable part
-of a broker's start.
+tokens.py is imported only if there are keys: its library for cryptography takes a noticeable part of a
+broker's start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onewriter_core.errors import ConfigurationError
 
 
 def authenticator(settings: Settings) -> Authenticator | None:
-    """Who proves identities by keys; None where none are given. Raises ConfigurationError."""
+    """The authenticator that verifies tokens by keys; None without keys. Raises ConfigurationError."""
     secrets = [settings.token_secret_file] if settings.token_secret_file else []
     publics = [settings.token_public_key_file] if settings.token_public_key_file else []
     if not secrets and not publics:
@@ -24,7 +24,8 @@ def authenticator(settings: Settings) -> Authenticator | None:
             )
         return None
     if publics and not settings.token_audience:
-        # The key of an identity provider signs tokens for every service; those are not for us.
+        # The key of an identity provider signs tokens for every service; tokens for other services must not
+        # be accepted.
         raise ConfigurationError(
             "token_public_key_file needs token_audience: without it, tokens that the key's owner"
             " issued for other services would be accepted"

@@ -1,7 +1,8 @@
-"""Asks ``onewriter_core.authorization`` for this broker: with its settings, declarations and claims.
+"""Authorization in this broker: asks ``onewriter_core.authorization`` with the present settings, declarations
+and claims.
 
-Every refusal is counted by the right that was missing and written to the log, with what the client is
-not told; a flood of refusals writes a bounded number of lines.
+Every refusal is counted by the missing right and logged with details that the client does not get. A flood of
+refusals writes a bounded number of lines.
 """
 
 from __future__ import annotations
@@ -38,26 +39,28 @@ from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
 LINES_PER_PERIOD: Final = 20
-"""Refusals that are written to the log in one period; the rest is counted."""
+"""Refusals that are logged in one period; further ones are counted."""
 
 PERIOD_SECONDS: Final = 10.0
 
 NAMES_PER_TICK: Final = 200
-"""Topics of a listing that are judged in one turn of the event loop: a millisecond or two."""
+"""Topics of a listing that are checked in one tick of the event loop: one or two milliseconds."""
 
 RESOURCE_LENGTH_MAX: Final = 256
 """Characters of a resource's name in a log line."""
 
 UNKNOWN: Final = "this broker has not received the desired state of its topics yet; retry later"
-"""Until then no topic looks declared, and what its declaration forbids would be allowed."""
+"""Until the declarations arrive, every topic would look undeclared, and what its declaration forbids would be
+allowed."""
 
 log = structlog.get_logger(__name__)
 
 
 class Authorization:
-    """The decisions of one broker. ``desired`` is what is declared now.
+    """The decisions of one broker. ``desired`` returns the present declarations.
 
-    ``is_told``: the broker has its declarations. Until then only administrators have rights to topics.
+    ``is_told``: the broker has received its declarations. Until then only administrators have rights to
+    topics.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Authorization:
         self.refusals: Counter[str] = Counter()
         """Refused requests by the right that was missing."""
         self.at_topics = TopicRefusals(wall_ms)
-        """Those that were about declared topics, for their owners."""
+        """Refusals at declared topics, for their owners."""
         self._roles = RoleSubjects(
             subjects_of(settings.admin_subjects),
             subjects_of(settings.observer_subjects),
@@ -94,11 +97,11 @@ class Authorization:
     # ------------------------------------------------------------ values
 
     def principal(self, identity: Identity) -> Principal:
-        """An identity with the roles that the settings give it."""
+        """An identity with the roles from the settings."""
         return self._roles.principal(identity)
 
     def topic(self, name: TopicName) -> TopicResource:
-        """A topic with all that decisions about it depend on, as it is declared now."""
+        """A topic with the present declarations on which decisions about it depend."""
         desired = self._desired()
         declared = desired.topic(name)
         claims = () if declared is None else desired.claims_for(declared)
@@ -117,7 +120,7 @@ class Authorization:
         resource: Resource | TopicName,
         asked: AskedProducer | None = None,
     ) -> Granted | Denied:
-        """The decision, neither counted nor logged: for what a caller is shown or not."""
+        """The decision, neither counted nor logged, for filtering what a caller is shown."""
         if isinstance(resource, TopicName):
             resource = self.topic(resource)
         principal = self.principal(identity)
@@ -136,7 +139,7 @@ class Authorization:
         resource: Resource | TopicName,
         asked: AskedProducer | None = None,
     ) -> Granted:
-        """The decision, where the request goes no further without the right. Raises Refused."""
+        """The decision for a request that needs the right. Raises Refused."""
         decision = self.may(identity, action, resource, asked)
         if isinstance(decision, Denied):
             self._refused(identity, resource, decision)
@@ -144,7 +147,7 @@ class Authorization:
         return decision
 
     def allows(self, identity: Identity, action: Action, resource: Resource | TopicName) -> bool:
-        """Whether the decision is yes."""
+        """Whether the right is granted."""
         return isinstance(self.may(identity, action, resource), Granted)
 
     def sees(self, identity: Identity, name: TopicName | str) -> bool:
@@ -166,9 +169,9 @@ class Authorization:
         )
 
     async def seen(self, identity: Identity, names: Iterable[str]) -> list[str]:
-        """Those of the topics that a listing shows to the caller.
+        """The topics of ``names`` that a listing shows to the caller.
 
-        Raises Refused while it is not known which topics are declared: the list would be wrong.
+        Raises Refused until the declarations are known, because the list would be wrong.
         """
         if self.sees_all(identity):
             return list(names)

@@ -40,8 +40,9 @@ class Refusal:
 class TopicRefusals:
     """The refusals of one broker since it started."""
 
-    def __init__(self, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, wall_ms: Callable[[], int], *, topics_max: int = TOPICS_MAX) -> None:
         self._wall_ms = wall_ms
+        self._topics_max = topics_max
         self._topics: OrderedDict[str, OrderedDict[tuple[str, Action], Refusal]] = OrderedDict()
 
     def note(self, topic: TopicName, identity: Identity, right: Action) -> None:
@@ -49,7 +50,7 @@ class TopicRefusals:
         name = str(topic.base)
         found = self._topics.setdefault(name, OrderedDict())
         self._topics.move_to_end(name)
-        if len(self._topics) > TOPICS_MAX:
+        if len(self._topics) > self._topics_max:
             self._topics.popitem(last=False)
         subject = _shown(identity.subject)
         former = found.pop((subject, right), None)

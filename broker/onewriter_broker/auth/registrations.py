@@ -1,8 +1,8 @@
-"""The registrations of holders on this broker, and the installation's key behind them.
+"""The registrations of holders, and the installation's key from which they are computed.
 
-The key lies in the store's settings hash. The first broker of an installation creates it, all
-others read it, so every broker computes the same registration for the same holder. What a
-registration is good for is in ``onewriter_core.publish_rights``.
+The key is in the store's settings hash. The first broker of an installation creates it and all others read
+it, so every broker computes the same registration for the same holder. ``onewriter_core.publish_rights``
+describes what a registration proves.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ KEY_SETTING: Final = "installation-key"
 """Field of the store's settings hash: the key, as text."""
 
 RETRY_SECONDS: Final = 0.2
-"""Between two attempts to learn the key while the store does not answer."""
+"""Interval between two attempts to read the key while the store does not answer."""
 
 REFRESH_SECONDS: Final = 10.0
-"""Between two looks at the key that stands: a failover may have lost one that was just created."""
+"""Interval between two reads of the key: a failover may have lost a key that was just created."""
 
 log = structlog.get_logger(__name__)
 
@@ -39,7 +39,7 @@ class Registrations:
     """Computes registrations. ``learned`` must return before the first topic is served."""
 
     def __init__(self, store: LogStore, draw: Callable[[], str] = _drawn) -> None:
-        """``draw`` gives a key for an installation that has none yet."""
+        """``draw`` returns a key for an installation that has none yet."""
         self._store = store
         self._draw = draw
         self._key = ""
@@ -57,7 +57,7 @@ class Registrations:
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def run(self) -> None:
-        """Follow the key that stands in the store, until cancelled."""
+        """Follow changes of the key in the store, until cancelled."""
         await self.learned()
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
@@ -67,7 +67,7 @@ class Registrations:
                 log.debug("registrations.store_away", reason=str(error))
 
     async def refresh(self) -> None:
-        """Use the key that the store has; give it this broker's if it has none. Raises Undecided."""
+        """Use the key in the store, or store this broker's key if there is none. Raises Undecided."""
         self._key = await self._store.settle_setting(KEY_SETTING, self._key or self._draw())
 
     def of(self, topic: TopicName, epoch: int, holder: Identity) -> str | None:

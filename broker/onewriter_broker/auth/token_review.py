@@ -1,21 +1,21 @@
-"""Tokens of Kubernetes' ServiceAccounts: judged by the API server, and by what it last said.
+"""Tokens of Kubernetes' ServiceAccounts, verified by the API server.
 
-TokenReview is asked for the broker's own audience, so a token for the API server, or for another
-service, proves nothing here. The answer names the pod that the token is bound to: two pods of one
-ServiceAccount are two identities, and a pod that was deleted is nobody, though its token has time
-left. That is something only the API server knows, so what is believed without asking it is bounded:
+The broker asks for a TokenReview with its own audience, so tokens for the API server or for other services
+are not accepted. The review names the pod to which the token is bound. Two pods of one ServiceAccount are two
+identities. The token of a deleted pod is refused, even if it has not expired. Only the API server knows that,
+so the broker limits what it accepts without asking:
 
-* **An answer is believed for ANSWER_SECONDS**, a refusal for REFUSAL_SECONDS. (The API server
-  itself believes what it found for another ten seconds.)
-* **While the API server is away** a token is checked against the cluster's public keys, as they were
-  last fetched. Whether its pod still exists stays open; so such a proof admits nothing but the
-  return of a pod to what it already holds (Authenticated.may_only_resume), and the session is asked
-  for its token again soon.
+* **It remembers an accepted token for ANSWER_SECONDS**, and a refused one for REFUSAL_SECONDS. (The API
+  server itself caches its result for another ten seconds.)
+* **While the API server is unavailable**, the broker verifies tokens with the cluster's public keys that it
+  fetched last. It cannot check whether the pod still exists. Such a proof therefore only allows a pod to
+  return to what it already holds (Authenticated.may_only_resume), and the session soon asks for the token
+  again.
 
-**A token that cannot be good costs no review**: one that is no signed JWT, says that it has expired or is for
-others, or whose signature is wrong. What is left and not signed with a known key of the cluster may be made up:
-such reviews are few at once, fewer for one address (``Reviews``), and an address whose tokens were refused often
-has to wait. A client with a token that the cluster signed does not notice.
+**A token that cannot be valid causes no review**: one that is not a signed JWT, that has expired or is for
+others, or whose signature is wrong. A token that is not signed with a known key of the cluster may be forged.
+Such reviews are limited, in total and per address (``Reviews``), and an address whose tokens were often
+refused has to wait. Clients with a token that the cluster signed are not affected.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 import jwt
@@ -53,50 +54,49 @@ from onewriter_core.errors import Refused, Unavailable
 from onewriter_core.ids import Identity
 
 ANSWER_SECONDS: Final = 60.0
-"""How long the API server's word for a token counts: a deleted pod's token lives on so long here."""
+"""Time for which an accepted token is remembered. The token of a deleted pod is accepted for this time."""
 
 REFUSAL_SECONDS: Final = 2.0
-"""How long its refusal counts, so that a client which tries in a hurry asks us and not it."""
-
-ANSWERS_MAX: Final = 10_000
-"""Good answers remembered; of more, the one unused for the longest is forgotten."""
-
-REFUSALS_MAX: Final = 1_000
-"""Refusals remembered; of more, the oldest is forgotten."""
-
-REVIEWS_MAX: Final = 64
-"""Reviews under way at once; beyond them clients retry later."""
-
-REVIEWS_PER_ADDRESS_MAX: Final = 16
-"""The same for one address."""
-
-UNPROVED_MAX: Final = 32
-"""Of all reviews under way, those of tokens that no known key has signed."""
-
-UNPROVED_PER_ADDRESS_MAX: Final = 2
-"""The same for one address."""
-
-REFUSED_PER_ADDRESS_MAX: Final = 10
-"""Unproved tokens of one address that the API server refuses in ADDRESS_SECONDS; then no more are reviewed."""
+"""Time for which a refused token is remembered, so that a client that retries quickly does not cause reviews."""
 
 ADDRESS_SECONDS: Final = 60.0
+"""The period in which refusals of one address are counted."""
 
-ADDRESSES_MAX: Final = 10_000
-"""Addresses whose refusals are counted; of more, the oldest is forgotten."""
+
+@dataclass(frozen=True, slots=True)
+class ReviewLimits:
+    """Bounds of what the broker remembers about tokens, and of the reviews under way."""
+
+    answers_max: int = 10_000
+    """Accepted tokens that are remembered. The least recently used is dropped first."""
+    refusals_max: int = 1_000
+    """Refused tokens that are remembered. The oldest is dropped first."""
+    reviews_max: int = 64
+    """Reviews under way; beyond them, clients retry later."""
+    reviews_per_address_max: int = 16
+    unproved_max: int = 32
+    """Reviews under way of tokens that no known key has signed."""
+    unproved_per_address_max: int = 2
+    refused_per_address_max: int = 10
+    """Unproved tokens of one address that the API server refuses in ADDRESS_SECONDS; after that, the broker
+    sends it no more of them."""
+    addresses_max: int = 10_000
+    """Addresses whose refusals are counted. The oldest is dropped first."""
+
 
 RENEW_SECONDS: Final = 20.0
-"""A session that was let in without the API server is asked for its token again after so long."""
+"""A session that was accepted without the API server is asked for its token again after this time."""
 
 KEYS_SECONDS: Final = 300.0
-"""Between two readings of the cluster's public keys."""
+"""Interval between two reads of the cluster's public keys."""
 
 KEYS_RETRY_SECONDS: Final = 5.0
-"""The same until the first has succeeded, and after one that failed."""
+"""The same before the first successful read, and after a failed one."""
 
 KEYS_MAX: Final = 64
 
 WORD_LENGTH_MAX: Final = 512
-"""Of a subject, a uid, or the name of a pod or node."""
+"""Characters of a subject, a uid, or the name of a pod or node."""
 
 REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"
 ISSUER: Final = "/.well-known/openid-configuration"
@@ -111,7 +111,7 @@ log = structlog.get_logger(__name__)
 
 
 class ClusterKeys:
-    """The public keys that the cluster signs tokens with. ``run`` is the caller's task."""
+    """The public keys with which the cluster signs tokens. ``run`` is the caller's task."""
 
     def __init__(self, api: KubernetesApi) -> None:
         self._api = api
@@ -119,14 +119,14 @@ class ClusterKeys:
         self._keys: dict[str, VerificationKey] = {}
 
     def of(self, token: bytes) -> VerificationKey | None:
-        """The key that the token says it was signed with; None when it is not known."""
+        """The key that the token names; None if it is not known."""
         try:
             return self._keys.get(str(jwt.get_unverified_header(token).get("kid")))
         except (jwt.PyJWTError, ValueError, RecursionError):
             return None
 
     async def run(self) -> None:
-        """Keep the keys up to date until cancelled; with the API server away the last ones stay."""
+        """Update the keys until cancelled. While the API server is unavailable, the last ones stay."""
         is_away = False
         while True:
             try:
@@ -153,27 +153,37 @@ class ClusterKeys:
 
 
 class Reviews:
-    """Counts the reviews under way, and decides who may begin another one.
+    """Counts the reviews under way, and limits them.
 
-    A token is *proved* where a known key of the cluster has signed it; others may be made up.
+    A token is *proved* if a known key of the cluster has signed it. Other tokens may be forged.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], limits: ReviewLimits) -> None:
         self._now = now
+        self._limits = limits
         self._all: Counter[str] = Counter()
         self._unproved: Counter[str] = Counter()
-        """Both by address."""
+        """By address, as ``_all``."""
         self._refused: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """By address: until when refusals are counted, and how many there were."""
+        """By address: the end of the counting period, and the number of refusals."""
 
     @contextmanager
     def begun(self, address: str, *, is_proved: bool) -> Iterator[None]:
-        """Inside, a token of that address is reviewed. Raises Unavailable where it has to wait."""
-        if not is_proved and self._refusals_of(address) >= REFUSED_PER_ADDRESS_MAX:
+        """Count a review of a token from that address while the context is open. Raises Unavailable at a
+        limit.
+        """
+        if not is_proved and self._refusals_of(address) >= self._limits.refused_per_address_max:
             raise Unavailable("too many tokens from this address were refused; retry in a minute")
-        self._check(self._all, address, REVIEWS_MAX, REVIEWS_PER_ADDRESS_MAX)
+        self._check(
+            self._all, address, self._limits.reviews_max, self._limits.reviews_per_address_max
+        )
         if not is_proved:
-            self._check(self._unproved, address, UNPROVED_MAX, UNPROVED_PER_ADDRESS_MAX)
+            self._check(
+                self._unproved,
+                address,
+                self._limits.unproved_max,
+                self._limits.unproved_per_address_max,
+            )
         counters = [self._all] if is_proved else [self._all, self._unproved]
         for counter in counters:
             counter[address] += 1
@@ -202,16 +212,16 @@ class Reviews:
         until = self._now() + ADDRESS_SECONDS if count == 1 else self._refused[address][0]
         self._refused[address] = until, count
         self._refused.move_to_end(address)
-        while len(self._refused) > ADDRESSES_MAX:
+        while len(self._refused) > self._limits.addresses_max:
             self._refused.popitem(last=False)
-        if count == REFUSED_PER_ADDRESS_MAX:
+        if count == self._limits.refused_per_address_max:
             log.warning("token_review.address_limited", address=address)
 
 
 class TokenReviewAuthenticator:
-    """Accepts tokens of ServiceAccounts that the API server takes for ``audience``.
+    """Accepts ServiceAccount tokens for ``audience`` that the API server accepts.
 
-    A client without a token is anonymous unless ``is_required``; one with a bad token is refused.
+    A client without a token is anonymous unless ``is_required``. A client with an invalid token is refused.
     ``now`` is a monotonic clock, ``unix_seconds`` the wall clock.
     """
 
@@ -222,6 +232,7 @@ class TokenReviewAuthenticator:
         audience: str,
         *,
         is_required: bool,
+        limits: ReviewLimits = ReviewLimits(),
         now: Callable[[], float] = time.monotonic,
         unix_seconds: Callable[[], float] = lambda: time.time_ns() / 1e9,
     ) -> None:
@@ -233,7 +244,8 @@ class TokenReviewAuthenticator:
         self._unix_seconds = unix_seconds
         self._answers: OrderedDict[bytes, tuple[float, Authenticated]] = OrderedDict()
         self._refusals: OrderedDict[bytes, tuple[float, Refused]] = OrderedDict()
-        self._reviews = Reviews(now)
+        self._limits = limits
+        self._reviews = Reviews(now, limits)
         self._asking: dict[bytes, asyncio.Future[Authenticated]] = {}
         self._is_away = False
 
@@ -253,7 +265,7 @@ class TokenReviewAuthenticator:
         return await self._ask(digest, token, is_proved=self._check(token))
 
     def _remembered(self, digest: bytes) -> Authenticated | None:
-        """What was said of the token not long ago. Raises Refused."""
+        """The remembered result for a token. Raises Refused."""
         until, no = self._refusals.get(digest, (0.0, None))
         if no is not None and until > self._now():
             raise Refused(no.code, no.message)
@@ -267,8 +279,8 @@ class TokenReviewAuthenticator:
     def _check(self, token: bytes) -> bool:
         """Whether a known key of the cluster has signed the token.
 
-        Raises Refused for one that the API server would refuse; Unavailable for one that has expired
-        where it is not known to answer.
+        Raises Refused for a token that the API server would refuse, and Unavailable for an expired one while
+        the API server is unavailable.
         """
         header, payload = unverified(token)
         if str(header.get("alg")) not in _ALGORITHMS:
@@ -290,7 +302,7 @@ class TokenReviewAuthenticator:
         return False
 
     async def _ask(self, digest: bytes, token: bytes, *, is_proved: bool) -> Authenticated:
-        """Judge a token for all who come with it meanwhile."""
+        """Check a token once for all concurrent requests with it."""
         asking = self._asking[digest] = asyncio.get_running_loop().create_future()
         try:
             with self._reviews.begun(PEER.get(), is_proved=is_proved):
@@ -305,14 +317,19 @@ class TokenReviewAuthenticator:
             asking.set_result(proof)
             return proof
         finally:
-            asking.exception()  # perhaps nobody came meanwhile
+            asking.exception()  # perhaps no other request waits
             del self._asking[digest]
 
     async def _judge(self, digest: bytes, token: bytes) -> Authenticated:
         try:
             proof = await self._review(token)
         except Refused as no:
-            _remember(self._refusals, digest, (self._now() + REFUSAL_SECONDS, no), REFUSALS_MAX)
+            _remember(
+                self._refusals,
+                digest,
+                (self._now() + REFUSAL_SECONDS, no),
+                self._limits.refusals_max,
+            )
             raise
         except Unavailable as error:
             if not self._is_away:
@@ -322,7 +339,9 @@ class TokenReviewAuthenticator:
         if self._is_away:
             log.info("token_review.back")
         self._is_away = False
-        _remember(self._answers, digest, (self._now() + ANSWER_SECONDS, proof), ANSWERS_MAX)
+        _remember(
+            self._answers, digest, (self._now() + ANSWER_SECONDS, proof), self._limits.answers_max
+        )
         return proof
 
     async def _review(self, token: bytes) -> Authenticated:
@@ -342,13 +361,13 @@ class TokenReviewAuthenticator:
             raise Unavailable(f"TokenReview: {answer.reason}")
         if status.get("authenticated") is not True:
             raise refused("the API server does not take the token" + _said(status, text))
-        # A server that knows no audiences leaves them out: then the token may be for anybody.
+        # A server that does not know audiences leaves them out: then the token may be for any service.
         if self._audience not in _list(status.get("audiences")):
             raise refused(f"the token is not for the audience {self._audience}")
         return Authenticated(_reviewed(status.get("user")), _expiry(token))
 
     def _offline(self, token: bytes) -> Authenticated:
-        """Judge a token without the API server. Raises Refused, Unavailable."""
+        """Check a token without the API server. Raises Refused, Unavailable."""
         key = self._keys.of(token)
         if key is None:
             raise Unavailable("the API server is away, and the key of this token is not known")
@@ -385,7 +404,7 @@ def _public_keys(documents: list[Any]) -> dict[str, VerificationKey]:
         try:
             found = jwt.PyJWK.from_dict(document)
         except (jwt.PyJWTError, ValueError, TypeError, AttributeError):
-            continue  # of a kind that a later Kubernetes may know
+            continue  # a later Kubernetes may know this kind
         key = found.key
         is_public = isinstance(key, RSAPublicKey | EllipticCurvePublicKey)
         if is_public and found.key_id and found.algorithm_name in _ALGORITHMS:
@@ -394,7 +413,7 @@ def _public_keys(documents: list[Any]) -> dict[str, VerificationKey]:
 
 
 def _reviewed(user: object) -> Identity:
-    """Who a TokenReview says it is. Raises Refused."""
+    """The identity in a TokenReview. Raises Refused."""
     if not isinstance(user, Mapping):
         raise refused("the API server names no user")
     extra = user.get("extra")
@@ -411,7 +430,7 @@ def _reviewed(user: object) -> Identity:
 
 
 def _claimed(payload: Mapping[str, object]) -> Identity:
-    """Who a verified token says it is. Raises Refused."""
+    """The identity in a verified token. Raises Refused."""
     subject = _word(payload.get("sub"))
     if not subject:
         raise refused("the token names no subject")
@@ -425,7 +444,7 @@ def _claimed(payload: Mapping[str, object]) -> Identity:
 
 
 def _expiry(token: bytes) -> float | None:
-    """When a token that the API server took expires."""
+    """The expiry of a token that the API server accepted."""
     try:
         payload = jwt.decode(token, options={"verify_signature": False})
         return time_in(payload, "exp")
@@ -434,7 +453,7 @@ def _expiry(token: bytes) -> float | None:
 
 
 def _said(status: Mapping[str, object], token: str) -> str:
-    """What the API server has against a token, without the token."""
+    """The reason of the API server, without the token."""
     text = str(status.get("error") or "")
     is_fit = text.isprintable() and token not in text
     return f": {text[:200]}" if text and is_fit else ""

@@ -1,7 +1,7 @@
 """Static tokens (JWT), signed with one of the configured keys.
 
-Tokens of Kubernetes' ServiceAccounts are judged in ``token_review``. A token never reaches a log
-line, an error text or a traceback.
+token_review.py verifies tokens of Kubernetes' ServiceAccounts. A token is never written to a log line, an
+error text or a traceback.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ SECRET_BYTES_MIN: Final = 32
 RSA_BITS_MIN: Final = 2048
 
 CLOCK_SKEW_SECONDS: Final = 30.0
-"""How far ahead of this machine's clock a token's issuer may be (``nbf``). Expiry gets no grace."""
+"""How far a token's issuer may be ahead of this machine's clock (``nbf``). There is no tolerance for the
+expiry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What tokens must say besides who their subject is."""
+    """What tokens must contain besides their subject."""
 
     audience: str | None = None
-    """Must be among the token's audiences; None: any will do."""
+    """Must be among the token's audiences; None accepts any."""
     issuer: str | None = None
-    """Must be the token's issuer; None: any will do."""
+    """Must be the token's issuer; None accepts any."""
     expiry_required: bool = False
     """Tokens without an expiry are refused."""
     allows_accounts: bool = True
-    """Whether a subject may be that of a Kubernetes ServiceAccount. Where the API server judges tokens,
-    it alone says who one is."""
+    """Whether the subject may be a Kubernetes ServiceAccount. If the API server reviews tokens, only it names
+    ServiceAccounts."""
 
 
 ANYTHING: Final = Expected()
@@ -70,7 +71,7 @@ WARN_AGAIN_SECONDS: Final = 600.0
 
 @dataclass(frozen=True, slots=True)
 class VerificationKey:
-    """One key and the only algorithm it is used with, so that no token chooses how it is read."""
+    """One key, and the only algorithm that it is used with, so that a token cannot choose its algorithm."""
 
     algorithm: str
     key: bytes | RSAPublicKey | EllipticCurvePublicKey = field(repr=False)
@@ -79,8 +80,8 @@ class VerificationKey:
 class StaticTokenAuthenticator:
     """Accepts tokens signed with one of the configured keys.
 
-    A client without a token is anonymous unless ``is_required``; one with a bad token is refused,
-    never let in as anonymous. ``unix_seconds`` is the wall clock.
+    A client without a token is anonymous unless ``is_required``. A client with an invalid token is refused,
+    and never becomes anonymous. ``unix_seconds`` is the wall clock.
     """
 
     def __init__(
@@ -118,8 +119,8 @@ def verify(
 ) -> Authenticated:
     """Check a token's signature, times, audience, issuer and subject; ``now`` in Unix seconds.
 
-    Raises Refused(AUTHENTICATION_ERROR), whose text holds nothing of the token: RefusedByIssuer where
-    it is signed with one of the keys, or says that it is, and that alone.
+    Raises Refused(AUTHENTICATION_ERROR) with a text that contains nothing of the token. It is RefusedByIssuer
+    if the token is signed with one of the keys, or claims to be.
     """
     try:
         payload = signed_payload(token, keys, None)
@@ -134,7 +135,8 @@ def verify(
 
 
 def _claims_issuer(token: bytes, issuer: str | None) -> bool:
-    """Whether a token that none of the keys has signed is for them: by its issuer, or as a key is shared.
+    """Whether a token that none of the keys has signed claims to be from their issuer: by its issuer, or by
+    the kind of its algorithm.
 
     No cluster signs tokens with a secret key.
     """
@@ -147,7 +149,7 @@ def _claims_issuer(token: bytes, issuer: str | None) -> bool:
 
 
 def _judged(payload: Mapping[str, object], now: float, expected: Expected) -> Authenticated:
-    """Who a signed token names. Raises Refused."""
+    """The identity in a signed token. Raises Refused."""
     if expected.audience is not None and expected.audience not in audiences_in(payload):
         raise refused("the token is for another audience")
     if expected.issuer is not None and payload.get("iss") != expected.issuer:
@@ -188,23 +190,23 @@ def load_keys(
 def signed_payload(
     token: bytes, keys: Iterable[VerificationKey], audience: str | None
 ) -> Mapping[str, object]:
-    """What a token says, its signature and audience checked and nothing else.
+    """The payload of a token, with only its signature and audience checked.
 
-    Raises Refused(AUTHENTICATION_ERROR), whose text holds nothing of the token.
+    Raises Refused(AUTHENTICATION_ERROR) with a text that contains nothing of the token.
     """
     if len(token) > TOKEN_BYTES_MAX:
         raise refused(f"a token has at most {TOKEN_BYTES_MAX} bytes")
     try:
         algorithm = jwt.get_unverified_header(token).get("alg")
     except (jwt.PyJWTError, ValueError, RecursionError):
-        # "from None" here and below: the cause may hold pieces of the token.
+        # "from None" here and below: the cause may contain parts of the token.
         raise refused("not a token (a signed JWT is expected)") from None
     reason = "the token is signed with an algorithm or key that is not accepted here"
     for key in keys:
         if key.algorithm != algorithm:
             continue
         try:
-            # Times are judged by verify(), against a clock that is an argument.
+            # verify() checks the times, against a clock that is an argument.
             payload: Mapping[str, object] = jwt.decode(
                 token,
                 key.key,
@@ -251,7 +253,7 @@ def audiences_in(payload: Mapping[str, object]) -> list[object]:
 
 
 def time_in(payload: Mapping[str, object], name: str) -> float | None:
-    """A time that a token names, in Unix seconds; None when it does not. Raises Refused."""
+    """A time in a token, in Unix seconds; None if it is missing. Raises Refused."""
     value = payload.get(name)
     if value is None:
         return None
@@ -265,9 +267,9 @@ def _is_time(value: float) -> bool:
 
 
 def _secret_keys(file: Path) -> list[VerificationKey]:
-    """A secret as it stands, without a final line break, and decoded when it is base64.
+    """The secret as in the file, without a final line break, and decoded if it is base64.
 
-    All readings count: each is as hard to guess as the file, and none has to be configured.
+    All readings are accepted: each is as hard to guess as the file, and none has to be configured.
     """
     content = _read(file)
     if b"-----BEGIN" in content:
@@ -285,7 +287,7 @@ def _public_key(file: Path) -> VerificationKey:
     try:
         key = load_pem_public_key(_read(file))
     except (ValueError, UnsupportedAlgorithm):
-        # The cause is left out: it may quote a private key put here by mistake.
+        # The cause is left out: it may quote a private key that was put here by mistake.
         raise ConfigurationError(f"{file}: not a public key in PEM") from None
     if isinstance(key, RSAPublicKey):
         if key.key_size < RSA_BITS_MIN:

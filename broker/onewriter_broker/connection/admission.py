@@ -1,8 +1,8 @@
-"""What a connection may not ask for now, though it might later: the broker, or the proof, lacks something.
+"""Commands that have to wait, because the broker or the client's proof of identity is incomplete.
 
-Until somebody has said what is wanted of topics, nobody can tell which of them exist and who may
-write. And an identity that was proved without the API server may go on with what it holds, and begin
-nothing. Both are answered so that clients come again.
+Until the broker has received its declarations, it cannot decide which topics exist and who has
+which right. An identity that was proved while the API server is unavailable may keep what it holds,
+and begin nothing new. The broker answers such commands with errors on which clients retry.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ UNCONFIRMED = "the identity cannot be verified now: a producer can only resume"
 
 
 def not_now(command: Command, *, is_told: bool, may_only_resume: bool) -> bytes | None:
-    """The answer to a command that has to wait; None: it may go on.
+    """The answer to a command that has to wait; None if it can be handled now.
 
-    ``is_told``: what is wanted of topics is known. ``may_only_resume``: as in Authenticated.
+    ``is_told``: the broker has received its declarations. ``may_only_resume``: as in Authenticated.
     """
     if not is_told:
         match command:
@@ -57,6 +57,8 @@ def not_now(command: Command, *, is_told: bool, may_only_resume: bool) -> bytes 
 
 
 def _is_resume(command: pb.CommandProducer) -> bool:
-    """Whether a producer carries the epoch that it holds: it is compared with the whole identity."""
+    """Whether a producer names the epoch that it holds. The topic machine compares it with the
+    whole identity.
+    """
     is_shared = AccessMode(command.producer_access_mode) is AccessMode.SHARED
     return command.HasField("topic_epoch") and not is_shared

@@ -1,12 +1,12 @@
-"""CHECK: whether an epoch is still current and where a topic ends, by the store and not by memory."""
+"""CHECK: asks the store whether an epoch is still current, and where the topic ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from onewriter_broker.dispatch.positions import last_message_id
-from onewriter_broker.topic.checking import Prove, standing_of
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.epoch_checks import Prove, standing_of
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import WHOLE
@@ -15,9 +15,10 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 class Checks:
-    """Answers CHECK for the topics that this broker serves. The session has asked for the right (rights.py).
+    """Answers CHECK for the topics that this broker serves. The session has checked the right
+    (rights.py).
 
-    ``prove`` as ``standing_of`` has it.
+    ``prove`` is the parameter of ``standing_of``.
     """
 
     def __init__(self, topics: Topics, prove: Prove) -> None:
@@ -25,11 +26,12 @@ class Checks:
         self._prove = prove
 
     async def check(self, command: pb.CommandCheck, write: Callable[[bytes], None]) -> None:
-        """Answer CHECK. Raises what answers the request instead.
+        """Answer CHECK. Raises the error that answers the request instead.
 
-        The end of the topic is looked up first, in memory where it is there: it is at or behind all
-        that was acknowledged before the command came, because whoever acknowledged it was this
-        broker, which is proved afterwards, or one before it, whose entries its marker stands behind.
+        The end of the topic is read before the proof, from memory if possible. It covers every
+        entry that was acknowledged before the command arrived. Either this broker acknowledged the
+        entry, which the proof afterwards confirms, or an earlier broker did, and then the entry is
+        before this broker's marker.
         """
         name = TopicName.parse(command.topic)
         topic = self._topics.loaded.get(str(name.base))

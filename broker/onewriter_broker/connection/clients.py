@@ -1,7 +1,8 @@
-"""What all connections of a broker share, and the watch over those that hold topics.
+"""State that all connections of a broker share, and the watch for silent connections.
 
-A holder is silent when no byte of it has come for a while although it is pinged. Connections with
-exclusive producers, waiting or writing, are pinged each second; all others as seldom as Pulsar does.
+A connection is silent if it has sent no byte for a while although the broker pings it. The broker
+pings connections with exclusive producers (active or waiting) each second, and all others as rarely
+as Pulsar does.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.connection.withdrawals import Reading, Withdrawals
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.store.api import LogStore
-from onewriter_broker.owning.ownerships import Ownerships
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
+from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_plain, over_tls
-from onewriter_broker.topic.detection import Detection
-from onewriter_broker.topic.schema_check import SchemaChecks
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.loaded_topic import Detection
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.schemas.checks import SchemaChecks
 
 TICK_SECONDS = 0.25
-"""How often the watch looks at the connections."""
+"""Interval of the watch over the connections."""
 
 STALL_SECONDS = 1.0
-"""A gap between two looks that tells that this broker itself stood still: it looks anew."""
+"""A longer gap between two rounds of the watch means that this broker itself was stopped. It then
+starts to measure again."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,16 +49,16 @@ def _call_soon(call: Callable[[], None]) -> None:
 
 
 class Watched(Protocol):
-    """A connection, as the watch sees it."""
+    """A connection, as seen by the watch."""
 
     detection: Detection | None
-    """None: no exclusive producer depends on it."""
+    """None if no exclusive producer depends on the connection."""
     last_inbound: float
     last_ping: float
 
     @property
     def reading(self) -> Reading | None:
-        """Its consumers; None: it is not connected yet."""
+        """The consumers of the connection; None before it is connected."""
         ...
 
     def ping(self) -> None: ...
@@ -74,31 +76,32 @@ class Watched(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Clients:
-    """Shared by all connections of one broker."""
+    """State that all connections of one broker share."""
 
     settings: Settings
     topics: Topics
-    owning: Ownerships
+    ownerships: Ownerships
     appender: Appender
     authenticator: Authenticator
     addresses: Addresses
     incarnation: str
-    """Names this process for ever: invented producer names must not come again after a restart."""
+    """Unique to this process, so that generated producer names do not repeat after a restart."""
     authorization: Authorization
     now: Callable[[], float]
     wall_ms: Callable[[], int]
     store: LogStore
     registrations: Registrations
     connections: dict[Watched, None] = field(default_factory=dict)
-    """In the order in which they came: a simulation must look at them in the same order twice."""
+    """In order of arrival, so that a simulation visits them in the same order in each run."""
     pending_bytes: int = 0
     pressed_bytes: int = 0
-    """The same of connections that are read slowly: they take no room from others."""
+    """Pending bytes of connections that are read slowly. They do not count against the limit of
+    other connections."""
     store_is_full: bool = False
-    """The store is near its memory limit: producers are held back."""
+    """The store is near its memory limit, so the broker holds producers back."""
     opened: int = 0
     is_told: bool = True
-    """What is wanted of topics is known; until then nobody can tell who may do what."""
+    """The broker has received its declarations. Until then it cannot decide who has which right."""
     hang_ups: HangUps = field(default_factory=HangUps)
     quotas: QuotaBook = field(default_factory=QuotaBook)
     schema_checks: SchemaChecks = field(default_factory=SchemaChecks)
@@ -121,29 +124,33 @@ class Clients:
         )
 
     def store_filled(self, is_full: bool) -> None:
-        """The store is nearly full, or has room again."""
+        """Note that the store is almost full, or has room again."""
         self.store_is_full = is_full
 
     def shares_freed(self) -> None:
-        """Some logs that were held, or written to slowly, may be written to again."""
+        """Let connections write again to logs that were held or slowed down."""
         for connection in list(self.connections):
             connection.store_has_changed()
 
     def over_tls(self, addresses: Addresses) -> Addresses:
-        """Where the broker at these addresses serves TLS; empty: it does not."""
+        """The TLS addresses of the broker with these addresses; empty if it does not serve TLS."""
         return over_tls(addresses, self.settings)
 
     def over_plain(self, addresses: Addresses) -> Addresses:
-        """Where the broker at these addresses serves clients without TLS; empty: it does not."""
+        """The plain addresses of the broker with these addresses; empty if it does not serve
+        clients without TLS.
+        """
         return over_plain(addresses, self.settings)
 
     def named(self, addresses: Addresses, *, is_secure: bool = False) -> Addresses:
-        """By which addresses a client is sent to that broker; ``is_secure``: it came over TLS."""
+        """The addresses to which a client of that broker is sent; ``is_secure``: the client
+        connected over TLS.
+        """
         tls = self.over_tls(addresses)
         return tls if tls.http_url and (is_secure or self.settings.tls_only) else addresses
 
     def declared_anew(self) -> None:
-        """What topics declare has changed: it counts for connections that use them, too."""
+        """Apply changed declarations to the open connections."""
         for connection in list(self.connections):
             connection.declared_anew()
         self.withdrawals.look()
@@ -154,23 +161,24 @@ class Clients:
             connection.close(reason)
 
     async def watch_for_ever(self) -> None:
-        """Ping, and find the silent ones, until cancelled."""
+        """Ping connections and detect silent ones, until cancelled."""
         self._last_look = self.now()
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self.look(self.now())
 
     def look(self, now: float) -> None:
-        """One look at all connections."""
+        """Run one round over all connections."""
         stalled = now - self._last_look > STALL_SECONDS
         self._last_look = now
         self.withdrawals.look()
         if stalled:
-            # What was not read while this process stood still is not the clients' silence.
+            # Bytes that this process did not read while it was stopped are not the clients'
+            # silence.
             log.warning("broker.stalled")
             for connection in self.connections:
                 connection.last_inbound = now
-        else:  # after a stall, what they published meanwhile is not read yet
+        else:  # after a stall, what the producers published meanwhile is not read yet
             self._deadlines.look(now)
         for connection in list(self.connections):
             detection = connection.detection
@@ -180,11 +188,14 @@ class Clients:
             else:
                 interval = detection.ping_interval_seconds
                 silent_after = detection.silent_after_seconds
-                if not stalled:  # what they took meanwhile is not seen yet
+                if (
+                    not stalled
+                ):  # after a stall, the broker has not noticed yet what the peer accepted
                     connection.look(now)
             if now - connection.last_inbound > silent_after:
                 connection.silent()
-            # Also one that we do not read: if its peer has gone, the answer is a reset.
+            # Also connections that are not being read: if the peer is gone, the ping is answered
+            # with a reset.
             if now - max(connection.last_ping, connection.last_inbound) >= interval - TICK_SECONDS:
                 connection.last_ping = now
                 connection.ping()

@@ -1,6 +1,6 @@
-"""The consumers of one connection: opened, fed with acknowledgements, and delivered to.
+"""The consumers of one connection: the commands of clients, and the channel to them.
 
-The Channel of each of them; what is delivered when is the dispatcher's decision.
+The dispatcher decides what is delivered when.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.topic_log.entries import Entry, EntryRun
-from onewriter_broker.owning.records import OwnerEnd
 from onewriter_broker.quotas.book import Held, Part, Quota, QuotaExceeded
+from onewriter_broker.resources.records import OwnerEnd
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, TopicName
@@ -25,17 +25,19 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, Flow
 
 KNOW_END = ("Pulsar-Java", "DotPulsar")
-"""Stock clients that understand REACHED_END_OF_TOPIC; C++ and Go close their connection on it."""
+"""Stock clients that understand REACHED_END_OF_TOPIC. The C++ and Go clients close their connection
+on it."""
 
 
 PARKED_MAX = 100
-"""Requests for redelivery, each with an answer to come, that wait for one consumer to be opened."""
+"""Requests for redelivery with an answer that wait until one consumer is open."""
 
 
 class OpeningConsumer(Opening):
-    """Keeps the redelivery that is asked for before SUBSCRIBE is answered.
+    """A consumer that is being opened. It keeps requests for redelivery that arrive before
+    SUBSCRIBE is answered.
 
-    Nothing has been delivered yet, so all that is left of it is the epoch, and the answers.
+    Nothing has been delivered yet, so only the epoch and the pending answers matter.
     """
 
     __slots__ = ("consumer_epoch", "redelivery_requests")
@@ -76,16 +78,16 @@ class ConsumerCommands:
         self._consumers: Held[ConsumerHandle | OpeningConsumer] = Held(clients.quotas)
         self._subject = subject
         self._partitions: dict[int, int] = {}
-        """By consumer id, where a consumer is one of a partition."""
+        """By consumer id, for consumers of a partition."""
         self._is_lost = False
 
     def topic_of(self, consumer_id: int) -> TopicName | None:
-        """The topic of an open consumer; None: there is none of that id."""
+        """The topic of an open consumer; None if there is no consumer with this id."""
         consumer = self._consumers.get(consumer_id)
         return consumer.topic if isinstance(consumer, ConsumerHandle) else None
 
     def reading(self) -> Iterator[tuple[int, TopicName]]:
-        """The open consumers, by their ids, and what each reads."""
+        """The ids of the open consumers, and the topic that each one reads."""
         for consumer_id, consumer in self._consumers.items():
             if isinstance(consumer, ConsumerHandle):
                 yield consumer_id, consumer.topic
@@ -98,7 +100,7 @@ class ConsumerCommands:
             self.consumer_closed(consumer_id)
 
     def flow(self, command: Flow) -> None:
-        """The client has room for so many messages more."""
+        """Grant the consumer more permits."""
         consumer = self._consumers.get(command.consumer_id)
         if isinstance(consumer, ConsumerHandle):
             consumer.flow(command.permits)
@@ -137,7 +139,7 @@ class ConsumerCommands:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
             topic = await self._clients.topics.serve(name, self._subject)
             reader = (name, options.subscription, options.metadata, self._owner)
-            await self._clients.owning.check_reader(*reader)
+            await self._clients.ownerships.check_reader(*reader)
             subscriptions = topic.subscriptions[topic.partition_of(name)]
             await check_consumer(
                 self._clients,
@@ -148,8 +150,8 @@ class ConsumerCommands:
                 self._subject,
             )
             consumer = await subscriptions.subscribe(options, self)
-            try:  # the topic may have got another owner meanwhile, or other consumers be declared
-                self._clients.owning.check_reader_now(*reader)
+            try:  # meanwhile the topic may have moved to another broker, or its declaration may have changed
+                self._clients.ownerships.check_reader_now(*reader)
                 self._clients.authorization.require(self.identity, Action.CONSUME, name)
             except Refused:
                 consumer.close()
@@ -187,7 +189,7 @@ class ConsumerCommands:
         return consumer
 
     def acknowledge(self, ack: Ack) -> Iterator[None] | None:
-        """Take an ACK; the steps that are left of a large one."""
+        """Handle an ACK; returns the remaining steps of a large one."""
         consumer = self._consumers.get(ack.consumer_id)
         request_id = ack.request_id
         if not isinstance(consumer, ConsumerHandle):
@@ -214,9 +216,10 @@ class ConsumerCommands:
     def redeliver(
         self, command: pb.CommandRedeliverUnacknowledgedMessages
     ) -> Iterator[None] | None:
-        """The answer goes in front of what is delivered again: all before it is of before.
+        """Redeliver messages. The answer is sent before the redelivered messages, so it separates
+        old deliveries from new ones.
 
-        Returns the steps that are left of a large one.
+        Returns the remaining steps of a large request.
         """
         consumer = self._consumers.get(command.consumer_id)
         epoch = command.consumer_epoch if command.HasField("consumer_epoch") else None
@@ -328,7 +331,7 @@ class ConsumerCommands:
             self._link.write(replies.close_consumer(consumer_id))
 
     def room_made(self) -> None:
-        """The socket takes data again."""
+        """The socket accepts data again."""
         for consumer in list(self._consumers.values()):
             if isinstance(consumer, ConsumerHandle):
                 consumer.room_made()

@@ -1,12 +1,13 @@
-"""Progress deadlines: exclusive producers that publish too seldom for their topic are closed.
+"""Progress deadlines: the broker closes exclusive producers that publish less often than their
+topic demands.
 
-Only topics that declare a deadline are looked at: of thousands of idle ones that is mostly none.
+Only topics that declare a deadline are checked. Usually that is none of thousands.
 """
 
 from __future__ import annotations
 
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.topic.model import Departure
 
@@ -20,7 +21,9 @@ class ProgressDeadlines:
         self._names: tuple[str, ...] = ()
 
     def look(self, now: float) -> None:
-        """Close who has passed a deadline. To be called often, and after what came was read."""
+        """Close producers that have passed their deadline. Call this often, and after received
+        bytes were handled.
+        """
         desired = self._topics.desired
         if desired is not self._desired:
             self._desired = desired

@@ -1,7 +1,7 @@
-"""Guards: what a producer's writes depend on, as it asks for it, and whether that may hold at all.
+"""Guards of producers: what their writes depend on, and a first check of it.
 
-Whether it does hold is decided with each append, inside the store (log/scripts/append.lua). What is
-looked at here tells a guard that is over, or never was, at once; it gives no right.
+The store checks the guard with each append (append.lua). The checks in this module only report
+early that a guard has ended or never existed. They grant no right.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from onewriter_broker.log.store.api import Guard, GuardKind
 from onewriter_broker.log.topic_log.guards import has_room, no_room, reserve_floor
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.owning.ownerships import GuardStanding, Ownerships, standing_in
-from onewriter_broker.owning.records import decode as decode_record
-from onewriter_broker.topic.checking import Prove, raise_floor, standing_of
-from onewriter_broker.topic.tenures import tenure_of
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.resources.ownerships import GuardStanding, Ownerships, standing_in
+from onewriter_broker.resources.records import decode as decode_record
+from onewriter_broker.topic.epoch_checks import Prove, raise_floor, standing_of
+from onewriter_broker.topic.history.tenures import tenure_of
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.authorization import OwnedResource
 from onewriter_core.errors import Fenced, Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName, bucket_of, whole_number
@@ -40,7 +40,7 @@ class AskedGuard:
 
 
 def asked_guard(properties: Mapping[str, str]) -> AskedGuard | None:
-    """The guard that a producer's properties name; None when there is none. Raises Refused."""
+    """The guard that a producer's properties name; None if there is none. Raises Refused."""
     name = properties.get(GUARD_PROPERTY)
     if name is None:
         if GUARD_NUMBER_PROPERTY in properties or GUARD_GROUP_PROPERTY in properties:
@@ -63,12 +63,14 @@ def _number(text: str) -> int:
 
 
 def guarding_topic(asked: AskedGuard) -> TopicName | None:
-    """The topic that a guard is about; None: a resource by name. Raises InvalidTopicName."""
+    """The topic of a guard; None if the guard names a resource. Raises InvalidTopicName."""
     return TopicName.parse(asked.name) if asked.group is None else topic_of(asked.name)
 
 
 def resolve(asked: AskedGuard, target: TopicName, buckets: int) -> Guard:
-    """Where it stands what a write to ``target`` depends on. Raises Refused, InvalidTopicName."""
+    """The record in the store on which writes to ``target`` depend. Raises Refused,
+    InvalidTopicName.
+    """
     if asked.group is None:
         topic = TopicName.parse(asked.name)
         kind, name, bucket = GuardKind.EPOCH, str(topic), bucket_of(topic, buckets)
@@ -82,7 +84,9 @@ def resolve(asked: AskedGuard, target: TopicName, buckets: int) -> Guard:
 
 
 class Guards:
-    """Looks at guards for the topics that this broker serves; ``prove`` as ``standing_of`` has it."""
+    """Checks guards for the topics that this broker serves. ``prove`` is the parameter of
+    ``standing_of``.
+    """
 
     def __init__(self, topics: Topics, ownerships: Ownerships, prove: Prove, buckets: int) -> None:
         self._topics = topics
@@ -97,12 +101,15 @@ class Guards:
         subject: str,
         require: Callable[[OwnedResource], object],
     ) -> Guard:
-        """The guard of writes to ``target``, unless it is known to be over, or never to have been.
+        """The guard of writes to ``target``, unless the broker knows that it has ended or never
+        existed.
 
-        ``subject`` is the client's, for which a floor counts that the target remembers. ``require`` raises Refused where the client has no right to guard by a resource that is no topic.
+        ``subject`` is the client's subject, whose quota counts a floor that the target stores.
+        ``require`` raises Refused if the client has no right to use a resource that is not a topic
+        as a guard.
 
-        Raises Fenced when it is over, Refused when it never was, Unavailable and Undecided when that
-        cannot be told now.
+        Raises Fenced if the guard has ended, Refused if it never existed, and Unavailable or
+        Undecided if the broker cannot decide now.
         """
         guard = resolve(asked, target.name, self._buckets)
         if guard.kind is GuardKind.FLOOR:
@@ -111,12 +118,12 @@ class Guards:
             standing = await self._beside(TopicName.parse(guard.name))
         else:
             standing = await self._owned(asked)
-        if guarding_topic(asked) is None:  # the caller has asked for the right to a topic
+        if guarding_topic(asked) is None:  # the caller has checked the right to a topic
             name = canonical(asked.name)
             require(OwnedResource(name, asked.group or "", standing.first_subject))
         if guard.kind is GuardKind.FLOOR:
             self._check_floor(guard, target)
-            # what has only a floor has no number to come
+            # a resource that has only a floor will get no number
             is_there = asked.group is None or standing.current > 0
             if is_there and 0 < standing.highest < guard.number:
                 raise Unavailable(f"{asked.name} is not known here under {guard.number} yet")
@@ -126,9 +133,10 @@ class Guards:
         return guard
 
     async def seal(self, guard: Guard, target: TopicLog) -> None:
-        """Let nothing of an older number enter ``target`` any more. Raises as ``admit`` does.
+        """Reject all writes of older numbers to ``target`` from now on. Raises as ``admit`` does.
 
-        Beside its guard nothing older enters anyway: there it is only seen that the guard holds.
+        In the bucket of its guard, older numbers are rejected anyway. There, this only checks that
+        the guard is current.
         """
         if guard.kind is GuardKind.FLOOR:
             self._check_floor(guard, target)
@@ -141,12 +149,13 @@ class Guards:
             group, resource = split_field(guard.name)
             asked = AskedGuard(resource, guard.number, group)
             standing = await self._owned(asked)
-            # The ownership's bucket is the target's: it is still ours.
+            # The ownership's bucket is also the target's bucket: check that this broker still owns
+            # it.
             await standing_of(target, self._prove)
         _judge(asked, standing)
 
     async def _beside(self, name: TopicName) -> GuardStanding:
-        """The tenure and the highest epoch of a topic that is served here."""
+        """The tenure and the highest epoch of a topic that this broker serves."""
         topic = self._topics.loaded.get(str(name.base))
         if topic is None or not topic.has(name):
             entry = await self._topics.entry_of(name)
@@ -158,7 +167,9 @@ class Guards:
         return GuardStanding(standing.leads, standing.epoch)
 
     async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> GuardStanding:
-        """The same of a topic that another broker may serve, as the store has it."""
+        """The tenure and the highest epoch of a topic that another broker may serve, read from the
+        store.
+        """
         if asked.group is not None:
             return await self._owned_elsewhere(asked, target)
         state = await target.store.read_state(TopicName.parse(asked.name))
@@ -167,7 +178,7 @@ class Guards:
         return GuardStanding(current, int(state.get("epoch", "0")))
 
     async def _owned(self, asked: AskedGuard) -> GuardStanding:
-        """The same of an ownership whose bucket is served here."""
+        """The standing of an ownership whose bucket this broker serves."""
         return await self._ownerships.standing(asked.group or "", canonical(asked.name))
 
     async def _owned_elsewhere(self, asked: AskedGuard, target: TopicLog) -> GuardStanding:

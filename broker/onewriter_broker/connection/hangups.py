@@ -1,8 +1,8 @@
-"""Notices that a peer has gone while nothing is read from it.
+"""Detects that a peer has closed its connection while the broker does not read from it.
 
-A transport that does not read sees neither the peer's end nor its reset. The system knows of both,
-and epoll tells them apart from bytes that wait to be read. Where there is no epoll, what is left is
-the ping: one that meets a closed socket is answered with a reset, which the next one runs into.
+A transport that does not read sees neither the peer's end nor its reset. The kernel knows both, and
+epoll reports them separately from unread bytes. Without epoll, only the ping remains: a ping to a
+closed socket is answered with a reset, which the next ping runs into.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 
 
 class HangUps:
-    """Sockets that are not read. Costs one descriptor, and that only while there are some."""
+    """Watches sockets that are not being read. Uses one descriptor while there are any."""
 
     __slots__ = ("_poll", "_watched")
 
@@ -25,9 +25,9 @@ class HangUps:
             self._poll: select.epoll | None = None
 
     def watch(self, descriptor: int, gone: Callable[[], None]) -> None:
-        """Call ``gone``, once, when the peer of that socket has closed it or was reset.
+        """Call ``gone`` once when the peer of that socket closes it or resets it.
 
-        To be forgotten before the descriptor is closed.
+        Call ``forget`` before the descriptor is closed.
         """
         if sys.platform != "linux":
             return
@@ -35,16 +35,18 @@ class HangUps:
             self._poll = select.epoll()
             asyncio.get_running_loop().add_reader(self._poll.fileno(), self._look)
         self._watched[descriptor] = gone
-        with suppress(OSError):  # the system's bound on watched descriptors: pings have to do
+        with suppress(OSError):  # the kernel's limit of watched descriptors: pings have to suffice
             self._poll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
 
     def forget(self, descriptor: int) -> None:
-        """It is read again, or closed. Harmless for one that is not watched."""
+        """Stop watching, because the socket is read again or closed. Does nothing for a socket that
+        is not watched.
+        """
         if sys.platform != "linux" or self._poll is None:
             return
         if self._watched.pop(descriptor, None) is None:
             return
-        with suppress(OSError):  # it was not taken in
+        with suppress(OSError):  # it could not be registered
             self._poll.unregister(descriptor)
         if not self._watched:
             asyncio.get_running_loop().remove_reader(self._poll.fileno())

@@ -1,8 +1,8 @@
-"""Sockets: bytes in and out of a connection, its handshake, its back-pressure.
+"""Sockets of clients: bytes in and out of a connection, its handshake and its back-pressure.
 
-Reading stops, on that connection alone, while too many of its bytes or requests are unanswered, while
-its peer does not read what it is sent, and while it has received more than its share of the event loop
-is enough for (rounds.py). Frames point into the slabs they arrived in; nothing is copied here.
+The broker stops reading from one connection while too many of its bytes or requests are unanswered,
+while its peer does not read, and while it has received more than its share of the event loop can
+handle (rounds.py). Frames are views into the slabs in which they arrived; nothing is copied here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onewriter_broker.connection.session import Session
 from onewriter_broker.connection.withdrawals import Reading
 from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
 from onewriter_broker.tls import ServerCertificate
-from onewriter_broker.topic.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command
@@ -38,29 +38,32 @@ from onewriter_http.addresses import address_of
 SERVER_VERSION = "onewriter 0.1.0"
 
 FRAME_OVERHEAD_BYTES = FRAME_LENGTH_MAX - MESSAGE_LENGTH_MAX
-"""What a frame may have besides its message."""
+"""Bytes of a frame besides its message."""
 
 NONCE_LENGTH = 9
-"""Characters of an incarnation behind the broker's name that connections are named by."""
+"""Characters of the incarnation, after the broker's name, in the names of connections."""
 
 HOLD_BACK_SECONDS = 1.0
-"""While a share of the store is used up: the pause in reading a connection after a message for it."""
+"""While a share of the store is used up: the pause in reading from a connection after each message
+for it."""
 
 PRESSED_FACTOR = 4
-"""Connections that are read slowly have this part of ``pending_bytes_max``, beside that of all others."""
+"""The pending bytes of all slowly read connections together may be this part of
+``pending_bytes_max``, in addition to the limit of the others."""
 
 CHALLENGE_SECONDS_MAX = 60.0
-"""A client is asked for another token so long before its own expires, or at half of what is left of it;
-if it shows the same one, at half of what is left then. At its expiry the connection is closed."""
+"""The broker asks a client for a new token this long before the present one expires, or when half
+of the remaining time is over. If the client sends the same token, the broker asks again after half
+of what remains. When the token expires, it closes the connection."""
 
 CHALLENGE_SECONDS_MIN = 1.0
-"""Later it is not asked again."""
+"""With less time than this left, the broker does not ask again."""
 
 REFRESH_SECONDS = 20.0
-"""Time to answer an AUTH_CHALLENGE while the token is good for long."""
+"""Time to answer an AUTH_CHALLENGE while the token is valid for longer."""
 
 RETRY_SECONDS = 20.0
-"""Between two challenges of a connection whose token nobody can judge now."""
+"""Interval between two challenges of a connection whose token cannot be checked now."""
 
 NO_TOKEN = "no new token in time"  # noqa: S105 - what a log line says
 EXPIRED = "the token has expired"
@@ -69,13 +72,13 @@ log = structlog.get_logger(__name__)
 
 
 def _challenge_at(expires_at: float, now: float) -> float:
-    """When to ask for another token, of one that expires then; Unix seconds."""
+    """The time to ask for another token, for a token with this expiry; in Unix seconds."""
     lead = min(CHALLENGE_SECONDS_MAX, (expires_at - now) / 2)
     return expires_at if lead < CHALLENGE_SECONDS_MIN / 2 else expires_at - lead
 
 
 class ClientProtocol(asyncio.BufferedProtocol):
-    """One client's socket: a Link for its session, and Watched by the clients' watch."""
+    """One client's socket. It implements Link for its session, and Watched for the watch."""
 
     def __init__(
         self,
@@ -148,7 +151,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             return
         self._wire.received_bytes(nbytes)
         if self._is_queued or self._is_stalled:
-            return  # it has more than it could handle already
+            return  # it already has more than it could handle
         if self._rounds.has_time:
             self._handle_some(now)
             self._rounds.spent(self._clients.now() - now)
@@ -156,16 +159,18 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._wait_for_round()
 
     def work(self) -> None:
-        """A round has come to this connection (Rounds)."""
+        """Handle waiting commands, in this connection's round (Rounds)."""
         self._is_queued = False
         if not self._is_closing and not self._is_stalled:
             self._handle_some(self._clients.now())
             self._update_reading()
 
     def _handle_some(self, now: float) -> None:
-        """Handle commands until none is left, or this connection's share of the time is used up."""
+        """Handle commands until there are none left, or until this connection's share of the time
+        is used up.
+        """
         if self._expires_at is not None and self._clients.wall_ms() >= self._expires_at * 1000:
-            self.close(EXPIRED)  # what it sent since is not looked at
+            self.close(EXPIRED)  # commands that arrived after the expiry are not handled
             return
         try:
             has_more = self._handle_until(now + CONNECTION_SECONDS)
@@ -181,7 +186,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._abort()
 
     def _handle_until(self, ends: float) -> bool:
-        """False: nothing is left to be handled."""
+        """Handle commands until ``ends``; False if none are left."""
         session = self._session
         if session is not None:
             while session.has_steps:
@@ -221,7 +226,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._update_reading()
 
     def go_on(self) -> None:
-        """What the next commands had to wait for may have come: look in the next round."""
+        """Handle commands again in the next round, because what they waited for may have happened."""
         session = self._session
         if self._is_stalled and session is not None:
             self._is_stalled = session.must_wait or not self.has_room
@@ -243,7 +248,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             if timer is not None:
                 timer.cancel()
         if self._session is not None:
-            self._session.lost()  # takes off what its producers know to be unanswered for good
+            self._session.lost()  # subtracts what its producers know to remain unanswered
             self._session = None
         self._count_pending(-self._pending_bytes)
         self._pending_bytes = 0
@@ -276,7 +281,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 raise ProtocolError(f"{type(command).__name__} before CONNECT")
 
     async def _authenticate(self, method: str, data: bytes) -> Authenticated:
-        """Judge a proof of this peer. Raises Refused, Unavailable."""
+        """Check a proof of this peer's identity. Raises Refused, Unavailable."""
         PEER.set(address_of(self._transport.get_extra_info("peername")))
         return await self._clients.authenticator.authenticate(method, data)
 
@@ -321,7 +326,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._proved(proof)
 
     def _proved(self, proof: Authenticated) -> None:
-        """Ask for another proof well before this one ends, or when it should be renewed."""
+        """Schedule the next challenge: well before this proof expires, or when it should be
+        renewed.
+        """
         self.may_only_resume = proof.may_only_resume
         self._expires_at = proof.expires_at
         now = self._clients.wall_ms() / 1000
@@ -341,7 +348,9 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._expiry = self._loop.call_later(seconds, self._ask_again, expires_at)
 
     def _ask_again(self, expires_at: float | None) -> None:
-        """Ask for a token; without another one the connection is closed when its own has expired."""
+        """Ask for a token. If the client sends no new one, the broker closes the connection when
+        the present token expires.
+        """
         left = math.inf if expires_at is None else expires_at - self._clients.wall_ms() / 1000
         if left <= 0:
             self.close(EXPIRED)
@@ -359,7 +368,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self.close(EXPIRED)
 
     def auth_response(self, command: pb.CommandAuthResponse) -> None:
-        if not self._is_refreshing:  # else it is asked again if that does not do
+        if not self._is_refreshing:  # otherwise it is asked again if this one does not suffice
             self._is_refreshing = True
             self.spawn(self._refresh(command))
 
@@ -459,13 +468,13 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._abort()
 
     def _abort(self) -> None:
-        """The unexpected happened in this connection: it ends, and nobody else's does."""
+        """End this connection after an unexpected error. Other connections continue."""
         self._is_closing = True
         self._transport.abort()
 
     def pending_changed(self, difference: int) -> None:
         if self._session is None:
-            return  # its bytes were taken off when it was lost
+            return  # its bytes were subtracted when it was lost
         self._pending_bytes += difference
         self._count_pending(difference)
         self._update_reading()
@@ -477,7 +486,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._clients.pending_bytes += difference
 
     def hold_back(self) -> None:
-        """A message came for a log whose share is used up: read slowly from now on."""
+        """Read slowly from now on: a message arrived for a log whose share is used up."""
         if self._session is None:
             return
         if not self._is_pressed:
@@ -485,7 +494,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._clients.pressed_bytes += self._pending_bytes
             self._is_pressed = True
         if self._held_back is None:
-            # Not for good: acknowledgements on the same connection are what makes room.
+            # Not permanently: acknowledgements on the same connection free memory.
             self._held_back = self._loop.call_later(HOLD_BACK_SECONDS, self._let_go)
         self._update_reading()
 
@@ -496,7 +505,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     def store_has_changed(self) -> None:
         if self._session is not None and self._session.is_held_back:
-            return  # another share of the store, which is still used up
+            return  # it belongs to another share of the store, which is still used up
         if self._is_pressed:
             self._clients.pressed_bytes -= self._pending_bytes
             self._clients.pending_bytes += self._pending_bytes
@@ -507,7 +516,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
 
     @property
     def _all_pending_bytes(self) -> int:
-        """Of all connections that share their room with this one."""
+        """The pending bytes of all connections that share a limit with this one."""
         clients = self._clients
         return PRESSED_FACTOR * clients.pressed_bytes if self._is_pressed else clients.pending_bytes
 
@@ -520,7 +529,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._session.declared_anew()
 
     def _update_reading(self) -> None:
-        """Stop or go on reading; stops at the bound and goes on at half of it."""
+        """Stop or continue reading. Reading stops at the limit, and continues at half of it."""
         settings = self._clients.settings
         factor = 0.5 if self._is_read_paused else 1.0
         is_unread = (
@@ -544,9 +553,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._watch_peer(is_unread=is_unread)
 
     def _watch_peer(self, *, is_unread: bool) -> None:
-        """While it is not read, only the system can tell that its peer has gone.
+        """Watch for the peer's end through the kernel while the connection is not read.
 
-        One that waits for a round alone is read again too soon for that.
+        This is not needed while the connection only waits for its round, because it is read again
+        soon.
         """
         if self._descriptor is None or is_unread is self._is_hang_up_watched:
             return
@@ -557,9 +567,10 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._clients.hang_ups.forget(self._descriptor)
 
     def _peer_gone(self) -> None:
-        """A holder that has gone is lost now; what it sent and nobody has read was never answered.
+        """End the connection now if it holds a topic: the broker has answered nothing that it has
+        not read.
 
-        Where no topic waits for it the rest is read in its time.
+        If no topic waits for it, the broker reads the rest first.
         """
         if self.detection is not None and not self._is_closing:
             log.info("connection.gone", address=self._address)
@@ -568,21 +579,22 @@ class ClientProtocol(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ Watched
 
     def ping(self) -> None:
-        # What waits to be taken tells as much as a ping behind it would.
+        # The data that waits to be accepted shows the same as a ping after it would.
         if self._session is not None and not self._is_closing and not self._is_write_paused:
             self.write(replies.PING)
 
     def silent(self) -> None:
         if self._is_read_paused and not self._takes_nothing():
-            return  # it is we who do not listen
+            return  # this broker has stopped reading
         if self._session is not None:
             self._session.silent()
         self._transport.abort()
 
     def _takes_nothing(self) -> bool:
-        """Whether the peer has long taken no byte of what waits for it: then it is not there.
+        """Whether the peer has accepted no byte of the waiting data for a long time, and is
+        therefore considered gone.
 
-        We do not read from a peer that does not read from us, and would not hear it in any case.
+        The broker does not read from a peer that does not read, and would not hear it in any case.
         """
         if not self._is_write_paused or self.detection is None:
             return False
@@ -612,7 +624,7 @@ async def listen(
 ) -> asyncio.Server:
     """Listen for clients of Pulsar's binary protocol; with a certificate, over TLS.
 
-    ``through`` may put something between a socket and its connection.
+    ``through`` may insert a protocol between a socket and its connection.
     """
     numbers = itertools.count(1)
     settings = clients.settings

@@ -1,7 +1,7 @@
-"""The topics of namespaces, for GET_TOPICS_OF_NAMESPACE: listed once for all who ask meanwhile.
+"""The topics of namespaces, for GET_TOPICS_OF_NAMESPACE. Concurrent requests share one listing.
 
-Who asks gets a list that was begun after it asked, so that it sees what was there by then. Lists may be
-long: they are made and encoded in steps.
+A request gets a listing that began after the request arrived, so it contains everything that
+existed by then. Listings may be long, so they are built and encoded in steps.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.ids import TopicName
 from onewriter_core.wire.commands import command_frame
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 NAMES_PER_STEP: Final = 500
-"""Names that are handled before others may have the event loop."""
+"""Names that are handled in one tick of the event loop."""
 
 NAMESPACES_MAX: Final = 1_000
-"""Namespaces that are listed at once; further ones are listed without sharing."""
+"""Namespaces with a listing under way. Listings of further ones are not shared."""
 
 
 class Listings:
@@ -42,14 +42,14 @@ class Listings:
         shared = self._next[namespace] = asyncio.get_running_loop().create_future()
         try:
             async with self._current.setdefault(namespace, asyncio.Lock()):
-                del self._next[namespace]  # who asks from now on waits for another one
+                del self._next[namespace]  # later requests wait for the next listing
                 found = await self._listed(namespace)
         except BaseException as error:
             if self._next.get(namespace) is shared:
                 del self._next[namespace]
             if isinstance(error, Exception):
                 shared.set_exception(error)
-                shared.exception()  # perhaps nobody else has asked
+                shared.exception()  # perhaps no other request waits
             else:
                 shared.cancel()
             raise
@@ -90,7 +90,8 @@ async def write_topics(
     for name in names:
         part.append(name)
         if len(part) >= NAMES_PER_STEP:
-            # The encodings of parts of a message, one behind the other, are that of the whole.
+            # The concatenated encodings of parts of a message are the encoding of the whole
+            # message.
             pieces.append(response(topics=part).SerializePartialToString())
             part = []
             await asyncio.sleep(0)

@@ -1,9 +1,9 @@
 """Look-ups: which broker serves a topic, how many partitions it has, which topics there are.
 
-A bucket that is changing hands has no owner for a moment. The look-up waits for it: clients that are
-sent away come back later and later. Where that would not help, or takes too long, the answer is
-MetadataError, on which all clients try again. On ServiceNotReady, as an answer to a look-up, clients
-close the whole connection, and with it every producer that leads on it.
+While a bucket moves, it has no owner for a moment. The look-up waits for the new owner, because
+clients retry refused look-ups with growing delays. If waiting would not help or takes too long, the
+answer is MetadataError, on which all clients retry. If a look-up is answered with ServiceNotReady,
+clients close the whole connection, and with it every producer that leads on it.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from collections.abc import Awaitable, Callable
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.listings import Listings, write_topics
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 OWNER_WAIT_SECONDS = 5.0
-"""How long a look-up waits for a bucket without an owner: a dead broker is found dead after 2 s, and
-its buckets are taken within another one."""
+"""Time that a look-up waits for a bucket without an owner. Brokers detect a dead broker after 2 s,
+and acquire its buckets within another second."""
 
 HINDERED_WAIT_SECONDS = 1.0
-"""The same where this broker knows what keeps it from taking the bucket."""
+"""The same if this broker knows what prevents it from acquiring the bucket."""
 
 OWNER_POLL_SECONDS = 0.05
 
 NO_OWNER = "Failed to acquire ownership of the topic's bucket in time"
-"""The C++ client keeps its connection when a look-up fails with these words, whatever the code."""
+"""The C++ client keeps its connection if a look-up fails with these words, whatever the code is."""
 
 Write = Callable[..., None]
-"""Takes a frame, perhaps in parts."""
+"""Takes a frame, possibly in parts."""
 
 
 async def wait_for_owner(
     topics: Topics, name: TopicName, wait_seconds: float = OWNER_WAIT_SECONDS
 ) -> Addresses | None:
-    """The broker that serves the topic; None when nobody is known to, in time."""
+    """The broker that serves the topic; None if there is no known owner in time."""
     return await wait_for_bucket(topics, topics.bucket_of(name), wait_seconds)
 
 
 async def wait_for_bucket(
     topics: Topics, bucket: int, wait_seconds: float = OWNER_WAIT_SECONDS
 ) -> Addresses | None:
-    """The broker that serves a bucket; None when nobody is known to, in time."""
+    """The broker that serves a bucket; None if there is no known owner in time."""
     waited = 0.0
     while (owner := topics.ownership.owner_of(bucket)) is None:
         is_hindered = bool(topics.ownership.waiting_reason(bucket))
@@ -65,9 +65,9 @@ def why_not_served(topics: Topics, name: TopicName) -> str:
 
 
 def check_listener(name: str) -> None:
-    """Raise Refused for a listener by name: brokers here have one set of addresses.
+    """Raise Refused for a named listener, because brokers here have one set of addresses.
 
-    As in Pulsar where no such listener is configured; these are its words, which C++ looks for.
+    Pulsar does the same if no such listener is configured. The C++ client looks for these words.
     """
     if name:
         raise Refused(
@@ -76,7 +76,7 @@ def check_listener(name: str) -> None:
 
 
 class Lookups:
-    """Answers look-ups over the binary protocol, which the session let through (rights.py)."""
+    """Answers look-ups of the binary protocol. The session has checked the right (rights.py)."""
 
     def __init__(
         self,
@@ -113,7 +113,9 @@ class Lookups:
         write(replies.lookup_connect(request_id, plain, broker_url_tls=tls))
 
     async def partitions(self, command: pb.CommandPartitionedMetadata, write: Write) -> None:
-        """Answer PARTITIONED_METADATA: 0 for a topic that is none, or does not exist yet."""
+        """Answer PARTITIONED_METADATA: 0 for a topic that is not partitioned, or does not exist
+        yet.
+        """
         request_id = command.request_id
         try:
             name = TopicName.parse(command.topic)
@@ -132,10 +134,11 @@ class Lookups:
         write(replies.partitions(request_id, count))
 
     def _unreadable(self, error: OnewriterError) -> tuple[ServerError, str]:
-        """What a client is told when the store says nothing of its topic.
+        """The answer to a client if the store does not return the record of its topic.
 
-        A broker that serves nothing has it connect anew: nobody leads on that connection, and where
-        this broker alone has lost the store a Service leads to another one.
+        A broker that serves no bucket lets the client reconnect: no producer leads on that
+        connection, and if only this broker has lost the store, a Service routes the client to
+        another broker.
         """
         if self._topics.ownership.held():
             return ServerError.METADATA_ERROR, f"{NO_OWNER}: {error}"
@@ -149,8 +152,8 @@ class Lookups:
     ) -> None:
         """Answer GET_TOPICS_OF_NAMESPACE with the names of the logs that the client may see.
 
-        ``room`` returns once the client has read what it was sent. The answers of one connection are
-        made one after another.
+        ``room`` returns once the client has read what it was sent. The answers of one connection
+        are sent one after another.
         """
         request_id = command.request_id
         if command.mode == pb.CommandGetTopicsOfNamespace.NON_PERSISTENT:

@@ -1,9 +1,11 @@
-"""Whether a producer of a partition competes for that partition alone, or for its whole topic. No I/O.
+"""Decides whether a producer of a partition competes for that partition alone or for its whole
+topic. No I/O.
 
-A client asks for the partitions of what its user named, and then opens producers, consumers or readers of
-that. For the partitions of a partitioned topic it asks nothing. So a question about ``orders-partition-1``
-counts for the next producer or consumer of that name on the same connection, and for that one only: the same
-connection may open a producer of all of ``orders`` later.
+A client asks for the number of partitions of the name that its user gave, and then opens producers,
+consumers or readers of it. For the partitions of a partitioned topic it does not ask. So a question
+about ``orders-partition-1`` counts for the next producer or consumer of that name on the same
+connection, and only for that one: later, the same connection may open a producer of all of
+``orders``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Final
 from onewriter_core.ids import InvalidTopicName, TopicName
 
 NAMES_MAX: Final = 10_000
-"""Partitions that a connection asked about and opened nothing of yet."""
+"""Partitions that a connection asked about without opening anything yet."""
 
 PRODUCERS_MAX: Final = 10_000
 """Producers of single partitions that are remembered per connection."""
@@ -23,14 +25,16 @@ PRODUCERS_MAX: Final = 10_000
 class NamedPartitions:
     """The partitions that one connection asked for by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, names_max: int = NAMES_MAX, producers_max: int = PRODUCERS_MAX) -> None:
+        self._names_max = names_max
+        self._producers_max = producers_max
         self._questions: Counter[str] = Counter()
         self._producers: dict[tuple[int, str], None] = {}
 
     def asked(self, topic: str) -> None:
         """The client asks how many partitions ``topic`` has."""
         name = _partition(topic)
-        if name and (name in self._questions or len(self._questions) < NAMES_MAX):
+        if name and (name in self._questions or len(self._questions) < self._names_max):
             self._questions[name] += 1
 
     def consumer_opened(self, topic: str) -> None:
@@ -41,18 +45,18 @@ class NamedPartitions:
     def competes_alone(self, producer_id: int, name: TopicName) -> bool:
         """Whether a producer that is opened now competes for its partition alone.
 
-        A client that opens a refused producer again sends the same id, and asks nothing before.
+        A client that retries a refused producer sends the same id, without a question before it.
         """
         key = producer_id, str(name)
         has_asked = self._follow(key[1])
         if has_asked and key not in self._producers:
-            if len(self._producers) >= PRODUCERS_MAX:
+            if len(self._producers) >= self._producers_max:
                 del self._producers[next(iter(self._producers))]
             self._producers[key] = None
         return key in self._producers
 
     def _follow(self, name: str) -> bool:
-        """Take one question about ``name``; False: there is none."""
+        """Consume one question about ``name``; False if there is none."""
         if name not in self._questions:
             return False
         self._questions[name] -= 1
@@ -62,7 +66,9 @@ class NamedPartitions:
 
 
 def _partition(topic: str) -> str:
-    """The full name of a partition; empty for anything else. The command itself refuses what is no name."""
+    """The full name of a partition; empty for any other name. The command itself refuses invalid
+    names.
+    """
     try:
         name = TopicName.parse(topic)
     except InvalidTopicName:

@@ -1,7 +1,8 @@
-"""The producers of one connection: admitted, handed to their topics' runners, and fed.
+"""The producers of one connection: admits them, passes them to the runners of their topics, and
+feeds them.
 
-A ProducerChannel for each of them. Who may write is the topic machine's decision; here a SEND is
-routed to its producer, whose one flag says whether it may.
+It implements ProducerChannel for each of them. The topic machine decides who may write. This module
+routes a SEND to its producer, which has one flag that says whether it may write.
 """
 
 from __future__ import annotations
@@ -32,10 +33,9 @@ from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.quotas.book import Held, Part, Quota, namespace_key, subject_of
-from onewriter_broker.topic.deduplication import INVENTED_PREFIX
-from onewriter_broker.topic.detection import Detection
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
+from onewriter_broker.topic.producers.producer import Producer
+from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
@@ -52,19 +52,19 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
 
 CLOSED_PRODUCERS_MAX = 10_000
-"""Producer ids remembered after they were closed: their late SENDs are ignored."""
+"""Ids of closed producers that are remembered. SENDs that arrive late for them are ignored."""
 
 DEPARTURES_PER_TICK = 64
-"""Waiters of a lost connection that leave their queues before others get a turn of the loop."""
+"""Waiters of a lost connection that leave their queues in one tick of the event loop."""
 
 PRODUCER_NAME_LENGTH_MAX = 512
-"""In characters: markers and snapshots in the store hold the names."""
+"""Characters. Markers and snapshots in the store contain the names."""
 
 PROPERTIES_BYTES_MAX = 16 * 1024
-"""Of one producer, names and values."""
+"""Names and values of one producer's properties."""
 
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
-"""Of most producers: an empty dict for each would weigh 64 bytes."""
+"""Shared by most producers: an empty dict for each would use 64 bytes."""
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class ProducerCommands:
     ) -> None:
         self.client_version = client_version
         self._clients = clients
-        self._gathered = clients.appender.gathered  # one for all producers of the connection
+        self._gathered = clients.appender.gathered  # shared by all producers of the connection
         self._link = link
         self._requests = requests
         self._name = name
@@ -104,15 +104,15 @@ class ProducerCommands:
         self._must_hold_back = False
         self._is_lost = False
         self._detection_min: Detection | None = None
-        """For the sake of what else depends on the connection."""
+        """Demanded by other things that depend on the connection."""
         self._guards = Guards(
-            clients.topics, clients.owning, clients.appender.prove, clients.settings.buckets
+            clients.topics, clients.ownerships, clients.appender.prove, clients.settings.buckets
         )
 
     def open(self, command: pb.CommandProducer) -> None:
         try:
             check_pairs(((each.key, each.value) for each in command.metadata), PROPERTIES_BYTES_MAX)
-        except Refused as error:  # before anybody looks for something in them
+        except Refused as error:  # before any property is read
             self._link.write(error_reply(command.request_id, error))
             return
         asked = self._asked_priority(command)
@@ -152,7 +152,7 @@ class ProducerCommands:
             self._requests.run(command.request_id, work)
 
     def _check_store(self, name: TopicName, command: pb.CommandProducer) -> None:
-        """Raise Refused where the store has no room for the producer."""
+        """Raise Refused if the store has no room for the producer."""
         topics = self._clients.topics
         is_declared = topics.desired.topic(name.base) is not None
         share = topics.shares.now(name.namespace_name, is_declared=is_declared)
@@ -164,7 +164,7 @@ class ProducerCommands:
         present: Producer | Opening,
         asked: AskedPriority,
     ) -> None:
-        """The same producer id on the same connection: repeat the answer, or refuse."""
+        """Repeat the answer for the same producer id on the same connection, or refuse it."""
         priority = present.asked_priority if isinstance(present, Producer) else present.priority
         if (asked.value or 0) != priority:
             text = "the queue priority of a producer never changes after its creation"
@@ -226,7 +226,7 @@ class ProducerCommands:
         asked: AskedPriority,
         guard: Guard | None = None,
     ) -> None:
-        """Admit the producer and hand it to the topic's runner, which answers it."""
+        """Admit the producer and pass it to the topic's runner, which answers it."""
         try:
             request = self._request(command, name, topic, asked)
         except Refused as refused:
@@ -259,7 +259,7 @@ class ProducerCommands:
         topic: LoadedTopic,
         asked: AskedPriority,
     ) -> Request:
-        """The command as the topic machine understands it. Raises Refused."""
+        """The command as a request to the topic machine. Raises Refused."""
         properties = properties_of(command)
         mode = mode_of(command)
         admission = self._admission(name, mode, asked)
@@ -297,7 +297,7 @@ class ProducerCommands:
         )
 
     def _admission(self, name: TopicName, mode: AccessMode, asked: AskedPriority) -> Granted:
-        """Whether it may write at all. Raises Refused."""
+        """The right to write. Raises Refused."""
         wanted = AskedProducer(mode, asked.value)
         return self._clients.authorization.require(self._identity, Action.PRODUCE, name, wanted)
 
@@ -307,7 +307,9 @@ class ProducerCommands:
         return parse_priority(properties_of(command), wire)
 
     def close(self, command: pb.CommandCloseProducer) -> None:
-        """Leave once everything handed in is answered, so that a successor comes behind it."""
+        """Close the producer once everything that it sent is answered, so that a successor's
+        entries come after it.
+        """
         producer = self._producers.get(command.producer_id)
         if isinstance(producer, Producer):
             producer.when_idle(lambda: self._closed_by_client(producer, command.request_id))
@@ -338,12 +340,12 @@ class ProducerCommands:
         return topic
 
     def active(self, producer_id: int) -> Producer | None:
-        """The producer of that id, if it may write."""
+        """The producer with this id, if it may write."""
         producer = self._producers.get(producer_id)
         return producer if isinstance(producer, Producer) and producer.is_active else None
 
     async def seal(self, command: pb.CommandSeal) -> None:
-        """Answer SEAL. Raises what answers it instead."""
+        """Answer SEAL. Raises the error that answers it instead."""
         producer = self.active(command.producer_id)
         if producer is None or producer.guard is None:
             text = "only a guarded producer that may write can seal its topic"
@@ -354,7 +356,7 @@ class ProducerCommands:
     def send(self, send: Send, payload: memoryview) -> None:
         producer = self._producers.get(send.producer_id)
         if send.num_messages < 1:
-            # Such an entry would cost no permits, and could not be packed into a block.
+            # Such an entry would use no permits, and could not be packed into a block.
             raise ProtocolError(f"SEND of {send.num_messages} messages")
         if isinstance(producer, Producer):
             if not entry_checksum_ok(payload):
@@ -376,20 +378,21 @@ class ProducerCommands:
                 producer.publish(send, payload)
                 if producer.topic_log.share.is_slow:
                     self._must_hold_back = True
-            # Otherwise it is being closed, and learns so by CLOSE_PRODUCER: not appended.
+            # Otherwise the producer is being closed, and CLOSE_PRODUCER reports it: the entry is
+            # not appended.
         elif producer is None and send.producer_id not in self._closed_producers:
             raise ProtocolError(f"SEND for producer {send.producer_id}, which does not exist")
 
     @property
     def is_held_back(self) -> bool:
-        """Whether a log of one of its producers is held, or is to be written to slowly."""
+        """Whether a log of one of its producers is held or slowed down."""
         return any(
             isinstance(producer, Producer) and producer.topic_log.share.is_slow
             for producer in self._producers.values()
         )
 
     def read_ended(self) -> None:
-        """Account for what one read brought: at once for all of it, which costs a tenth of the time."""
+        """Account for the bytes of one read in one step, which takes a tenth of the time."""
         if self._arrived_bytes:
             self._link.pending_changed(self._arrived_bytes)
             self._arrived_bytes = 0
@@ -411,7 +414,9 @@ class ProducerCommands:
         )
 
     def _registration(self, producer: Producer, epoch: int | None) -> str | None:
-        """What proves the holder of an epoch to the HTTP API, for clients that know the field."""
+        """The registration that proves the holder of an epoch to the HTTP API, for clients that
+        know the field.
+        """
         if epoch is None or not producer.is_exclusive or self._link.extensions_version == 0:
             return None
         return self._clients.registrations.of(producer.topic_log.name, epoch, self._identity)
@@ -443,12 +448,12 @@ class ProducerCommands:
                 self._link.spawn(self._await_sign(topic, producer.epoch))
 
     async def _await_sign(self, topic: LoadedTopic, epoch: int) -> None:
-        """See whether somebody who was told that its epoch is over gives any sign of life."""
+        """Check whether a client that was notified that its epoch ended still gives a sign of life."""
         told_at = self._clients.now()
         self._link.write(replies.PING)
         await asyncio.sleep(topic.detection(self._clients.settings).silent_after_seconds)
         if not self._is_lost and self._link.is_silent_since(told_at):
-            topic.runner.story.unanswered(epoch)
+            topic.runner.history.unanswered(epoch)
 
     def send_answered(self, frames: bytes, size: int) -> None:
         self._link.write(frames)
@@ -471,12 +476,16 @@ class ProducerCommands:
         self._link.write(replies.queue_changed(producer.producer_id, waiting))
 
     def watch_closely(self, detection: Detection) -> None:
-        """Ownerships depend on this connection, too: it counts as silent so soon at the latest."""
+        """Apply the detection of an ownership that depends on this connection: the connection
+        counts as silent at the latest after that time.
+        """
         self._detection_min = detection
         self._link.detection = detection.sooner_of(self._link.detection)
 
     def declared_anew(self) -> None:
-        """Look again how soon this connection counts as silent, by what its topics declare now."""
+        """Recompute when this connection counts as silent, from the present declarations of its
+        topics.
+        """
         self._link.detection = self._detection_min
         for producer_id, topic in self._topics_of.items():
             producer = self._producers.get(producer_id)
@@ -485,7 +494,7 @@ class ProducerCommands:
                 self._link.detection = detection.sooner_of(self._link.detection)
 
     def depart(self, departure: Departure) -> None:
-        """All producers leave: those that may write at once, those that wait a few at a time."""
+        """Let all producers leave: active ones at once, waiting ones a few per tick."""
         waiting: list[tuple[LoadedTopic, Producer]] = []
         for producer in list(self._producers.values()):
             if isinstance(producer, Producer):
@@ -507,7 +516,9 @@ class ProducerCommands:
 
 
 async def _depart_later(waiting: list[tuple[LoadedTopic, Producer]], departure: Departure) -> None:
-    """Each departure goes through its topic's whole queue: thousands at once would stop the loop."""
+    """Let waiters leave in steps. Each departure goes through its topic's whole queue, so thousands
+    at once would block the event loop.
+    """
     for index, (topic, producer) in enumerate(waiting):
         if index % DEPARTURES_PER_TICK == 0:
             await asyncio.sleep(0)

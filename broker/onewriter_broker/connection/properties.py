@@ -1,6 +1,6 @@
-"""What a producer asks for by its properties, so that every stock client can (docs/wire.md).
+"""Requests of producers in their properties, which every stock client can set (docs/wire.md).
 
-What its writes depend on is read in guards.py.
+guards.py reads the properties of guards.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 
 
 class AskedPriority(NamedTuple):
-    """The priority that a producer asked for, None when it asked for none.
+    """The priority that a producer asked for; None if it asked for none.
 
-    ``note`` is for the audit: what it sent instead of a priority.
+    ``note`` is for the audit: the invalid value that the producer sent.
     """
 
     value: int | None
@@ -42,7 +42,7 @@ def properties_of(command: pb.CommandProducer) -> dict[str, str]:
 
 
 def mode_of(command: pb.CommandProducer) -> AccessMode:
-    """The access mode; a property stands in for the one that Go cannot ask for."""
+    """The access mode. A property replaces the mode that the Go client cannot ask for."""
     mode = AccessMode(command.producer_access_mode)
     asked = properties_of(command).get(ACCESS_MODE_PROPERTY)
     if mode is AccessMode.EXCLUSIVE and asked == "ExclusiveWithFencing":
@@ -63,7 +63,7 @@ def if_epoch_of(properties: Mapping[str, str]) -> int | None:
 
 
 def serve_seconds_of(properties: Mapping[str, str]) -> float:
-    """In whole milliseconds; 0: it does not ask to serve. Raises Refused."""
+    """In whole milliseconds; 0 if the producer does not ask for it. Raises Refused."""
     text = properties.get(SERVE_SECONDS_PROPERTY)
     if text is None:
         return 0.0

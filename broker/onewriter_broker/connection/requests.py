@@ -1,4 +1,6 @@
-"""A connection's requests that must wait for something: bounded, and answered whatever happens."""
+"""Requests of a connection that wait for something. Their number is bounded, and each one is
+answered.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +10,31 @@ from typing import Protocol
 from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.quotas.requests import RequestsInFlight
-from onewriter_broker.topic.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 REQUESTS_MAX = 200
-"""Requests of one connection that are worked on at once. Then it is not read until half are answered:
-clients may send tens of thousands of look-ups at once, and none of them is refused."""
+"""Requests of one connection that are handled concurrently. At this number, the broker stops
+reading from the connection until half of them are answered. Clients may send tens of thousands of
+look-ups at once, and none is refused."""
 
 
 class Link(Protocol):
-    """The socket as the session sees it."""
+    """The socket, as seen by the session."""
 
     detection: Detection | None
-    """How soon it counts as silent; None: no exclusive producer depends on it."""
+    """When the connection counts as silent; None if no exclusive producer depends on it."""
     may_only_resume: bool
-    """Its identity was proved for the return to what it holds, and for nothing new."""
+    """The identity was proved only for the return to what it holds."""
 
     @property
     def extensions_version(self) -> int:
-        """Of our own commands, what the client understands; 0: it must get none of them."""
+        """The version of onewriter's own commands that the client understands; 0 if it must get
+        none.
+        """
         ...
 
     @property
@@ -40,11 +45,11 @@ class Link(Protocol):
         ...
 
     def is_silent_since(self, moment: float) -> bool:
-        """Whether nothing has come from the peer since, though it was listened to."""
+        """Whether the peer has sent nothing since then, although the broker was reading."""
         ...
 
     def write(self, *parts: bytes | memoryview) -> None:
-        """Queue for sending, in order, at the end of this turn of the event loop."""
+        """Queue for sending, in order, at the end of this tick of the event loop."""
         ...
 
     def close(self, reason: str) -> None:
@@ -52,23 +57,25 @@ class Link(Protocol):
         ...
 
     def auth_response(self, command: pb.CommandAuthResponse) -> None:
-        """A client answers the demand for a fresh token."""
+        """Handle the client's answer to a request for a new token."""
         ...
 
     def spawn(self, work: Coroutine[object, object, None]) -> None:
-        """Run beside the connection; cancelled with the broker, not with the connection."""
+        """Run a task beside the connection. It is cancelled with the broker, not with the
+        connection.
+        """
         ...
 
     def pending_changed(self, difference: int) -> None:
-        """So many bytes more, or less, are sent but unanswered."""
+        """Add to the bytes that are received but not answered yet."""
         ...
 
     def hold_back(self) -> None:
-        """A message came that has to wait for room in the store: read slowly."""
+        """Read slowly: a message arrived that has to wait for room in the store."""
         ...
 
     def go_on(self) -> None:
-        """Its session may handle commands again (Session.must_wait)."""
+        """Continue to handle commands (Session.must_wait)."""
         ...
 
 
@@ -84,23 +91,25 @@ class Opening:
 
 
 class Requests:
-    """The requests of one connection that are being worked on."""
+    """The requests of one connection that are being handled."""
 
     def __init__(self, link: Link, in_flight: RequestsInFlight, subject: str) -> None:
-        """``in_flight``: those of all connections; ``subject``: for whom this one's count."""
+        """``in_flight`` counts the requests of all connections; ``subject`` is the subject that
+        this connection's requests count for.
+        """
         self._link = link
         self._in_flight = in_flight
         self._subject = subject
         self._count = 0
         self.is_full = False
-        """No further request may begin; the link is told when one may again."""
+        """No further request may begin. The link is notified when one may begin again."""
 
     def run(self, request_id: int, work: Coroutine[object, object, None]) -> None:
-        """Run a request's work; what it raises is its answer."""
+        """Run a request; an exception becomes its answer."""
         self.beside(self._answered(request_id, work))
 
     def beside(self, work: Coroutine[object, object, None]) -> None:
-        """Run a request's work that answers whatever happens."""
+        """Run a request that always answers by itself."""
         self._count += 1
         self._in_flight.begin(self._subject)
         has_room = self._in_flight.has_room(self._subject)
@@ -145,7 +154,7 @@ def code_of(error: Exception) -> ServerError:
         case InvalidTopicName():
             return ServerError.INVALID_TOPIC_NAME
         case MalformedBlock() | BrokenKey():
-            return ServerError.PERSISTENCE_ERROR  # asking again cannot help until it is repaired
+            return ServerError.PERSISTENCE_ERROR  # a retry cannot help until the data is repaired
         case _:
             return ServerError.SERVICE_NOT_READY
 

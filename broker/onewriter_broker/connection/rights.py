@@ -1,7 +1,8 @@
-"""Which right each command of the wire protocol needs; the session asks before anything else is done.
+"""The right that each command of the wire protocol needs. The session checks it before it handles
+the command.
 
-The table has every BaseCommand type: a command without an entry is answered by nobody, and the
-connection that sends it is closed.
+The table has every BaseCommand type. A command without an entry is not answered, and the broker
+closes the connection that sends it.
 """
 
 from __future__ import annotations
@@ -24,23 +25,24 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class OnTopic:
-    """These rights on the topic that the command names."""
+    """These rights to the topic that the command names."""
 
     actions: tuple[Action, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OnConsumersTopic:
-    """These rights on the topic of the connection's consumer that the command names."""
+    """These rights to the topic of the consumer that the command names."""
 
     actions: tuple[Action, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class OnEach:
-    """This right on each thing that the command names, or the answer holds only what is allowed.
+    """This right to each object that the command names, or the answer contains only what is
+    allowed.
 
-    ``where`` is the function that asks.
+    ``where`` is the function that checks it.
     """
 
     action: Action
@@ -49,14 +51,14 @@ class OnEach:
 
 @dataclass(frozen=True, slots=True)
 class NoneNeeded:
-    """No right, and why."""
+    """No right, with the reason."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class FromBrokers:
-    """Brokers alone send it: the connection of a client that does is closed."""
+    """Only brokers send it. The broker closes the connection of a client that does."""
 
 
 Rule = OnTopic | OnConsumersTopic | OnEach | NoneNeeded | FromBrokers
@@ -146,7 +148,7 @@ RULES: Final[Mapping[int, Rule]] = MappingProxyType(
 
 
 class CommandRights:
-    """The rights of one connection. ``topic_of`` finds the topic of one of its consumers."""
+    """Checks the rights of one connection. ``topic_of`` finds the topic of one of its consumers."""
 
     def __init__(
         self,
@@ -159,9 +161,9 @@ class CommandRights:
         self._topic_of = topic_of
 
     def refusal(self, command: Command) -> bytes | None:
-        """The answer to a command that its sender has no right to; None: it may go on.
+        """The answer to a command that its sender has no right to; None if it has.
 
-        Raises ProtocolError for one that no client sends.
+        Raises ProtocolError for a command that no client sends.
         """
         number = type_of(type(command))
         rule = RULES.get(number)
@@ -182,7 +184,7 @@ class CommandRights:
             case _:
                 return
         if name is None:
-            return  # the answer is that there is no such consumer
+            return  # the answer will be that there is no such consumer
         asked = None
         if isinstance(command, pb.CommandProducer):
             asked = AskedProducer(mode_of(command))
@@ -191,7 +193,7 @@ class CommandRights:
 
 
 def refused(command: Any, error: Refused | InvalidTopicName) -> bytes:
-    """A refusal in the shape in which clients expect the answer to that command."""
+    """A refusal in the shape that clients expect as the answer to the command."""
     code, text = code_of(error), str(error)
     match command:
         case pb.CommandLookup():

@@ -1,9 +1,9 @@
-"""The event loop's time, shared between connections.
+"""Shares the time of the event loop between connections.
 
-A connection handles what it received at once, for a bounded time. What is left then waits for the next
-round: in each iteration of the loop the waiting connections are served in the order in which they came,
-for a bounded time together, and each of them no longer than its share. So one connection, or many
-together, never hold the loop for long, whatever they send.
+A connection handles what it received at once, for a bounded time. The rest waits for the next
+round: in each tick of the event loop, the waiting connections are served in order of arrival, for a
+bounded time together and for a bounded time each. So neither one connection nor many together can
+block the event loop, whatever they send.
 """
 
 from __future__ import annotations
@@ -12,32 +12,34 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 CONNECTION_SECONDS: Final = 0.008
-"""What one connection may take of one iteration of the event loop."""
+"""Time that one connection may use in one tick of the event loop."""
 
 ITERATION_SECONDS: Final = 0.024
-"""What waiting connections may take together of one iteration; those that are just read may take as
-much again."""
+"""Time that all waiting connections together may use in one tick. Connections that were just read
+may use the same again."""
 
 FRAMES_BETWEEN_LOOKS: Final = 32
-"""SENDs that a connection handles before it looks at the clock; after any other command it looks."""
+"""SENDs that a connection handles between two clock readings. It also reads the clock after any
+other command."""
 
 LOOKS_MAX: Final = 64
-"""Looks at the clock after which a connection waits for the next round, whatever the time."""
+"""Clock readings after which a connection waits for the next round, whatever the time is."""
 
 _UNTOLD_SECONDS: Final = 0.002
-"""Work of connections that are just read which needs no note of the iteration that it belongs to."""
+"""Connections that were just read may use this much time before the tick that it belongs to is
+recorded."""
 
 
 class Worker(Protocol):
     """A connection that has received more than it could handle at once."""
 
     def work(self) -> None:
-        """Handle more of it, for CONNECTION_SECONDS at most; wait again for what is left."""
+        """Handle more of it, for at most CONNECTION_SECONDS; wait again for the rest."""
         ...
 
 
 class Rounds:
-    """Serves the connections of one broker that wait. ``call_soon`` is the event loop's."""
+    """Serves the waiting connections of one broker. ``call_soon`` is that of the event loop."""
 
     def __init__(
         self, now: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]
@@ -50,22 +52,22 @@ class Rounds:
 
     @property
     def has_time(self) -> bool:
-        """Whether a connection that was just read may begin in this iteration."""
+        """Whether a connection that was just read may begin in this tick."""
         return self._spent_seconds < ITERATION_SECONDS
 
     def spent(self, seconds: float) -> None:
-        """A connection that was just read took so long."""
+        """Record the time that a connection that was just read used."""
         self._spent_seconds += seconds
         if self._spent_seconds > _UNTOLD_SECONDS:
             self._call()
 
     def wait(self, worker: Worker) -> None:
-        """Have ``worker`` called in the next round."""
+        """Call ``worker`` in the next round."""
         self._waiting[worker] = None
         self._call()
 
     def leave(self, worker: Worker) -> None:
-        """It is closed."""
+        """Remove a closed connection."""
         self._waiting.pop(worker, None)
 
     def _call(self) -> None:

@@ -1,7 +1,7 @@
-"""Schemas on the wire: brought by producers and consumers, asked for, and made on request.
+"""Schemas on the wire: sent by producers and consumers, requested, and created on request.
 
-A schema that is all in its type (text, numbers, times) is kept like one with a definition, so that
-two types never meet in one topic.
+A schema whose type says everything (text, numbers, times) is stored like one with a definition, so
+that one topic never has two types.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ from collections.abc import Callable
 from typing import Protocol
 
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.schema_rules import NOT_KEPT, KeptSchema, Schema, has_definition
-from onewriter_broker.topic.schemas import TopicSchemas, find, kept_in
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.schemas.rules import (
+    NOT_KEPT,
+    KeptSchema,
+    Schema,
+    has_definition,
+)
+from onewriter_broker.topic.schemas.topic_schemas import TopicSchemas, find, kept_in
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
@@ -25,10 +30,10 @@ _VERSION = struct.Struct(">Q")
 """Clients expect eight bytes in a schema version."""
 
 BROKER_SUBJECT = ""
-"""The broker itself, which compares no schemas."""
+"""The broker itself, which does not compare schemas."""
 
 LOGS_LOOKED_AT_MAX = 64
-"""Logs of a topic that is served elsewhere which are looked through for its schemas."""
+"""Logs of a topic of another broker that are searched for its schemas."""
 
 
 class WithSchema(Protocol):
@@ -39,13 +44,13 @@ class WithSchema(Protocol):
 
 
 def brought(command: WithSchema) -> Schema | None:
-    """The schema that a command brings; None: none that would be kept."""
+    """The schema that a command brings; None if it brings none that would be stored."""
     schema = command.schema
     return None if schema.type in NOT_KEPT else Schema.from_wire(schema)
 
 
 def schemas_of(clients: Clients, topic: LoadedTopic, client: str) -> TopicSchemas:
-    """The schemas of a topic that is served here, as ``client`` asks for them."""
+    """The schemas of a topic that this broker serves, on behalf of ``client``."""
     checks = clients.schema_checks
     return TopicSchemas(topic, clients.topics.namespaces, clients.wall_ms, checks, client)
 
@@ -53,7 +58,7 @@ def schemas_of(clients: Clients, topic: LoadedTopic, client: str) -> TopicSchema
 async def version_for_producer(
     clients: Clients, topic: LoadedTopic, command: pb.CommandProducer, client: str
 ) -> bytes:
-    """The version of a producer's schema, kept from now on; empty: it brings none.
+    """The version of a producer's schema, which is stored from now on; empty if it brings none.
 
     Raises Refused (INCOMPATIBLE_SCHEMA), Undecided and Unavailable.
     """
@@ -72,7 +77,8 @@ async def check_consumer(
     identity: Identity,
     client: str,
 ) -> None:
-    """A consumer's schema must fit the topic's; one that may produce may also bring the first.
+    """Check that a consumer's schema is compatible with the topic's. A consumer that may produce
+    may also add the first schema.
 
     Raises as ``version_for_producer``.
     """
@@ -83,7 +89,7 @@ async def check_consumer(
 
 
 class SchemaRequests:
-    """The schema requests of one connection. ``client``: for whom it counts."""
+    """The schema requests of one connection. ``client``: the subject that they count for."""
 
     def __init__(self, clients: Clients, client: str, write: Callable[[bytes], None]) -> None:
         self._clients = clients
@@ -100,7 +106,7 @@ class SchemaRequests:
 
 
 async def found(clients: Clients, command: pb.CommandGetSchema) -> bytes:
-    """Answer GET_SCHEMA, which clients send to any broker: one version, or the latest."""
+    """Answer GET_SCHEMA, which clients send to any broker, for one version or the latest."""
     reply = pb.CommandGetSchemaResponse(request_id=command.request_id)
     try:
         name = TopicName.parse(command.topic)
@@ -139,7 +145,7 @@ async def made(clients: Clients, command: pb.CommandGetOrCreateSchema, client: s
 
 
 async def kept_of(clients: Clients, base: TopicName) -> list[KeptSchema]:
-    """The schemas of a topic, wherever it is served. Raises Undecided, ValueError."""
+    """The schemas of a topic, whichever broker serves it. Raises Undecided, ValueError."""
     topics = clients.topics
     topic = topics.loaded.get(str(base))
     if topic is not None:
@@ -153,7 +159,7 @@ async def kept_of(clients: Clients, base: TopicName) -> list[KeptSchema]:
 
 
 def _number(version: bytes) -> int | None:
-    """A version that a client names; None: it wants the latest. Raises Refused."""
+    """The version that a client names; None if it wants the latest. Raises Refused."""
     if not version:
         return None
     if len(version) != _VERSION.size:
@@ -162,7 +168,7 @@ def _number(version: bytes) -> int | None:
 
 
 def _of_type(version: int | None) -> Schema | None:
-    """Before schemas were kept, the version of one without a definition was its type."""
+    """Before schemas were stored, the type of a schema without a definition was its version."""
     if version is None or version not in pb.Schema.Type.values():
         return None
     schema = Schema(version)

@@ -1,7 +1,8 @@
-"""One client connection: its commands, and who answers them.
+"""The session of one client connection: its commands, and what answers them.
 
-SEND, ACK and FLOW take the short way. Nothing in here blocks: what must wait for the store runs as
-a task, and a bounded number of them per connection (requests.py); what takes long is done in steps.
+SEND, ACK and FLOW take a short path. Nothing in this module blocks: what must wait for the store
+runs as a task, a bounded number of them per connection (requests.py), and long work is done in
+steps.
 """
 
 from __future__ import annotations
@@ -89,9 +90,10 @@ class Session:
         self._rights = CommandRights(clients.authorization, identity, self._consumers.topic_of)
 
     def handle(self, command: Command, payload: memoryview | None) -> bool:
-        """Take one command. Raises ProtocolError when the connection cannot go on.
+        """Handle one command. Raises ProtocolError if the connection cannot continue.
 
-        False: a message, which takes little time. Anything else may take more, or has left steps.
+        Returns False for a message, which takes little time. Any other command may take longer, or
+        have steps left.
         """
         if isinstance(command, Send):
             if payload is None:
@@ -108,26 +110,28 @@ class Session:
 
     @property
     def has_steps(self) -> bool:
-        """The last command is not done: ``step`` goes on with it. No other one is handled before."""
+        """The last command is not finished: ``step`` continues it. No other command is handled
+        before.
+        """
         return self._steps is not None
 
     def step(self) -> None:
-        """Do some more of the last command, for a millisecond or so."""
+        """Continue the last command, for about a millisecond."""
         if self._steps is not None and next(self._steps, _DONE) is _DONE:
             self._steps = None
 
     @property
     def must_wait(self) -> bool:
-        """The next command may not be handled now."""
+        """The next command must not be handled now."""
         return self._steps is not None or self._requests.is_full
 
     @property
     def is_held_back(self) -> bool:
-        """Whether something that it writes to has no room in the store."""
+        """Whether a log that it writes to has no room in the store."""
         return self._producers.is_held_back
 
     def read_ended(self) -> None:
-        """All commands of one read were handled."""
+        """Note that all commands of one read were handled."""
         self._producers.read_ended()
 
     def _other(self, command: Command) -> None:
@@ -147,7 +151,7 @@ class Session:
             case pb.CommandAuthResponse():
                 self._link.auth_response(command)
             case pb.CommandPong():
-                pass  # the link has noted that the client lives
+                pass  # the link has noted this sign of life
             case pb.CommandProducer():
                 self._producers.open(command)
             case pb.CommandCloseProducer():
@@ -197,7 +201,7 @@ class Session:
                 self._extension(command)
 
     def _extension(self, command: Command) -> None:
-        """One of our own commands (docs/wire.md)."""
+        """Handle one of onewriter's own commands (docs/wire.md)."""
         match command:
             case pb.CommandCheck():
                 work = self._checks.check(command, self._link.write)
@@ -214,11 +218,13 @@ class Session:
         self._requests.run(command.request_id, work)
 
     def room_made(self) -> None:
-        """The socket takes data again."""
+        """The socket accepts data again."""
         self._consumers.room_made()
 
     def silent(self) -> None:
-        """The holder's connection has not been heard for too long: its topics change hands now."""
+        """Fence the topics of this connection now: the broker has received nothing from it for too
+        long.
+        """
         self._producers.depart(Departure.SILENT)
         self._link.close("silent")
 
@@ -228,7 +234,7 @@ class Session:
         return self._consumers
 
     def declared_anew(self) -> None:
-        """What topics declare has changed."""
+        """Apply changed declarations."""
         self._producers.declared_anew()
 
     def lost(self) -> None:

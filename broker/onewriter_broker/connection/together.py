@@ -1,4 +1,4 @@
-"""PUBLISH_TOGETHER: messages for several topics of one bucket, all stored or none."""
+"""PUBLISH_TOGETHER: messages for several topics of one bucket; either all are stored or none."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from onewriter_broker.connection.requests import Link
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.joint_append import JointAppend, Part
 from onewriter_broker.log.store.blocks import BLOCK_ENTRIES_MAX
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.producers.producer import Producer
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName, bucket_of
 from onewriter_core.wire import replies
@@ -22,7 +22,7 @@ PARTS_MAX = BLOCK_ENTRIES_MAX
 
 
 class TogetherRequests:
-    """One connection's requests. ``producer`` finds an active producer of it by its id."""
+    """The requests of one connection. ``producer`` finds an active producer of it by its id."""
 
     def __init__(
         self,
@@ -37,21 +37,22 @@ class TogetherRequests:
         self._buckets = buckets
 
     async def publish(self, command: pb.CommandPublishTogether) -> None:
-        """Answer PUBLISH_TOGETHER. Raises what answers it instead: definite, nothing was stored.
+        """Answer PUBLISH_TOGETHER. An exception is the answer instead, and means that nothing was
+        stored.
 
-        Where nobody can tell any more whether it was the connection is dropped.
+        If the result cannot be determined any more, the connection is closed.
         """
         producers = self._producers(command)
         parts = [
             _part(part, producer) for part, producer in zip(command.parts, producers, strict=True)
         ]
-        request = Together(parts, lambda: all(producer.is_active for producer in producers))
+        request = JointAppend(parts, lambda: all(producer.is_active for producer in producers))
         size = sum(len(part.payload) + ENTRY_BYTES for part in parts)
         self._link.pending_changed(size)
         for producer in producers:
             producer.handed_in()
         try:
-            positions = await self._appender.together(request)
+            positions = await self._appender.append_jointly(request)
         except Undecided as undecided:
             self._link.close(str(undecided))
             return

@@ -1,8 +1,8 @@
-"""Closes the consumers that have lost the right to read, as soon as declarations say so.
+"""Closes consumers that have lost the right to read, as soon as declarations change.
 
-Who may read is decided when a consumer subscribes. When what is declared changes, or a pod stops being
-one that a claim selects, all open consumers are judged again: some at a time, so that many of them do
-not hold up what others send. A subscription that is being opened is judged once more when it is open.
+The right is checked when a consumer subscribes. When the declarations change, or a claim no longer
+selects a pod, the broker checks all open consumers again, some per tick, so that many consumers do
+not delay other work. It checks a subscription that is being opened once more when it is open.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onewriter_core.errors import Refused
 from onewriter_core.ids import Identity, TopicName
 
 CONSUMERS_PER_TICK: Final = 200
-"""Consumers that are judged in one turn of the event loop: a millisecond or two."""
+"""Consumers that are checked in one tick of the event loop: one or two milliseconds."""
 
 log = structlog.get_logger(__name__)
 
@@ -31,16 +31,18 @@ class Reading(Protocol):
     identity: Identity
 
     def reading(self) -> Iterator[tuple[int, TopicName]]:
-        """The open ones, by their ids, and what each reads."""
+        """The ids of the open consumers, and the topic that each one reads."""
         ...
 
     def withdraw(self, consumer_id: int) -> None:
-        """Close one, and tell its client."""
+        """Close a consumer and notify its client."""
         ...
 
 
 class Withdrawals:
-    """Of one broker. ``declared`` is what is declared now, the same object while nothing changes."""
+    """The withdrawals of one broker. ``declared`` returns the present declarations, as the same
+    object while nothing changes.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Withdrawals:
         self._woken = asyncio.Event()
 
     def look(self) -> None:
-        """Judge all consumers again if what is declared has changed since the last time."""
+        """Check all consumers again if the declarations have changed since the last check."""
         if self._declared() is not self._judged:
             self._woken.set()
 

@@ -1,11 +1,8 @@
-"""Reading: subscriptions, consumers, cursors, redelivery, seek and readers, on top of one log.
+"""Dispatch: subscriptions, consumers, cursors, redelivery, seek and readers, on top of one log.
 
-A client's command comes in at the top and goes down, what it delivers leaves at the consumer::
-
-    subscriptions -> handle -> registry -> subscription -> shared | single -> consumer -> Channel
-                                                |               |
-                                                +-> saving      +-> reading -> TopicLog
-
-The contract of the import linter (pyproject.toml) keeps it so. What comes up, a read that has
-ended or a gap that was learned, is a callback.
+Commands of clients pass through these modules from left to right; deliveries leave at the consumer:
+``subscriptions → handle → registry → subscription → shared | single → consumer → Channel``. The subscription
+also uses ``saved_cursors``, and its dispatcher reads the TopicLog through ``readers``. The import linter
+checks these directions (pyproject.toml). In the other direction, for example when a read has ended or a gap
+was learned, there are callbacks.
 """

@@ -1,7 +1,7 @@
-"""What dispatch and the session know of each other: options, channels, targets of a seek.
+"""The interface between dispatch and the session: options, channels, targets of a seek.
 
-The session speaks the protocol and owns the socket; dispatch decides what goes to which consumer
-and when. Commands are taken apart here, nothing is decided.
+The session speaks the protocol and owns the socket. Dispatch decides which consumer gets what, and when. This
+module parses commands and decides nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onewriter_core.wire.values import MessageId
 
 
 class TaskHandle(Protocol):
-    """A task that somebody else's TaskGroup owns; dispatch may only cancel it."""
+    """A task in another component's TaskGroup; dispatch may only cancel it."""
 
     def cancel(self) -> bool:
         """Ask it to end."""
@@ -32,7 +32,8 @@ Spawn = Callable[[Coroutine[Any, Any, None]], TaskHandle]
 """Starts a task in the caller's TaskGroup: its ``create_task``."""
 
 Receipt = Callable[[OnewriterError | None], None]
-"""Called exactly once: None when what was acknowledged is durably saved, else why it is not."""
+"""Called exactly once: with None when the acknowledgement is durably saved, otherwise with the reason why it
+is not."""
 
 
 class SubscriptionType(enum.Enum):
@@ -44,15 +45,15 @@ class SubscriptionType(enum.Enum):
 
 
 class Channel(Protocol):
-    """Where a consumer's deliveries go: one client's connection.
+    """The deliveries of a consumer leave here: one client's connection.
 
-    All methods are called from within other people's callbacks (the watermark moved, a command
-    came in): they encode and hand to the transport, never wait and never raise.
+    All methods are called from callbacks of other components (the watermark moved, a command arrived). They
+    encode and pass the data to the transport, and never wait or raise.
     """
 
     @property
     def has_room(self) -> bool:
-        """False while the socket takes no more; ``Consumer.room_made`` says when it does again."""
+        """False while the socket accepts no more; ``Consumer.room_made`` reports when it does again."""
         ...
 
     @property
@@ -62,13 +63,13 @@ class Channel(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Who the client proved to be."""
+        """The proven identity of the client."""
         ...
 
     def deliver_many(
         self, consumer_id: int, runs: Sequence[EntryRun], consumer_epoch: int | None
     ) -> None:
-        """Send entries that were never redelivered and are wholly unacknowledged."""
+        """Send entries that were never redelivered and of which no message is acknowledged."""
         ...
 
     def deliver(
@@ -80,25 +81,25 @@ class Channel(Protocol):
         ack_set: tuple[int, ...],
         consumer_epoch: int | None,
     ) -> None:
-        """Send one entry; ``ack_set`` (signed words) names its messages still unacknowledged."""
+        """Send one entry; ``ack_set`` (signed words) marks its messages that are still unacknowledged."""
         ...
 
     def active_consumer_changed(self, consumer_id: int, *, is_active: bool) -> None:
-        """Failover: this consumer now is, or is not, the one that receives."""
+        """Failover: report whether this consumer is the active one."""
         ...
 
     def reached_end(self, consumer_id: int) -> None:
-        """The topic is terminated, and the subscription has acknowledged everything in it."""
+        """Report that the topic is terminated and the subscription has acknowledged everything."""
         ...
 
     def consumer_closed(self, consumer_id: int) -> None:
-        """The broker closed the consumer: CLOSE_CONSUMER, and forget it."""
+        """Send CLOSE_CONSUMER, and forget the consumer, because the broker closed it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SeekToId:
-    """Begin with this message; in a batch, with the messages that its ack set leaves."""
+    """Begin with this message; in a batch, with the messages that its ack set contains."""
 
     message_id: MessageId
 
@@ -115,11 +116,11 @@ SeekTarget = SeekToId | SeekToTime
 
 @dataclass(frozen=True, slots=True)
 class SubscribeOptions:
-    """What a SUBSCRIBE asks for.
+    """The options of a SUBSCRIBE.
 
-    ``start`` is for non-durable subscriptions (readers), ``from_earliest`` and
-    ``rollback_seconds`` for a subscription that does not exist yet. ``read_compacted``: the
-    compacted view first, where it stands for the log.
+    ``start`` is for non-durable subscriptions (readers), ``from_earliest`` and ``rollback_seconds`` for a
+    subscription that does not exist yet. ``read_compacted``: read the compacted view first, as far as it
+    replaces the log.
     """
 
     subscription: str
@@ -138,9 +139,9 @@ class SubscribeOptions:
 
     @classmethod
     def from_command(cls, command: pb.CommandSubscribe) -> SubscribeOptions:
-        """Take a SUBSCRIBE apart; raises Refused for a type that is not served.
+        """Parse a SUBSCRIBE; raises Refused for an unknown type.
 
-        A consumer without a name gets one that nobody else has.
+        A consumer without a name gets a unique one.
         """
         kind = _KINDS.get(command.sub_type)
         if kind is None:
@@ -183,7 +184,7 @@ _KINDS = {
 
 
 def seek_target(command: pb.CommandSeek) -> SeekTarget:
-    """Where a SEEK wants to go; raises Refused when it does not say."""
+    """The target of a SEEK; raises Refused if the command does not name one."""
     if command.HasField("message_id"):
         return SeekToId(message_id_from_proto(command.message_id))
     if command.HasField("message_publish_time"):
@@ -197,12 +198,12 @@ def _signed(unsigned: int) -> int:
 
 
 def check_properties(properties: Mapping[str, str], bytes_max: int) -> None:
-    """Raise Refused when the properties of a client's object take more than so many bytes."""
+    """Raise Refused if the properties of a client's object have more bytes than this."""
     check_pairs(properties.items(), bytes_max)
 
 
 def check_pairs(pairs: Iterable[tuple[str, str]], bytes_max: int) -> None:
-    """The same for properties as a command carries them, the same key perhaps many times."""
+    """The same for properties in the form of a command, which may repeat a key."""
     size = sum(len(key.encode()) + len(value.encode()) for key, value in pairs)
     if size > bytes_max:
         raise Refused(ServerError.NOT_ALLOWED_ERROR, f"properties take more than {bytes_max} bytes")

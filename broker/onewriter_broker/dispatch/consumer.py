@@ -1,7 +1,6 @@
-"""One consumer of a subscription: its permits, what it holds unacknowledged, what it has had.
+"""One consumer of a subscription: its permits, its unacknowledged messages, its counters.
 
-Deliveries go out through it. It knows nothing of its subscription: the client's commands come in
-at the handle, which takes them there.
+Deliveries leave through it. It does not know its subscription: the client's commands arrive at the handle.
 """
 
 from __future__ import annotations
@@ -16,7 +15,9 @@ from onewriter_core.ids import Position
 
 
 class Consumer:
-    """See the module. Nothing is sent to one that is closed: its subscription let it go."""
+    """One consumer (see the module). Nothing is sent to a closed consumer, because its subscription has
+    removed it.
+    """
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Consumer:
         self.priority_level = options.priority_level
         self.metadata = options.metadata
         self.epoch = options.consumer_epoch
-        """PIP-84's consumer epoch; None when the client never named one."""
+        """The consumer epoch of PIP-84; None if the client never named one."""
         self._sends_epoch = (
             options.consumer_epoch is not None
             and options.kind is not SubscriptionType.SHARED
@@ -42,13 +43,13 @@ class Consumer:
         self.permits = 0
         self.is_started = False
         self.is_listening = False
-        """Whether it has asked for messages yet. Before, Go's client knows of no consumer and drops
-        what it is told."""
+        """Whether it has asked for messages yet. Before that, Go's client does not know the consumer and
+        drops what it gets."""
         self.is_at_end = False
-        """It was told that nothing more will come."""
+        """It was notified of the end of the topic."""
         self.is_closed = False
         self.pending: dict[Position, int] = {}
-        """Shared: entries it holds, with the number of messages still unacknowledged in each."""
+        """Shared: the entries that it holds, with the number of unacknowledged messages in each."""
         self.unacknowledged = 0
         """Shared: the sum of these."""
         self.is_blocked = False
@@ -60,7 +61,7 @@ class Consumer:
 
     @property
     def sent_epoch(self) -> int | None:
-        """The consumer epoch that goes with deliveries; None for clients that know of none."""
+        """The consumer epoch in deliveries; None for clients that do not know it."""
         return self.epoch if self._sends_epoch else None
 
     @property
@@ -71,12 +72,12 @@ class Consumer:
         )
 
     def raise_epoch(self, epoch: int | None) -> None:
-        """Take a higher consumer epoch: nothing read under a lower one is sent from here on."""
+        """Take a higher consumer epoch. Entries that were read under a lower one are not sent any more."""
         if epoch is not None and (self.epoch is None or epoch > self.epoch):
             self.epoch = epoch
 
     def send_many(self, runs: Sequence[EntryRun], messages: int, size: int) -> None:
-        """Deliver entries for the first time, none of them acknowledged in part."""
+        """Deliver entries for the first time; no message of them is acknowledged."""
         self.permits -= messages
         self.counters.messages.total += messages
         self.counters.bytes.total += size
@@ -85,7 +86,7 @@ class Consumer:
     def send(
         self, entry: Entry, messages: int, redelivery_count: int, ack_set: tuple[int, ...]
     ) -> None:
-        """Deliver one entry of which ``messages`` are not acknowledged."""
+        """Deliver one entry, of which ``messages`` are not acknowledged."""
         self.permits -= messages
         self.counters.messages.total += messages
         self.counters.bytes.total += len(entry.payload)

@@ -1,4 +1,4 @@
-"""What the subscriptions of one topic share."""
+"""State that the subscriptions of one topic share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onewriter_broker.quotas.book import QuotaBook
 
 @dataclass(slots=True, eq=False)
 class TopicContext:
-    """See the module."""
+    """The state of one log's subscriptions."""
 
     log: TopicLog
     limits: Limits
@@ -33,7 +33,7 @@ class TopicContext:
     saver: CursorSaver
     rounds: DispatchRounds
     quotas: QuotaBook
-    """Counts subscriptions, with those of all topics of a broker."""
+    """Counts subscriptions, for all topics of a broker together."""
 
     @classmethod
     def of(
@@ -47,7 +47,7 @@ class TopicContext:
         wall_clock_ms: Callable[[], int],
         quotas: QuotaBook,
     ) -> TopicContext:
-        """The context of one log, with nothing learned, saved or delivered yet."""
+        """The context of one log, without learned gaps, saved cursors or deliveries."""
         return cls(
             log,
             limits,

@@ -1,12 +1,12 @@
-"""How far a subscription has come: which entries, and which messages of a batch, are acknowledged.
+"""The acknowledged part of a log, for one subscription: whole entries, and single messages of batches.
 
-Everything up to ``mark_delete`` is. Above it stand ranges of entries acknowledged one by one, and
-batches of which only some messages are. Pure: no clock, no I/O. When it is saved, and who may
-acknowledge, is decided elsewhere.
+All entries up to ``mark_delete`` are acknowledged. Above it there are ranges of individually acknowledged
+entries, and batches that are acknowledged in part. Pure: no clock, no I/O. Other modules decide when the
+cursor is saved and who may acknowledge.
 
-Ranges may cross ledgers; whether two positions are neighbours is known to LedgerGaps. What is not
-known to be acknowledged is not: every bound is kept by forgetting an acknowledgement, so that an
-entry comes twice but never not at all.
+Ranges may cross ledgers; LedgerGaps knows whether two positions are adjacent. What is not known to be
+acknowledged counts as unacknowledged. Every bound is enforced by forgetting an acknowledgement, so an entry
+may be delivered twice but is never skipped.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_core.ids import NUMBER_MAX, Position
 
 FORMAT_VERSION = 1
-"""Of the saved text. Every version has ``m``, the mark-delete position."""
+"""The format of the saved text. Every version has ``m``, the mark-delete position."""
 
 ACK_SET_WORDS_MAX = 2048
-"""64-bit words of an acknowledgement set that are looked at: 131,072 messages in a batch."""
+"""64-bit words of an acknowledgement set that are read: 131,072 messages in a batch."""
 
 _WORD = 2**64 - 1
 _HIGHEST = Position(NUMBER_MAX, NUMBER_MAX)
@@ -43,18 +43,18 @@ def mask_of(ack_set: Sequence[int]) -> int | None:
 
 
 def ack_set_of(mask: int) -> tuple[int, ...]:
-    """The number as Pulsar's words, signed as the wire has them."""
+    """The number as Pulsar's words, signed as on the wire."""
     count = (mask.bit_length() + 63) // 64
     return struct.unpack(f"<{count}q", mask.to_bytes(8 * count, "little"))
 
 
 def before(position: Position) -> Position:
-    """The position directly in front of an entry in its ledger; entry 0 stays."""
+    """The position directly before an entry in its ledger; entry 0 stays."""
     return Position(position.ledger, max(position.entry - 1, 0))
 
 
 class Cursor:
-    """The acknowledged part of a log. ``gaps`` is the topic's; cursors only read it."""
+    """The acknowledged part of a log. ``gaps`` belongs to the topic; cursors only read it."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class Cursor:
     ) -> None:
         self.mark_delete = mark_delete
         self.reach = mark_delete
-        """No entry above this was ever acknowledged, not even in part: a cheap test for all."""
+        """No entry above this was ever acknowledged, not even in part: a cheap test for all of them."""
         self.refused = 0
-        """Acknowledgements that were not taken because of a bound."""
+        """Acknowledgements that were dropped because of a bound."""
         self._gaps = gaps
         self._ranges_max = ranges_max
         self._partial_bytes_max = partial_bytes_max
@@ -76,7 +76,7 @@ class Cursor:
         self._ends: list[Position] = []
         self._partial: dict[Position, int] = {}
         self._partial_floor = _HIGHEST
-        """None of them is lower."""
+        """No position in ``_partial`` is lower."""
         self._partial_bytes = 0
 
     # ------------------------------------------------------------ asking
@@ -96,13 +96,13 @@ class Cursor:
         return position <= self.mark_delete or self._range_end(position) is not None
 
     def acknowledged_until(self, position: Position) -> Position | None:
-        """The last position of the acknowledged stretch that holds this one; None: it is not."""
+        """The last position of the acknowledged range that contains this one; None if it is not acknowledged."""
         if position <= self.mark_delete:
             return self.mark_delete
         return self._range_end(position)
 
     def remaining(self, position: Position) -> int | None:
-        """The messages of a batch still to be acknowledged, as a bit mask; None: all of them."""
+        """The unacknowledged messages of a batch as a bit mask; None if all are unacknowledged."""
         return self._partial.get(position)
 
     def acknowledged_count(self) -> int:
@@ -123,14 +123,14 @@ class Cursor:
     # ------------------------------------------------------------ acknowledging
 
     def acknowledge(self, position: Position) -> bool:
-        """Acknowledge one entry. False: not taken, because too many ranges stand already."""
+        """Acknowledge one entry. Returns False if it was dropped, because there are too many ranges."""
         if position <= self.mark_delete:
             return True
         following = self._gaps.after(self.mark_delete)
         if position <= following:
             if position == following:
                 self._move_to(position)
-            return True  # in front of it there is no entry at all
+            return True  # there is no entry before it
         index = bisect_right(self._starts, position)
         if index and position <= self._ends[index - 1]:
             return True
@@ -156,18 +156,18 @@ class Cursor:
         return True
 
     def acknowledge_all(self, positions: Sequence[Position]) -> list[Position]:
-        """Acknowledge these entries, lowest first; returns those not taken (see ``acknowledge``).
+        """Acknowledge these entries, lowest first; returns those that were dropped (see ``acknowledge``).
 
-        Ranges that come to stand side by side are inserted together, so all others move once.
+        Ranges that become adjacent are inserted together, so all other ranges move once.
         """
         if len(positions) == 1:
             return [] if self.acknowledge(positions[0]) else list(positions)
         refused: list[Position] = []
         fresh: list[tuple[Position, Position]] = []
-        index = 0  # where the fresh ones will stand
+        index = 0  # the position of the new ranges
         for start, end in list(self._runs(positions)):
             if start <= self._gaps.after(self.mark_delete):
-                self._move_to(max(end, self.mark_delete))  # the lowest: nothing is fresh yet
+                self._move_to(max(end, self.mark_delete))  # the lowest range: nothing is new yet
                 continue
             following = self._gaps.after(end)
             low = bisect_right(self._starts, start)
@@ -197,7 +197,7 @@ class Cursor:
         return refused
 
     def _runs(self, positions: Sequence[Position]) -> Iterator[tuple[Position, Position]]:
-        """These positions, lowest first, as ranges (first, last) without those acknowledged."""
+        """These positions, lowest first, as ranges (first, last), without those that are acknowledged."""
         start = end = None
         for position in positions:
             if position <= self.mark_delete:
@@ -220,7 +220,7 @@ class Cursor:
     def acknowledge_messages(self, position: Position, remaining: int) -> bool:
         """Acknowledge the messages of a batch whose bits are not set in ``remaining``.
 
-        False: not taken, because too many batches are acknowledged in part.
+        Returns False if it was dropped, because too many batches are acknowledged in part.
         """
         if self.is_acknowledged(position):
             return True
@@ -242,14 +242,15 @@ class Cursor:
         return True
 
     def acknowledge_until(self, position: Position) -> None:
-        """Acknowledge this entry and all in front of it."""
+        """Acknowledge this entry and all entries before it."""
         if position > self.mark_delete:
             self._move_to(position)
 
     def pass_over(self, after: Position, until: Position) -> None:
-        """What lies between these two, both exclusive, is never delivered: count it as acknowledged.
+        """Acknowledge everything between these two positions (both exclusive), because it will not be
+        delivered.
 
-        Of a compacted view its readers get some of the entries alone. Not taken at a bound.
+        Readers of a compacted view get only some of the entries. Dropped at a bound.
         """
         start, end = self._gaps.after(after), before(until)
         if start > end or end <= self.mark_delete:
@@ -275,12 +276,12 @@ class Cursor:
         self.reach = max(self.reach, end)
 
     def settle(self) -> None:
-        """Go on over ranges that, by what the topic has learned since, follow directly."""
+        """Move over ranges that are adjacent, by what the topic has learned since."""
         if self._starts and self._gaps.after(self.mark_delete) >= self._starts[0]:
             self._move_to(self.mark_delete)
 
     def reset(self, mark_delete: Position) -> None:
-        """Forget everything and stand there."""
+        """Forget all acknowledgements and move to this position."""
         self.mark_delete = self.reach = mark_delete
         self._starts.clear()
         self._ends.clear()
@@ -288,7 +289,9 @@ class Cursor:
         self._partial_bytes = 0
 
     def clamp(self, end: Position) -> bool:
-        """Forget what lies behind the log's end, which may have lost its tail; True: something did."""
+        """Forget everything after the log's end, which may have lost its tail; True if something was
+        forgotten.
+        """
         changed = False
         while self._ends and self._ends[-1] > end:
             changed = True
@@ -307,7 +310,7 @@ class Cursor:
         return changed
 
     def _move_to(self, position: Position) -> None:
-        """Stand at ``position`` or, where acknowledged ranges follow, at the end of them."""
+        """Move to ``position`` or, if acknowledged ranges are adjacent, to their end."""
         starts, ends = self._starts, self._ends
         index, count = 0, len(starts)
         while index < count and starts[index] <= self._gaps.after(position):
@@ -332,7 +335,7 @@ class Cursor:
     def to_saved(
         self, *, ranges_max: int = 1_000, partial_bytes_max: int = 16 * 1024
     ) -> dict[str, object]:
-        """What to save, as JSON values of bounded size: the lowest ranges and batches."""
+        """The state to save, as JSON values of bounded size: the lowest ranges and batches."""
         saved: dict[str, object] = {"v": FORMAT_VERSION, "m": str(self.mark_delete)}
         if self._starts:
             count = min(len(self._starts), ranges_max)
@@ -358,9 +361,9 @@ class Cursor:
         ranges_max: int = 200_000,
         partial_bytes_max: int = 1024 * 1024,
     ) -> Cursor:
-        """The cursor that was saved so; raises CursorFormatError.
+        """The cursor from its saved state; raises CursorFormatError.
 
-        Of a later version only the mark-delete position is taken.
+        Of a later version, only the mark-delete position is used.
         """
         try:
             cursor = cls(
@@ -400,5 +403,5 @@ def _position(ledger: int, entry: int) -> Position:
 
 
 def _weight(mask: int) -> int:
-    """What a partly acknowledged batch costs in memory, about."""
+    """The approximate memory of a batch that is acknowledged in part."""
     return mask.bit_length() // 8 + 150

@@ -1,7 +1,7 @@
-"""Delivery at a later time: entries of a Shared subscription that wait for their moment.
+"""Delayed delivery: entries of a Shared subscription that wait for their time.
 
-Exclusive and Failover subscriptions keep the order and deliver at once, as in Pulsar. Kept in memory
-only: whoever dispatches next reads the entries again, and finds out the same.
+Exclusive and Failover subscriptions keep the order and deliver at once, as in Pulsar. The state is only in
+memory: the next dispatcher reads the entries again.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from onewriter_core.wire.frames import CHECKSUM_MAGIC
 from onewriter_core.wire.messages import parse_metadata
 
 LOOK_SECONDS_MAX = 60.0
-"""Between two looks at the time of day, which may be set."""
+"""Longest interval between two readings of the wall clock, which may be changed."""
 
 _DELIVER_AT_TAG = b"\x98\x01"
-"""How field 19 of an entry's metadata begins: deliver_at_time, a number."""
+"""The beginning of field 19 of an entry's metadata: deliver_at_time, a number."""
 
 _size = struct.Struct(">I").unpack_from
 _BEGIN = 4
-"""Where the metadata of an entry begins: behind its size."""
+"""The offset of the metadata in an entry, after its size."""
 _BEGIN_CHECKED = 10
-"""The same where a checksum stands in front: magic (2) and itself (4)."""
+"""The same with a checksum before it: magic (2 bytes) and checksum (4 bytes)."""
 
 
 class Delays:
-    """Entries that wait. ``due`` is called, from the event loop, when some wait no longer."""
+    """Entries that wait. ``due`` is called from the event loop when some of them are due."""
 
     def __init__(self, wall_clock_ms: Callable[[], int], due: Callable[[], None]) -> None:
         self._wall_clock_ms = wall_clock_ms
@@ -43,7 +43,7 @@ class Delays:
         return len(self._waiting)
 
     def postpone(self, entry: Entry) -> bool:
-        """Whether it has to wait; then it is kept until its time has come."""
+        """Whether the entry has to wait; if so, it is kept until its time."""
         deliver_at_ms = _deliver_at_ms(entry)
         if deliver_at_ms <= self._wall_clock_ms():
             return False
@@ -53,13 +53,13 @@ class Delays:
         return True
 
     def take_due(self) -> Iterator[Position]:
-        """Those whose time has come; they are not kept any more."""
+        """Remove and return the entries that are due."""
         now_ms = self._wall_clock_ms() if self._waiting else 0
         while self._waiting and self._waiting[0][0] <= now_ms:
             yield heapq.heappop(self._waiting)[1]
 
     def close(self) -> None:
-        """Forget them all."""
+        """Forget all entries."""
         self._waiting.clear()
         self._set_timer()
 
@@ -80,16 +80,16 @@ class Delays:
 
 
 def may_be_delayed(run: EntryRun) -> bool:
-    """Whether the metadata of any of its entries looks as if it named a time of delivery.
+    """Whether the metadata of any of its entries may contain a time of delivery.
 
-    Quick, because every entry of a Shared subscription is looked at: nothing is parsed, and what
-    cannot be read looks delayed.
+    It must be fast, because it checks every entry of a Shared subscription. It does not parse, and treats
+    what it cannot read as delayed.
     """
     payload, start = run.block.payload, run.offset
     find = payload.find
     try:
         for end in run.ends[run.start : run.stop]:
-            # No size begins with the checksum's magic: it would be one of 200 MB.
+            # No size begins with the checksum's magic: it would be 200 MB.
             begin = start + (_BEGIN_CHECKED if payload[start] == CHECKSUM_MAGIC[0] else _BEGIN)
             if find(_DELIVER_AT_TAG, begin, begin + _size(payload, begin - _BEGIN)[0]) >= 0:
                 return True
@@ -100,7 +100,7 @@ def may_be_delayed(run: EntryRun) -> bool:
 
 
 def _deliver_at_ms(entry: Entry) -> int:
-    """When it may be delivered, milliseconds since 1970; 0: at once."""
+    """The time of delivery, in milliseconds since 1970; 0 for immediate delivery."""
     try:
         return parse_metadata(entry.payload).deliver_at_time
     except ProtocolError:

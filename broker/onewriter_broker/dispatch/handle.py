@@ -1,7 +1,7 @@
-"""What a session holds for each of its consumers: the client's commands go in here.
+"""The handle of each consumer, which the session holds: the client's commands enter dispatch here.
 
-From here they go one way: the topic's registry or the subscription, its dispatcher, the consumer,
-its channel.
+From here they pass to the topic's registry or the subscription, its dispatcher, the consumer, and its
+channel.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from onewriter_core.wire.values import Ack, MessageId
 
 @dataclass(frozen=True, slots=True)
 class LastMessageId:
-    """Answers GET_LAST_MESSAGE_ID. ``mark_delete`` never lies behind the last message."""
+    """The answer to GET_LAST_MESSAGE_ID. ``mark_delete`` is never after the last message."""
 
     message_id: MessageId
     mark_delete: MessageId
 
 
 class ConsumerHandle:
-    """One connected consumer. All methods are harmless after it was closed."""
+    """One connected consumer. All methods do nothing after it was closed."""
 
     __slots__ = ("_registry", "consumer", "subscription")
 
@@ -47,24 +47,24 @@ class ConsumerHandle:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was disconnected, by whomever."""
+        """Whether it was disconnected, by either side."""
         return self.consumer.is_closed
 
     def start(self) -> None:
-        """SUCCESS is written: deliver from now on. Call once."""
+        """Deliver from now on, because SUCCESS is written. Call once."""
         self.subscription.start(self.consumer)
 
     def flow(self, permits: int) -> None:
-        """The client takes so many more messages (not entries).
+        """Add permits for messages (not entries).
 
-        The first time, it is told whether it is active.
+        The first call also notifies the client whether the consumer is active.
         """
         self.subscription.flow(self.consumer, permits)
 
     def acknowledge(self, ack: Ack, receipt: Receipt | None = None) -> Iterator[None] | None:
-        """Take an ACK, or return the steps in which a large one is taken.
+        """Handle an ACK, or return the steps of a large one.
 
-        ``receipt`` is called exactly once, perhaps before this returns.
+        ``receipt`` is called exactly once, possibly before this returns.
         """
         if not self.consumer.is_closed:
             return self.subscription.acknowledge(self.consumer, ack, receipt)
@@ -75,21 +75,21 @@ class ConsumerHandle:
     def redeliver(
         self, message_ids: Sequence[MessageId] = (), consumer_epoch: int | None = None
     ) -> Iterator[None] | None:
-        """Send again: these (Shared) or all that is unacknowledged.
+        """Send again: these messages (Shared) or all that are unacknowledged.
 
-        A higher ``consumer_epoch`` is stored in any case: nothing read under a lower one is
-        written from here on. Returns the steps that are left when there are many ids.
+        A higher ``consumer_epoch`` is stored in any case: entries that were read under a lower one are not
+        sent any more. Returns the remaining steps if there are many ids.
         """
         return self.subscription.redeliver(self.consumer, message_ids, consumer_epoch)
 
     def follow_epoch(self, consumer_epoch: int | None) -> None:
-        """The client says which epoch it is in; a higher one asks for redelivery as well."""
+        """Take the epoch that the client is in; a higher one requests redelivery too."""
         present = self.consumer.epoch
         if consumer_epoch is not None and (present is None or consumer_epoch > present):
             self.subscription.redeliver(self.consumer, (), consumer_epoch)
 
     def room_made(self) -> None:
-        """Its channel takes more again."""
+        """Continue to deliver, because its channel accepts data again."""
         if not self.consumer.is_closed:
             self.subscription.wake()
 
@@ -98,9 +98,9 @@ class ConsumerHandle:
         await self._registry.seek(self.subscription, target, answer)
 
     async def unsubscribe(self, *, force: bool = False) -> None:
-        """Delete the subscription; raises Refused while others are connected, unless forced.
+        """Delete the subscription; raises Refused while other consumers are connected, unless forced.
 
-        From its return on this consumer is closed; the others are told, this one is not.
+        When it returns, this consumer is closed. The other consumers are notified, this one is not.
         """
         if not force and any(other is not self.consumer for other in self.subscription.consumers):
             raise Refused(
@@ -110,7 +110,7 @@ class ConsumerHandle:
         await self._registry.remove(self.subscription, spare=self.consumer)
 
     async def last_message_id(self) -> LastMessageId:
-        """The last message of the topic, and how far the subscription is."""
+        """The last message of the topic, and the position of the subscription."""
         message_id, last = await self._registry.find_last(
             is_compacted=self.consumer.reads_compacted
         )
@@ -124,6 +124,6 @@ class ConsumerHandle:
         return consumer_stats(self.subscription, self.consumer, now)
 
     def close(self) -> None:
-        """The client closed it, or its connection is gone. Idempotent."""
+        """Remove the consumer, because the client or its connection closed it. Idempotent."""
         if not self.consumer.is_closed:
             self._registry.leave(self.subscription, self.consumer)

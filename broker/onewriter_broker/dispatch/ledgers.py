@@ -1,8 +1,8 @@
-"""What is known about the borders between a topic's ledgers.
+"""The known borders between a topic's ledgers.
 
-Entries are numbered from 1 in each ledger and nobody writes down how many there are, so that
-whether two positions are neighbours is not arithmetic. Whoever reads the log learns it. Kept per
-topic, in memory only, shared by its cursors.
+Entries are numbered from 1 in each ledger, and their number is not stored. So arithmetic cannot decide
+whether two positions are adjacent; reading the log does. The knowledge is kept per topic, in memory only, and
+shared by its cursors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onewriter_core.ids import Position
 
 
 class LedgerGaps:
-    """Pairs of positions between which no entry lies, and never will."""
+    """Pairs of positions between which there is no entry and never will be."""
 
     __slots__ = ("_firsts", "_lasts", "gaps_max")
 
@@ -26,9 +26,9 @@ class LedgerGaps:
         return len(self._firsts)
 
     def learn(self, last: Position, first: Position) -> bool:
-        """No entry lies between ``last`` and ``first``, both exclusive; True when that is news.
+        """Record that there is no entry between ``last`` and ``first`` (both exclusive); True if this is new.
 
-        To be called only with what a read of committed entries has shown.
+        Call it only with the result of a read of committed entries.
         """
         if first <= (last.ledger, last.entry + 1):
             return False
@@ -39,7 +39,7 @@ class LedgerGaps:
                 return False
             last = min(last, self._lasts[low])
         elif len(self._firsts) >= self.gaps_max:
-            # The lowest goes: a cursor that far behind learns it again when it reads there.
+            # Drop the lowest: a cursor that is so far behind learns it again when it reads there.
             del self._lasts[0], self._firsts[0]
             low = high = bisect_right(self._firsts, last)
         self._lasts[low:high] = [last]
@@ -47,24 +47,23 @@ class LedgerGaps:
         return True
 
     def after(self, position: Position) -> Position:
-        """The lowest position behind this one at which an entry may be."""
+        """The lowest position after this one at which there may be an entry."""
         index = bisect_right(self._firsts, position)
         if index < len(self._firsts) and self._lasts[index] <= position:
             return self._firsts[index]
         return Position(position.ledger, position.entry + 1)
 
     def before_ledger(self, ledger: int) -> Position | None:
-        """The position known to be the last one in front of a ledger's first entry."""
+        """The position that is known to be the last one before a ledger's first entry."""
         index = bisect_left(self._firsts, Position(ledger, 0))
         if index < len(self._firsts) and self._firsts[index].ledger == ledger:
             return self._lasts[index]
         return None
 
     def count(self, after: Position, until: Position) -> tuple[int, bool]:
-        """Entries within (after, until], and whether the number is exact.
+        """The number of entries in (after, until], and whether it is exact.
 
-        Where the end of a ledger is not known, its entries are left out: never more than there
-        are.
+        If the end of a ledger is not known, its entries are not counted, so the number is never too high.
         """
         total, is_exact = 0, True
         position = after

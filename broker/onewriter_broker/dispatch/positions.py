@@ -1,6 +1,6 @@
-"""Finding places in a log: by id, by time, the last message, the ends of ledgers.
+"""Finds positions in a log: by id, by time, of the last message, of the ends of ledgers.
 
-Reads the log, keeps nothing.
+It reads the log and keeps no state.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from onewriter_core.wire.values import EARLIEST_ID, MessageId
 
 _SIGN = 2**63
 _SCAN_ENTRIES = 512
-"""Entries looked at between two turns of the event loop."""
+"""Entries that are examined in one tick of the event loop."""
 _BLOCKS = 16
-"""Blocks that one look around reads."""
+"""Blocks that one read around a position returns."""
 
 
 def position_before(message_id: MessageId, committed: Position) -> Position:
-    """Where a cursor stands so that this message's entry comes next.
+    """The cursor position after which this message's entry comes next.
 
-    Pulsar's earliest (negative numbers) and latest (the highest ones) included; what lies behind
-    the end of the log is the end of the log. The entry itself is delivered, also for a start that
-    the client means to be exclusive: every client leaves out what it does not want, and one that
-    wants a part of a batch needs it.
+    Includes Pulsar's earliest (negative numbers) and latest (the highest numbers). A position after the end
+    of the log means its end. The entry itself is delivered even for an exclusive start: every client skips
+    what it does not want, and a client that wants a part of a batch needs the entry.
     """
     if message_id.ledger >= _SIGN or message_id.entry >= _SIGN:
         return EARLIEST
@@ -46,7 +45,7 @@ def position_before(message_id: MessageId, committed: Position) -> Position:
 async def seek_position(
     log: TopicLog, target: SeekTarget, limits: Limits
 ) -> tuple[Position, int | None]:
-    """Where a seek goes: a mark-delete position, and what a batch behind it has left.
+    """The target of a seek: a mark-delete position, and what remains of a batch after it.
 
     Raises Undecided.
     """
@@ -60,7 +59,7 @@ async def seek_position(
 
 
 async def last_entry(log: TopicLog) -> Entry | None:
-    """The last committed entry; None when the log holds none. Raises Undecided."""
+    """The last committed entry; None if the log has none. Raises Undecided."""
     end = log.committed
     if end.entry == 0:
         in_memory = [block for block in log.tail if isinstance(block, Block) and block.last <= end]
@@ -73,7 +72,7 @@ async def last_entry(log: TopicLog) -> Entry | None:
 
 
 async def _last_stored(log: TopicLog, end: Position) -> Block | None:
-    """The last block of entries up to ``end``, which is a marker."""
+    """The last block of entries before ``end``, which is a marker."""
     while True:
         found = await log.read_blocks(EARLIEST, end, count=_BLOCKS, reverse=True)
         for block in found:
@@ -85,13 +84,13 @@ async def _last_stored(log: TopicLog, end: Position) -> Block | None:
 
 
 def message_id_of(entry: Entry, partition: int) -> MessageId:
-    """An entry's last message: in a batch it has an index."""
+    """The id of an entry's last message: in a batch it has an index."""
     ledger, number = entry.position
     batch_index = -1
     try:
         summary = summarize(entry.payload)
     except ProtocolError:
-        pass  # stored verbatim and never ours to judge: then it is not a batch either
+        pass  # entries are stored unchanged; if it cannot be read, it is not a batch either
     else:
         if summary.is_batch:
             batch_index = summary.num_messages - 1
@@ -99,7 +98,7 @@ def message_id_of(entry: Entry, partition: int) -> MessageId:
 
 
 async def last_message_id(log: TopicLog) -> tuple[MessageId, Position]:
-    """The last message and its entry's position; EARLIEST_ID and EARLIEST when there is none."""
+    """The last message and its entry's position; EARLIEST_ID and EARLIEST if there is none."""
     entry = await last_entry(log)
     if entry is None:
         return EARLIEST_ID, EARLIEST
@@ -123,10 +122,10 @@ async def last_compacted_id(log: TopicLog, view: View) -> tuple[MessageId, Posit
 
 
 async def position_before_time(log: TopicLog, time_ms: int, limits: Limits) -> Position:
-    """Where a cursor stands so that the first entry published at ``time_ms`` or later comes next.
+    """The cursor position after which the first entry published at ``time_ms`` or later comes next.
 
-    Blocks carry the owner's clock: a binary search finds the last one safely below, entries from
-    there on are looked at one by one. Raises Undecided.
+    Blocks carry the owner's clock: a binary search finds the last block that is safely before, and the
+    entries after it are examined one by one. Raises Undecided.
     """
     after = await _safely_before(log, time_ms - limits.clock_skew_ms)
     while True:
@@ -137,21 +136,21 @@ async def position_before_time(log: TopicLog, time_ms: int, limits: Limits) -> P
             if _publish_time(entry) >= time_ms:
                 return after if entry is entries[0] else before(entry.position)
         after = entries[-1].position
-        await asyncio.sleep(0)  # a long scan lets others run
+        await asyncio.sleep(0)  # a long scan must not block the event loop
 
 
 def _publish_time(entry: Entry) -> int:
     try:
         return summarize(entry.payload).publish_time_ms
     except ProtocolError:
-        return 0  # nobody can say when: it does not end the search
+        return 0  # the time is unknown: it does not end the search
 
 
 async def _safely_before(log: TopicLog, time_ms: int) -> Position:
-    """In front of the last block stored before ``time_ms``, or of the whole log."""
+    """The position before the last block stored before ``time_ms``, or before the whole log."""
 
     async def block_at(position: Position) -> Block | None:
-        """The first block of entries at or behind a position if it is that old, else None."""
+        """The first block of entries at or after a position, if it is that old; otherwise None."""
         while True:
             found = await log.read_blocks(position, log.committed, count=2)
             for block in found:
@@ -189,7 +188,7 @@ async def _safely_before(log: TopicLog, time_ms: int) -> Position:
 
 
 async def learn_ledger_ends(log: TopicLog, gaps: LedgerGaps, lowest: Position) -> None:
-    """Find out where the ledgers from ``lowest`` on end: one small read for each unknown one.
+    """Learn where the ledgers from ``lowest`` on end, with one small read for each unknown end.
 
     At most as many as LedgerGaps holds. Raises Undecided.
     """

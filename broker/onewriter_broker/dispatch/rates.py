@@ -1,4 +1,4 @@
-"""Counting what is delivered and acknowledged, and how fast."""
+"""Counters and rates of deliveries and acknowledgements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Rate:
-    """A running total and how fast it grew in the last full window, per second."""
+    """A running total, and its growth per second in the last full window."""
 
     total: int = 0
     _window_start: float = 0.0
@@ -15,7 +15,7 @@ class Rate:
     _per_second: float = 0.0
 
     def per_second(self, now: float, window_seconds: float) -> float:
-        """The rate over the last window that ended; over the running one before that."""
+        """The rate in the last completed window; in the running one if there is none."""
         elapsed = now - self._window_start
         if elapsed >= window_seconds:
             self._per_second = (self.total - self._window_total) / elapsed
@@ -25,7 +25,7 @@ class Rate:
 
 @dataclass(slots=True)
 class Counters:
-    """What one consumer, or one subscription over all of its consumers, has had."""
+    """The counters of one consumer, or of one subscription over all of its consumers."""
 
     messages: Rate
     bytes: Rate
@@ -43,7 +43,7 @@ class Counters:
         )
 
     def take_over(self, leaving: Counters) -> None:
-        """Add the totals of somebody who leaves."""
+        """Add the totals of a consumer that leaves."""
         self.messages.total += leaving.messages.total
         self.bytes.total += leaving.bytes.total
         self.redelivered.total += leaving.redelivered.total

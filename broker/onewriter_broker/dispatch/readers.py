@@ -1,6 +1,6 @@
-"""Reading ahead of one subscription: out of memory at once, or from the store in a task.
+"""Reads ahead for one subscription: from memory at once, or from the store in a task.
 
-Holds what was read and not yet handed out, bounded. Knows nothing of consumers or cursors.
+It holds a bounded number of entries that are read but not delivered. It knows neither consumers nor cursors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = structlog.get_logger(__name__)
 
 
 def learn_gaps(gaps: LedgerGaps, after: Position, runs: Sequence[EntryRun]) -> bool:
-    """Note the borders between ledgers that a read behind ``after`` has shown; True: news."""
+    """Record the borders between ledgers that a read after ``after`` has shown; True if any is new."""
     is_news, is_first = False, True
     for run in runs:
         if is_first or run.position.ledger != after.ledger:
@@ -40,10 +40,10 @@ def learn_gaps(gaps: LedgerGaps, after: Position, runs: Sequence[EntryRun]) -> b
 async def read_at_last(
     log: TopicLog, after: Position, entries: int, limits: Limits
 ) -> list[EntryRun]:
-    """What ``log.read`` gives, however long it takes: it is tried again until it succeeds.
+    """The result of ``log.read``, which is retried until it succeeds.
 
-    A block that cannot be understood is reported each time; nobody can read past it. Raises
-    BrokenKey: the topic is to be closed.
+    An unreadable block is reported at each attempt, and nothing is read past it. Raises BrokenKey: the topic
+    has to be closed.
     """
     while True:
         try:
@@ -58,10 +58,10 @@ async def read_at_last(
 
 
 class ViewReader:
-    """Reads what stands for the log's beginning in its compacted view, for one ReadAhead.
+    """Reads the part of a log that its compacted view replaces, for one ReadAhead.
 
-    Who has begun to read a view goes on with it, and then with the log behind *its* horizon: a newer
-    view lacks the messages that removed keys which the older one still had.
+    A reader that has begun with a view continues with it, and then with the log after the horizon of *that*
+    view: a newer view lacks the messages that removed keys which the older one still had.
     """
 
     __slots__ = ("_is_due", "_limits", "_log", "_reading", "_rewinds")
@@ -75,11 +75,11 @@ class ViewReader:
 
     @property
     def is_due(self) -> bool:
-        """Whether the view is to be asked before the log."""
+        """Whether to read the view before the log."""
         return self._is_due
 
     def rewind(self) -> None:
-        """Begin anew, with the view that counts by then."""
+        """Begin again, with the view that is current by then."""
         self._is_due = True
         self._rewinds += 1
         if self._reading is not None:
@@ -87,9 +87,9 @@ class ViewReader:
             self._reading = None
 
     async def read(self, after: Position) -> tuple[list[EntryRun], Position]:
-        """The view's entries behind ``after``; none: the log goes on behind the second value.
+        """The view's entries after ``after``; if there are none, the log continues after the second value.
 
-        As ``read_at_last`` it takes as long as it takes. Raises BrokenKey.
+        As ``read_at_last``, it retries until it succeeds. Raises BrokenKey.
         """
         if not self._is_due and self._trimmed <= (after.ledger, after.entry + 1):
             return [], after
@@ -129,7 +129,7 @@ class ViewReader:
                 return runs, runs[-1].last
             if rewinds == self._rewinds:
                 self._reading = None
-            if runs is not None:  # else the view was dropped, and another one counts
+            if runs is not None:  # otherwise the view was replaced
                 compacted.end(reading)
                 self._is_due = rewinds != self._rewinds
                 return [], max(after, reading.view.horizon)
@@ -142,7 +142,7 @@ class ViewReader:
 
 
 class TailReader:
-    """Reads the log's tail out of memory, once for all subscriptions that stand at its end."""
+    """Reads the log's tail from memory, once for all subscriptions at its end."""
 
     __slots__ = ("_after", "_is_sharing", "_limits", "_log", "_runs")
 
@@ -155,7 +155,9 @@ class TailReader:
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """Inside, nothing is committed; who reads behind the same position gets the same list."""
+        """While the context is open, nothing is committed, and reads after the same position return the same
+        list.
+        """
         self._is_sharing = True
         try:
             yield
@@ -164,7 +166,7 @@ class TailReader:
             self._after = self._runs = None
 
     def read(self, after: Position) -> list[EntryRun] | None:
-        """What is committed behind ``after``, not to be changed; None: it is not in memory."""
+        """The committed entries after ``after``, which must not be changed; None if they are not in memory."""
         if self._is_sharing and after == self._after:
             return self._runs
         runs = self._log.read_tail(after, self._limits.read_entries, self._limits.read_bytes)
@@ -174,10 +176,10 @@ class TailReader:
 
 
 class ReadBudget:
-    """Bounds how many subscriptions, of a whole broker, hold entries that wait for a consumer.
+    """Limits how many subscriptions of a broker hold entries that wait for a consumer.
 
-    Each holds at most two reads (Limits.read_bytes and a block, or one larger entry). Who has held them
-    longest gives them back and reads again when its consumer takes more.
+    Each holds at most two reads (Limits.read_bytes and a block, or one larger entry). The subscription that
+    has held entries for the longest time drops them, and reads them again when its consumer accepts more.
     """
 
     def __init__(self, holders_max: int = 64) -> None:
@@ -188,19 +190,19 @@ class ReadBudget:
         return len(self._holders)
 
     def hold(self, reader: ReadAhead) -> None:
-        """It keeps entries for later."""
+        """Record that the reader holds entries."""
         self._holders.pop(reader, None)
         self._holders[reader] = None
         if len(self._holders) > self._holders_max:
             next(iter(self._holders)).release()
 
     def drop(self, reader: ReadAhead) -> None:
-        """It keeps none any more."""
+        """Record that the reader holds no entries."""
         self._holders.pop(reader, None)
 
 
 class ReadAhead:
-    """The entries that come next, in order. ``position`` is the last one handed out."""
+    """The next entries in order. ``position`` is the last one that was taken."""
 
     def __init__(
         self,
@@ -227,22 +229,22 @@ class ReadAhead:
         self._learned = learned
         self._runs: deque[EntryRun] = deque()
         self._read_to = position
-        self._following: list[EntryRun] = []  # the read behind _runs
+        self._following: list[EntryRun] = []  # the read after _runs
         self._task: TaskHandle | None = None
         self._operation = 0
         self._view: ViewReader | None = None
         self.horizon = EARLIEST
-        """Up to where what was read stood in a compacted view."""
+        """The end of the part that was read from a compacted view."""
 
     def read_compacted(self, *, is_on: bool) -> None:
-        """Whether the compacted view is read where it stands for the log; a rewind has to follow."""
+        """Whether to read the compacted view where it replaces the log; call ``rewind`` afterwards."""
         if is_on != (self._view is not None):
             if self._view is not None:
                 self._view.rewind()
             self._view = ViewReader(self._log, self._limits) if is_on else None
 
     def rewind(self, position: Position) -> None:
-        """Go on behind ``position``. What was read or is being read counts no more."""
+        """Continue after ``position``. Entries that were read or are being read are dropped."""
         self.position = position
         self.horizon = EARLIEST
         if self._view is not None:
@@ -250,7 +252,7 @@ class ReadAhead:
         self.release()
 
     def release(self) -> None:
-        """Give back the memory; go on where the last entry was handed out."""
+        """Free the memory; continue after the last entry that was taken."""
         self._operation += 1
         self._hold(is_holding=False)
         self._runs.clear()
@@ -258,13 +260,13 @@ class ReadAhead:
         self._read_to = before(self._gaps.after(self.position))
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop permanently."""
         self.rewind(self.position)
         if self._task is not None:
             self._task.cancel()
 
     def fill(self) -> bool:
-        """Whether there is an entry to take now; if not, and the log has one, starts reading."""
+        """Whether there is an entry to take now; if not, and the log has one, starts to read."""
         if self._runs:
             return True
         if self._following:
@@ -285,7 +287,7 @@ class ReadAhead:
 
     @property
     def has_more(self) -> bool:
-        """Whether ``fill`` is worth another call now."""
+        """Whether to call ``fill`` again now."""
         return (
             bool(self._runs)
             or bool(self._following)
@@ -294,16 +296,16 @@ class ReadAhead:
 
     @property
     def left_out(self) -> Position | None:
-        """Up to where the compacted view has nothing behind the last entry that was taken, and the
-        log neither; None: nothing is left out there, or something is being read.
+        """The position up to which neither the compacted view nor the log has anything after the last taken
+        entry; None if nothing is left out there, or something is being read.
         """
         is_idle = not self._runs and not self._following and self._task is None
         return self.horizon if is_idle and self.horizon > self.position else None
 
     def take(self, messages_max: int, bytes_max: int) -> tuple[list[EntryRun], int, int]:
-        """Entries until a limit is reached or passed by the last, their messages and bytes.
+        """Entries until a limit is reached (the last entry may exceed it), their messages and bytes.
 
-        To be called after ``fill`` said yes, with limits above 0.
+        Call it after ``fill`` returned True, with limits above 0.
         """
         runs = self._runs
         taken: list[EntryRun] = []
@@ -326,7 +328,7 @@ class ReadAhead:
         return taken, messages, size
 
     def skip_to(self, position: Position) -> None:
-        """Leave out what lies up to ``position``, if that is ahead."""
+        """Skip everything up to ``position``, if that is ahead."""
         if position <= self._read_to:
             return
         self.rewind(position)
@@ -336,7 +338,7 @@ class ReadAhead:
             self._task = self._spawn(self._read(self._operation, self._read_to))
 
     async def _read(self, operation: int, after: Position) -> None:
-        """Read once and say so. After a rewind the result is dropped: the next fill reads anew."""
+        """Read once and report it. After a rewind the result is dropped, and the next fill reads again."""
         end, asked = self._log.committed, after
         runs: list[EntryRun] = []
         if self._view is not None:
@@ -356,7 +358,7 @@ class ReadAhead:
                 self._note(runs)
                 self._hold(is_holding=True)
             elif end > after:
-                # Only markers up to there: never ask the store for them again.
+                # There are only markers up to there: never read them again.
                 self._read_to = end
                 if self._gaps.learn(after, Position(end.ledger, end.entry + 1)):
                     self._learned()

@@ -1,6 +1,6 @@
-"""Which subscriptions one topic has: restored, found, added, moved and removed.
+"""The subscriptions of one topic: restored, found, added, moved and removed.
 
-What clients and administrators may ask for is decided above, in handle.py and subscriptions.py.
+handle.py and subscriptions.py decide what clients and administrators may ask for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = structlog.get_logger(__name__)
 
 
 class Registry:
-    """See the module. Construct it once the log's state is loaded and its watermark is set."""
+    """The subscriptions of one topic. Construct it once the log's state is loaded and its watermark is set."""
 
     __slots__ = ("_by_name", "_context", "_is_closed", "_last", "_part")
 
@@ -37,15 +37,15 @@ class Registry:
         self._part = Part(Quota.SUBSCRIPTIONS_PER_NAMESPACE, namespace)
         self._last: tuple[Position, MessageId, Position] | None = None
         self._restore()
-        context.log.watchers.append(self._advanced)
+        context.log.watch(self._advanced)
 
     @property
     def topic(self) -> TopicName:
-        """The log whose subscriptions these are."""
+        """The log of these subscriptions."""
         return self._context.log.name
 
     def _restore(self) -> None:
-        """Durable subscriptions as they were saved, within what the log still has."""
+        """Restore durable subscriptions as they were saved, within what the log still has."""
         context = self._context
         log = context.log
         for field, text in log.state.items():
@@ -55,7 +55,7 @@ class Registry:
             try:
                 cursor, properties = read_cursor(text, context.gaps, context.limits)
             except CursorFormatError as error:
-                # Nothing may be lost: what it has had comes again.
+                # No message may be lost: messages that it has received are delivered again.
                 _log.warning(
                     "cursor.unreadable", topic=str(log.name), subscription=name, why=str(error)
                 )
@@ -95,7 +95,7 @@ class Registry:
     # ------------------------------------------------------------ asking
 
     def __iter__(self) -> Iterator[Subscription]:
-        """All of them, as they are now."""
+        """All subscriptions at this moment."""
         return iter(list(self._by_name.values()))
 
     def get(self, name: str) -> Subscription | None:
@@ -103,15 +103,14 @@ class Registry:
         return self._by_name.get(name)
 
     def check_open(self) -> None:
-        """Raise Unavailable when the topic is closing."""
+        """Raise Unavailable if the topic is closing."""
         if self._is_closed:
             raise Unavailable(f"{self._context.log.name} is closing here")
 
     async def find_last(self, *, is_compacted: bool = False) -> tuple[MessageId, Position]:
-        """The last message and the position of its entry; EARLIEST when there is none.
+        """The last message and the position of its entry; EARLIEST if there is none.
 
-        ``is_compacted``: for somebody who does not see what the compacted view leaves out. Raises
-        Undecided.
+        ``is_compacted``: for a reader that does not get what the compacted view leaves out. Raises Undecided.
         """
         if is_compacted:
             view = await self._context.log.compacted.view()
@@ -134,9 +133,9 @@ class Registry:
         is_durable: bool,
         properties: Mapping[str, str],
     ) -> Subscription:
-        """Create a subscription; a durable one is saved soon. Raises Refused at a bound, or a quota.
+        """Create a subscription; a durable one is saved soon. Raises Refused at a bound or a quota.
 
-        A durable one begins behind what is being trimmed.
+        A durable one begins after what is being trimmed.
         """
         limits = self._context.limits
         check_printable("subscription name", name)
@@ -157,7 +156,7 @@ class Registry:
         return subscription
 
     def leave(self, subscription: Subscription, consumer: Consumer) -> None:
-        """A consumer closed, or its connection did. A reader's subscription goes with it."""
+        """Remove a consumer that was closed or disconnected. A reader's subscription is removed with it."""
         subscription.remove_consumer(consumer)
         if not subscription.is_durable and not subscription.consumers:
             self._discard(subscription)
@@ -165,7 +164,9 @@ class Registry:
             subscription.wake()
 
     def disconnect(self, subscription: Subscription) -> int:
-        """Close a subscription's consumers and tell them; how many. What they were sent comes again."""
+        """Close a subscription's consumers and notify them; returns their number. Their messages are
+        delivered again.
+        """
         leaving = list(subscription.consumers)
         for consumer in leaving:
             self.leave(subscription, consumer)
@@ -173,7 +174,7 @@ class Registry:
         return len(leaving)
 
     async def remove(self, subscription: Subscription, *, spare: Consumer | None = None) -> None:
-        """Delete a subscription and disconnect its consumers; ``spare`` is not told.
+        """Delete a subscription and disconnect its consumers; ``spare`` is not notified.
 
         Returns when the deletion is saved; raises Undecided and Unavailable.
         """
@@ -181,9 +182,9 @@ class Registry:
         await subscription.saved()
 
     def _disconnect(self, subscription: Subscription, *, spare: Consumer | None = None) -> None:
-        """Delete it in memory; what is saved of it follows."""
+        """Delete it in memory; the saved state follows."""
         if self._by_name.get(subscription.name) is not subscription:
-            return  # gone already, and the name may be somebody else's by now
+            return  # it is gone already, and another subscription may have the name now
         leaving = subscription.detach_all()
         self._discard(subscription)
         if subscription.is_durable:
@@ -193,7 +194,7 @@ class Registry:
                 consumer.channel.consumer_closed(consumer.id)
 
     def _discard(self, subscription: Subscription) -> None:
-        """Forget a subscription that nobody needs any more."""
+        """Forget a subscription that is no longer needed."""
         if self._by_name.get(subscription.name) is subscription:
             del self._by_name[subscription.name]
             if not self._is_closed:
@@ -201,7 +202,7 @@ class Registry:
         subscription.close()
 
     def sweep(self) -> None:
-        """Drop readers' subscriptions whose clients did not come back after a seek."""
+        """Drop readers' subscriptions whose clients did not return after a seek."""
         now = self._context.clock()
         for subscription in self:
             if (
@@ -212,11 +213,11 @@ class Registry:
                 self._discard(subscription)
 
     def close(self) -> int:
-        """Close all consumers and stop; how many consumers that were."""
+        """Close all consumers and stop; returns the number of consumers."""
         if not self._is_closed:
             self._context.quotas.give_back(*[self._part] * len(self._by_name))
         self._is_closed = True
-        self._context.log.watchers.remove(self._advanced)
+        self._context.log.unwatch(self._advanced)
         self._context.rounds.close()
         closed = 0
         for subscription in self:
@@ -234,14 +235,13 @@ class Registry:
         target: SeekTarget,
         answer: Callable[[], None] | None = None,
     ) -> None:
-        """Begin again elsewhere, with everybody disconnected, as in Pulsar.
+        """Move the subscription, and disconnect all consumers, as in Pulsar.
 
-        Acknowledgements on their way belong to the old position, and clients empty their queues:
-        so they have to subscribe again. They are told first; ``answer`` is called when the new
-        position is saved. In this order: the C++ client takes a seek that is answered before its
-        consumer is closed for one that needs no new start, and leaves out what it has had.
-        Raises Undecided and Unavailable, without ``answer``, when it is not saved; the
-        subscription stands at the new position all the same.
+        Acknowledgements on their way belong to the old position, and clients empty their queues, so they have
+        to subscribe again. They are notified first; ``answer`` is called when the new position is saved. The
+        order matters: if a seek is answered before its consumer is closed, the C++ client assumes that it
+        needs no new start, and skips what it has received. Raises Undecided and Unavailable, without
+        ``answer``, if it is not saved; the subscription has moved all the same.
         """
         context = self._context
         mark_delete, mask = await seek_position(context.log, target, context.limits)
@@ -260,7 +260,7 @@ class Registry:
             answer()
 
     def learned(self) -> None:
-        """The borders of ledgers are better known: cursors may move over them."""
+        """Move cursors, because more borders of ledgers are known."""
         for subscription in self._by_name.values():
             before = subscription.cursor.mark_delete
             subscription.cursor.settle()
@@ -268,7 +268,7 @@ class Registry:
                 subscription.changed()
 
     def _advanced(self) -> None:
-        """The watermark moved."""
+        """Wake the subscriptions, because the watermark moved."""
         with self._context.tail.sharing():
             for subscription in self:
                 if subscription.consumers:

@@ -1,8 +1,7 @@
-"""Saving cursors: one write at a time per log, carrying all that is dirty.
+"""Saves cursors: one write at a time per log, which contains all that is dirty.
 
-A cursor that changed is saved within a short interval, or at once when somebody waits for a
-receipt. What could not be saved stays dirty and is tried again; until then a receipt waits,
-unless the answer is definite.
+A changed cursor is saved within a short interval, or at once if a receipt waits for it. What could not be
+saved stays dirty and is retried. Until then a receipt waits, unless the answer is definite.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavaila
 from onewriter_core.ids import EARLIEST, Position
 
 STATE_PREFIX = "cursor:"
-"""Of the log's state fields; a subscription's name follows."""
+"""Prefix of the log's state fields; the name of the subscription follows."""
 
 
 def cursor_text(cursor: Cursor, properties: Mapping[str, str], limits: Limits) -> str:
-    """What the state field of a subscription holds."""
+    """The contents of a subscription's state field."""
     saved = cursor.to_saved(
         ranges_max=limits.ranges_saved_max, partial_bytes_max=limits.partial_saved_bytes_max
     )
@@ -53,9 +52,9 @@ def read_cursor(text: str, gaps: LedgerGaps, limits: Limits) -> tuple[Cursor, di
 
 
 def lowest_saved_position(state: Mapping[str, str], limits: Limits) -> Position | None:
-    """How far the slowest subscription is of a log that nobody has open; None: there is none.
+    """The position of the slowest subscription of a log that is not loaded; None if it has none.
 
-    One whose cursor cannot be read needs everything.
+    A subscription whose cursor cannot be read needs everything.
     """
     gaps = LedgerGaps(limits.ledger_gaps_max)
     found: list[Position] = []
@@ -69,14 +68,14 @@ def lowest_saved_position(state: Mapping[str, str], limits: Limits) -> Position 
 
 
 class _Durable(NamedTuple):
-    """What is saved of a subscription: as it is when the write begins, not when it was marked."""
+    """The saved part of a subscription: as it is when the write begins, not when it was marked."""
 
     cursor: Cursor
     properties: Mapping[str, str]
 
 
 class CursorSaver:
-    """The dirty cursors of one log. Its task lives only while there are some."""
+    """The dirty cursors of one log. Its task exists only while there are some."""
 
     __slots__ = (
         "_dirty",
@@ -106,17 +105,17 @@ class CursorSaver:
         self._turn = asyncio.Lock()
 
     def changed(self, name: str, cursor: Cursor, properties: Mapping[str, str]) -> None:
-        """A subscription's cursor or properties changed: save them soon."""
+        """Mark a subscription's changed cursor or properties for saving."""
         self._dirty[name] = _Durable(cursor, properties)
         self._start()
 
     def removed(self, name: str) -> None:
-        """The subscription is gone: remove what is saved of it."""
+        """Remove the saved state of a deleted subscription."""
         self._dirty[name] = None
         self._start()
 
     def when_saved(self, name: str, receipt: Receipt) -> None:
-        """Call ``receipt`` once the subscription is saved, or removed, as it is now."""
+        """Call ``receipt`` once the present state of the subscription is saved or removed."""
         if self._is_closed:
             receipt(Unavailable("the topic is closing"))
         elif name not in self._dirty and name not in self._saving:
@@ -127,7 +126,7 @@ class CursorSaver:
             )
         else:
             if name not in self._dirty:
-                # The call that is out may fail; the next one is sure to cover it.
+                # The write under way may fail; the next one certainly covers it.
                 self._dirty[name] = self._saving[name]
             self._receipts.setdefault(name, []).append(receipt)
             self._receipt_count += 1
@@ -135,7 +134,7 @@ class CursorSaver:
                 self._urgent.set()
 
     async def saved(self, name: str) -> None:
-        """Wait until it is saved, or removed, as it is now.
+        """Wait until the present state is saved or removed.
 
         Raises Unavailable, or Undecided after Limits.save_wait_seconds.
         """
@@ -161,7 +160,7 @@ class CursorSaver:
                 await self._save_some()
 
     async def close(self, *, save: bool) -> None:
-        """Stop. With ``save``, try once more for a bounded time; who still waits gets an error."""
+        """Stop. With ``save``, try once more for a bounded time. Remaining receipts get an error."""
         self._is_closed = True
         if self._task is not None:
             self._task.cancel()
@@ -199,14 +198,14 @@ class CursorSaver:
                     async with asyncio.timeout(self._limits.save_seconds):
                         await urgent.wait()
                 except TimeoutError:
-                    pass  # nobody is in a hurry: the interval is over
+                    pass  # nothing is urgent: the interval is over
             urgent.clear()
             try:
                 async with self._turn:
                     if self._dirty:
                         await self._save_some()
             except BrokenKey:
-                raise  # whoever spawned this closes the topic
+                raise  # the component that spawned this closes the topic
             except (Undecided, Unavailable):
                 await asyncio.sleep(self._limits.retry_seconds)
         self._task = self._urgent = None

@@ -1,7 +1,8 @@
-"""Shared: entries are dealt out in turn; what one consumer does not acknowledge another gets.
+"""Shared subscriptions: entries are distributed over the consumers; what one consumer does not acknowledge,
+another one gets.
 
-The broker remembers who holds what (bounded: who holds too much gets no more) and how often an
-entry was given again. Order is not promised.
+The broker remembers which consumer holds what (a consumer that holds too much gets no more) and how often an
+entry was redelivered. The order is not preserved.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from onewriter_core.wire.values import MessageId
 
 
 class SharedDispatcher:
-    """Deals entries out, a few messages each turn, to consumers that have permits.
+    """Distributes entries, a few messages at a time, over consumers that have permits.
 
-    A lower ``priority_level`` is served first as long as somebody of that level takes entries.
+    A lower ``priority_level`` is served first while a consumer of that level accepts entries.
     """
 
     kind = SubscriptionType.SHARED
@@ -58,7 +59,7 @@ class SharedDispatcher:
         self._delays = Delays(wall_clock_ms, wake)
         self._fetched: deque[Entry] = deque()
         self._task: TaskHandle | None = None
-        reader.read_compacted(is_on=False)  # as in Pulsar: not for these
+        reader.read_compacted(is_on=False)  # as in Pulsar: not for Shared subscriptions
         reader.rewind(cursor.mark_delete)
 
     @property
@@ -68,38 +69,38 @@ class SharedDispatcher:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether nobody gets anything until somebody acknowledges."""
+        """Whether nothing is delivered until a consumer acknowledges."""
         return self.unacknowledged >= self._limits.subscription_unacknowledged_max
 
     def add(self, consumer: Consumer) -> None:
-        """Take a consumer in."""
+        """Add a consumer."""
         self.consumers.append(consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        """Let a consumer go; the others get what it held."""
+        """Remove a consumer; the others get what it held."""
         self.consumers.remove(consumer)
         self._take_back(consumer, list(consumer.pending))
         if not self.consumers:
             self._reader.release()
 
     def listens(self, consumer: Consumer) -> None:
-        """Nothing is announced to shared consumers."""
+        """Nothing is announced to Shared consumers."""
 
     def close(self) -> None:
-        """Stop for good."""
+        """Stop permanently."""
         self._delays.close()
         if self._task is not None:
             self._task.cancel()
 
     def redeliver(self, consumer: Consumer, message_ids: Sequence[MessageId]) -> None:
-        """Give these again, or all that the consumer holds. What it does not hold is ignored."""
+        """Redeliver these entries, or all that the consumer holds. Entries that it does not hold are ignored."""
         if message_ids:
             self._take_back(consumer, [message_id.position for message_id in message_ids])
         else:
             self._take_back(consumer, list(consumer.pending))
 
     def acknowledged(self, consumer: Consumer, position: Position, remaining: int) -> None:
-        """An entry has only ``remaining`` messages unacknowledged now, whoever holds it."""
+        """Record that an entry has only ``remaining`` unacknowledged messages, whichever consumer holds it."""
         holder = consumer
         if position not in consumer.pending:
             for other in self.consumers:
@@ -119,7 +120,7 @@ class SharedDispatcher:
         consumer.counters.acknowledged.total += held - min(held, remaining)
 
     def deliver_some(self) -> bool:
-        """Deal out one turn's worth; True when more could follow at once."""
+        """Deliver the amount of one round; True if more could follow at once."""
         for position in self._delays.take_due():
             heapq.heappush(self._waiting, position)
         budget = self._limits.delivery_bytes
@@ -139,7 +140,7 @@ class SharedDispatcher:
     # ------------------------------------------------------------ who is next
 
     def _next_consumer(self) -> tuple[Consumer | None, int]:
-        """Whose turn it is, and where the turn goes on if it takes something."""
+        """The next consumer, and where the rotation continues if it accepts something."""
         consumers, count = self.consumers, len(self.consumers)
         best: Consumer | None = None
         turn = self._turn
@@ -174,7 +175,7 @@ class SharedDispatcher:
     # ------------------------------------------------------------ new entries
 
     def _give_new(self, consumer: Consumer) -> int:
-        """One consumer's turn of entries that nobody had; the bytes given (at least 1), or 0."""
+        """Give one consumer new entries; returns the bytes (at least 1), or 0."""
         reader, limits = self._reader, self._limits
         while len(self._delays) < limits.delayed_max and reader.fill():
             runs, messages, size = reader.take(
@@ -200,7 +201,7 @@ class SharedDispatcher:
         return 0
 
     def _postpone(self, entry: Entry) -> bool:
-        """Whether an entry that nobody had has to wait for its time."""
+        """Whether a new entry has to wait for its time."""
         position = entry.position
         if position in self._queued or self._cursor.is_acknowledged(position):
             return False
@@ -210,7 +211,7 @@ class SharedDispatcher:
         return True
 
     def _give_one(self, consumer: Consumer, entry: Entry) -> int:
-        """Give what is unacknowledged of an entry; the bytes given (at least 1), or 0."""
+        """Deliver the unacknowledged part of an entry; returns the bytes (at least 1), or 0."""
         position = entry.position
         if position in self._queued:
             return 0
@@ -245,7 +246,7 @@ class SharedDispatcher:
             heapq.heappush(self._waiting, position)
 
     def _give_again(self, consumer: Consumer) -> int:
-        """One consumer's turn of entries to be given again; the bytes given, or 0."""
+        """Redeliver entries to one consumer; returns the bytes, or 0."""
         given = messages = 0
         while messages < self._limits.turn_messages and consumer.can_receive:
             if not self._fetched and not self._fetch():
@@ -259,7 +260,7 @@ class SharedDispatcher:
         return given
 
     def _fetch(self) -> bool:
-        """Have entries of the next run of positions; False when there are none, or not yet."""
+        """Read entries of the next run of positions; False if there are none, or not yet."""
         while self._waiting and self._task is None:
             run = self._next_run()
             if not run:
@@ -275,7 +276,7 @@ class SharedDispatcher:
         return False
 
     def _next_run(self) -> list[Position]:
-        """The lowest positions to be given again that follow one another."""
+        """The lowest adjacent positions that are to be redelivered."""
         run: list[Position] = []
         while self._waiting and len(run) < self._limits.replay_entries:
             position = self._waiting[0]
@@ -296,7 +297,7 @@ class SharedDispatcher:
         self._wake()
 
     def _take_run(self, run: list[Position], entries: list[Entry]) -> None:
-        """Sort out what a read of this run has brought."""
+        """Handle the result of a read of this run."""
         missing = set(run)
         for entry in entries:
             if entry.position in missing:
@@ -308,6 +309,6 @@ class SharedDispatcher:
             if position > end:
                 self._queue(position)
             else:
-                # Trimmed meanwhile: there is nothing left to acknowledge.
+                # It was trimmed meanwhile: there is nothing left to acknowledge.
                 self._counts.pop(position, None)
                 self._cursor.acknowledge(position)

@@ -1,8 +1,8 @@
-"""Exclusive and Failover: one active consumer gets everything, in order.
+"""Exclusive and Failover subscriptions: one active consumer gets everything, in order.
 
-What it leaves unacknowledged is delivered again, from the mark-delete position on, to the next
-active consumer or when it asks for redelivery. As in Pulsar these subscriptions count no
-redeliveries, and ids in a request for redelivery are not looked at: the order would be lost.
+What it leaves unacknowledged is delivered again, from the mark-delete position on, to the next active
+consumer, or when it requests redelivery. As in Pulsar, these subscriptions do not count redeliveries and
+ignore the ids in a request for redelivery, because the order would be lost.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from onewriter_core.wire.values import MessageId
 
 
 class SingleActiveDispatcher:
-    """Delivers to one of the consumers; which one is decided at each coming and going.
+    """Delivers to one of the consumers, which is chosen whenever a consumer joins or leaves.
 
-    As in Pulsar: the lowest ``priority_level`` wins, then the order of names; a partition takes
-    the one at its index among the equals, so that partitions spread over the consumers. A better
-    one that joins takes over at once.
+    As in Pulsar, the lowest ``priority_level`` wins, then the order of names. A partition chooses the
+    consumer at its own index among equals, so that partitions spread over the consumers. A better consumer
+    that joins becomes active at once.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SingleActiveDispatcher:
 
     @property
     def delayed(self) -> int:
-        """Nothing waits for a time of delivery where the order is kept, as in Pulsar."""
+        """Nothing is delayed if the order is preserved, as in Pulsar."""
         return 0
 
     @property
@@ -60,11 +60,11 @@ class SingleActiveDispatcher:
 
     @property
     def is_blocked(self) -> bool:
-        """Nothing limits what one ordered consumer holds: the broker keeps nothing for it."""
+        """One ordered consumer has no limit, because the broker keeps no state for what it holds."""
         return False
 
     def add(self, consumer: Consumer) -> None:
-        """Take a consumer in; raises Refused (ConsumerBusy) when there must not be another."""
+        """Add a consumer; raises Refused (ConsumerBusy) if there must not be another one."""
         if self.kind is SubscriptionType.EXCLUSIVE and self.consumers:
             raise Refused(
                 ServerError.CONSUMER_BUSY,
@@ -74,26 +74,26 @@ class SingleActiveDispatcher:
         self._choose()
 
     def remove(self, consumer: Consumer) -> None:
-        """Let a consumer go."""
+        """Remove a consumer."""
         self.consumers.remove(consumer)
         self._choose()
 
     def listens(self, consumer: Consumer) -> None:
-        """Its client is ready: tell it where it stands."""
+        """Notify a client that is ready whether its consumer is active."""
         if self.kind is SubscriptionType.FAILOVER:
             consumer.channel.active_consumer_changed(consumer.id, is_active=consumer is self.active)
 
     def redeliver(self, consumer: Consumer, _message_ids: Sequence[MessageId]) -> None:
-        """Begin again behind the mark-delete position, if the active consumer asks."""
+        """Begin again after the mark-delete position, if the active consumer requests it."""
         if consumer is self.active:
             self._reader.rewind(self._cursor.mark_delete)
 
     def acknowledged(self, consumer: Consumer, _position: Position, _remaining: int) -> None:
-        """Count it."""
+        """Count an acknowledgement."""
         consumer.counters.acknowledged.total += 1
 
     def deliver_some(self) -> bool:
-        """Deliver one turn's worth; True when more could follow at once."""
+        """Deliver the amount of one round; True if more could follow at once."""
         consumer, reader = self.active, self._reader
         if consumer is None or not consumer.can_receive:
             return False
@@ -115,7 +115,7 @@ class SingleActiveDispatcher:
         return reader.has_more and consumer.can_receive
 
     def _send_unacknowledged(self, consumer: Consumer, runs: list[EntryRun]) -> None:
-        """Leave out what is acknowledged, in part too."""
+        """Deliver what is not acknowledged, also of batches that are acknowledged in part."""
         cursor = self._cursor
         for entry in entries_of(runs):
             if cursor.is_acknowledged(entry.position):
@@ -130,9 +130,9 @@ class SingleActiveDispatcher:
             self._reader.skip_to(until)
 
     def _leave_out(self, runs: Sequence[EntryRun]) -> None:
-        """What compaction took out of batches counts as acknowledged: some clients would show it.
+        """Acknowledge what compaction removed from batches, because some clients would show it.
 
-        At the cursor's bound they do.
+        At the cursor's bound this is skipped, and these clients show it.
         """
         for run in runs:
             if isinstance(run.block, Piece):
@@ -142,7 +142,7 @@ class SingleActiveDispatcher:
                         self._cursor.acknowledge_messages(Position(ledger, first + index), mask)
 
     def _pass_over(self, last: Position, runs: Sequence[EntryRun]) -> None:
-        """What the compacted view has left out between these entries nobody will acknowledge."""
+        """Acknowledge the entries that the compacted view leaves out between these entries."""
         horizon = self._reader.horizon
         for run in runs:
             if last >= horizon:
@@ -153,7 +153,7 @@ class SingleActiveDispatcher:
             last = run.last
 
     def _choose(self) -> None:
-        """Decide who is active now; a change begins again behind the mark-delete position."""
+        """Choose the active consumer; a change begins again after the mark-delete position."""
         chosen: Consumer | None = None
         if self.consumers:
             level = min(consumer.priority_level for consumer in self.consumers)

@@ -1,4 +1,4 @@
-"""A subscription's figures in Pulsar's shape."""
+"""The statistics of a subscription in Pulsar's format."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ConsumerStats:
     backlog: int
 
     def as_pulsar(self) -> dict[str, object]:
-        """The JSON object of Pulsar's admin API, as far as there are facts for it."""
+        """The JSON object of Pulsar's admin API, as far as the broker knows the values."""
         return {
             "msgRateOut": self.messages_per_second,
             "msgThroughputOut": self.bytes_per_second,
@@ -49,7 +49,7 @@ class ConsumerStats:
 
 
 def consumer_stats(subscription: Subscription, consumer: Consumer, now: float) -> ConsumerStats:
-    """One consumer's figures, rates over the window of Limits.rate_seconds."""
+    """The statistics of one consumer; rates are over the window of Limits.rate_seconds."""
     counters, window = consumer.counters, subscription.limits.rate_seconds
     return ConsumerStats(
         messages_per_second=counters.messages.per_second(now, window),
@@ -70,7 +70,7 @@ def consumer_stats(subscription: Subscription, consumer: Consumer, now: float) -
 
 
 def subscription_stats(subscription: Subscription, now: float) -> dict[str, object]:
-    """The JSON object of Pulsar's admin API, as far as there are facts for it."""
+    """The JSON object of Pulsar's admin API, as far as the broker knows the values."""
     totals = subscription.counters
     consumers = [
         (consumer, consumer_stats(subscription, consumer, now))

@@ -1,7 +1,7 @@
 """One subscription: a cursor, its consumers, and the dispatcher that serves them.
 
-Ties together what the other files decide: acknowledgements move the cursor and are saved, moves
-put it elsewhere, consumers come and go. Which subscriptions a topic has is registry.py's.
+It connects the parts: acknowledgements move the cursor and are saved, seeks move it elsewhere, consumers join
+and leave. registry.py keeps the subscriptions of a topic.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from onewriter_core.ids import Position
 from onewriter_core.wire.values import Ack, MessageId
 
 CUMULATIVE = 1
-"""CommandAck.ack_type."""
+"""The value of CommandAck.ack_type for cumulative acknowledgements."""
 
 
 IDS_PER_STEP = 100
-"""Ids of an ACK or a REDELIVER that are handled at once; after so many others may have the event loop."""
+"""Ids of an ACK or a REDELIVER that are handled in one step. Other tasks can run between steps."""
 
 
 def _parts(message_ids: Sequence[MessageId]) -> Iterator[Sequence[MessageId]]:
@@ -42,9 +42,10 @@ def _too_many() -> Refused:
 
 
 class Subscription:
-    """See the module. Created and deleted by the Registry only.
+    """One subscription. Only the Registry creates and deletes it.
 
-    ``learned`` is called when reading has shown where ledgers end: cursors may move over that.
+    ``learned`` is called when reading has shown where ledgers end, because cursors may move over these
+    borders.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Subscription:
         self.properties = dict(properties)
         self.limits = context.limits
         self.expires_at: float | None = None
-        """Non-durable, after a seek: when it goes if nobody has come back."""
+        """Non-durable, after a seek: when it expires if its client does not return."""
         self.counters = Counters.starting(context.clock())
         self.last_acknowledged_ms = 0
         self._context = context
@@ -88,17 +89,17 @@ class Subscription:
 
     @property
     def kind(self) -> SubscriptionType:
-        """The type of its consumers; of the last ones when there are none."""
+        """The type of its consumers; that of the last ones if there are none."""
         return self._dispatcher.kind
 
     @property
     def consumers(self) -> Sequence[Consumer]:
-        """Those connected, in no particular order."""
+        """The connected consumers, in no particular order."""
         return self._dispatcher.consumers
 
     @property
     def active_consumer(self) -> Consumer | None:
-        """Exclusive and Failover: the one that receives."""
+        """Exclusive and Failover: the consumer that receives."""
         return self._dispatcher.active
 
     @property
@@ -113,11 +114,11 @@ class Subscription:
 
     @property
     def is_blocked(self) -> bool:
-        """Shared: too much is unacknowledged to deliver more."""
+        """Shared: too many messages are unacknowledged to deliver more."""
         return self._dispatcher.is_blocked
 
     def backlog(self) -> tuple[int, bool]:
-        """Entries not acknowledged, and whether the number is exact; never more than there are."""
+        """The number of unacknowledged entries, and whether it is exact; it is never too high."""
         cursor, context = self.cursor, self._context
         entries, is_exact = context.gaps.count(cursor.mark_delete, context.log.committed)
         if cursor.range_count:
@@ -127,7 +128,7 @@ class Subscription:
     # ------------------------------------------------------------ consumers
 
     def add_consumer(self, options: SubscribeOptions, channel: Channel) -> Consumer:
-        """Connect a consumer; raises Refused (ConsumerBusy) when the type does not allow it."""
+        """Connect a consumer; raises Refused (ConsumerBusy) if the type does not allow it."""
         if self.consumers and options.kind is not self.kind:
             raise Refused(
                 ServerError.CONSUMER_BUSY,
@@ -151,7 +152,7 @@ class Subscription:
         return consumer
 
     def start(self, consumer: Consumer) -> None:
-        """SUCCESS is written to the client: deliver to it from now on. Call once."""
+        """Deliver to it from now on, because SUCCESS is written to the client. Call once."""
         if not consumer.is_closed and not consumer.is_started:
             consumer.is_started = True
             self._listen(consumer)
@@ -159,9 +160,9 @@ class Subscription:
             self.wake()
 
     def flow(self, consumer: Consumer, permits: int) -> None:
-        """The client takes so many more messages (not entries).
+        """Add permits for messages (not entries).
 
-        The first time, it is told whether it is active.
+        The first call also notifies the client whether the consumer is active.
         """
         if permits > 0 and not consumer.is_closed:
             consumer.permits = min(consumer.permits + permits, self.limits.permits_max)
@@ -174,13 +175,13 @@ class Subscription:
             self._dispatcher.listens(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """A consumer closed, or its connection did. The others are not woken yet."""
+        """Remove a consumer that was closed or disconnected. The others are not woken yet."""
         consumer.is_closed = True
         self._dispatcher.remove(consumer)
         self.counters.take_over(consumer.counters)
 
     def detach_all(self) -> list[Consumer]:
-        """Disconnect everybody without a word; the caller tells them."""
+        """Disconnect all consumers silently; the caller notifies them."""
         leaving = list(self.consumers)
         for consumer in leaving:
             consumer.is_closed = True
@@ -189,7 +190,7 @@ class Subscription:
         return leaving
 
     def close(self) -> None:
-        """Stop all work. Consumers were detached before."""
+        """Stop all work. The consumers were detached before."""
         self._context.rounds.drop(self.deliver_some)
         self._replace_dispatcher(self.kind)
         self._reader.close()
@@ -200,7 +201,7 @@ class Subscription:
         self._dispatcher = self._dispatcher_for(kind)
 
     def _dispatcher_for(self, kind: SubscriptionType) -> SingleActiveDispatcher | SharedDispatcher:
-        """A dispatcher without consumers that begins behind the mark-delete position."""
+        """A dispatcher without consumers that begins after the mark-delete position."""
         if kind is SubscriptionType.SHARED:
             return SharedDispatcher(
                 self._context.log,
@@ -222,31 +223,30 @@ class Subscription:
     # ------------------------------------------------------------ delivering
 
     def wake(self) -> None:
-        """Something changed: deliver what can be delivered now."""
+        """Deliver what can be delivered now, because something changed."""
         self._context.rounds.wake(self.deliver_some)
 
     def deliver_some(self) -> bool:
-        """Deliver one turn's worth; True when more could follow at once."""
+        """Deliver the amount of one round; True if more could follow at once."""
         mark_delete = self.cursor.mark_delete
         has_more = self._dispatcher.deliver_some()
-        if self.cursor.mark_delete > mark_delete:  # over what a compacted view leaves out
+        if self.cursor.mark_delete > mark_delete:  # over entries that a compacted view leaves out
             self.changed()
         return has_more
 
     def redeliver(
         self, consumer: Consumer, message_ids: Sequence[MessageId], consumer_epoch: int | None
     ) -> Iterator[None] | None:
-        """Send again: these (Shared) or all that is unacknowledged.
+        """Send again: these messages (Shared) or all that are unacknowledged.
 
-        A higher ``consumer_epoch`` is stored in any case. Returns the steps that are left when
-        there are many ids.
+        A higher ``consumer_epoch`` is stored in any case. Returns the remaining steps if there are many ids.
         """
         if consumer.is_closed:
             return None
         consumer.raise_epoch(consumer_epoch)
         if len(message_ids) > IDS_PER_STEP and self.kind is SubscriptionType.SHARED:
             return self._redeliver_in_steps(consumer, message_ids)
-        # The other types do not look at the ids.
+        # The other types ignore the ids.
         self._dispatcher.redeliver(consumer, message_ids[:IDS_PER_STEP])
         self.wake()
         return None
@@ -266,9 +266,9 @@ class Subscription:
     def acknowledge(
         self, consumer: Consumer, ack: Ack, receipt: Receipt | None
     ) -> Iterator[None] | None:
-        """Take an ACK of one of its consumers; ``receipt`` perhaps before this returns.
+        """Handle an ACK of one of its consumers; ``receipt`` may be called before this returns.
 
-        Returns the steps in which an ACK of many ids is taken.
+        Returns the steps of an ACK with many ids.
         """
         error: OnewriterError | None = None
         if ack.txnid_least or ack.txnid_most:
@@ -307,7 +307,7 @@ class Subscription:
     def _acknowledge_some(
         self, consumer: Consumer, message_ids: Sequence[MessageId]
     ) -> OnewriterError | None:
-        """Take these, in the order of the log. The last error counts."""
+        """Acknowledge these messages, in the order of the log. The last error counts."""
         error: OnewriterError | None = None
         committed = self._context.log.committed
         whole: list[Position] = []
@@ -359,9 +359,9 @@ class Subscription:
     # ------------------------------------------------------------ moving and saving
 
     def move(self, mark_delete: Position, mask: int | None = None) -> None:
-        """Stand at ``mark_delete``; ``mask``: what is unacknowledged of the entry behind it.
+        """Move to ``mark_delete``; ``mask``: the unacknowledged messages of the entry after it.
 
-        A durable one stands behind what is being trimmed.
+        A durable subscription moves to after what is being trimmed.
         """
         kept = self._context.log.behind_cuts(mark_delete) if self.is_durable else mark_delete
         if kept > mark_delete:
@@ -375,13 +375,13 @@ class Subscription:
         self.changed()
 
     def changed(self) -> None:
-        """Its cursor or properties changed: a durable one is saved soon."""
+        """Save a durable subscription soon, because its cursor or properties changed."""
         self._tell_end()
         if self.is_durable:
             self._context.saver.changed(self.name, self.cursor, self.properties)
 
     def _tell_end(self) -> None:
-        """Of a terminated topic: all is acknowledged, and its consumers are told so, once."""
+        """Notify the consumers, once, when everything in a terminated topic is acknowledged."""
         if self._end is None or self.cursor.mark_delete < self._end:
             return
         for consumer in self.consumers:
@@ -390,6 +390,6 @@ class Subscription:
                 consumer.channel.reached_end(consumer.id)
 
     async def saved(self) -> None:
-        """Wait until a durable one is saved as it is now; raises Undecided and Unavailable."""
+        """Wait until the present state of a durable subscription is saved; raises Undecided and Unavailable."""
         if self.is_durable:
             await self._context.saver.saved(self.name)

@@ -1,7 +1,7 @@
-"""All subscriptions of one topic, as the rest of the broker sees them.
+"""All subscriptions of one topic, for the rest of the broker.
 
-The door to this package: the session subscribes here, retention asks here how far everybody is,
-the admin API lists and moves subscriptions here.
+This is the entry of the package: sessions subscribe here, retention asks for the positions of subscriptions,
+and the admin API lists and moves them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,17 @@ from onewriter_core.wire.values import EARLIEST_ID, LATEST_ID, MessageId
 _log = structlog.get_logger(__name__)
 
 _DEFAULT_LIMITS = Limits()
-"""One for all topics."""
+"""Shared by all topics."""
 
 
 class Subscriptions:
-    """See the module. Construct it once the log's state is loaded and its watermark is set.
+    """The subscriptions of one topic. Construct it once the log's state is loaded and its watermark is set.
 
-    ``spawn`` starts tasks in the caller's TaskGroup, ``clock`` gives monotonic seconds,
-    ``wall_clock_ms`` the time of day. ``budget`` is shared by all topics of a broker.
+    ``spawn`` starts tasks in the caller's TaskGroup, ``clock`` gives monotonic seconds, ``wall_clock_ms`` the
+    time of day. ``budget`` is shared by all topics of a broker.
 
-    Light until somebody subscribes: most topics of a broker are idle, and many have no reader.
+    It uses little memory until a client subscribes: most topics of a broker are idle, and many have no
+    reader.
     """
 
     __slots__ = (
@@ -78,7 +79,7 @@ class Subscriptions:
     ) -> None:
         self._log = log
         self._limits = limits or _DEFAULT_LIMITS
-        self._budget = ReadBudget() if budget is None else budget  # an empty one is false
+        self._budget = ReadBudget() if budget is None else budget  # an empty budget is false
         self._quotas = quotas or QuotaBook()
         self._spawn = spawn
         self._clock = clock
@@ -113,7 +114,7 @@ class Subscriptions:
         return self._make()[1]
 
     def _all(self) -> list[Subscription]:
-        """The subscriptions that there are; asking makes nothing."""
+        """The existing subscriptions; this creates nothing."""
         if self._made is None:
             return []
         registry = self._made[1]
@@ -123,7 +124,7 @@ class Subscriptions:
     # ------------------------------------------------------------ asking
 
     def names(self) -> list[str]:
-        """All subscriptions, those of readers too."""
+        """The names of all subscriptions, including those of readers."""
         return sorted(subscription.name for subscription in self._all())
 
     def get(self, name: str) -> Subscription | None:
@@ -131,9 +132,9 @@ class Subscriptions:
         return None if self._made is None else self._made[1].get(name)
 
     def lowest_retained_position(self) -> Position | None:
-        """How far the slowest durable subscription is: everything up to there may be trimmed.
+        """The position of the slowest durable subscription: everything up to there may be trimmed.
 
-        None: there is no durable subscription.
+        None if there is no durable subscription.
         """
         return min(
             (
@@ -145,14 +146,14 @@ class Subscriptions:
         )
 
     async def last_message_id(self) -> MessageId:
-        """The topic's last message; EARLIEST_ID when it has none. Raises Undecided."""
+        """The topic's last message; EARLIEST_ID if it has none. Raises Undecided."""
         return (await self._registry.find_last())[0]
 
     def stats(self, now: float) -> dict[str, dict[str, object]]:
-        """Each subscription in the shape of Pulsar's admin API; rates are per second.
+        """Each subscription in the format of Pulsar's admin API; rates are per second.
 
-        ``msgBacklog`` counts entries, as Pulsar's does; it leaves out entries of ledgers that
-        nobody has read to the end since the topic was loaded, unless ``measure_backlogs`` ran.
+        ``msgBacklog`` counts entries, as Pulsar's does. It leaves out entries of ledgers that have not been
+        read to their end since the topic was loaded, unless ``measure_backlogs`` ran.
         """
         return {
             subscription.name: subscription_stats(subscription, now)
@@ -160,7 +161,7 @@ class Subscriptions:
         }
 
     async def measure_backlogs(self) -> None:
-        """Make all backlogs exact, with one small read per ledger not known. Raises Undecided."""
+        """Make all backlogs exact, with one small read per unknown ledger. Raises Undecided."""
         marks = [subscription.cursor.mark_delete for subscription in self._all()]
         if marks:
             await learn_ledger_ends(self._context.log, self._context.gaps, min(marks))
@@ -169,11 +170,11 @@ class Subscriptions:
     # ------------------------------------------------------------ consumers
 
     async def subscribe(self, options: SubscribeOptions, channel: Channel) -> ConsumerHandle:
-        """Connect a consumer, creating the subscription where there is none.
+        """Connect a consumer, and create the subscription if there is none.
 
         A durable one is saved before this returns. The caller then answers the client and calls
-        ``ConsumerHandle.start``. Raises Refused; Unavailable when the topic closes; Undecided when
-        a new cursor could not be saved in time (the subscription may exist all the same).
+        ``ConsumerHandle.start``. Raises Refused; Unavailable if the topic closes; Undecided if a new cursor
+        could not be saved in time (the subscription may exist all the same).
         """
         registry, limits = self._registry, self._context.limits
         registry.check_open()
@@ -186,7 +187,7 @@ class Subscriptions:
         if subscription is None:
             mark_delete = await self._start_of(options)
             registry.check_open()
-            # Somebody else may have created it while the start was looked for.
+            # Another request may have created it while the start was looked up.
             subscription = registry.get(options.subscription) or registry.add(
                 options.subscription,
                 mark_delete,
@@ -215,7 +216,7 @@ class Subscriptions:
         return handle
 
     async def _start_of(self, options: SubscribeOptions) -> Position:
-        """Where a new subscription begins."""
+        """The position at which a new subscription begins."""
         context = self._context
         if not options.durable and options.start is not None:
             start = position_before(options.start, context.log.committed)
@@ -229,7 +230,7 @@ class Subscriptions:
         return start
 
     def disconnect(self, name: str) -> int:
-        """Close all consumers of a subscription, which stays; how many that were."""
+        """Close all consumers of a subscription, which stays; returns their number."""
         subscription = self.get(name)
         return 0 if subscription is None else self._registry.disconnect(subscription)
 
@@ -240,7 +241,7 @@ class Subscriptions:
     ) -> None:
         """Create a durable subscription that begins with a message.
 
-        Raises Refused when there is one of that name, Undecided and Unavailable.
+        Raises Refused if the name is in use, Undecided and Unavailable.
         """
         registry, context = self._registry, self._context
         registry.check_open()
@@ -252,7 +253,7 @@ class Subscriptions:
         await subscription.saved()
 
     async def ensure(self, name: str) -> None:
-        """Create a durable subscription from the beginning on, where there is none.
+        """Create a durable subscription that begins with the first message, if it does not exist.
 
         Raises Refused, Undecided and Unavailable.
         """
@@ -260,10 +261,10 @@ class Subscriptions:
             await self.create(name, at=EARLIEST_ID)
 
     async def advance(self, name: str, until: Position) -> Position:
-        """Acknowledge all in front of a position, as far as it is committed; never goes back.
+        """Acknowledge everything before a position, as far as it is committed; never moves back.
 
-        A durable subscription is created where there is none. Answers in front of which position it
-        stands then. Raises Refused while consumers are connected, Undecided and Unavailable.
+        Creates a durable subscription if there is none. Returns the position before which everything is
+        acknowledged then. Raises Refused while consumers are connected, Undecided and Unavailable.
         """
         self._registry.check_open()
         wanted = min(before(until), self._context.log.committed)
@@ -289,13 +290,13 @@ class Subscriptions:
         await self._registry.remove(subscription)
 
     async def skip_all(self, name: str) -> None:
-        """Acknowledge everything there is. Consumers stay connected."""
+        """Acknowledge everything. Consumers stay connected."""
         subscription = self._find(name)
         subscription.move(self._context.log.committed)
         await subscription.saved()
 
     async def skip(self, name: str, entries: int) -> None:
-        """Acknowledge the next so many unacknowledged entries. Consumers stay connected."""
+        """Acknowledge this number of unacknowledged entries. Consumers stay connected."""
         subscription = self._find(name)
         log, limits = self._context.log, self._context.limits
         cursor, after = subscription.cursor, subscription.cursor.mark_delete
@@ -317,16 +318,16 @@ class Subscriptions:
         await subscription.saved()
 
     async def reset(self, name: str, target: SeekTarget) -> None:
-        """Move a subscription, forwards or back; its consumers have to subscribe again."""
+        """Move a subscription forward or back; its consumers have to subscribe again."""
         await self._registry.seek(self._find(name), target)
 
     async def save(self) -> None:
-        """Save all cursors that changed, now. Raises Undecided and Unavailable."""
+        """Save all changed cursors now. Raises Undecided and Unavailable."""
         if self._made is not None:
             await self._made[0].saver.flush()
 
     async def close(self, reason: str, *, save: bool = True) -> None:
-        """Close all consumers and stop; ``save``: while this broker still owns the log."""
+        """Close all consumers and stop; ``save``: whether this broker still owns the log."""
         if self._is_closed:
             return
         self._is_closed = True

@@ -1,1 +1,1 @@
-"""The HTTP interface: Pulsar's admin subset, onewriter's own API, health and metrics, on one port."""
+"""The HTTP interface: the subset of Pulsar's admin API, onewriter's own API, health and metrics, on one port."""

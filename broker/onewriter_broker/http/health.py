@@ -1,4 +1,4 @@
-"""Probes and metrics: is the process alive, may it get clients, how is it doing."""
+"""Probes and metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ METRICS: Final = "/metrics"
 
 
 class MetricsPage:
-    """The metrics as text: collected in steps and rendered in a thread, once at a time.
+    """The metrics as text, collected in steps and rendered in a thread, once at a time.
 
     Requests that arrive meanwhile share the next page.
     """
@@ -30,14 +30,14 @@ class MetricsPage:
         self._text = b""
 
     async def text(self) -> bytes:
-        """A page that shows at least what was there when it was asked for."""
+        """A page whose figures are at least as recent as the request."""
         loop = asyncio.get_running_loop()
         asked_at = loop.time()
         async with self._making:
             if self._begun_at <= asked_at:
                 self._begun_at = loop.time()
                 snapshot = await self._site.metrics.snapshot()
-                # Rendering is pure work on what was copied: beside the event loop.
+                # Rendering only uses copied data, so it can run beside the event loop.
                 self._text = await asyncio.to_thread(self._site.metrics.render, snapshot)
             return self._text
 
@@ -47,7 +47,7 @@ def add_routes(router: Routes, site: Site, metrics_page: MetricsPage | None = No
     page = metrics_page or MetricsPage(site)
 
     async def alive(request: web.Request) -> web.Response:
-        del request  # that the event loop comes round to this is the answer
+        del request  # the answer itself shows that the event loop is responsive
         return web.json_response({"status": "ok"})
 
     async def ready(request: web.Request) -> web.Response:

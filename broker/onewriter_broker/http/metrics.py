@@ -1,7 +1,8 @@
-"""What Prometheus is told. Counted where it happens in plain numbers, read out when somebody asks.
+"""The metrics of one broker for Prometheus. Events are counted in plain numbers where they happen, and
+collected on demand.
 
-Series per topic are bounded: the first TOPIC_SERIES_MAX loaded topics have their own, all of them
-together are in the totals, and ``onewriter_topics_without_series`` says how many are only there.
+The number of series per topic is bounded: the first TOPIC_SERIES_MAX loaded topics have their own series. The
+totals cover all topics, and ``onewriter_topics_without_series`` counts the topics without own series.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.quotas.book import Quota
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.tls import ServerCertificate
-from onewriter_broker.topic.compacting import Compactions
+from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_core.ids import escaped, is_printable
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import Departure, Purpose
@@ -38,17 +39,17 @@ TOPIC_SERIES_MAX: Final = 1_000
 """Topics with series of their own."""
 
 ITEMS_PER_TICK: Final = 500
-"""Topics or records that are counted before other work gets a turn of the event loop."""
+"""Topics or records that are counted in one tick of the event loop."""
 
 LAG_SECONDS: Final = 0.25
-"""Between two looks at how late the event loop is."""
+"""Interval between two measurements of the event loop's lag."""
 
 _NOT_FENCED: Final = frozenset({Departure.NONE, Departure.CLOSED})
-"""Causes by which nobody lost a topic against their will."""
+"""Causes by which a holder leaves voluntarily."""
 
 
 def escaped_labels(page: bytes) -> bytes:
-    """A page of metrics with the control characters of names escaped, twice: once for its format."""
+    """A page of metrics with the control characters of names escaped, and escaped again for the format."""
     text = page.decode()
     lines = text.split("\n")
     if all(map(is_printable, lines)):
@@ -58,7 +59,9 @@ def escaped_labels(page: bytes) -> bytes:
 
 @dataclass(slots=True)
 class BlockStreams:
-    """Logs that are being read as blocks: how many now, bytes sent, readers that took nothing."""
+    """Streams of blocks: their present number, the bytes sent, and the readers that were disconnected because
+    they accepted nothing.
+    """
 
     open: int = 0
     bytes: int = 0
@@ -81,7 +84,7 @@ class Metrics:
         self._now = now
         self._transitions: Counter[tuple[str, str]] = Counter()
         self.fenced: Counter[str] = Counter()
-        """Epochs that ended against their writer's will, by cause."""
+        """Epochs that ended involuntarily, by cause."""
         self._leaderless: dict[str, Distribution] = {}
         self._lag = Distribution(SECONDS)
         self._last_lag = 0.0
@@ -91,7 +94,7 @@ class Metrics:
     # ------------------------------------------------------------ what happens
 
     def moved(self, record: Record) -> None:
-        """A topic changed hands, or its writer came back."""
+        """Count a transition of a topic, or a resume."""
         self._transitions[record.purpose.value, record.departure.value] += 1
         ends_an_epoch = record.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         if ends_an_epoch and record.former is not None and record.departure not in _NOT_FENCED:
@@ -102,11 +105,11 @@ class Metrics:
             spread.observe(record.leaderless_seconds)
 
     def lost(self, loss: Loss) -> None:
-        """Acknowledged entries are gone."""
+        """Count lost acknowledged entries."""
         self._lost_entries += loss.entries
 
     async def run(self) -> None:
-        """Watch how late the event loop is, until cancelled."""
+        """Measure the lag of the event loop until cancelled."""
         while True:
             due = self._now() + LAG_SECONDS
             await asyncio.sleep(LAG_SECONDS)
@@ -116,7 +119,7 @@ class Metrics:
     # ------------------------------------------------------------ reading out
 
     async def snapshot(self) -> list[Metric]:
-        """All figures as they are now; what is counted over all topics and records, in steps."""
+        """All present figures. Figures over all topics and records are counted in steps."""
         found = [*self._ownership(), *await self._topics_counted()]
         for part in (self._topics, self._path, self._compacted, self._quotas):
             found += part()
@@ -125,7 +128,7 @@ class Metrics:
 
     @staticmethod
     def render(families: list[Metric]) -> bytes:
-        """A snapshot as Prometheus reads it; safe in another thread."""
+        """A snapshot in Prometheus' format; may be called in another thread."""
         registry = CollectorRegistry()
         registry.register(_Taken(families))
         ProcessCollector(registry=registry)
@@ -133,7 +136,7 @@ class Metrics:
 
     @staticmethod
     def histogram(name: str, text: str, spread: Distribution) -> Metric:
-        """A distribution as Prometheus knows it."""
+        """A distribution as a histogram of Prometheus."""
         return HistogramMetricFamily(
             f"onewriter_{name}", text, buckets=spread.cumulative(), sum_value=spread.total
         )
@@ -238,9 +241,13 @@ class Metrics:
         yield size
 
     async def _owned(self) -> list[Metric]:
-        owning = self._clients.owning
-        now, rooms = self._clients.now(), list(owning.rooms())
-        entries = [entry for room in rooms for entry in room.entries.values()]
+        ownerships = self._clients.ownerships
+        now, resource_buckets = self._clients.now(), list(ownerships.resource_buckets())
+        entries = [
+            entry
+            for resource_bucket in resource_buckets
+            for entry in resource_bucket.entries.values()
+        ]
         owned, ticks = 0, Ticks(ITEMS_PER_TICK)
         for entry in entries:
             owned += entry.current(now).is_owned
@@ -249,7 +256,7 @@ class Metrics:
             _gauge("ownerships", "Resources with an owner, in loaded buckets.", owned),
             _gauge("ownership_records", "Ownership records, in loaded buckets.", len(entries)),
         ]
-        figures = owning.statistics
+        figures = ownerships.statistics
         for name, text, label, counted in (
             ("ownerships_granted", "Ownerships granted.", "cause", figures.granted),
             ("ownerships_denied", "Ownerships denied.", "code", figures.denied),
@@ -372,7 +379,7 @@ class Metrics:
 
 
 class _Taken(Collector):
-    """Families that were collected already."""
+    """Metric families that are already collected."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families

@@ -1,8 +1,8 @@
-"""Requests that this broker makes to another one on behalf of a caller, whose credentials it passes on.
+"""Requests that this broker sends to another broker on behalf of a caller, with the caller's credentials.
 
-Where the installation serves TLS they go over HTTPS and nowhere else: the certificate of the other broker
-must be signed by an authority of ``tls_ca_file`` and name the host that the broker advertises. A request
-whose connection cannot be proved is not sent, and neither are the caller's credentials.
+If the installation serves TLS, requests are sent over HTTPS only: the other broker's certificate must be
+signed by an authority of ``tls_ca_file`` and name the host that the broker advertises. If the connection
+cannot be verified, neither the request nor the credentials are sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORWARD_SECONDS: Final = 20.0
 """Time limit of one request to another broker."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
-"""Bytes that are read of another broker's answer: it holds the reason of a refusal."""
+"""Bytes that are read of another broker's response, which contains the reason of a refusal."""
 
 REASON_LENGTH_MAX: Final = 200
 
@@ -42,7 +42,7 @@ class Peers:
         self._authorities = Authorities(settings.tls_ca_file)
 
     def url_of(self, owner: Addresses) -> str:
-        """Where another broker takes requests of brokers: HTTPS where TLS is served."""
+        """The URL at which another broker accepts requests of brokers: HTTPS if TLS is served."""
         if self._settings.tls_cert_file is None:
             return owner.http_url
         return over_tls(owner, self._settings).http_url
@@ -77,7 +77,7 @@ class Peers:
 
 
 async def _text(answer: aiohttp.ClientResponse) -> str:
-    """The beginning of an answer's body."""
+    """The beginning of a response's body."""
     found = bytearray()
     async for piece in answer.content.iter_any():
         found += piece[: ANSWER_BYTES_MAX - len(found)]

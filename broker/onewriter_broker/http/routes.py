@@ -1,7 +1,7 @@
-"""Every route with what its caller needs: a route cannot be registered without saying so.
+"""Each route of the broker with the rights that its caller needs. A route cannot be registered without them.
 
-The server's guard asks the rule of the matched route before its handler runs, and refuses a request
-whose route has none: what nobody declared is answered by nobody.
+The server checks the rule of the matched route before the handler runs. It refuses requests whose route has
+no rule.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Filtered:
-    """Every proven identity may ask; the answer holds only what it may see with this right."""
+    """Every proven identity may ask. The answer contains only what it may see with this right."""
 
     action: Action
     why: str
@@ -59,7 +59,7 @@ class Filtered:
 
 @dataclass(frozen=True, slots=True)
 class ByHandler:
-    """The handler asks for this right: the decision depends on more than the path."""
+    """The handler checks this right itself, because the decision depends on more than the path."""
 
     action: Action
     why: str
@@ -67,7 +67,7 @@ class ByHandler:
 
 @dataclass(frozen=True, slots=True)
 class AnyIdentity:
-    """Every proven identity may ask: the answer tells nothing about topics or their users."""
+    """Every proven identity may ask. The answer contains nothing about topics or their users."""
 
     why: str
 
@@ -112,7 +112,7 @@ Routes = http_routes.Routes[Rule]
 def check(
     rule: Rule, request: web.Request, identity: Identity, authorization: Authorization
 ) -> None:
-    """Raise Refused unless the identity has what the route needs; also InvalidTopicName."""
+    """Raise Refused unless the identity has the rights that the route needs; raises InvalidTopicName too."""
     if isinstance(rule, Needs):
         resource = rule.resource(request, authorization)
         for action in rule.actions:

@@ -1,11 +1,12 @@
-"""The HTTP servers of one broker: their ports, their guards, and where each path goes.
+"""The HTTP servers of one broker: their ports, their checks, and the routing of requests.
 
-Guards, in this order, for every request: the limits of ``onewriter_http`` (connections, slow requests,
-compressed bodies), a page of another site, who asks and whether they may, a place among the requests of
-all identities, time. A defect in a handler is a 500 and a line in the log; it takes nothing else down.
+Each request is checked in this order: the limits of ``onewriter_http`` (connections, slow requests,
+compressed bodies), requests from pages of other sites, identity and rights, a place among the concurrent
+requests of all identities, time. An error in a handler becomes status 500 and a log line, and affects no
+other request.
 
-Probes and metrics can have a port of their own, with limits of its own: what happens on the main port does not
-keep the kubelet or Prometheus out.
+Probes and metrics can have a separate port with separate limits. Load on the main port then does not affect
+the kubelet or Prometheus.
 """
 
 from __future__ import annotations
@@ -63,20 +64,20 @@ from onewriter_http.scrape_token import ScrapeToken
 from onewriter_http.server import Server
 
 LIMITS: Final = Limits(body_bytes_max=DESIRED_BYTES_MAX)
-"""Of the main port. Most bodies are smaller: see BODY_BYTES_MAX."""
+"""Limits of the main port. Most bodies are smaller: see BODY_BYTES_MAX."""
 
 REQUESTS: Final = Capacity(places=256, each=32, kept=16, waiting=256)
-"""Requests worked on at once, without streams."""
+"""Concurrent requests, without streams."""
 
 WATCHES: Final = Capacity(places=WATCHERS_MAX, each=2, kept=4, waiting=16)
 
 BLOCK_STREAMS: Final = Capacity(places=blocks.STREAMS_MAX, each=4, kept=2, waiting=64)
 
 REQUEST_SECONDS: Final = 30.0
-"""A request that takes longer is answered 504: what it asked for may or may not happen."""
+"""A request that takes longer is answered with 504. Its effect is then unknown."""
 
 SCRAPER: Final = "metrics token"
-"""Who asks for metrics with the token of ``metrics_token_file``."""
+"""The subject of a caller with the token of ``metrics_token_file``."""
 
 _BEARER: Final = "bearer "
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -85,7 +86,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """Serves a Site on the settings' ports; use ``start`` and ``stop`` once each."""
+    """Serves a Site on the ports of the settings. Call ``start`` and ``stop`` once each."""
 
     def __init__(self, site: Site) -> None:
         settings = site.clients.settings
@@ -143,7 +144,7 @@ class HttpServer:
         return application
 
     async def start(self) -> None:
-        """Listen. Raises OSError when a port is taken."""
+        """Listen. Raises OSError if a port is in use."""
         settings, certificate = self._site.clients.settings, self._site.certificate
         if settings.probe_port:
             await self._probes.listen(settings.host, settings.probe_port)
@@ -153,7 +154,7 @@ class HttpServer:
             await self._main.listen(settings.host, settings.https_port, **options)
 
     async def stop(self) -> None:
-        """Take no more requests, let those in progress end, close."""
+        """Accept no more requests, let those in progress end, and close."""
         self._main.close()
         self._site.watchers.end()
         await self._main.stop()
@@ -175,7 +176,7 @@ class HttpServer:
             identity = await self._admit(request, rule)
             key = subject_of(identity, f"{request.remote}:0")
             principal = self._site.clients.authorization.principal(identity)
-            # A pipeline reads many logs at once, from all executors under one identity.
+            # A pipeline reads many logs concurrently, from all executors under one identity.
             is_privileged = principal.is_administrator or (
                 stream is not None and principal.has(Role.PIPELINE)
             )
@@ -197,12 +198,12 @@ class HttpServer:
     async def _answer(
         self, request: web.Request, handler: Handler, seconds: float | None = REQUEST_SECONDS
     ) -> web.StreamResponse:
-        """What the handler answers, or what its exception means."""
+        """The handler's response, or the response for its exception."""
         try:
             async with asyncio.timeout(seconds):
                 return await handler(request)
         except Undecided as error:
-            # What was read was not read; what was changed may or may not be.
+            # After a timeout, a read has no effect; the effect of a change is unknown.
             return failure(503 if request.method in _READING else 504, str(error))
         except Answerable as error:
             return failure(status_of(error), str(error))
@@ -213,7 +214,7 @@ class HttpServer:
         except web.HTTPException as error:
             return failure(error.status, _reason(error))
         except (ConnectionError, asyncio.CancelledError):
-            raise  # the client has gone, or the broker stops
+            raise  # the client is gone, or the broker stops
         except Exception as error:  # noqa: BLE001 - logged, without its text
             route = request.match_info.route.resource
             path = "" if route is None else route.canonical
@@ -221,7 +222,7 @@ class HttpServer:
             return failure(500, "internal error; the broker's log has the details")
 
     async def _admit(self, request: web.Request, rule: Rule | None) -> Identity:
-        """Prove who asks, and that they may; raises Refused, InvalidTopicName, Unavailable.
+        """Prove the caller's identity and check its rights; raises Refused, InvalidTopicName, Unavailable.
 
         ``rule`` None: no route matches, and the answer is 404 or 405.
         """

@@ -1,8 +1,8 @@
-"""How many requests are worked on at once, shared fairly between those who ask.
+"""Limits concurrent requests, and shares the places fairly between identities.
 
-Each identity has a share; privileged ones (administrators) have none, and some places are kept for them. A request beyond
-that waits for a short time. Of the waiting identities each gets the next free place in rotation, so a
-client that asks for much slows down itself alone.
+Each identity has a share. Privileged ones (administrators) have no limit, and some places are reserved for
+them. A request beyond the share waits for a short time. Waiting identities get free places in rotation, so a
+client that sends many requests slows down only itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Final
 from onewriter_broker.http.site import Refusal
 
 WAIT_SECONDS: Final = 2.0
-"""A request waits this long for its place."""
+"""Time that a request waits for a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """``places`` in all, at most ``each`` for an identity, ``kept`` of them for administrators.
+    """``places`` in total, at most ``each`` for one identity, ``kept`` of them for administrators.
 
-    ``waiting`` requests may wait in all, and as many of one identity as it has places.
+    At most ``waiting`` requests wait, and for one identity at most as many as it has places.
     """
 
     places: int
@@ -34,7 +34,7 @@ class Capacity:
 
 
 class Shares:
-    """The places for one kind of request; ``what`` names them in refusals."""
+    """The places for one kind of request. ``what`` names them in refusals."""
 
     def __init__(self, capacity: Capacity, what: str, wait_seconds: float = WAIT_SECONDS) -> None:
         self._capacity = capacity
@@ -42,15 +42,15 @@ class Shares:
         self._wait_seconds = wait_seconds
         self._taken: Counter[str] = Counter()
         self._taken_by_others = 0
-        """Places taken by identities that are no administrators."""
+        """Places taken by identities that are not administrators."""
         self._total = 0
         self._waiting: dict[str, deque[tuple[asyncio.Future[None], bool]]] = {}
-        """By identity; the next one whose turn it is comes first."""
+        """By identity, in the order of the rotation."""
         self._waiters = 0
 
     @asynccontextmanager
     async def place(self, identity: str, *, is_privileged: bool) -> AsyncIterator[None]:
-        """Hold a place. Raises Refusal where none becomes free in time."""
+        """Hold a place. Raises Refusal if none becomes free in time."""
         await self._enter(identity, is_privileged)
         try:
             yield
@@ -80,7 +80,7 @@ class Shares:
             raise
 
     def _forget(self, identity: str, entry: tuple[asyncio.Future[None], bool]) -> None:
-        """Its request does not wait any more, and does not use a place that it was just given."""
+        """Remove a request that no longer waits, and pass on a place that it was just given."""
         place, is_privileged = entry
         if place.done() and not place.cancelled():
             self._leave(identity, is_privileged)
@@ -120,7 +120,7 @@ class Shares:
             self._waiters -= 1
             del self._waiting[waiting]
             if line:
-                self._waiting[waiting] = line  # behind the others
+                self._waiting[waiting] = line  # at the end of the rotation
             if not place.done():
                 self._take(waiting, privileged)
                 place.set_result(None)

@@ -1,6 +1,6 @@
-"""What every HTTP handler stands on: the broker's parts, and the errors that become answers.
+"""The base of all HTTP handlers: the broker's parts, and the mapping of errors to responses.
 
-Routes live in the other modules of this package; nothing here knows a path.
+The routes are in the other modules of this package.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.quotas.book import subject_of
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.tls import ServerCertificate
-from onewriter_broker.topic.catalog import Undivided
-from onewriter_broker.topic.compacting import Compactions
-from onewriter_broker.topic.publishing import Publishing
-from onewriter_broker.topic.staging import Staging
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.compaction.schedule import Compactions
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
+from onewriter_broker.topic.publish.staging import Staging
+from onewriter_broker.topic.registry.catalog import Undivided
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 
 CONTAINERS_MAX: Final = 8_192
-"""Objects and lists in a body of JSON, brackets in texts among them: what is made of many takes long."""
+"""Objects and lists in a JSON body, counted as brackets (including those in texts): decoding many of them
+takes long."""
 
 BODY_BYTES_MAX: Final = 256 * 1024
-"""A request's body."""
+"""Size of a request's body."""
 
 DEPTH_MAX: Final = 64
 """Levels of lists and objects in a JSON body."""
 
 RETRY_SECONDS: Final = 1
-"""When those that were not served now are to come again."""
+"""Seconds after which clients retry (Retry-After)."""
 
 ITEMS_PER_TICK: Final = 20
-"""Items of a long list made before others get a turn of the event loop: a millisecond or two."""
+"""Items of a long list that are built in one tick of the event loop: one or two milliseconds."""
 
 _STATUS_OF: Final = {
     ServerError.AUTHENTICATION_ERROR: 401,
@@ -71,7 +72,7 @@ _STATUS_OF: Final = {
 
 
 class Refusal(Exception):
-    """Answer with this status and reason."""
+    """Respond with this status and reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -93,20 +94,20 @@ def status_of(error: Exception) -> int:
         case Refused():
             return _STATUS_OF.get(error.code, 500)
         case _:
-            return 503  # Unavailable; for a read Undecided too
+            return 503  # Unavailable; for a read also Undecided
 
 
 def failure(status: int, reason: str) -> web.Response:
-    """An error in Pulsar's shape."""
+    """An error in Pulsar's format."""
     headers = {"Retry-After": f"{RETRY_SECONDS}"} if status in {429, 503} else None
     return web.json_response({"reason": reason}, status=status, headers=headers)
 
 
 async def listing(told: Mapping[str, object], name: str, items: Iterable[object]) -> web.Response:
-    """What is told, as JSON, and these items as ``name`` in it: where an empty list keeps their place.
+    """A JSON object ``told`` whose empty list ``name`` is replaced by these items.
 
-    They may be many: they are made some at a time, so that what may change meanwhile is taken before.
-    Written they are at once, which takes a tenth of that.
+    The items are built in steps, because there may be many. State that may change meanwhile must be read
+    before. Writing happens in one step, which takes a tenth of the time.
     """
     made, ticks = list[object](), Ticks(ITEMS_PER_TICK)
     for item in items:
@@ -120,13 +121,13 @@ NO_CONTENT: Final = 204
 
 
 def done() -> web.Response:
-    """Done, and nothing to say."""
+    """A successful response without content."""
     return web.Response(status=NO_CONTENT)
 
 
 @dataclass(slots=True)
 class Site:
-    """The broker, as the handlers see it."""
+    """The broker, as seen by the handlers."""
 
     clients: Clients
     incarnation: str
@@ -139,13 +140,13 @@ class Site:
     desired: Desired
     watchers: Watchers
     seen: Callable[[], Observation | None]
-    """The store as it was last looked at."""
+    """The latest observation of the store."""
     compactions: Compactions
     staging: Staging
-    publishing: Publishing
+    publishing: AtomicPublishes
     peers: Peers
     certificate: ServerCertificate | None = None
-    """What TLS is served with; None: it is not."""
+    """The certificate for TLS; None if TLS is not served."""
 
     @property
     def topics(self) -> Topics:
@@ -156,7 +157,7 @@ class Site:
         return self.clients.addresses
 
     def check_topic(self, request: web.Request, name: TopicName) -> None:
-        """Raise Refused for a topic that is not declared and may not be made."""
+        """Raise Refused for a topic that is not declared and must not be created."""
         self.clients.authorization.require(request[IDENTITY], Action.CREATE_TOPIC, name)
 
     def shows(self, request: web.Request, name: TopicName | str) -> bool:
@@ -164,7 +165,7 @@ class Site:
         return self.clients.authorization.sees(request[IDENTITY], name)
 
     async def shown(self, request: web.Request, names: Iterable[str]) -> list[str]:
-        """Those of the topics that a listing shows to the caller."""
+        """The topics of ``names`` that a listing shows to the caller."""
         return await self.clients.authorization.seen(request[IDENTITY], names)
 
     def sees_all(self, request: web.Request) -> bool:
@@ -172,13 +173,13 @@ class Site:
         return self.clients.authorization.sees_all(request[IDENTITY])
 
     def require_namespace(self, namespace: str, message: str = "Namespace does not exist") -> None:
-        """Raise Missing for a namespace that nobody made and no manifest names."""
+        """Raise Missing for a namespace that was not created and is in no manifest."""
         declared = {topic.topic_name.namespace_name for topic in self.topics.desired.topics}
         if namespace not in declared:
             self.namespaces.require(namespace, message)
 
     async def require_owned(self, request: web.Request, name: TopicName) -> None:
-        """Return if the topic is served here; else send the client to the broker that does.
+        """Return if this broker serves the topic; otherwise redirect the client to the broker that does.
 
         Raises HTTPTemporaryRedirect, Unavailable.
         """
@@ -190,11 +191,11 @@ class Site:
         raise web.HTTPTemporaryRedirect(self.url_of(request, owner) + str(request.rel_url))
 
     def url_of(self, request: web.Request, owner: Addresses) -> str:
-        """Where to send a client for another broker: over TLS if it came that way, or all must."""
+        """The URL of another broker for a client: over TLS if the client used TLS, or if all clients must."""
         return self.clients.named(owner, is_secure=request.secure).http_url
 
     async def forward(self, request: web.Request, owner: Addresses, method: str, path: str) -> None:
-        """Have another broker do something with the caller's credentials.
+        """Forward a request to another broker with the caller's credentials.
 
         Raises PeerRefused, Unavailable.
         """
@@ -205,26 +206,26 @@ class Site:
 
 
 IDENTITY: Final = web.RequestKey("identity", Identity)
-"""Who asks, as the server's guard proved it."""
+"""The caller, as proved by the server's check."""
 
 EXPIRES: Final[web.RequestKey[float | None]] = web.RequestKey("expires")
-"""Until when that proof counts, in Unix seconds; None: for ever."""
+"""The expiry of that proof, in Unix seconds; None if it does not expire."""
 
 
 def creator_of(request: web.Request) -> str:
-    """For whom a topic counts that the request makes."""
+    """The subject that a topic counts for if the request creates it."""
     return subject_of(request[IDENTITY], f"{request.remote or ''}:0")
 
 
 def namespace_of(request: web.Request) -> str:
-    """``tenant/namespace`` out of the path."""
+    """``tenant/namespace`` from the path."""
     return f"{request.match_info['tenant']}/{request.match_info['namespace']}"
 
 
 def topic_of(request: web.Request) -> TopicName:
-    """The topic out of the path; raises InvalidTopicName.
+    """The topic from the path; raises InvalidTopicName.
 
-    What is to be deleted may have a name that is too long for a new topic.
+    A topic that is to be deleted may have a name that is too long for a new topic.
     """
     found = request.match_info
     domain = found.get("domain", "persistent")
@@ -233,7 +234,7 @@ def topic_of(request: web.Request) -> TopicName:
 
 
 def flag(request: web.Request, name: str) -> bool:
-    """A boolean of the query, as Pulsar's clients write it."""
+    """A boolean of the query, in the format of Pulsar's clients."""
     return request.query.get(name, "").lower() == "true"
 
 
@@ -248,7 +249,7 @@ def number(request: web.Request, name: str, default: int, most: int) -> int:
 
 
 async def json_body(request: web.Request) -> object:
-    """The body as JSON, whatever its content type says; None when it is empty. Raises Refusal."""
+    """The body as JSON, whatever its content type is; None if it is empty. Raises Refusal."""
     text = await request.read()
     if not text.strip():
         return None
@@ -280,7 +281,7 @@ def _is_deep(value: object) -> bool:
 
 
 async def object_body(request: web.Request) -> dict[str, object]:
-    """The body as a JSON object; an empty one when there is none."""
+    """The body as a JSON object; an empty object if there is no body."""
     value = await json_body(request)
     if value is None:
         return {}
@@ -290,4 +291,4 @@ async def object_body(request: web.Request) -> dict[str, object]:
 
 
 Answerable = (OnewriterError, InvalidTopicName, Refusal)
-"""Exceptions that are answers."""
+"""Exceptions that become responses."""

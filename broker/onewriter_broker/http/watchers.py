@@ -1,19 +1,34 @@
-"""Who watches this broker's topics, and which of them changed since each was told."""
+"""The watchers of this broker's topics, and the topics that changed since each watcher was last notified."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from onewriter_core.ids import TopicName
 
 WATCHERS_MAX: Final = 16
-"""Watchers at once: an operator's replicas, and a few people."""
+"""Concurrent watchers: the replicas of an operator, and a few people."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchIntervals:
+    """How often a watch sends lines."""
+
+    gather_seconds: float = 0.1
+    """At most one line per topic in this time, with the latest state."""
+    poll_seconds: float = 1.0
+    """Polling interval for buckets that are served or wait."""
+    ping_seconds: float = 5.0
+    """Interval of the lines that only show that the broker is alive."""
+    write_seconds: float = 10.0
+    """A watcher that accepts nothing for this long is disconnected."""
 
 
 class Watcher:
-    """One of them. ``woken`` is set while there is something to tell, or nothing any more."""
+    """One watcher. ``woken`` is set while there is something to send, or when the watch ends."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.woken = asyncio.Event()
@@ -21,19 +36,19 @@ class Watcher:
         self._changed = dict.fromkeys(names)
 
     def changed(self, name: str) -> None:
-        """A topic is not as it was told."""
+        """Record that a topic changed."""
         self._changed[name] = None
         self.woken.set()
 
     def take(self) -> list[str]:
-        """The topics that changed, in that order; they count as told."""
+        """The changed topics in order of their change. They count as sent."""
         names = list(self._changed)
         self._changed.clear()
         self.woken.clear()
         return names
 
     def end(self) -> None:
-        """There will be nothing more."""
+        """End the watch."""
         self.is_ended = True
         self.woken.set()
 
@@ -41,16 +56,17 @@ class Watcher:
 class Watchers:
     """All watchers of one broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, intervals: WatchIntervals = WatchIntervals()) -> None:
+        self.intervals = intervals
         self._watchers: dict[Watcher, None] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether nobody else may join."""
+        """Whether no further watcher may join."""
         return len(self._watchers) >= WATCHERS_MAX
 
     def join(self, names: Iterable[str]) -> Watcher:
-        """Watch from now on; what is there counts as changed."""
+        """Start to watch. The existing topics count as changed."""
         watcher = Watcher(names)
         self._watchers[watcher] = None
         return watcher
@@ -60,7 +76,7 @@ class Watchers:
         self._watchers.pop(watcher, None)
 
     def changed(self, name: TopicName) -> None:
-        """Something of a topic changed, or whether it is served here."""
+        """Record that a topic changed, or whether this broker serves it."""
         if self._watchers:
             text = str(name.base)
             for watcher in self._watchers:

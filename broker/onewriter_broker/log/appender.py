@@ -22,7 +22,7 @@ import structlog
 
 from onewriter_broker.distribution import COUNTS, SECONDS, Distribution
 from onewriter_broker.log.commits import Commits, Kind
-from onewriter_broker.log.joint_append import Together
+from onewriter_broker.log.joint_append import JointAppend
 from onewriter_broker.log.store.api import (
     Append,
     BrokenKey,
@@ -35,7 +35,6 @@ from onewriter_broker.log.store.api import (
 from onewriter_broker.log.topic_log.atomic_publish import Publish, abandon
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
-from onewriter_broker.log.topic_log.rejection import fall_back, withdraw
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName
 
@@ -45,7 +44,7 @@ CALL_BYTES_MAX = 1024 * 1024
 RETRY_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Pauses between attempts of an undecided call; the last one repeats."""
 
-APPENDS_TOGETHER_MAX = 10_000
+JOINT_APPENDS_MAX = 10_000
 """Requests to store entries of several logs together that wait for their turn."""
 
 log = structlog.get_logger(__name__)
@@ -122,7 +121,7 @@ class Appender:
         self._broken = broken
         self._dirty: dict[TopicLog, float] = {}  # with the time of the first waiting entry
         self._fences: deque[_FenceItem] = deque()
-        self._together: deque[Together] = deque()
+        self._joint_appends: deque[JointAppend] = deque()
         self._commits: Commits[_StoredBlock | _FenceItem] = Commits(
             store, now=now, wake=self._wake_up, pass_on=self._pass_on
         )
@@ -174,15 +173,15 @@ class Appender:
         stored = [item.pending for item in forgotten if isinstance(item, _StoredBlock)]
         return abandon(topic_log, publish, why, stored)
 
-    async def together(self, request: Together) -> list[Position]:
-        """Store entries of several logs, all or none; where they stand. See Together.
+    async def append_jointly(self, request: JointAppend) -> list[Position]:
+        """Store entries of several logs, all or none; where they stand. See JointAppend.
 
-        Raises Refused when APPENDS_TOGETHER_MAX wait for their turn already.
+        Raises Refused when JOINT_APPENDS_MAX wait for their turn already.
         """
-        if len(self._together) >= APPENDS_TOGETHER_MAX:
-            text = f"{APPENDS_TOGETHER_MAX} requests wait to be stored"
+        if len(self._joint_appends) >= JOINT_APPENDS_MAX:
+            text = f"{JOINT_APPENDS_MAX} requests wait to be stored"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
-        self._together.append(request)
+        self._joint_appends.append(request)
         self._wake_up()
         return await asyncio.shield(request.done)
 
@@ -203,10 +202,10 @@ class Appender:
             while True:
                 if self._fences:
                     await self._perform(self._fences.popleft())
-                elif self._dirty or self._together:
+                elif self._dirty or self._joint_appends:
                     await self._append(self._gather(list(self._dirty)))
-                    if self._together:
-                        await self._append_together(self._together.popleft())
+                    if self._joint_appends:
+                        await self._append_jointly(self._joint_appends.popleft())
                 else:
                     await self._rest(self._commits.pause_seconds)
                 await self._commit()
@@ -214,7 +213,7 @@ class Appender:
             self._commits.close()
             for item in self._fences:
                 item.done.cancel()
-            for request in self._together:
+            for request in self._joint_appends:
                 request.done.cancel()
 
     async def _rest(self, seconds: float | None) -> None:
@@ -255,14 +254,14 @@ class Appender:
             started_at = self._now()
             self._answered(gathered, await self._decided(gathered), started_at)
 
-    async def _append_together(self, request: Together) -> None:
+    async def _append_jointly(self, request: JointAppend) -> None:
         await self._flush(request.logs)
         gathered = request.form(self._wall_ms())
         if gathered:
             started_at = self._now()
             for _, pending in gathered:
                 pending.since = started_at
-            self._answered(gathered, await self._decided_together(gathered), started_at)
+            self._answered(gathered, await self._decided_jointly(gathered), started_at)
 
     def _answered(
         self,
@@ -281,7 +280,7 @@ class Appender:
             if pending not in topic_log.undecided or topic_log.binding is None:
                 continue  # the log was closed meanwhile
             if isinstance(answer, BrokenKey):
-                topic_log.is_writable = False
+                topic_log.stop_writes()
                 broken[topic_log] = answer
                 continue
             replid = topic_log.binding.replid
@@ -300,24 +299,25 @@ class Appender:
                     self._commits.later(kind, _StoredBlock(topic_log, pending))
                 case Outcome.REFENCE | Outcome.LOST:
                     # Whether the block is in the registered dataset is seen after the next fence.
-                    topic_log.is_writable = False
-                    topic_log.was_refused = True
+                    topic_log.stop_writes(was_refused=True)
                     self._deposed_from(topic_log, outcome)
                 case Outcome.FENCED | Outcome.UNKNOWN:
-                    topic_log.is_writable = False
-                    topic_log.was_refused = True  # should the bucket be ours still: fence again
+                    # Should the bucket be ours still: fence again.
+                    topic_log.stop_writes(was_refused=True)
                     if outcome is Outcome.UNKNOWN:
                         topic_log.forget_tail()  # there may be a block that it does not have
                     topic_log.give_up(pending, is_definite=outcome is Outcome.FENCED)
                     self._deposed_from(topic_log, outcome)
-                case Outcome.STALE | Outcome.AHEAD | Outcome.HELD if pending.together is not None:
-                    withdraw(topic_log, pending, outcome)
+                case Outcome.STALE | Outcome.AHEAD | Outcome.HELD if (
+                    pending.joint_append is not None
+                ):
+                    topic_log.withdraw(pending, outcome)
                 case Outcome.STALE | Outcome.AHEAD:
                     refused[topic_log] = (pending, outcome, [])
                 case Outcome.HELD:
                     refused[topic_log][2].append(pending)
         for topic_log, (pending, outcome, held) in refused.items():
-            fall_back(topic_log, pending, held, outcome)
+            topic_log.roll_back(pending, held, outcome)
             if topic_log.has_more:
                 self._dirty.setdefault(topic_log, pending.since)
         for topic_log, error in broken.items():
@@ -361,7 +361,7 @@ class Appender:
                     pending.was_sent = not sent.never_sent
             return answers
 
-    async def _decided_together(
+    async def _decided_jointly(
         self, gathered: list[tuple[TopicLog, PendingBlock]]
     ) -> list[Outcome | BrokenKey]:
         """Send the very same blocks until the store decides, whatever becomes of their logs.
@@ -451,7 +451,7 @@ class Appender:
                 item.done.set_result(Outcome.REFENCE)
             return
         for topic_log in item.logs:
-            topic_log.is_writable = False
+            topic_log.stop_writes()
         try:
             outcome = await self._fenced(item.fence)
         except (ValueError, BrokenKey) as error:  # its topic fails, not the appender

@@ -61,7 +61,7 @@ class Part:
         self._told()
 
 
-class Together:
+class JointAppend:
     """One request to store entries together. ``done`` ends when the fate of all of them is known.
 
     It gives their positions, or raises: Fenced where a guard is over, Unavailable where they are
@@ -103,7 +103,7 @@ class Together:
             payloads = [part.payload for part in own]
             lengths = [len(payload) for payload in payloads]
             pending = topic_log.form(entries, payloads, lengths, time_ms, own[0].guard)
-            pending.together = self
+            pending.joint_append = self
             formed.append((topic_log, pending))
         return formed
 

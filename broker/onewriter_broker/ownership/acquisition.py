@@ -21,14 +21,14 @@ from onewriter_broker.ownership.adoption import (
     Adopt,
     Refuse,
     Verdict,
-    claimed,
+    acquired,
     forced,
     judge,
 )
 from onewriter_core.errors import Unavailable, Undecided
 
-CLAIM_ATTEMPTS_MAX = 5
-"""Rounds of read, observe, compare-and-set in one claim before it is put off."""
+ACQUIRE_ATTEMPTS_MAX = 5
+"""Rounds of read, observe, compare-and-set in one acquisition before it is put off."""
 
 FORCE_ATTEMPTS_MAX = 5
 """Rounds of read, observe, compare-and-set before ``adopt`` gives a bucket up."""
@@ -44,7 +44,7 @@ _log = structlog.get_logger(__name__)
 class Holding:
     """The right to serve one bucket.
 
-    ``grants_known``: at this claim the dataset provably carried every grant ever answered.
+    ``grants_known``: at this acquisition the dataset provably carried every grant ever answered.
     ``known_since``: the rule for each topic, see ``may_resume``. ``heard_ms``: the last sign of life
     of the process that owned the bucket before, by its wall clock; None: not known, or nobody did.
     """
@@ -64,7 +64,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Acquisition:
     """A bucket just taken: the record that says so and the block of ledgers reserved with it.
 
     ``last_ledger`` is the highest ledger that anchor or dataset knew then.
@@ -90,7 +90,7 @@ def backoff_seconds(attempts: int, randomness: random.Random) -> float:
     return seconds * randomness.uniform(0.5, 1.0)
 
 
-class Claimer:
+class Acquirer:
     """Takes buckets for one broker process.
 
     ``me`` is its incarnation, ``single_node`` says that exactly one store is configured.
@@ -116,16 +116,16 @@ class Claimer:
         self._heard_ms = heard_ms
         self._births = 0
 
-    async def claim(
+    async def acquire(
         self, bucket: int, is_free: Callable[[Record], bool], remembered: int | None = None
-    ) -> Claim | None:
+    ) -> Acquisition | None:
         """Take the bucket; None when its record says that it is not free.
 
         ``remembered``: as in ``judge``. Raises BucketRefused; Undecided or Unavailable when anchor
-        or store are away or the race was lost CLAIM_ATTEMPTS_MAX times.
+        or store are away or the race was lost ACQUIRE_ATTEMPTS_MAX times.
         """
         problem = "other brokers keep changing its record"
-        for attempt in range(CLAIM_ATTEMPTS_MAX):
+        for attempt in range(ACQUIRE_ATTEMPTS_MAX):
             if attempt:
                 await asyncio.sleep(backoff_seconds(attempt, self._randomness))
             current = await self._anchor.read(bucket)
@@ -142,7 +142,7 @@ class Claimer:
                     raise BucketRefused(verdict)
                 problem = verdict.text
                 continue
-            desired = claimed(
+            desired = acquired(
                 current.record, bucket, node, verdict, owner=self._me, addresses=self._addresses
             )
             version = await self._anchor.compare_and_set(bucket, current.version, desired)
@@ -165,7 +165,7 @@ class Claimer:
             grants_known = not isinstance(verdict, Adopt) or verdict.grants_known
             high_water = desired.ledger_high_water
             seen = node.units.get(bucket, Unit()).last_ledger
-            return Claim(
+            return Acquisition(
                 Holding(
                     binding,
                     grants_known,
@@ -196,7 +196,7 @@ class Claimer:
 
     async def _stamp(self, binding: Binding, birthmark: str) -> Outcome:
         """Stamp, and again when the store gave no answer: it is idempotent."""
-        for attempt in range(1, CLAIM_ATTEMPTS_MAX):
+        for attempt in range(1, ACQUIRE_ATTEMPTS_MAX):
             try:
                 return await self._store.stamp(binding, birthmark=birthmark)
             except Undecided:

@@ -2,7 +2,7 @@
 
 The anchor's record names the dataset that counts. A store that was promoted, restarted, emptied or
 exchanged shows another identity (``master_replid``); ``judge`` tells a descendant of the registered
-dataset from a stranger, and ``claimed`` writes down what the compare-and-set shall say. The order
+dataset from a stranger, and ``acquired`` writes down what the compare-and-set shall say. The order
 of the steps around them (anchor, node, compare-and-set, stamp) is buckets.py's.
 """
 
@@ -144,7 +144,7 @@ def judge(
     )
 
 
-def claimed(
+def acquired(
     record: Record,
     bucket: int,
     node: Observation,

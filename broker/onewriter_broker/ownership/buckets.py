@@ -20,8 +20,8 @@ import structlog
 from onewriter_broker.anchor.api import Addresses, Anchor, Versioned
 from onewriter_broker.log.store.api import Binding, LogStore, Outcome
 from onewriter_broker.ownership.acquisition import (
+    Acquirer,
     BucketRefused,
-    Claimer,
     Holding,
     backoff_seconds,
     still_holds,
@@ -97,7 +97,7 @@ class BucketOwnership:
         self._live_view = live_view
         self._wake = asyncio.Event() if wake is None else wake
         self._randomness = random.Random() if randomness is None else randomness  # noqa: S311 - jitter is no secret
-        self._claimer = Claimer(
+        self._acquirer = Acquirer(
             me,
             addresses,
             anchor,
@@ -246,12 +246,14 @@ class BucketOwnership:
             raise Unavailable("the store is away, so it is unknown who is alive")
         if bucket in self._held:
             return self._held[bucket].holding
-        claim = await self._claimer.claim(bucket, lambda record: may_take(self._me, view, record))
-        if claim is None or self._is_leaving:
+        acquisition = await self._acquirer.acquire(
+            bucket, lambda record: may_take(self._me, view, record)
+        )
+        if acquisition is None or self._is_leaving:
             return None
-        self._held[bucket] = HeldBucket(claim, self._anchor)
-        self._events.bucket_acquired(bucket, claim.holding)
-        return claim.holding
+        self._held[bucket] = HeldBucket(acquisition, self._anchor)
+        self._events.bucket_acquired(bucket, acquisition.holding)
+        return acquisition.holding
 
     async def refence(
         self, bucket: int, failed: Binding, outcome: Outcome | None = None
@@ -325,14 +327,14 @@ class BucketOwnership:
             if still_holds(binding, await self._store.observe([bucket])):
                 return Refenced.KEPT
         held.is_contested = True
-        claim = await self._claimer.claim(bucket, held.is_own, held.granted)
-        if claim is None:
+        acquisition = await self._acquirer.acquire(bucket, held.is_own, held.granted)
+        if acquisition is None:
             self._drop(held, LostReason.TAKEN)
-        if claim is None or self._held.get(bucket) is not held:
+        if acquisition is None or self._held.get(bucket) is not held:
             return Refenced.LOST
         held.is_closing = True
-        self._held[bucket] = HeldBucket(claim, self._anchor)
-        self._events.dataset_changed(bucket, claim.holding)
+        self._held[bucket] = HeldBucket(acquisition, self._anchor)
+        self._events.dataset_changed(bucket, acquisition.holding)
         return Refenced.REBOUND
 
     async def give_back(self, bucket: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from onewriter_broker.anchor.api import Addresses, Anchor, Record
-from onewriter_broker.ownership.acquisition import Claim
+from onewriter_broker.ownership.acquisition import Acquisition
 from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import NUMBER_MAX
@@ -29,18 +29,18 @@ class BucketTaken(Unavailable):
 
 
 class HeldBucket:
-    """One claim of a bucket, from the stamp until it is dropped or claimed anew."""
+    """One acquisition of a bucket, from the stamp until it is dropped or claimed anew."""
 
-    def __init__(self, claim: Claim, anchor: Anchor) -> None:
-        self.holding = claim.holding
-        self.version = claim.current.version
+    def __init__(self, acquisition: Acquisition, anchor: Anchor) -> None:
+        self.holding = acquisition.holding
+        self.version = acquisition.current.version
         self.is_closing = False
         self.is_contested = False
         """A newer registration of ours was begun: this one counts again only if the record says so."""
-        self._record = claim.current.record
-        self._ranges = [claim.ledgers]
+        self._record = acquisition.current.record
+        self._ranges = [acquisition.ledgers]
         self._newest_ledger = 0
-        self._granted = claim.last_ledger
+        self._granted = acquisition.last_ledger
         self._is_stale = False
         self._anchor = anchor
         self._lock = asyncio.Lock()
@@ -66,12 +66,12 @@ class HeldBucket:
         return sum(len(ledgers) for ledgers in self._ranges) < REFILL_BELOW
 
     def names(self, record: Record) -> bool:
-        """Whether ``record`` still gives the bucket to this claim."""
+        """Whether ``record`` still gives the bucket to this acquisition."""
         binding = self.holding.binding
         return (record.owner, record.generation) == (binding.owner, binding.generation)
 
     def is_own(self, record: Record) -> bool:
-        """Whether ``record`` names this process: by this claim, or by a newer one of the same bucket
+        """Whether ``record`` names this process: by this acquisition, or by a newer one of the same bucket
         that is under way or broke off (BucketOwnership.refence).
         """
         binding = self.holding.binding

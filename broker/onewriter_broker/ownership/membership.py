@@ -68,7 +68,7 @@ class Beat:
     leaving: bool = False
     at_ms: int = 0
     leads: Mapping[str, int] = field(default_factory=dict)
-    """How many topics of this broker each host leads, while a policy asks for it (topic/loads.py)."""
+    """How many topics of this broker each host leads, while a policy asks for it (topic/producers/leader_loads.py)."""
     keeps_floors: bool = True
     """Whether its version lets generations of ownerships begin above floors (own/floors.py)."""
 

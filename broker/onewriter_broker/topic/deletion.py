@@ -9,12 +9,12 @@ from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX, Outcome
 from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING
 from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
 from onewriter_broker.log.topic_log.termination import TERMINATED
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.compaction import drop_unused
-from onewriter_broker.topic.deduplication import FIELD as DEDUPLICATION
-from onewriter_broker.topic.layouts import LAYOUT_PREFIX
-from onewriter_broker.topic.schemas import STATE_PREFIX as SCHEMA_PREFIX
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.compaction.passes import drop_unused
+from onewriter_broker.topic.producers.deduplication import FIELD as DEDUPLICATION
+from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.schemas.topic_schemas import STATE_PREFIX as SCHEMA_PREFIX
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
@@ -76,6 +76,6 @@ async def erase(topic_log: TopicLog) -> None:
         first = await topic_log.read_blocks(EARLIEST, count=1)
         if not first or first[0].position >= marker:
             break
-    topic_log.state.pop(COMPACTED, None)
+    topic_log.note_state({}, [COMPACTED])
     if had_view:
         await drop_unused(topic_log)

@@ -34,9 +34,9 @@ from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.topic.loads import LeaderLoads
-from onewriter_broker.topic.tenures import audit_fields, marker_fields, state_fields
-from onewriter_broker.topic.transitions import Chronicles
+from onewriter_broker.topic.history.audit import AuditTail
+from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
+from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.effects import Fence, Record
@@ -84,7 +84,7 @@ class Ownership(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shell:
+class TopicDependencies:
     """What all runners of a broker share."""
 
     store: LogStore
@@ -104,7 +104,7 @@ class Shell:
     moved: Callable[[TopicName, Record], None]
     changed: Callable[[TopicName], None] = lambda _name: None
     """Told when anything that a topic's status shows has changed, or its being served here."""
-    chronicles: Chronicles | None = None
+    audit_tail: AuditTail | None = None
     """What happened to topics before they came here; None: nobody asks."""
     loads: LeaderLoads = field(default_factory=LeaderLoads)
 
@@ -112,21 +112,21 @@ class Shell:
 class Fencing:
     """The fences of one topic. ``logs`` has a log for every partition, and may grow."""
 
-    __slots__ = ("_audit", "_bucket", "_logs", "_name", "_sequences", "_shell")
+    __slots__ = ("_audit", "_bucket", "_dependencies", "_logs", "_name", "_sequences")
 
     def __init__(
         self,
         name: TopicName,
         bucket: int,
         logs: Mapping[int, TopicLog],
-        shell: Shell,
+        dependencies: TopicDependencies,
         audit: Callable[[dict[str, str]], None],
         sequences: Callable[[int], dict[str, str]],
     ) -> None:
         self._name = name
         self._bucket = bucket
         self._logs = logs
-        self._shell = shell
+        self._dependencies = dependencies
         self._audit = audit
         self._sequences = sequences
 
@@ -151,7 +151,7 @@ class Fencing:
             _may_return(partitions[partition]) for partition in effect.partitions
         )
         while not any(topic_log.is_closed for topic_log in logs):
-            holding = self._shell.ownership.holding(self._bucket)
+            holding = self._dependencies.ownership.holding(self._bucket)
             if holding is None:
                 return None
             binding = holding.binding
@@ -160,8 +160,8 @@ class Fencing:
             if not flush:
                 # Beside the fence, not behind it: a grant that is noted but then fails only makes
                 # the anchor expect more than there is.
-                recording = self._shell.spawn(self._record_grant(ledger))
-            outcome = await self._shell.appender.fence(fence, logs, flush=flush)
+                recording = self._dependencies.spawn(self._record_grant(ledger))
+            outcome = await self._dependencies.appender.fence(fence, logs, flush=flush)
             if recording is not None and must_be_recorded:
                 await recording
             if outcome is Outcome.DONE:
@@ -176,7 +176,7 @@ class Fencing:
             )
             if outcome is Outcome.LOST:
                 for topic_log in logs:
-                    topic_log.was_refused = True  # what is missing is counted behind the marker
+                    topic_log.expect_comparison()  # what is missing is counted behind the marker
             create = create or outcome is Outcome.LOST
             following = await self._next_ledger(binding, outcome, logs)
             if following is None:
@@ -190,10 +190,10 @@ class Fencing:
         """Another ledger, for whatever binding holds now; the refused one is never used again."""
         while not any(topic_log.is_closed for topic_log in logs):
             try:
-                answer = await self._shell.ownership.refence(self._bucket, failed, outcome)
+                answer = await self._dependencies.ownership.refence(self._bucket, failed, outcome)
                 if answer is Refenced.LOST:
                     return None
-                return await self._shell.ownership.reserve_ledger(self._bucket)
+                return await self._dependencies.ownership.reserve_ledger(self._bucket)
             except (Unavailable, Undecided) as error:
                 log.warning("fence.waits", topic=str(self._name), reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
@@ -215,19 +215,19 @@ class Fencing:
             for name, value in part.state.items():
                 if name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0)):
                     continue  # raised while the fence was under way
-                _keep(topic_log.state, name, value)
-            topic_log.state.pop(OPEN_PUBLISH, None)  # the fence dropped it
+                topic_log.note_state({name: _alike(value)})
+            topic_log.note_state({}, [OPEN_PUBLISH])  # the fence dropped it
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
             if changes_hands:  # whatever slipped in was sent by a writer whose turn ends here
                 topic_log.refuse_waiting()
-            topic_log.is_writable = True
+            topic_log.allow_writes()
             if topic_log.has_more:
-                self._shell.appender.gathered(topic_log)
+                self._dependencies.appender.gathered(topic_log)
         return True
 
     def _counts(self, binding: Binding) -> bool:
         """Whether the bucket is held by this very binding."""
-        holding = self._shell.ownership.holding(self._bucket)
+        holding = self._dependencies.ownership.holding(self._bucket)
         return holding is not None and holding.binding == binding
 
     def _store_fence(
@@ -240,7 +240,7 @@ class Fencing:
         *,
         create: bool,
     ) -> StoreFence:
-        time_ms = self._shell.wall_ms()
+        time_ms = self._dependencies.wall_ms()
         parts: list[FencedLog] = []
         for number in effect.partitions:
             topic_log = self._logs[number]
@@ -272,7 +272,7 @@ class Fencing:
             str(self._name),
             ledger,
             partitions[effect.partitions[0]],
-            self._shell.incarnation,
+            self._dependencies.incarnation,
             previous,
             time_ms,
         )
@@ -288,11 +288,9 @@ class Fencing:
         if binding is None:
             return
         found = await topic_log.store.read_state(topic_log.name, replid=binding.replid)
-        for name in topic_log.state.keys() - found.keys():
-            del topic_log.state[name]
-        for name, value in found.items():
-            if topic_log.state.get(name) != value:
-                _keep(topic_log.state, name, value)
+        known = topic_log.state
+        changed = {name: _alike(value) for name, value in found.items() if known.get(name) != value}
+        topic_log.note_state(changed, known.keys() - found.keys())
 
     async def remember_end(self, topic_log: TopicLog) -> None:
         """Note what is before the first marker here: it counts as acknowledged.
@@ -311,24 +309,25 @@ class Fencing:
             replid=binding.replid,
         )
         ends = [block.last for block in blocks if isinstance(block, Block)]
-        topic_log.ends.extend(ends[:1])
+        for end in ends[:1]:
+            topic_log.note_end(end)
 
     async def record_use(self, ledger: int) -> None:
         """Have the anchor know that the bucket holds something, before anything is acknowledged.
 
         Raises Unavailable.
         """
-        await self._shell.ownership.record_use(self._bucket, ledger)
+        await self._dependencies.ownership.record_use(self._bucket, ledger)
 
     async def _record_grant(self, ledger: int) -> None:
         """Have the anchor know of a change of hands, however long that takes."""
         is_told = False
         while True:
             try:
-                await self._shell.ownership.record_grant(self._bucket, ledger)
+                await self._dependencies.ownership.record_grant(self._bucket, ledger)
             except Unavailable as unavailable:
                 is_closed = any(topic_log.is_closed for topic_log in self._logs.values())
-                if is_closed or self._shell.ownership.holding(self._bucket) is None:
+                if is_closed or self._dependencies.ownership.holding(self._bucket) is None:
                     return
                 if not is_told:
                     log.warning("grant.unrecorded", topic=str(self._name), reason=str(unavailable))
@@ -363,7 +362,7 @@ class Fencing:
             return False
         if not self._counts(fence.binding) or topic_log.is_closed:
             return False
-        topic_log.was_refused = False
+        topic_log.tails_compared()
         for loss in losses(topic_log.name, topic_log.kept_ends, survived):
             self._report(loss)
         topic_log.forget_after(survived)
@@ -374,7 +373,7 @@ class Fencing:
             block = stored.get(pending.block.position)
             if block is not None and block.chain == pending.block.chain:
                 topic_log.block_committed(pending)
-            elif changes_hands or pending.together is not None or pending.publish is not None:
+            elif changes_hands or pending.joint_append is not None or pending.publish is not None:
                 topic_log.give_up(pending, is_definite=True)
             else:
                 absent.append(pending)
@@ -393,7 +392,7 @@ class Fencing:
         return min(last_position(newest[0]), topic_log.committed) if newest else EARLIEST
 
     def _report(self, loss: Loss) -> None:
-        self._shell.lost(loss)
+        self._dependencies.lost(loss)
         self._audit(
             {
                 "kind": "loss",
@@ -405,9 +404,9 @@ class Fencing:
         )
 
 
-def _keep(state: dict[str, str], name: str, value: str) -> None:
-    """Set one field of many logs' states, which are mostly alike; ``update`` makes room for twice as many."""
-    state[name] = sys.intern(value) if len(value) <= ALIKE_MAX else value
+def _alike(value: str) -> str:
+    """A value that the states of many logs share is stored in memory once."""
+    return sys.intern(value) if len(value) <= ALIKE_MAX else value
 
 
 def _may_return(partition: Partition) -> bool:

@@ -1,4 +1,6 @@
-"""``onewriter fence``, ``handover`` and ``reassign``: an administrator changes who writes, and whose a topic is."""
+"""``onewriter fence``, ``handover`` and ``reassign``: orders of an administrator about a topic's writer and
+namespace.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def fence(topic: str, if_epoch: int | None, reach: Reach, output: str) -> None:
     if output == "json":
         tables.as_json(answer)
     else:
-        click.echo(f"fenced: epoch {answer['oldEpoch']} ended, {answer['epoch']} is the next one")
+        click.echo(
+            f"fenced: epoch {answer['oldEpoch']} ended; the next holder gets one above {answer['epoch']}"
+        )
 
 
 @click.command()

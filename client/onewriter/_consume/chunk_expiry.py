@@ -1,4 +1,4 @@
-"""When a message that lacks chunks is given up: the clock beside _consume/chunks.py."""
+"""Expiry of incomplete chunked messages: the timer for _consume/chunks.py."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from onewriter._message import MessageId
 from onewriter._transport.connection import STALL_SECONDS
 
 CHUNKS_EXPIRE_SECONDS = 60.0
-"""How long a message may lack its next chunk; what Pulsar's clients do unless told otherwise."""
+"""Longest wait for a message's next chunk; the default of Pulsar's clients."""
 
 
 class ChunkLimits(NamedTuple):
-    """What is kept of messages of which not all chunks have come; 0 seconds: for ever."""
+    """Limits of incomplete chunked messages. ``expire_seconds`` 0: they never expire."""
 
     messages_max: int
     expire_seconds: float
 
 
 class ChunkReceiver(Protocol):
-    """Who is told; see Role."""
+    """The callbacks; see Role."""
 
     def chunk_begun(self, first: MessageId) -> None: ...
 
@@ -30,10 +30,10 @@ class ChunkReceiver(Protocol):
 
 
 class ChunkExpiry:
-    """``joining`` for one receiver, and its clock; ``stop`` it in the end.
+    """A ChunkAssembler for one receiver, and its timer; ``stop`` it in the end.
 
-    Nothing expires while more may have come that was not seen: when the process stood still, and
-    unless ``is_caught_up`` says that the broker may send.
+    Nothing expires while chunks may be waiting unread: after the process did not run for a while, and unless
+    ``is_caught_up`` returns True, which means that the broker has permits to send.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ChunkExpiry:
         self._timer: asyncio.TimerHandle | None = None
 
     def stop(self) -> None:
-        """Nothing comes any more."""
+        """Stop the timer."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,7 +1,7 @@
-"""Messages that come in chunks, put together. No I/O, and no clock: the caller says when to expire.
+"""Assembly of messages that arrive in chunks. No I/O and no clock: the caller decides when to expire.
 
-What is begun and not complete is bounded. What is given up is never handed out in part; should its
-last chunk come after all, an error stands in its place.
+The number and size of incomplete messages are bounded. A message that was dropped is never delivered in part; if
+its last chunk arrives later, the result is an error.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 CHUNKED_MAX = 100
-"""Messages that are put together from chunks at once; the oldest gives way to one more."""
+"""Default number of incomplete messages; above it, the oldest one is dropped."""
 
 CHUNKED_BYTES_MAX = 64 * 1024 * 1024
-"""Bytes of their chunks, all together; one message alone may have more."""
+"""Largest total size of the chunks of incomplete messages; a single message may be larger."""
 
 GIVEN_UP_MAX = 1_000
-"""Messages that are remembered to have been given up."""
+"""Number of dropped messages that are remembered."""
 
 log = logging.getLogger("onewriter")
 
 
 @dataclass(slots=True)
 class Chunks:
-    """The chunks of one message that have come, in their order."""
+    """The chunks of one message that have arrived, in order."""
 
     first: MessageId
     count: int
@@ -37,11 +37,11 @@ class Chunks:
     parts: list[bytes] = field(default_factory=list)
     size: int = 0
     is_fresh: bool = True
-    """One of them came since the last ``expire``."""
+    """Whether a chunk has arrived since the last ``expire``."""
 
 
 class ChunkAssembler:
-    """``begun`` hears of a message's first chunk, ``given_up`` of the ids of one that is dropped."""
+    """Assembles chunks. It calls ``begun`` with the id of a first chunk, ``given_up`` with a dropped message's ids."""
 
     def __init__(
         self,
@@ -62,13 +62,13 @@ class ChunkAssembler:
         return len(self._open)
 
     def forget(self) -> None:
-        """What comes next does not follow what came before."""
+        """Drop all state: the next chunk does not follow the previous one."""
         self._open.clear()
         self._given_up.clear()
         self._bytes = 0
 
     def expire(self) -> None:
-        """Give up every message of which no chunk has come since this was called last."""
+        """Drop every message of which no chunk has arrived since the last call."""
         for uuid, chunks in list(self._open.items()):
             if not chunks.is_fresh:
                 self._give_up(uuid, "its next chunk does not come")
@@ -77,9 +77,9 @@ class ChunkAssembler:
     def add(
         self, metadata: pb.MessageMetadata, entry_id: MessageId, content: memoryview
     ) -> Chunks | None:
-        """Add a chunk; all of them when it was the last one, None while others lack.
+        """Add a chunk; return all chunks of a complete message, None while some are missing.
 
-        Raises ProtocolError for one whose message cannot be put together any more.
+        Raises ProtocolError for a chunk whose message can no longer be assembled.
         """
         uuid = metadata.uuid
         chunks = self._open.get(uuid)
@@ -93,7 +93,7 @@ class ChunkAssembler:
             log.warning("%s of %s: a chunk without its first one", entry_id, self._topic)
             return None
         elif metadata.chunk_id < len(chunks.parts):
-            return None  # its producer sent it again
+            return None  # the producer has sent the chunk again
         elif metadata.chunk_id > len(chunks.parts):
             self._take_out(uuid)
             raise ProtocolError(f"chunk {len(chunks.parts)} of message {uuid} is missing")

@@ -1,7 +1,7 @@
-"""A consumer: a topic's messages under a subscription, whose progress the broker keeps.
+"""A consumer: a topic's messages under a subscription, whose progress the broker stores.
 
-What lives here: what is asked for, acknowledging, negative acknowledging, seeking. What does not:
-staying attached, the queue, redelivery (_consume/stream.py).
+This module contains the SUBSCRIBE command, acknowledgements and seeks. The connection, the queue and redelivery
+are in _consume/stream.py.
 """
 
 from __future__ import annotations
@@ -36,34 +36,37 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId as WireId
 
 NEGATIVE_ACKNOWLEDGEMENTS_MAX = 10_000
-"""Messages that wait to be sent again; one more and all of them are, at once."""
+"""Largest number of negative acknowledgements that wait; one more requests redelivery of all at once."""
 
 
 class SubscriptionType(enum.Enum):
-    """How the consumers of one subscription share its messages."""
+    """Distribution of messages among the consumers of one subscription."""
 
     EXCLUSIVE = pb.CommandSubscribe.EXCLUSIVE
-    """There is one consumer; another one is refused."""
+    """There is one consumer; the broker rejects another one."""
     FAILOVER = pb.CommandSubscribe.FAILOVER
-    """One of them receives everything, in order; the others stand by."""
+    """One consumer receives all messages in order; the others are on standby."""
     SHARED = pb.CommandSubscribe.SHARED
-    """Each message goes to one of them; the order is not kept."""
+    """Each message goes to one of the consumers, without an order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerOptions:
-    """What a consumer is. ``name`` empty: it gets a random one.
+    """Options of a consumer.
 
-    ``start`` (EARLIEST or LATEST) is where a subscription begins that does not exist yet.
-    ``priority_level``: the lowest is served first. ``properties`` are the consumer's, others are
-    stored with a new subscription. ``negative_acknowledgement_seconds``: how long a message that
-    was acknowledged negatively is left in peace. ``queue_...``: how much the broker may send ahead.
+    ``name``: the consumer's name; random if empty. ``start`` (EARLIEST or LATEST): begin of a subscription
+    that does not exist yet. ``priority_level``: the lowest level is served first. ``properties`` are the
+    consumer's; ``subscription_properties`` are stored with a new subscription.
 
-    ``chunk...``: so many messages are put together from chunks at once, of more the oldest is given
-    up; so is one of which no chunk has come for so long (0: never; else within twice that time).
-    Should it be completed later, Unreadable is raised in its place, and the message comes again
-    with the next redelivery. ``acknowledge_given_up``: it never does: its chunks are acknowledged,
-    so that what a producer left unfinished does not hold up the subscription.
+    ``negative_acknowledgement_seconds``: delay before the redelivery of a negatively acknowledged message.
+
+    ``queue_messages_max``, ``queue_bytes_max``: what the broker may send ahead of the application.
+
+    ``chunked_messages_max``, ``chunks_expire_seconds``: limits of incomplete chunked messages. Above the number
+    the oldest is dropped. A message without a new chunk is dropped after one to two times the seconds (0:
+    never). If a dropped message is completed later, ``receive`` raises Unreadable, and the next redelivery
+    delivers the message again. With ``acknowledge_given_up`` the consumer acknowledges the chunks of dropped
+    messages, so that an unfinished message of a producer does not block the subscription.
     """
 
     kind: SubscriptionType = SubscriptionType.EXCLUSIVE
@@ -86,11 +89,12 @@ class ConsumerOptions:
 
 
 class Consumer(MessageSource):
-    """Consumes one topic. Made by ``Client.subscribe``; for one event loop.
+    """Consumes one topic. Created by ``Client.subscribe``; for one event loop.
 
-    Every message comes at least once, until it is acknowledged: also again after a lost connection.
-    ``async for message in consumer`` ends when the consumer is closed, and when everything of a
-    terminated topic is acknowledged. Closing leaves the subscription, and gives others what is not.
+    Every message is delivered at least once. Messages that are not acknowledged are delivered again, for example
+    after a lost connection. ``async for message in consumer`` ends when the consumer is closed, and when all
+    messages of a terminated topic are acknowledged. Closing keeps the subscription; its other consumers receive
+    the messages that are not acknowledged.
     """
 
     def __init__(
@@ -125,28 +129,28 @@ class Consumer(MessageSource):
 
     @property
     def is_active(self) -> bool:
-        """Whether it is the one that receives; of a Failover subscription that is one of many."""
+        """Whether the consumer receives messages; in a Failover subscription, one consumer does."""
         link = self._stream.link
         return link is not None and link.is_active is not False
 
     # ------------------------------------------------------------ receiving
 
     async def receive(self, *, timeout_seconds: float | None = None) -> Message:
-        """The next message, however long it takes.
+        """Wait for the next message and return it, without a limit by default.
 
-        Raises NoMessage after ``timeout_seconds``, Unreadable for an entry that cannot be taken
-        apart (the next call goes on behind it), EndOfTopic, Closed, Refused. May be cancelled: nothing is lost.
+        Raises NoMessage after ``timeout_seconds``, Unreadable for an entry that cannot be decoded (the next
+        call continues after it), EndOfTopic, Closed, Refused. A cancellation loses no message.
         """
         return await self._stream.receive(timeout_seconds)
 
     def receive_nowait(self) -> Message | None:
-        """The next message if it is here already; None: it is not. Raises as ``receive`` does."""
+        """Return the next message if it has arrived already, else None. Raises as ``receive`` does."""
         return self._stream.take_next()
 
     async def has_message_available(self) -> bool:
-        """Whether the topic ends behind what was handed out, and what is acknowledged.
+        """Whether the topic contains messages after the last received and the acknowledged ones.
 
-        Of a Shared subscription another consumer may have it. Raises as ``last_message_id`` does.
+        In a Shared subscription another consumer may receive them. Raises as ``last_message_id`` does.
         """
         if self._stream.queued_messages:
             return True
@@ -158,19 +162,19 @@ class Consumer(MessageSource):
     # ------------------------------------------------------------ acknowledging
 
     async def acknowledge(self, message: Message | MessageId) -> None:
-        """It need not come again; returns when the broker has made that durable.
+        """Acknowledge a message, and wait until the broker has stored that.
 
-        An id stands for a whole entry: of a batch give the message. Raises OutcomeUnknown (it may
-        come again), Unavailable and Refused (it does), Closed, ConfigurationError.
+        An id acknowledges a whole entry; for a message of a batch pass the message. Raises OutcomeUnknown (the
+        message may be delivered again), Unavailable and Refused (it will be), Closed, ConfigurationError.
         """
         await self._acknowledge(message, is_cumulative=False)
 
     async def acknowledge_cumulative(self, message: Message | MessageId) -> None:
-        """The same for this message and all in front of it; not for Shared subscriptions."""
+        """Acknowledge this message and all earlier ones; not for Shared subscriptions."""
         await self._acknowledge(message, is_cumulative=True)
 
     def acknowledge_soon(self, message: Message | MessageId) -> None:
-        """Acknowledge without waiting: if the connection is lost the message may come again.
+        """Acknowledge without waiting; after a lost connection the message may be delivered again.
 
         Raises ConfigurationError, Closed.
         """
@@ -194,10 +198,10 @@ class Consumer(MessageSource):
             raise
 
     def negative_acknowledge(self, message: Message | MessageId) -> None:
-        """Have it again after ``options.negative_acknowledgement_seconds``.
+        """Request redelivery of a message after ``options.negative_acknowledgement_seconds``.
 
-        Its whole entry comes again, less what is acknowledged of it. Where the order is kept
-        (Exclusive, Failover) everything unacknowledged does. Raises Closed.
+        The broker delivers the unacknowledged messages of the whole entry again; in Exclusive and Failover
+        subscriptions, which keep the order, all unacknowledged messages. Raises Closed.
         """
         self._stream.check_open()
         message_id = _id_of(message)
@@ -216,7 +220,7 @@ class Consumer(MessageSource):
         wanted, self._negative = self._negative, {}
         link = self._stream.link
         if not wanted or link is None or self._stream.end is not None:
-            return  # detached: all that is unacknowledged comes again
+            return  # detached: all unacknowledged messages will be delivered again
         if self.keeps_order:
             self._spawn(self._redeliver_quietly())
             return
@@ -227,16 +231,16 @@ class Consumer(MessageSource):
         try:
             await self._stream.redeliver()
         except OnewriterError:
-            return  # it has ended, and says so to everybody who asks
+            return  # the consumer has ended: its next method call reports that
 
     async def redeliver_unacknowledged(self) -> None:
-        """Have everything again that is not acknowledged, the oldest first.
+        """Request redelivery of all unacknowledged messages, the oldest first.
 
-        Returns when the broker has taken the request (where it does not say: when it was sent).
-        From the call on nothing is handed out that was sent before; where the order is kept the
-        next message is the first unacknowledged one. Shared subscriptions deal it out among all
-        consumers. A lost connection is no error: it returns once attached again, with redelivery.
-        Raises Closed, Refused.
+        Returns when the broker has accepted the request (or when it was sent, if the broker does not answer
+        it). From the call on, the consumer returns no message that was sent before the redelivery. In
+        Exclusive and Failover subscriptions the next message is the first unacknowledged one; a Shared
+        subscription distributes the messages among all consumers. After a lost connection the call returns
+        when the consumer is connected again, which includes the redelivery. Raises Closed, Refused.
         """
         self._handed_out = None
         await self._stream.redeliver()
@@ -244,11 +248,12 @@ class Consumer(MessageSource):
     # ------------------------------------------------------------ moving and ending
 
     async def seek(self, target: MessageId | int) -> None:
-        """Move the subscription, for all its consumers, to this message or to the first one that
-        was published at this time (milliseconds since 1970) or later; returns when attached there.
+        """Move the subscription to a message, or to a time in milliseconds since 1970.
 
-        Acknowledge nothing afterwards that was received before. Raises Refused, Unavailable
-        (nothing moved), OutcomeUnknown, Closed.
+        A time selects the first message that was published then or later. The move applies to all consumers of
+        the subscription. Returns when this consumer is connected at the new position. Do not acknowledge
+        messages afterwards that were received before. Raises Refused, Unavailable (not moved),
+        OutcomeUnknown, Closed.
         """
         if isinstance(target, MessageId):
             command = pb.CommandSeek(message_id=_wire_data(target))
@@ -257,7 +262,7 @@ class Consumer(MessageSource):
         await self._stream.seek(command)
 
     async def unsubscribe(self) -> None:
-        """Delete the subscription, and end. Raises Refused (others are connected), Unavailable."""
+        """Delete the subscription and end. Raises Refused (other consumers are connected), Unavailable."""
         link = await self._stream.attached()
         await link.unsubscribe()
         self._stream.was_closed = True
@@ -269,15 +274,15 @@ class Consumer(MessageSource):
             self._negative_timer.cancel()
             self._negative_timer = None
 
-    # ------------------------------------------------------------ its stream's role
+    # ------------------------------------------------------------ Role
 
     @property
     def keeps_order(self) -> bool:
-        """Whether messages come in their order, also again."""
+        """Whether deliveries and redeliveries keep the order."""
         return self.options.kind is not SubscriptionType.SHARED
 
     def subscribe_command(self) -> pb.CommandSubscribe:
-        """What it asks its broker for."""
+        """Return the SUBSCRIBE command."""
         options = self.options
         begins = pb.CommandSubscribe.EARLIEST if options.start == EARLIEST else None
         return pb.CommandSubscribe(
@@ -294,25 +299,25 @@ class Consumer(MessageSource):
         )
 
     async def attached(self, _link: Link) -> None:
-        """The broker knows where it goes on: with what is not acknowledged."""
+        """Do nothing: the broker continues with the unacknowledged messages."""
         self._handed_out = None
 
     def wants(self, _item: Item) -> bool:
-        """Everything that the broker sends."""
+        """Return True: the application receives everything that the broker sends."""
         return True
 
     def chunk_begun(self, _first: MessageId) -> None:
-        """The broker has it until it is acknowledged."""
+        """Do nothing: the broker keeps the chunk until it is acknowledged."""
 
     def chunks_given_up(self, chunk_ids: Sequence[MessageId]) -> None:
-        """They stay unacknowledged, unless the options say otherwise."""
+        """Acknowledge the chunks of a dropped message if the options say so."""
         link = self._stream.link
         if self.options.acknowledge_given_up and link is not None:
             message_ids = [_wire_id(each) for each in chunk_ids]
             link.acknowledge_unanswered(message_ids, is_cumulative=False)
 
     def handed_out(self, item: Item) -> None:
-        """Remember how far the application is."""
+        """Record the last message that the application received."""
         self._handed_out = max(_id_of(item), self._handed_out or EARLIEST)
 
 
@@ -339,7 +344,7 @@ def _wire_data(message_id: MessageId) -> pb.MessageIdData:
 
 
 def _acknowledged(message: Message | MessageId, *, is_cumulative: bool) -> tuple[list[WireId], int]:
-    """What an ACK says, and the bits that it clears of the message's batch."""
+    """Return the ids of an ACK, and the bits that it clears in the message's batch."""
     if isinstance(message, MessageId):
         if message.batch_index >= 0:
             raise ConfigurationError(f"{message} is one of a batch: acknowledge the message itself")

@@ -1,6 +1,6 @@
-"""One SUBSCRIBE on one connection: what it is delivered, and how it ends.
+"""One SUBSCRIBE on one connection: its deliveries, its requests and its end.
 
-The consumer outlives it: after a lost connection it makes another one (_consume/stream.py).
+The consumer outlives its link: after a lost connection it makes another one (_consume/stream.py).
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from onewriter_core.wire.values import Delivery, MessageId
 
 
 class Receiver(Protocol):
-    """Whoever a link delivers to. No method blocks or raises."""
+    """The stream that a link delivers to. No method blocks or raises."""
 
     def delivered(self, link: Link, delivery: Delivery, payload: memoryview) -> None:
-        """An entry; ``payload`` is only good until this returns."""
+        """An entry has arrived. ``payload`` is valid only until this method returns."""
         ...
 
     def active_changed(self, link: Link) -> None:
-        """``link.is_active`` is known, or another one."""
+        """``link.is_active`` has become known, or changed."""
         ...
 
     def redelivery_answered(self, link: Link, error: OnewriterError | None) -> None:
-        """The answer to ``ask_redelivery``; None: the broker has taken it."""
+        """The answer to ``ask_redelivery``; None: the broker has accepted it."""
         ...
 
     def end_reached(self, link: Link) -> None:
-        """``link.is_at_end`` is known."""
+        """``link.is_at_end`` has become true."""
         ...
 
     def detached(self, link: Link, reason: str) -> None:
-        """The broker closed it, or the connection is lost."""
+        """The broker closed the consumer, or the connection is lost."""
         ...
 
 
@@ -48,21 +48,21 @@ class Link:
         self.connection = connection
         self.consumer_id = consumer_id
         self.is_open = True
-        """The broker has not closed it, and the connection lives."""
+        """The broker has not closed it, and the connection is open."""
         self.is_active: bool | None = None
-        """Failover: whether it is the one that receives; None: the broker has not said."""
+        """Failover subscription: whether this consumer is active; None: not known yet."""
         self.is_at_end = False
-        """The topic is terminated, and its subscription has acknowledged all of it."""
+        """The topic is terminated, and the subscription has acknowledged all its messages."""
         self._receiver = receiver
         self._answer_timer: asyncio.TimerHandle | None = None
 
     @property
     def answers_redeliver(self) -> bool:
-        """Whether the broker says when it has taken a request for redelivery."""
+        """Whether the broker answers requests for redelivery."""
         return self.connection.extensions_version >= 1
 
     async def subscribe(self, command: pb.CommandSubscribe) -> None:
-        """Ask to be connected. Raises Refused, Unavailable; then nothing is left at the broker."""
+        """Send SUBSCRIBE. Raises Refused, Unavailable; the broker then keeps no consumer."""
         command.consumer_id = self.consumer_id
         command.request_id = self.connection.next_request_id()
         self.connection.attach_consumer(self.consumer_id, self)
@@ -76,14 +76,14 @@ class Link:
             raise Unavailable("closed again at once")
 
     def flow(self, permits: int) -> None:
-        """Take so many more messages."""
+        """Give the broker permits for this number of messages."""
         self.connection.write(encode_flow(self.consumer_id, permits))
 
     async def redeliver(self, epoch: int | None) -> None:
-        """Have everything unacknowledged sent again, while nothing can be delivered yet.
+        """Request redelivery of all unacknowledged messages, before the first permits are given.
 
-        Returns when the broker has taken it, or at once where it does not say. Raises Refused,
-        Unavailable.
+        Returns when the broker has accepted the request, or at once if the broker does not answer it. Raises
+        Refused, Unavailable.
         """
         command = self._redeliver_command(epoch)
         if self.answers_redeliver:
@@ -92,7 +92,7 @@ class Link:
             self.connection.say(command)
 
     def ask_redelivery(self, epoch: int | None, timeout_seconds: float) -> None:
-        """The same; the receiver hears the answer in its place among the deliveries."""
+        """As ``redeliver``; the receiver gets the answer in order with the deliveries."""
         command = self._redeliver_command(epoch)
         if self.answers_redeliver:
             self.connection.expect(command.request_id, self)
@@ -110,7 +110,7 @@ class Link:
         return command
 
     def redeliver_messages(self, message_ids: Sequence[MessageId]) -> None:
-        """Have these sent again; only Shared subscriptions look at ids."""
+        """Request redelivery of these messages; only Shared subscriptions use the ids."""
         self.connection.say(
             pb.CommandRedeliverUnacknowledgedMessages(
                 consumer_id=self.consumer_id,
@@ -119,10 +119,9 @@ class Link:
         )
 
     async def acknowledge(self, message_ids: Sequence[MessageId], *, is_cumulative: bool) -> None:
-        """Acknowledge, and wait until the broker says that this is durable.
+        """Acknowledge, and wait until the broker has stored the acknowledgement.
 
-        Raises OutcomeUnknown when the broker did not say, Refused and Unavailable when it was not
-        taken.
+        Raises OutcomeUnknown if there was no answer, Refused and Unavailable if it was not stored.
         """
         connection = self.connection
         request_id = connection.next_request_id()
@@ -145,11 +144,11 @@ class Link:
     def acknowledge_unanswered(
         self, message_ids: Sequence[MessageId], *, is_cumulative: bool
     ) -> None:
-        """Acknowledge without a receipt."""
+        """Acknowledge without waiting for an answer."""
         self.connection.write(encode_ack(self.consumer_id, int(is_cumulative), message_ids))
 
     async def last_message_id(self) -> pb.CommandGetLastMessageIdResponse:
-        """Where the topic ends. Raises Refused, Unavailable."""
+        """Return the ids of the topic's last message and of the subscription. Raises Refused, Unavailable."""
         answer = await self.connection.request(
             pb.CommandGetLastMessageId(
                 consumer_id=self.consumer_id, request_id=self.connection.next_request_id()
@@ -174,17 +173,17 @@ class Link:
         )
 
     async def close(self) -> None:
-        """Leave in order. Raises Refused, Unavailable."""
+        """Close the consumer, and wait for the answer. Raises Refused, Unavailable."""
         await self.connection.request(self._close_command())
 
     def withdraw(self) -> None:
-        """Tell the broker that we do not want it any more, without waiting for an answer."""
+        """Close the consumer at the broker without waiting for an answer."""
         if self.is_open:
             self.connection.say(self._close_command())
         self.release()
 
     def release(self) -> None:
-        """Nothing that still comes is for anybody."""
+        """Ignore all further commands."""
         self.is_open = False
         self._stop_timer()
         self.connection.detach_consumer(self.consumer_id)

@@ -1,7 +1,7 @@
-"""A reader: a topic's messages from a place on, without a subscription that the broker keeps.
+"""A reader: a topic's messages from a position on, without a durable subscription.
 
-Where it goes on after a lost connection is its own business: behind the last message that it handed
-out, so none comes twice and none is left out.
+After a lost connection the reader itself continues after the last message that it returned, so that no message
+is repeated or skipped.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import MessageId as WireId
 
 CHUNKS_MAX = 10_000
-"""Messages in chunks that a reader has seen the beginning of and not handed out."""
+"""Largest number of chunked messages that have begun and were not returned yet."""
 
 ACKNOWLEDGE_SECONDS = 0.1
-"""So long after a message the broker is told how far the reader is, for all messages until then."""
+"""Delay after which the reader reports its position to the broker, for all messages until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderOptions:
-    """What a reader is. ``name`` begins the name of its subscription at the broker.
+    """Options of a reader.
 
-    ``read_compacted``: of a compacted topic, only the last message of each key, up to where
-    compaction has come. ``queue_...``: how much the broker may send ahead. ``chunk...``: so many
-    messages are put together from chunks at once, and one of which no chunk has come for so long is
-    given up (0: never; else within twice that time). Should it be completed later, Unreadable is
-    raised in its place.
+    ``name``: prefix of the name of its subscription at the broker. ``read_compacted``: read only the last
+    message of each key, in the part of the topic that is compacted. ``queue_messages_max``,
+    ``queue_bytes_max``: what the broker may send ahead of the application. ``chunked_messages_max``,
+    ``chunks_expire_seconds``: limits of incomplete chunked messages, as in ConsumerOptions; if a dropped
+    message is completed later, ``next`` raises Unreadable.
     """
 
     name: str = ""
@@ -58,10 +58,10 @@ class ReaderOptions:
 
 
 class Reader(MessageSource):
-    """Reads one topic. Made by ``Client.create_reader``; for one event loop.
+    """Reads one topic. Created by ``Client.create_reader``; for one event loop.
 
-    ``async for message in reader`` ends behind the last message of a terminated topic; of any other
-    it waits for what is still to come, until the reader is closed.
+    ``async for message in reader`` ends after the last message of a terminated topic. For any other topic it
+    waits for further messages until the reader is closed.
     """
 
     def __init__(
@@ -97,35 +97,35 @@ class Reader(MessageSource):
 
     @property
     def position(self) -> MessageId | None:
-        """The last message that it handed out; None: none yet."""
+        """The id of the last message that the reader returned; None: none yet."""
         return self._place.last
 
     # ------------------------------------------------------------ reading
 
     async def next(self, *, timeout_seconds: float | None = None) -> Message:
-        """The next message, however long it takes.
+        """Wait for the next message and return it, without a limit by default.
 
-        Raises NoMessage after ``timeout_seconds``, Unreadable for an entry that cannot be taken
-        apart (the next call goes on behind it), EndOfTopic, Closed, Refused. May be cancelled: nothing is lost.
+        Raises NoMessage after ``timeout_seconds``, Unreadable for an entry that cannot be decoded (the next
+        call continues after it), EndOfTopic, Closed, Refused. A cancellation loses no message.
         """
         return await self._stream.receive(timeout_seconds)
 
     def next_nowait(self) -> Message | None:
-        """The next message if it is here already; None: it is not. Raises as ``next`` does."""
+        """Return the next message if it has arrived already, else None. Raises as ``next`` does."""
         return self._stream.take_next()
 
     async def has_message_available(self) -> bool:
-        """Whether there is a message that was not handed out. Raises as ``last_message_id``."""
+        """Whether the topic contains messages after the reader's position. Raises as ``last_message_id``."""
         if self._stream.queued_messages:
             return True
         last = await self.last_message_id()
         return last is not None and self._place.is_ahead(last)
 
     async def seek(self, target: MessageId | int, *, is_inclusive: bool = False) -> None:
-        """Go on behind (``is_inclusive``: with) this message, or with the first one that was
-        published at this time (milliseconds since 1970) or later.
+        """Continue after a message (with ``is_inclusive``: with it), or at a time in milliseconds since 1970.
 
-        Raises Refused and Unavailable (it could not ask for that time), OutcomeUnknown, Closed.
+        A time selects the first message that was published then or later. Raises Refused and Unavailable (the
+        position of the time is not known), OutcomeUnknown, Closed.
         """
         self._stream.check_open()
         if isinstance(target, MessageId):
@@ -136,10 +136,10 @@ class Reader(MessageSource):
             self._place.move_to_time(target)
             await self._stream.seek(pb.CommandSeek(message_publish_time=target))
 
-    # ------------------------------------------------------------ what the broker is told
+    # ------------------------------------------------------------ reports to the broker
 
     def _told_later(self) -> None:
-        """What lies behind it need not be kept for it: that is how the broker finds it at the end."""
+        """Schedule the report of the position, by which the broker detects a reader at the end of the topic."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(ACKNOWLEDGE_SECONDS, self._acknowledge)
@@ -158,9 +158,9 @@ class Reader(MessageSource):
 
 
 class _Place:
-    """Where a reader is. Implements Role."""
+    """The position of a reader. Implements Role."""
 
-    keeps_order = False  # it never asks for redelivery
+    keeps_order = False  # a reader never requests redelivery
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class _Place:
     ) -> None:
         self.last: MessageId | None = None
         self.passed: MessageId | None = None
-        """The last entry of which nothing is wanted any more."""
+        """The last entry of which no message is needed any more."""
         self._on_passed = on_passed
         self._topic = topic
         self._options = options
@@ -181,15 +181,15 @@ class _Place:
         self._is_inclusive = is_inclusive
         self._since_ms = 0
         self._chunks: dict[MessageId, None] = {}
-        """First chunks of messages that were not handed out yet, in their order."""
+        """First chunks of messages that were not returned yet, in order."""
         self._is_kept = False
-        """The broker's subscription is at the right place: go on with it."""
+        """Whether the broker's subscription is at the right position and can be used again."""
         self._name = options.name or f"reader-{secrets.token_hex(5)}"
         self._attempts = itertools.count()
         self._subscription = ""
 
     def move(self, start: MessageId, *, is_inclusive: bool) -> None:
-        """Go on elsewhere."""
+        """Continue at another position."""
         self._start, self._is_inclusive = start, is_inclusive
         self.last = self.passed = None
         self._since_ms = 0
@@ -197,13 +197,13 @@ class _Place:
         self._chunks.clear()
 
     def move_to_time(self, publish_time_ms: int) -> None:
-        """Go on with what was published then: the broker knows where that is."""
+        """Continue with the messages published at this time; the broker knows their position."""
         self.move(EARLIEST, is_inclusive=False)
         self._since_ms = publish_time_ms
         self._is_kept = True
 
     def is_ahead(self, message_id: MessageId) -> bool:
-        """Whether a message lies behind what was handed out."""
+        """Whether a message is after the reader's position."""
         start = self._start
         if message_id.position != start.position:
             return message_id.position > start.position
@@ -216,8 +216,8 @@ class _Place:
     # ------------------------------------------------------------ Role
 
     def subscribe_command(self) -> pb.CommandSubscribe:
-        # A name of its own for each attempt: what an earlier one left at the broker cannot be in
-        # the way, nor say where to begin. After a seek to a time it shall.
+        # Each attempt uses a new name, so that the subscription of an earlier one neither conflicts nor
+        # determines the position. After a seek to a time, the subscription does determine it.
         if not self._is_kept:
             self._subscription = f"{self._name}-{next(self._attempts)}"
         start = min(self._start, next(iter(self._chunks), self._start))
@@ -235,7 +235,7 @@ class _Place:
         )
 
     async def attached(self, link: Link) -> None:
-        """Pin the place that the broker chose, so that a lost connection leaves no gap."""
+        """Record the position that the broker chose, so that a lost connection leaves no gap."""
         if self._start != LATEST and not self._is_kept:
             return
         answer = await link.last_message_id()

@@ -1,7 +1,7 @@
-"""What consumers and readers have in common: being connected, being iterated, and how they end.
+"""The common base of consumers and readers: connection state, iteration and end.
 
-What a message means to either of them (acknowledging, the place where it goes on) is in _consume/consumer.py
-and _consume/reader.py; staying attached, and the queue, are in _consume/stream.py.
+Acknowledgements are in _consume/consumer.py, the position of a reader is in _consume/reader.py, the connection and
+the queue are in _consume/stream.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onewriter_core.ids import TopicName
 
 
 class MessageSource:
-    """A topic's messages, for one event loop; its iteration ends with ``close`` and with the topic."""
+    """The messages of a topic, for one event loop. The iteration ends at ``close`` and at the topic's end."""
 
     def __init__(self, topic: TopicName, stream: Stream) -> None:
         self.topic = topic
@@ -24,38 +24,36 @@ class MessageSource:
 
     @property
     def is_attached(self) -> bool:
-        """Whether a broker has it as a consumer just now."""
+        """Whether it is connected to the topic's broker as a consumer."""
         return self._stream.link is not None
 
     @property
     def has_reached_end_of_topic(self) -> bool:
-        """Whether the topic is terminated and nothing of it is left; receiving raises EndOfTopic."""
+        """Whether the topic is terminated and all its messages were received; receiving raises EndOfTopic."""
         return self._stream.is_at_end
 
     @property
     def end(self) -> OnewriterError | None:
-        """Why it ended; None while it lives."""
+        """The reason of the end; None while it has not ended."""
         return self._stream.end
 
     @property
     def trouble(self) -> OnewriterError | None:
-        """Why the last attempt to reach a broker failed; None since one succeeded."""
+        """The error of the last attempt to reach a broker; None after one that succeeded."""
         return self._stream.trouble
 
     async def ready(self) -> None:
-        """Wait until it is connected for the first time. Raises what it ended with."""
+        """Wait until it is connected for the first time. Raises the reason of the end."""
         while not self._stream.was_attached:
             self._stream.check_open()
             await self._stream.changes.wait()
 
     async def changed(self) -> None:
-        """Wait until it is attached or detached, becomes active or inactive, or ends, or the end
-        of a terminated topic is reached.
-        """
+        """Wait for the next change: attached or detached, active or inactive, ended, or end of topic."""
         await self._stream.changes.wait()
 
     async def ended(self) -> OnewriterError:
-        """Wait until it is refused or closed; which."""
+        """Wait until it is rejected or closed, and return the reason."""
         while (end := self._stream.end) is None:
             await self._stream.changes.wait()
         return end
@@ -74,24 +72,24 @@ class MessageSource:
             raise
 
     async def last_message_id(self) -> MessageId | None:
-        """The topic's last message as the broker knows it; None: it holds none.
+        """Return the id of the topic's last message; None for an empty topic.
 
         Raises Unavailable, Refused, Closed.
         """
         return (await self._stream.ends())[0]
 
     async def close(self) -> None:
-        """Leave. Idempotent."""
+        """Close it. Idempotent."""
         self._stop_timer()
         await self._stream.close()
 
     def abandon(self) -> None:
-        """Leave at once, without waiting for anything or anybody."""
+        """Close it at once, without waiting for the broker."""
         self._stop_timer()
         self._stream.stop(Closed("closed by this program"))
 
     def _stop_timer(self) -> None:
-        """What was to be said to the broker later need not be said any more."""
+        """Cancel delayed reports to the broker."""
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,17 +1,17 @@
-"""A topic's messages, one after the other, through every connection that a consumer has.
+"""A stream of a topic's messages, in order, across all connections of a consumer or reader.
 
 ::
 
     CONNECTING ──▶ ATTACHED ◀──▶ CONNECTING     any of them ──▶ ENDED
 
-What lives here: keeping a consumer attached, its queue and permits, and redelivery without a race.
-What does not: what is asked for and where it goes on (the Role: _consume/consumer.py, _consume/reader.py).
+This module keeps a consumer attached to its broker, and contains its queue, its permits and redelivery without a
+race. The SUBSCRIBE command and the position are the Role's (_consume/consumer.py, _consume/reader.py).
 
-**Epochs (PIP-84).** A request for redelivery raises the epoch first, then clears the queue, then
-goes to the broker. Until the broker has taken it, whatever comes is of before: a delivery that
-carries a lower epoch is dropped wherever it comes from, and where the broker answers requests for
-redelivery (onewriter), so is everything that comes before the answer. SUBSCRIBE carries the epoch,
-so a lost connection needs no second request: a new consumer begins behind what is acknowledged.
+**Epochs (PIP-84).** A request for redelivery first raises the epoch, then clears the queue, then goes to the
+broker. Deliveries from before the broker has accepted the request are dropped: every delivery with a lower epoch
+and, if the broker answers requests for redelivery (onewriter), every delivery before that answer. SUBSCRIBE
+carries the epoch, so a lost connection needs no second request: the new consumer begins after the acknowledged
+messages.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Delivery
 
 STABLE_SECONDS = 5.0
-"""A consumer that was attached for so long is attached again without a pause."""
+"""A consumer that was attached for this time attaches again without a pause."""
 
 Answer = TypeVar("Answer")
 
@@ -59,40 +59,40 @@ log = logging.getLogger("onewriter")
 
 
 class Role(Protocol):
-    """What makes a stream a consumer's or a reader's. Only ``attached`` may wait."""
+    """The part of a stream that differs between consumers and readers. Only ``attached`` may wait."""
 
     @property
     def keeps_order(self) -> bool:
-        """Whether redelivery has an epoch: Exclusive and Failover."""
+        """Whether redelivery uses epochs: in Exclusive and Failover subscriptions."""
         ...
 
     def subscribe_command(self) -> pb.CommandSubscribe:
-        """What to ask for now; ids and epoch are filled in."""
+        """Return the SUBSCRIBE command; the stream sets its ids and epoch."""
         ...
 
     async def attached(self, link: Link) -> None:
-        """It may go on; nothing is delivered before this returns. Raises Refused, Unavailable."""
+        """Prepare the position; nothing is delivered before the return. Raises Refused, Unavailable."""
         ...
 
     def wants(self, item: Item) -> bool:
-        """Whether the application shall see what came."""
+        """Whether the application should receive the item."""
         ...
 
     def chunk_begun(self, first: MessageId) -> None:
-        """A message in chunks begins here; it is handed out with its last one."""
+        """The first chunk of a message has arrived; the message is returned with its last chunk."""
         ...
 
     def chunks_given_up(self, chunk_ids: Sequence[MessageId]) -> None:
-        """These are of a message that is not put together any more."""
+        """A message with these chunks was dropped."""
         ...
 
     def handed_out(self, item: Item) -> None:
-        """The application has it now."""
+        """The application has received the item."""
         ...
 
 
 class Stream:
-    """Implements Receiver. ``run`` it; ``stop`` ends it from outside."""
+    """Implements Receiver. ``run`` it in a task; ``stop`` ends it from outside."""
 
     def __init__(
         self,
@@ -107,26 +107,26 @@ class Stream:
     ) -> None:
         self.end: OnewriterError | None = None
         self.trouble: OnewriterError | None = None
-        """Why the last attempt to reach a broker failed; None since one succeeded."""
+        """The error of the last attempt to reach a broker; None after one that succeeded."""
         self.was_attached = False
         self.was_closed = False
         self.link: Link | None = None
-        """Where it is attached now."""
+        """The current link; None while detached."""
         self.is_at_end = False
-        """The topic is terminated, and nothing of it is left."""
+        """The topic is terminated, and all its messages were received."""
         self._chunks = ChunkExpiry(str(topic), role, chunks, lambda: not self._queue)
         self._unpacker = Unpacker(str(topic), self._chunks.assembler)
         self.epoch = 0
-        """How often redelivery was asked for."""
+        """Number of requests for redelivery."""
         self.changes = Signal()
-        """It was attached or detached, or its epoch taken, or it became active, or the topic was
-        terminated or goes on, or it has ended."""
+        """Notified when it is attached or detached, when its epoch is accepted, when it becomes active, when
+        the topic is terminated or continues, and when it ends."""
         self._arrivals = Signal()
-        """A message came, or ``changes``."""
+        """Notified when a message has arrived, and with ``changes``."""
         self._taken_epoch = 0
-        """The highest one that the broker is known to have taken."""
+        """The highest epoch that the broker is known to have accepted."""
         self._asked_epoch = 0
-        """The one that its answer is awaited for, if that is higher."""
+        """The epoch whose answer is awaited, if it is higher."""
         self._topic = topic
         self._role = role
         self._directory = directory
@@ -136,15 +136,15 @@ class Stream:
         self._queue: deque[Item] = deque()
         self._attaching: Link | None = None
         self._muted: Link | None = None
-        """What it still delivers is of before a seek."""
+        """A link whose deliveries are from before a seek, and ignored."""
         self._places = 0
-        """How often the role has moved: what is being attached for an earlier place is no use."""
+        """Number of moves of the role; an attempt to attach for an earlier position is discarded."""
         self._backoff = Backoff()
 
     # ------------------------------------------------------------ staying attached
 
     async def run(self) -> None:
-        """Attach, and attach again; returns when it has ended."""
+        """Attach, and attach again after each detach; return at the end."""
         now = asyncio.get_running_loop().time
         try:
             while self.end is None:
@@ -170,7 +170,7 @@ class Stream:
             raise
 
     def stop(self, end: OnewriterError) -> None:
-        """It is over, for this reason; what waits in the queue is dropped."""
+        """End the stream for this reason, and drop the queue."""
         if self.end is not None:
             return
         self.end = end
@@ -183,20 +183,20 @@ class Stream:
         self._changed()
 
     def restart(self, link: Link | None, reason: str) -> None:
-        """Attach anew, if this is still the link."""
+        """Detach and attach again, if this is the current link."""
         if link is not None and link is self.link:
             link.withdraw()
             self.detached(link, reason)
 
     def start_over(self, reason: str) -> None:
-        """The role has moved: attach anew."""
+        """Attach again, because the role has moved."""
         self._places += 1
         self.is_at_end = False
         self._clear()
         self.restart(self.link, reason)
 
     async def close(self) -> None:
-        """Leave in order, so that others may have the subscription at once; then ``stop``."""
+        """Close the consumer at the broker, so that others can use the subscription; then ``stop``."""
         self.was_closed = True
         link = self.link
         if link is not None and self.end is None:
@@ -210,17 +210,17 @@ class Stream:
         self._arrivals.tell()
 
     def _is_final(self, error: OnewriterError) -> bool:
-        """Whether asking again is pointless."""
+        """Whether the error is permanent, so that another attempt is useless."""
         if self.was_attached:
             return isinstance(error, Refused) and error.code in FINAL_FOR_HOLDERS
         return isinstance(error, Refused | ConfigurationError)
 
     async def _attach(self) -> Link:
-        """Ask once; returns when it is attached and nothing of before is delivered any more."""
+        """Attach once; return when no delivery from before can arrive any more."""
         connection = await self._directory.owner_of(self._topic)
         if not self.was_attached:
             await self._directory.check_partitions(connection, self._topic)
-        self.check_open()  # it may have been closed meanwhile
+        self.check_open()  # the stream may have been closed meanwhile
         link = Link(connection, self._consumer_ids(), self)
         self._attaching = link
         try:
@@ -231,7 +231,7 @@ class Stream:
             self._renew()
             await link.subscribe(command)
             await self._role.attached(link)
-            while epoch < self.epoch:  # asked for meanwhile
+            while epoch < self.epoch:  # redelivery was requested meanwhile
                 epoch = self.epoch
                 await link.redeliver(epoch if self._role.keeps_order else None)
             if not link.is_open or place != self._places:
@@ -258,7 +258,7 @@ class Stream:
     # ------------------------------------------------------------ receiving
 
     def take_next(self) -> Message | None:
-        """The next message that is here; None: none is. Raises Unreadable, what it ended with."""
+        """Return the next message that has arrived, else None. Raises Unreadable, the reason of the end."""
         if not self._queue:
             self.check_open()
             return None
@@ -271,7 +271,7 @@ class Stream:
         return item
 
     async def receive(self, timeout_seconds: float | None) -> Message:
-        """The next message. Raises NoMessage, Unreadable, EndOfTopic, and what it ended with."""
+        """Wait for the next message. Raises NoMessage, Unreadable, EndOfTopic, and the reason of the end."""
         message = self.take_next()
         if message is not None:
             return message
@@ -288,11 +288,11 @@ class Stream:
 
     @property
     def queued_messages(self) -> int:
-        """Messages that came and were not taken."""
+        """Number of messages that have arrived and were not received by the application."""
         return len(self._queue)
 
     def check_open(self) -> None:
-        """Raise what it ended with, if it has."""
+        """Raise the reason of the end if the stream has ended."""
         if isinstance(self.end, Fenced):
             end = self.end
             raise Fenced(end.message, epoch=end.epoch, current_epoch=end.current_epoch) from end
@@ -302,7 +302,7 @@ class Stream:
             raise Closed(f"the consumer has ended: {self.end}") from self.end
 
     async def attached(self) -> Link:
-        """Wait until it is attached. Raises Unavailable after a while, what it ended with."""
+        """Wait until it is attached. Raises Unavailable after the operation time limit, the reason of the end."""
         seconds = self._limits.operation_timeout_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -314,9 +314,9 @@ class Stream:
             raise Unavailable(f"no broker within {seconds:g} s: {self.trouble}") from self.trouble
 
     async def ask(self, question: Callable[[Link], Awaitable[Answer]]) -> Answer:
-        """An answer from the broker, after a lost connection from the next one.
+        """Ask the broker, and ask again on the next link after a lost connection.
 
-        Raises Unavailable when there was none in time, Refused, what it ended with.
+        Raises Unavailable if no answer arrived in time, Refused, the reason of the end.
         """
         seconds = self._limits.operation_timeout_seconds
         backoff = Backoff()
@@ -334,7 +334,7 @@ class Stream:
             raise Unavailable(f"no answer within {seconds:g} s: {trouble}") from trouble
 
     async def ends(self) -> tuple[MessageId | None, MessageId]:
-        """The topic's last message, None: it holds none; and up to where all is acknowledged.
+        """Return the topic's last message (None: empty), and the id up to which all is acknowledged.
 
         Raises as ``ask`` does.
         """
@@ -345,7 +345,7 @@ class Stream:
         return None if last.entry < 0 else last, mark if is_known else EARLIEST
 
     def drop_queued(self, is_unwanted: Callable[[Item], bool]) -> None:
-        """Take such messages out of the queue."""
+        """Remove the unwanted messages from the queue."""
         kept: deque[Item] = deque()
         for item in self._queue:
             if is_unwanted(item):
@@ -367,10 +367,10 @@ class Stream:
     # ------------------------------------------------------------ redelivery
 
     async def redeliver(self) -> None:
-        """Have everything unacknowledged again, from the oldest on; see the module.
+        """Request redelivery of all unacknowledged messages, the oldest first; see the module.
 
-        Returns when the broker has taken the epoch, at once or with the next SUBSCRIBE. Raises
-        what it ended with, and nothing for a lost connection.
+        Returns when the broker has accepted the epoch, at once or with the next SUBSCRIBE. A lost connection
+        is not an error. Raises the reason of the end.
         """
         self.check_open()
         self.epoch += 1
@@ -382,7 +382,7 @@ class Stream:
             await self.changes.wait()
 
     def _ask_redelivery(self) -> None:
-        """Once at a time: the next request follows the answer, and counts for all until then."""
+        """Send one request at a time; the next one follows the answer, for all calls until then."""
         link = self.link
         if link is None or self._asked_epoch > self._taken_epoch or self._taken_epoch == self.epoch:
             return
@@ -393,7 +393,7 @@ class Stream:
             self._took(self.epoch)
 
     def redelivery_answered(self, link: Link, error: OnewriterError | None) -> None:
-        """The broker has taken it; or it is not known whether, and the next SUBSCRIBE carries it."""
+        """The broker has accepted the epoch; after an error the next SUBSCRIBE carries it."""
         if link is not self.link:
             return
         if error is not None:
@@ -408,7 +408,7 @@ class Stream:
         self._changed()
 
     def _is_stale(self, link: Link, delivery: Delivery) -> bool:
-        """Whether it was delivered before the broker took the last request for redelivery."""
+        """Whether an entry was delivered before the broker accepted the last request for redelivery."""
         if self._taken_epoch < self.epoch and link.answers_redeliver:
             return True
         return delivery.consumer_epoch is not None and delivery.consumer_epoch < self.epoch
@@ -416,9 +416,9 @@ class Stream:
     # ------------------------------------------------------------ moving
 
     async def seek(self, command: pb.CommandSeek) -> None:
-        """Move the subscription; returns when it is attached at its new place.
+        """Move the subscription; return when it is attached at the new position.
 
-        Raises Refused when it was not moved, OutcomeUnknown, Unavailable.
+        Raises Refused (not moved), OutcomeUnknown, Unavailable.
         """
         link = await self.attached()
         self._muted = link
@@ -429,19 +429,21 @@ class Stream:
         except Unavailable as error:
             raise OutcomeUnknown(f"whether it was moved is not known: {error}") from error
         finally:
-            self.restart(link, "moved")  # also where it failed: what was dropped comes again
+            self.restart(
+                link, "moved"
+            )  # also after a failure, so that dropped messages are delivered again
         await self.attached_again()
 
     async def attached_again(self) -> None:
-        """Wait until it is attached, however long that takes. Raises what it ended with."""
+        """Wait without a limit until it is attached. Raises the reason of the end."""
         while self.link is None:
             self.check_open()
             await self.changes.wait()
 
-    # ------------------------------------------------------------ its link's receiver
+    # ------------------------------------------------------------ Receiver
 
     def delivered(self, link: Link, delivery: Delivery, payload: memoryview) -> None:
-        """An entry came."""
+        """Unpack an entry, and queue its messages."""
         if link is not self.link or link is self._muted:
             return
         if self._is_stale(link, delivery):
@@ -455,26 +457,26 @@ class Stream:
                 self._window.queued(_size(item))
                 self._queue.append(item)
         self._grant()
-        if self.is_at_end and self._queue:  # of a topic made anew, or the subscription was moved
+        if self.is_at_end and self._queue:  # the topic was created again, or the subscription moved
             self.is_at_end = False
             self.changes.tell()
         self._arrivals.tell()
 
     def active_changed(self, link: Link) -> None:
-        """Failover: whoever receives from now on is given everything that is not acknowledged."""
+        """Failover: the new active consumer receives all unacknowledged messages."""
         if link is self.link and link.is_active is False:
             self._clear()
             self._grant()
         self._changed()
 
     def end_reached(self, link: Link) -> None:
-        """Nothing comes any more. Told while it is being attached: it is looked at then."""
+        """Report the end of the topic. While the stream is attaching, it reports the end afterwards."""
         if link is self.link and link is not self._muted:
             self.is_at_end = True
             self._changed()
 
     def detached(self, link: Link, reason: str) -> None:
-        """Nothing more comes from there, and what came and was not taken comes again."""
+        """Drop the queue after the end of a link; the next link delivers these messages again."""
         if link is self.link:
             self.link = None
             self._clear()
@@ -487,5 +489,5 @@ def _size(item: Item) -> int:
 
 
 def pairs(properties: Mapping[str, str]) -> list[pb.KeyValue]:
-    """As the wire has them."""
+    """Convert properties to protobuf."""
     return [pb.KeyValue(key=name, value=value) for name, value in properties.items()]

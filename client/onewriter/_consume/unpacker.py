@@ -1,7 +1,7 @@
-"""Delivered entries into messages: checksum, codec, batches, chunks. No I/O.
+"""Unpacks delivered entries into messages: checksum, codec, batches, chunks. No I/O.
 
-Permits are counted here too, as brokers count them: an entry costs as many as it has messages that
-were not acknowledged when it was delivered.
+This module also counts permits as brokers do: an entry costs as many permits as it has messages that were not
+acknowledged when it was delivered.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from onewriter_core.wire.values import Delivery
 
 _WORD = 2**64 - 1
 _BATCHED_BYTES_MIN = 4
-"""Of a message in a batch: the length of its metadata."""
+"""Smallest size of a message in a batch: the length of its metadata."""
 
 Item = Message | Unreadable
-"""What a consumer is handed: a message, or the error that stands in its place."""
+"""A received message, or the error in its place."""
 
 
 class Unpacker:
-    """Takes apart what one consumer is delivered, in that order."""
+    """Unpacks the deliveries of one consumer, in their order."""
 
     def __init__(self, topic: str, assembler: ChunkAssembler) -> None:
         self._topic = topic
         self._assembler = assembler
 
     def unpack(self, delivery: Delivery, payload: memoryview) -> tuple[Sequence[Item], int]:
-        """The messages that an entry completes, and the permits that it cost."""
+        """Return the messages that an entry completes, and the permits that it cost."""
         entry_id = MessageId.of(delivery.message_id)
         try:
             return self._unpack(delivery, entry_id, payload)
@@ -137,13 +137,13 @@ class Unpacker:
 
 
 def properties_of(metadata: pb.MessageMetadata | pb.SingleMessageMetadata) -> Mapping[str, str]:
-    """A message's properties."""
+    """Return a message's properties."""
     pairs = metadata.properties
     return {pair.key: pair.value for pair in pairs} if pairs else NO_PROPERTIES
 
 
 def permits_of(delivery: Delivery, payload: memoryview) -> int:
-    """What an entry cost that is not taken apart; 1 where its metadata is damaged, as brokers do."""
+    """Return the permits of an entry that is not unpacked; 1 for damaged metadata, as brokers count."""
     try:
         _, entry = split_broker_entry_metadata(payload)
         metadata = parse_metadata(entry)
@@ -155,7 +155,7 @@ def permits_of(delivery: Delivery, payload: memoryview) -> int:
 
 
 def ack_set_of(remaining: int, size: int) -> tuple[int, ...]:
-    """Pulsar's words for the messages of a batch that are not acknowledged, signed as on the wire."""
+    """Return Pulsar's ack set: the unacknowledged messages of a batch, as signed 64-bit words."""
     words = []
     for start in range(0, max(size, 1), 64):
         word = remaining >> start & _WORD
@@ -164,7 +164,7 @@ def ack_set_of(remaining: int, size: int) -> tuple[int, ...]:
 
 
 def _mask(size: int, ack_set: Sequence[int]) -> int:
-    """The messages of a batch that are not acknowledged; no set: all of them."""
+    """Return the unacknowledged messages of a batch as a bit mask; without an ack set, all of them."""
     if not ack_set:
         return (1 << size) - 1
     mask = 0

@@ -1,8 +1,8 @@
-"""Who leads a topic, as its leader says in a message of the topic itself. No I/O.
+"""The announcement of a leader: a message in the topic that states who leads it. No I/O.
 
-PIP-440 asks a new leader to publish who it is. The message has a key of its own, so that compaction
-keeps the newest; consumers recognise it by the property ``onewriter.kind`` = ``leader`` and may
-skip it. The sidecar publishes the same.
+PIP-440 asks a new leader to publish its identity. The message has a key of its own, so compaction keeps the
+latest one. Consumers recognize it by the property ``onewriter.kind`` = ``leader`` and may skip it. The sidecar
+publishes the same message.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTENT_VERSION = 1
 
 
 class Announcement(NamedTuple):
-    """A leader's message, ready to be sent."""
+    """The content, key and properties of a leader's announcement."""
 
     content: bytes
     key: str
@@ -33,9 +33,9 @@ class Announcement(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderInfo:
-    """Who leads. ``priority`` is what it asked with; ``metadata`` is for its successors.
+    """A leader's announcement. ``priority`` is its queue priority.
 
-    ``metadata`` is any JSON value, or bytes; None when the leader gave none.
+    ``metadata`` is for its successors: any JSON value, or bytes; None if the leader gave none.
     """
 
     topic: str
@@ -45,14 +45,11 @@ class LeaderInfo:
     priority: int = 0
     producer_name: str = ""
     at: str = ""
-    """When it began to lead, by its own clock: ISO 8601 in UTC."""
+    """Begin of the term by the leader's clock: ISO 8601 in UTC."""
     metadata: Any = None
 
     def announcement(self) -> Announcement:
-        """The message that says so.
-
-        Raises ConfigurationError for metadata that is neither JSON nor bytes.
-        """
+        """Return the message to publish. Raises ConfigurationError for metadata that is neither JSON nor bytes."""
         content: dict[str, Any] = {
             "kind": KIND_LEADER,
             "version": CONTENT_VERSION,
@@ -80,12 +77,12 @@ class LeaderInfo:
 
 
 def is_announcement(properties: Mapping[str, str]) -> bool:
-    """Whether a message with these properties says who leads, and is none of the application's."""
+    """Whether a message with these properties is a leader's announcement, not one of the application's."""
     return properties.get(KIND_PROPERTY) == KIND_LEADER
 
 
 def leader_in(properties: Mapping[str, str], content: bytes) -> LeaderInfo | None:
-    """What a message says about its leader; None when it is no announcement that we can read."""
+    """Return the announcement in a message; None if the message is not a valid announcement."""
     if not is_announcement(properties):
         return None
     try:
@@ -108,11 +105,11 @@ def leader_in(properties: Mapping[str, str], content: bytes) -> LeaderInfo | Non
 
 
 def iso_time(seconds: float) -> str:
-    """ISO 8601 in UTC, milliseconds."""
+    """Format seconds since 1970 as ISO 8601 in UTC, with milliseconds."""
     text = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def host_name() -> str:
-    """This machine's; in a pod the pod's name."""
+    """Return this machine's host name; in a pod, the pod's name."""
     return socket.gethostname()

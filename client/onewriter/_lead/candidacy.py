@@ -1,13 +1,13 @@
-"""Leading a topic again and again: wait in line, lead a term, lose it or hand it over, wait again.
+"""A candidacy leads a topic term after term: queue, lead, lose the topic or hand it over, queue again.
 
 ::
 
-    QUEUEING ──▶ LEADING ──▶ QUEUEING ...        fenced, or its own release
-    (not connected, or waiting for the turn)
-    LEADING ──▶ STEPPING_DOWN ──▶ STANDING_ASIDE ──▶ QUEUEING     release, perhaps with a pause
+    QUEUEING ──▶ LEADING ──▶ QUEUEING ...        after a fence, or its own release
+    (not connected, or queued at a broker)
+    LEADING ──▶ STEPPING_DOWN ──▶ STANDING_ASIDE ──▶ QUEUEING     release, with or without a pause
 
-Each term has its own producer and an epoch above all earlier ones. A term that is over never comes
-back: what was begun under it fails, even if the next term is won at once.
+Each term has its own producer and an epoch above all earlier ones. A term that is over never returns:
+operations that began under it fail, even if the candidate wins the next term at once.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from onewriter._produce.tenure import AccessMode, ProducerOptions, ProducerState
 from onewriter._signal import Signal, tell
 
 REFUSED_MAX_SECONDS = 5.0
-"""The longest pause after a broker refused the candidate: its claim may be on its way."""
+"""Longest pause after a broker rejected the candidate, whose ProducerClaim may be created soon."""
 
 
 class Phase(enum.Enum):
-    """Where a candidate stands."""
+    """The phases of a candidate."""
 
     QUEUEING = "queueing"
-    """In line, or on the way to it (``is_connected`` says which)."""
+    """Queued at a broker, or connecting (``is_connected`` distinguishes them)."""
     LEADING = "leading"
     STEPPING_DOWN = "stepping-down"
-    """It releases the topic: messages that were taken are seen through, no more are."""
+    """Releasing the topic: accepted messages get their receipts, no further messages are accepted."""
     STANDING_ASIDE = "standing-aside"
-    """Out of the line, by its own wish."""
+    """Not queued, because the application released the topic with ``rejoin=False``."""
     CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """A candidate's situation at one moment. ``version`` counts up with every change.
+    """A candidate's state at one moment. ``version`` increases with every change.
 
-    ``is_connected``: a broker knows us, as leader or in the line. ``latest_epoch`` is the newest
-    topic epoch that this candidate heard of, its own or another's. ``trouble``: why there is no
-    connection. ``last_term`` and ``loss``: the latest term that is over, and why. ``since`` is
-    seconds since 1970.
+    ``is_connected``: a broker has the candidate as leader or in its queue. ``latest_epoch``: the highest topic
+    epoch that this candidate knows, its own or another's. ``trouble``: why there is no connection.
+    ``last_term`` and ``loss``: the latest term that is over, and the reason. ``since``: time of the last
+    change, in seconds since 1970.
     """
 
     version: int
@@ -66,13 +66,13 @@ class Standing:
 
 
 class Candidacy:
-    """A candidate for one topic. ``async with`` it inside its client's.
+    """A candidate for one topic. Use it in an ``async with`` block inside its client's.
 
-    ``options`` describe the producer of each term; its access mode is WaitForExclusive.
-    ``on_elected`` runs at the beginning of each term, before anybody is told that it leads. An
-    OnewriterError of it ends the term, anything else the candidacy: ``lead`` raises Closed then.
-    ``on_change`` is called at once with every new Standing; it must not block. What it raises, and
-    what ended the candidacy, goes to the loop's exception handler.
+    ``options`` are those of each term's producer; the access mode is WaitForExclusive. ``on_elected`` runs at
+    the beginning of each term, before ``lead``, ``terms`` and ``on_change`` report it. If it raises an
+    OnewriterError, the term ends; any other exception ends the candidacy, and ``lead`` then raises Closed.
+    ``on_change`` is called at once with every new Standing; it must not block. Its exceptions, and the one that
+    ended the candidacy, go to the loop's exception handler.
     """
 
     def __init__(
@@ -121,12 +121,12 @@ class Candidacy:
 
     @property
     def term(self) -> Leadership | None:
-        """The term that it leads now; None while it does not."""
+        """The current term; None while the candidate does not lead."""
         standing = self.standing
         return standing.term if standing.phase is Phase.LEADING else None
 
     async def lead(self) -> Leadership:
-        """Wait until it leads, for ever if need be. Raises Closed."""
+        """Wait without a limit until the candidate leads, and return its term. Raises Closed."""
         while (term := self.term) is None:
             if self.standing.phase is Phase.CLOSED:
                 trouble = self.standing.trouble
@@ -135,7 +135,7 @@ class Candidacy:
         return term
 
     async def terms(self) -> AsyncIterator[Leadership]:
-        """Each term in turn, until the candidacy is closed."""
+        """Yield each term, until the candidacy is closed."""
         while True:
             try:
                 term = await self.lead()
@@ -145,15 +145,16 @@ class Candidacy:
             await self._until_over(term)
 
     async def change(self, version: int) -> Standing:
-        """Wait until the standing is newer than ``version``."""
+        """Wait until the standing is newer than ``version``, and return it."""
         await self._changed.until(lambda: self.standing.version > version)
         return self.standing
 
     async def release(self, *, rejoin: bool = True, timeout_seconds: float | None = None) -> None:
-        """Hand over: see through what was sent, leave, and let the next in line lead.
+        """Hand the topic over, after the receipts of sent messages, so that the first waiter leads.
 
-        Then queue again, behind whoever waits; with ``rejoin=False`` stand aside until ``rejoin``
-        is called. Returns when the topic is released; at once while it does not lead.
+        The candidate then queues again, after all present waiters; with ``rejoin=False`` it stays out of the
+        queue until ``rejoin`` is called. Returns when the topic is released; at once if the candidate does
+        not lead. ``timeout_seconds`` is as for ``Leadership.handover``.
         """
         if not rejoin:
             self._wants.clear()
@@ -167,17 +168,17 @@ class Candidacy:
             self._producer.abandon()
 
     def rejoin(self) -> None:
-        """Queue again after standing aside."""
+        """Queue again after ``release(rejoin=False)``."""
         self._wants.set()
 
     async def close(self, *, timeout_seconds: float | None = None) -> None:
-        """Release the topic and be no candidate any more."""
+        """Release the topic and end the candidacy."""
         try:
             await self.release(rejoin=False, timeout_seconds=timeout_seconds)
         finally:
             if self._runner is not None:
                 self._runner.cancel()
-            if self.standing.phase is not Phase.CLOSED:  # else it says why
+            if self.standing.phase is not Phase.CLOSED:  # otherwise the standing states the reason
                 self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble="")
 
     # ------------------------------------------------------------ inside
@@ -205,14 +206,14 @@ class Candidacy:
                 backoff.reset()
 
     def _failed(self, error: Exception) -> None:
-        """The application cannot lead: be no candidate any more, and have its loop report why."""
+        """End the candidacy because the application failed, and report the error to its loop."""
         self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble=repr(error))
         asyncio.get_running_loop().call_exception_handler(
             {"message": f"onewriter: the candidate for {self._topic} failed", "exception": error}
         )
 
     async def _serve_one_term(self) -> None:
-        """Queue, lead, lose. Raises when it never came to leading."""
+        """Run one term: queue, lead, lose. Raises if the term never began."""
         producer = self._producer = self._host.start_producer(
             self._topic, self._options, on_change=self._producer_changed
         )
@@ -220,7 +221,7 @@ class Candidacy:
             try:
                 await producer.ready()
             except Closed:
-                return  # it was told to stand aside
+                return  # ``release`` was called
             term = Leadership(producer, self._host)
             self._stand(latest_epoch=term.epoch)
             if self._on_elected is not None:
@@ -232,7 +233,7 @@ class Candidacy:
             producer.abandon()
 
     def _producer_changed(self, producer: Producer) -> None:
-        """Called by the producer itself: a loss is told in the turn of the loop that brought it."""
+        """Callback of the producer: it reports a loss in the event-loop tick in which it arrived."""
         standing = self.standing
         if standing.phase is Phase.CLOSED:
             return
@@ -250,7 +251,7 @@ class Candidacy:
         self._stand(**changes)
 
     def _stand(self, **changes: Any) -> None:
-        """Change the standing and tell everybody, unless it is as it was."""
+        """Change the standing and report it, unless it is the same as before."""
         standing = replace(self.standing, **changes)
         if standing == self.standing:
             return

@@ -1,9 +1,9 @@
-"""Serving until a deadline: acting in a topic's name without asking each time, for a bounded while.
+"""The serving deadline: until then a leader may act in the topic's name without a check.
 
-Opt-in (``ProducerOptions.serve_seconds``). The broker stores the seconds with the grant, and whichever
-broker grants the topic next tells the winner no earlier than so long after the last CHECK that it
-answered with yes. What is counted here begins before the CHECK was sent, so it ends first, whatever
-the network did; clocks need not agree, they only must not run apart by more than DRIFT.
+It is opt-in (``ProducerOptions.serve_seconds``). The broker stores the seconds with the grant. The broker that
+makes the next grant reports it no earlier than these seconds after the last CHECK that was answered
+positively. The deadline of this module counts from before the CHECK was sent, so it ends first whatever the
+network delays were. Clocks need not agree; their rates must not differ by more than DRIFT.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Awaitable, Callable
 from onewriter._errors import OnewriterError, Unavailable
 
 DRIFT = 0.01
-"""How much faster or slower than the broker's this machine's clock may run; taken off the seconds."""
+"""Largest relative difference between the rates of this machine's clock and the broker's."""
 
 RENEWALS = 3
-"""How often in its seconds a leader has its right renewed."""
+"""Number of renewals within ``serve_seconds``."""
 
 
 class ServingDeadline:
-    """The deadline of one leadership. ``run`` renews it until the leadership is over.
+    """The deadline of one leadership or ownership. ``run`` renews it until that is over.
 
-    ``prove`` is a CHECK; ``holds`` says whether the topic is held as far as is known here.
+    ``prove`` sends a CHECK; ``holds`` returns False once the loss is known.
     """
 
     def __init__(
@@ -43,27 +43,27 @@ class ServingDeadline:
 
     @property
     def until(self) -> float:
-        """The deadline by this machine's monotonic clock; minus infinity: do not serve."""
+        """The deadline by this machine's monotonic clock, in seconds; minus infinity: do not serve."""
         return self._until if self._holds() else -math.inf
 
     def may(self) -> bool:
-        """Whether it may serve at this moment."""
+        """Whether the deadline is in the future."""
         return self._now() < self.until
 
     async def run(self) -> None:
-        """Renew for ever; a broker that cannot be asked for a while is asked again."""
+        """Renew periodically, until cancelled; failed attempts are repeated."""
         while True:
             await self.renew()
             await asyncio.sleep(self._seconds / RENEWALS)
 
     async def renew(self) -> None:
-        """Ask once."""
+        """Renew once."""
         asked_at = self._now()
         try:
             async with asyncio.timeout(self._seconds):
                 await self._prove()
         except (Unavailable, TimeoutError):
-            return  # what was proved before still counts
+            return  # the deadline of the last proof stays valid
         except OnewriterError:
             self._until = -math.inf
             return

@@ -1,4 +1,4 @@
-"""``async with client.lead(topic) as leadership``: wait for one's turn, lead, hand over."""
+"""``async with client.lead(topic) as leadership``: wait for the grant, lead, hand over."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter_core.property_names import IDENTITY_PROPERTY
 
 GROUP_NAME_BYTES = 4
-"""Random bytes in the name that the producers of a partitioned topic share."""
+"""Random bytes in the common name of a partitioned topic's producers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeadOptions:
-    """What ``Client.lead`` was told; its parameters, by name."""
+    """The parameters of ``Client.lead``."""
 
     producer: ProducerOptions
     access_mode: AccessMode
@@ -45,11 +45,11 @@ class LeadOptions:
 
 
 class Lead:
-    """Made by ``Client.lead``; enter it once."""
+    """The context manager that ``Client.lead`` returns; enter it once."""
 
     def __init__(self, host: LeaderHost, topic: str, options: LeadOptions) -> None:
         identity = options.identity or host_name()
-        if options.announce:  # what cannot be said is found out before anybody waits
+        if options.announce:  # invalid metadata raises here, before the wait
             LeaderInfo(
                 topic=topic, epoch=0, identity=identity, metadata=options.metadata
             ).announcement()
@@ -97,7 +97,7 @@ class Lead:
     # ------------------------------------------------------------ inside
 
     async def _win(self) -> Leadership:
-        """Ask until it leads and has said so. Raises Refused, ConfigurationError."""
+        """Queue until the topic is granted and the announcement published. Raises Refused, ConfigurationError."""
         backoff = Backoff()
         while True:
             try:
@@ -105,20 +105,20 @@ class Lead:
             except Fenced:
                 options = self._producer_options
                 if options.if_epoch is not None or not _queues(options):
-                    raise  # the condition cannot become true again; or it does not wait
+                    raise  # ``if_epoch`` cannot become true again, or the access mode does not wait
                 await self._requeue(backoff)
                 continue
             leadership = self._leadership_of(self._asking)
             try:
                 await self._begin(leadership)
             except (Fenced, Unavailable, OutcomeUnknown):
-                # Nobody was told that it leads: it gives the topic back and queues as anybody does.
+                # The application does not know of the grant yet: release the topic and queue again.
                 await self._requeue(backoff)
                 continue
             return leadership
 
     async def _ask(self) -> None:
-        """Ask for the topic, or for all of its partitions as one. Raises what there is no leading with."""
+        """Acquire the topic, or all its partitions under one epoch. Raises the reason of a failure."""
         options = self._producer_options
         producer = self._host.start_producer(self._topic, options)
         self._asking = [producer]
@@ -139,11 +139,11 @@ class Lead:
         return Leadership(producers[0], self._host, identity=self._identity, partitions=partitions)
 
     def _group_name(self) -> str:
-        """Of the producers of one attempt; no other attempt has it."""
+        """Return the common name of one attempt's producers; each attempt has another one."""
         return f"{self._identity}-{secrets.token_hex(GROUP_NAME_BYTES)}"
 
     def _check_partitioned(self) -> None:
-        """Raises ConfigurationError for what a partitioned topic cannot have."""
+        """Raise ConfigurationError for options that a partitioned topic does not support."""
         options = self._options
         if options.read_predecessor or options.metadata is not None:
             raise ConfigurationError(
@@ -152,18 +152,20 @@ class Lead:
             )
 
     async def _begin(self, leadership: Leadership) -> None:
-        """What comes between the grant and the block. Raises what there is no leading with."""
+        """Read the predecessor and publish the announcement, after the grant and before the block."""
         metadata = self._options.metadata
         if self._options.read_predecessor:
             found = await self._newest_leader(leadership)
             leadership.follow(found)
             if metadata is None and found is not None:
-                metadata = found.metadata  # it is not lost if this one ends before it says more
+                metadata = (
+                    found.metadata
+                )  # not lost if this leader ends before it announces its own
         if self._options.announce and not leadership.partitions:
             await leadership.announce(metadata, timeout_seconds=ANNOUNCE_SECONDS)
 
     async def _newest_leader(self, leadership: Leadership) -> LeaderInfo | None:
-        """Who led before: nobody else can write any more. Raises the loss, if that comes first."""
+        """Read the latest announcement; no other producer can write meanwhile. Raises an earlier loss."""
         found: LeaderInfo | OnewriterError | None = None
 
         async def read() -> None:
@@ -192,5 +194,5 @@ class Lead:
 
 
 def _queues(options: ProducerOptions) -> bool:
-    """Whether it waits for a topic that another producer holds."""
+    """Whether the access mode waits for a topic that another producer holds."""
     return options.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE

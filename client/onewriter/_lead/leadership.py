@@ -1,7 +1,7 @@
-"""Leading a topic for one term: its epoch, sending under it, hearing of its loss, handing over.
+"""One term of leading a topic, from the grant to its end: its epoch, its writes, its loss, its handover.
 
-What lives here: one term, from the grant to its end. What does not: how it was won (_lead/lead.py waits
-for one, _lead/candidacy.py for one after the other), and getting and keeping the topic (_produce/tenure.py).
+Waiting for a term is in _lead/lead.py, leading term after term in _lead/candidacy.py, acquiring and keeping the
+topic in _produce/tenure.py.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from onewriter_core.publish_rights import APP_LENGTH_MAX, capability_of
 NONCE_BYTES = 8
 
 KEEP = object()
-"""Metadata that stays as it was announced last."""
+"""Default of ``transaction``: keep the metadata of the last announcement."""
 
 CAPABILITY_SECONDS = 3600.0
-"""For how long a capability counts unless the caller says otherwise."""
+"""Default validity of a capability."""
 
 CAPABILITY_SECONDS_MAX = 7 * 24 * 3600.0
-"""For how long a capability may count."""
+"""Longest validity of a capability."""
 
 ANNOUNCE_SECONDS = 10.0
-"""A new leader that cannot publish who it is in that time gives the topic back."""
+"""A new leader that cannot publish its announcement within this time releases the topic."""
 
 
 class LeaderHost(Protocol):
-    """The client, as what is made from it knows it."""
+    """The client's methods that leaderships use."""
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run something that ends with the client at the latest."""
+        """Run ``work`` in a task that the client cancels when it closes."""
         ...
 
     def start_producer(
@@ -61,7 +61,7 @@ class LeaderHost(Protocol):
         *,
         on_change: Callable[[Producer], None] = lambda _producer: None,
     ) -> Producer:
-        """A producer that begins to ask for its topic."""
+        """Start a producer without waiting."""
         ...
 
     async def create_producer(
@@ -72,33 +72,33 @@ class LeaderHost(Protocol):
         timeout_seconds: float | None = None,
         on_change: Callable[[Producer], None] = lambda _producer: None,
     ) -> Producer:
-        """A producer that may write."""
+        """Create a producer that may write."""
         ...
 
     async def check(self, topic: str, epoch: int | None = None) -> Check:
-        """Have the topic's broker prove which epoch is current."""
+        """Let the topic's broker prove which epoch is current."""
         ...
 
     async def leader(
         self, topic: str, *, timeout_seconds: float | None = None
     ) -> LeaderInfo | None:
-        """Who was announced last."""
+        """Return the latest announcement."""
         ...
 
 
 class Ending(Protocol):
-    """What ends once: a producer, an ownership."""
+    """A producer or an ownership, which ends once."""
 
     def when_ended(self, callback: Callable[[OnewriterError], None]) -> None:
-        """Call it when it is over."""
+        """Call ``callback`` with the reason of the end."""
         ...
 
 
 class Loss:
-    """The end of a leadership: ``await`` it, ask ``is_set()``, or let it ``call`` somebody.
+    """The end of a leadership or an ownership: await it, check ``is_set()``, or register a callback.
 
-    Set in the very turn of the loop that brought the news, and never reset. ``reason`` is Fenced
-    after a takeover, Closed after the leader's own handover, or what the broker refused with.
+    It is set in the event-loop tick in which the loss becomes known, and never reset. ``reason`` is Fenced after
+    a takeover, Closed after this program's own handover, or the broker's refusal.
     """
 
     def __init__(self, *endings: Ending) -> None:
@@ -109,11 +109,11 @@ class Loss:
             each.when_ended(self._set)
 
     def is_set(self) -> bool:
-        """Whether it is over."""
+        """Whether the leadership or ownership is over."""
         return self.reason is not None
 
     async def wait(self) -> OnewriterError:
-        """Wait until it is over; why."""
+        """Wait until it is over, and return the reason."""
         while (reason := self.reason) is None:
             await self._news.wait()
         return reason
@@ -122,9 +122,9 @@ class Loss:
         return self.wait().__await__()
 
     def call(self, callback: Callable[[OnewriterError], object]) -> None:
-        """Call it once it is over, at once if it is; it must not block.
+        """Call ``callback`` with the reason when it is over, at once if it is over already.
 
-        What it raises goes to the loop's exception handler.
+        The callback must not block; its exceptions go to the loop's exception handler.
         """
         if self.reason is not None:
             tell(callback, self.reason)
@@ -142,13 +142,13 @@ class Loss:
 
 
 class Leadership(Submitter):
-    """One time at the head of a topic. ``epoch`` is above that of every earlier one of anybody.
+    """One term of leading a topic. ``epoch`` is above the epochs of all earlier terms of all leaders.
 
-    It ends for good: by a takeover, by ``handover``, or because the broker refuses it. Whatever is
-    sent afterwards fails, also if the same process leads again by then.
+    The term ends once and for all: by a takeover, by ``handover``, or because the broker rejects the leader.
+    Every later send fails, even if the same process leads again by then.
 
-    ``partitions`` holds a producer for each partition of a partitioned topic, all under one epoch;
-    losing one of them ends the leadership of all. It is empty for a topic without partitions.
+    ``partitions`` contains a producer for each partition of a partitioned topic, all under one epoch. The loss
+    of one partition ends the whole leadership. It is empty for a topic without partitions.
     """
 
     def __init__(
@@ -165,17 +165,17 @@ class Leadership(Submitter):
             )
         self.epoch = producer.epoch
         self.nonce = secrets.token_hex(NONCE_BYTES)
-        """Tells this term from every other, also from those of another process."""
+        """Random text that identifies this term among all terms of all processes."""
         self.producer = producer
-        """The topic's producer; of a partitioned topic the one of partition 0."""
+        """The topic's producer; for a partitioned topic, that of partition 0."""
         self.partitions = tuple(partitions)
         self.identity = identity or host_name()
-        """Who leads, as it is announced."""
+        """The leader's identity in its announcement."""
         self.lost = Loss(*(self.partitions or (producer,)))
-        """Told at once when it is over, for whatever reason."""
+        """Set at once when the term is over, for whatever reason."""
         self.lost.call(self._abandon_partitions)
         self.metadata: Any = None
-        """What was announced last for a successor; by the predecessor, if that was read."""
+        """The metadata of the last announcement; at first the predecessor's, if it was read."""
         self._predecessor: LeaderInfo | None = None
         self._knows_predecessor = False
         self._host = host
@@ -198,19 +198,19 @@ class Leadership(Submitter):
 
     @property
     def session(self) -> str:
-        """Epoch and nonce in one word, for those who act on the leader's behalf."""
+        """Epoch and nonce as one word, for programs that act on the leader's behalf."""
         return f"{self.epoch}-{self.nonce}"
 
     @property
     def is_over(self) -> bool:
-        """Whether it is known to be lost or given up."""
+        """Whether the term is known to be lost or handed over."""
         return self.lost.is_set()
 
     @property
     def predecessor(self) -> LeaderInfo | None:
-        """Who was announced last before this term, with what it left; None: nobody ever was.
+        """The latest announcement before this term, with its metadata; None: the log contains none.
 
-        Raises ConfigurationError unless ``Client.lead`` was told ``read_predecessor=True``.
+        Raises ConfigurationError unless ``Client.lead`` was called with ``read_predecessor=True``.
         """
         if not self._knows_predecessor:
             raise ConfigurationError(
@@ -219,7 +219,7 @@ class Leadership(Submitter):
         return self._predecessor
 
     def follow(self, predecessor: LeaderInfo | None) -> None:
-        """It was read who led before; what that one left stays until other metadata is announced."""
+        """Record the predecessor. Its metadata stays until this leader announces other metadata."""
         self._predecessor = predecessor
         self._knows_predecessor = True
         if predecessor is not None:
@@ -227,11 +227,11 @@ class Leadership(Submitter):
 
     @property
     def waiting(self) -> int:
-        """How many wait for this term to end; see Producer.waiting."""
+        """Number of producers in the topic's queue; see Producer.waiting."""
         return self.producer.waiting
 
     async def over(self) -> OnewriterError:
-        """Wait until it is over; why: Fenced, Closed, or another refusal."""
+        """Wait until the term is over, and return the reason: Fenced, Closed, or another refusal."""
         return await self.lost.wait()
 
     async def send(
@@ -244,9 +244,9 @@ class Leadership(Submitter):
         event_time_ms: int = 0,
         timeout_seconds: float | None = None,
     ) -> MessageId:
-        """Append one message under this term's epoch; see Producer.send for what it raises.
+        """Append one message under this term's epoch, and return its id. Raises as ``Producer.send``.
 
-        Of a partitioned topic ``partitions[number].send`` appends to one partition.
+        For a partitioned topic use ``partitions[number].send``.
         """
         self._check_not_partitioned()
         return await self.producer.send(
@@ -263,7 +263,7 @@ class Leadership(Submitter):
         return self.producer.take(*message)
 
     def info(self, metadata: Any = None) -> LeaderInfo:
-        """Who leads, with what a successor needs: any JSON value, or bytes."""
+        """Return this leader's announcement with ``metadata``: any JSON value, or bytes."""
         return LeaderInfo(
             topic=self.topic,
             epoch=self.epoch,
@@ -276,15 +276,16 @@ class Leadership(Submitter):
         )
 
     def announcement(self, metadata: Any = None) -> Announcement:
-        """The message that says who leads, as ``announce`` publishes it."""
+        """Return the announcement as the message that ``announce`` publishes."""
         return self.info(metadata).announcement()
 
     async def announce(
         self, metadata: Any = None, *, timeout_seconds: float = ANNOUNCE_SECONDS
     ) -> MessageId:
-        """Publish who leads; ``Client.leader`` reads the newest of these. Raises as ``send`` does.
+        """Publish this leader's announcement, and return its id. Raises as ``send`` does.
 
-        Call it again whenever ``metadata``, what a successor needs, has changed.
+        ``Client.leader`` reads the latest announcement. Call this again whenever ``metadata``, the data for a
+        successor, has changed.
         """
         self._check_not_partitioned()
         message = self.announcement(metadata)
@@ -300,21 +301,19 @@ class Leadership(Submitter):
 
     @property
     def registration(self) -> str | None:
-        """Secret that proves this leader to the brokers' HTTP API, for as long as the term lasts.
+        """Secret that authorizes this leader at the brokers' HTTP API during this term.
 
-        It goes into the header ``Onewriter-Registration`` and counts only together with this
-        client's own identity. None where the broker gives none: it is of an earlier release.
-        Do not log it.
+        Send it in the header ``Onewriter-Registration``; it is valid only together with this client's own
+        identity. None for a broker of an earlier release, which issues none. Do not log it.
         """
         return self.producer.registration
 
     def capability(self, app: str, *, expires_seconds: float = CAPABILITY_SECONDS) -> str:
-        """Pass the right to publish as ``app`` under this epoch on, for so many seconds.
+        """Return a capability: the right to publish as ``app`` under this epoch, for ``expires_seconds``.
 
-        The text goes into the header ``Onewriter-Capability``; whoever bears it may stage, publish
-        and discard what belongs to that app until it expires or the term ends. Raises
-        ConfigurationError for an app or a time that is not allowed, Unavailable where the broker
-        gave no registration.
+        Send the text in the header ``Onewriter-Capability``. Its bearer may stage, publish and discard the
+        data of that app until the capability expires or the term ends. Raises ConfigurationError for an
+        invalid app or time, Unavailable if the broker issued no registration.
         """
         registration = self.registration
         if registration is None:
@@ -337,10 +336,11 @@ class Leadership(Submitter):
     def spark_options(
         self, app: str, *, expires_seconds: float = CAPABILITY_SECONDS
     ) -> dict[str, str]:
-        """Options with which a Spark program writes to this topic under this epoch, as ``app``.
+        """Return the options with which a Spark program writes to this topic as ``app`` under this epoch.
 
         ``df.write.format("onewriter").options(**leadership.spark_options("nightly-load"))``. Raises as
-        ``capability``. Do not log them; Spark hides the value of ``capabilityToken`` in its plans and event logs.
+        ``capability``. Do not log the options; Spark hides the value of ``capabilityToken`` in its plans and
+        event logs.
         """
         return {
             "topic": self.topic,
@@ -353,18 +353,18 @@ class Leadership(Submitter):
 
     @property
     def guard(self) -> GuardedBy:
-        """What writes elsewhere name to depend on this leadership; see GuardedBy.properties."""
+        """The guard for writes to other topics that depend on this leadership; see GuardedBy.properties."""
         return GuardedBy(str(self.producer.topic), self.epoch)
 
     def check_held(self) -> None:
-        """Raise Fenced or Closed when it is known to be over; asks nobody, so it proves nothing."""
+        """Raise Fenced or Closed if the term is known to be over. It sends no request, so it proves nothing."""
         over(self.lost.reason, self.epoch)
 
     async def check(self) -> Check:
-        """Have the topic's broker prove, by the store, that this epoch is current.
+        """Let the topic's broker prove against the store that this epoch is current.
 
-        It was at one moment between the call and its answer. For whoever acts, or answers reads, in
-        the leader's name. Raises Fenced, Closed, Unavailable (nobody could be asked in time).
+        The epoch was current at one moment between call and return. Call it before acting or answering reads
+        in the leader's name. Raises Fenced, Closed, Unavailable (no broker answered in time).
         """
         self.check_held()
         answer = await self._host.check(str(self.producer.topic), self.epoch)
@@ -373,26 +373,26 @@ class Leadership(Submitter):
 
     @property
     def serve_until(self) -> float:
-        """Until when ``may_serve`` says yes, by ``time.monotonic``; minus infinity: it says no."""
+        """The time until which ``may_serve`` is True, by ``time.monotonic``; minus infinity: it is False."""
         return -math.inf if self._deadline is None else self._deadline.until
 
     def may_serve(self) -> bool:
-        """Whether one may act, or answer reads, in the leader's name at this moment.
+        """Whether the application may act, or answer reads, in the leader's name now. Sends no request.
 
-        Asks nobody. Needs ``ProducerOptions.serve_seconds``; without, it is always False and
-        ``check`` says it. No successor is granted the topic before the answer turned to False.
+        It requires ``ProducerOptions.serve_seconds``; without that option it is always False, and ``check``
+        has to be used. No successor is granted the topic before the value has become False.
         """
         return self._deadline is not None and self._deadline.may()
 
     def guarded(self, topic: str, options: ProducerOptions | None = None) -> Guarded:
-        """Writes to another topic that succeed only while this epoch is current; see Guarded.
+        """Return a producer of another topic whose writes succeed only while this epoch is current.
 
-        ``options`` describe the producer and count for the first call for that topic.
+        See Guarded. The ``options`` of the first call for a topic apply.
         """
         return self._guarded.to(topic, options)
 
     async def seal(self, topic: str, *, timeout_seconds: float | None = None) -> None:
-        """Keep the guarded writes of all earlier leaders out of ``topic``; see Guarded.seal."""
+        """Exclude the guarded writes of all earlier leaders from ``topic``; see Guarded.seal."""
         await self.guarded(topic).seal(timeout_seconds=timeout_seconds)
 
     def transaction(
@@ -402,10 +402,11 @@ class Leadership(Submitter):
         announce: bool = True,
         timeout_seconds: float = COMMIT_SECONDS,
     ) -> Transaction:
-        """``async with leadership.transaction() as transaction``: messages stored all or none.
+        """Begin a transaction, whose messages are stored together or not at all: use it in ``async with``.
 
-        For this topic and others of its bucket (``{orders}-audit`` lies with ``orders``). With them
-        the leader publishes anew who it is, and ``metadata``: what was announced last, unless given.
+        It may contain messages for this topic and for topics in the same bucket (``{orders}-audit`` is in the
+        bucket of ``orders``). The leader's announcement is published with them, with ``metadata`` (default:
+        that of the last announcement).
         """
         announcement = None
         if announce:
@@ -415,18 +416,18 @@ class Leadership(Submitter):
         )
 
     async def handover(self, *, timeout_seconds: float | None = None) -> None:
-        """See through what was sent, leave, and let the next in line lead; returns when it may.
+        """Wait for the receipts of sent messages, and release the topic; return when the next one may lead.
 
-        What has no receipt when the time (``Limits.operation_timeout_seconds``) is over fails as
-        ``Producer.send`` describes.
+        Messages without a receipt after ``timeout_seconds`` (default: ``Limits.operation_timeout_seconds``)
+        fail as ``Producer.send`` describes.
         """
         async with asyncio.TaskGroup() as tasks:
             for producer in self.partitions or (self.producer,):
                 tasks.create_task(producer.close(timeout_seconds=timeout_seconds))
 
     def _abandon_partitions(self, reason: OnewriterError) -> None:
-        """One partition is lost, so the epoch does not lead the topic any more: leave the others."""
-        if not isinstance(reason, Closed):  # else ``handover`` is closing all of them
+        """Release the other partitions after the loss of one, which ends the leadership of the topic."""
+        if not isinstance(reason, Closed):  # otherwise ``handover`` is closing all of them
             for producer in self.partitions:
                 producer.abandon()
 

@@ -1,4 +1,4 @@
-"""Finding the newest message in which a leader says who it is, from the topic's end backwards."""
+"""Search for the latest announcement of a leader, backwards from the topic's end."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from onewriter._message import EARLIEST, MessageId
 
 ENTRIES_FIRST = 64
 ENTRIES_GROWTH = 8
-"""So many entries from the end are read first; of the last ledger so many times more, again and again."""
+"""Entries of the first range that is read from the end, and the growth factor of the next ranges."""
 
 QUIET_SECONDS = 5.0
-"""So long nothing came although the topic should hold more: the broker is asked whether it does."""
+"""After this time without an expected message, the broker is asked whether the topic contains more."""
 QUIET_MAX = 2
-"""So often in a row, with a broker that is there: what is left was trimmed meanwhile."""
+"""After this number of quiet periods with a reachable broker, the rest counts as trimmed."""
 
 _Place = tuple[int, int]
 
 
 async def newest_leader(reader: Reader) -> LeaderInfo | None:
-    """Read back from the end, stretch by stretch, until somebody says so.
+    """Read range after range, backwards from the end, until one contains an announcement.
 
-    It costs what was written since. Raises Unavailable, Refused, Closed.
+    The cost grows with the entries written since that announcement. Raises Unavailable, Refused, Closed.
     """
     last = await reader.last_message_id()
     if last is None:
@@ -40,7 +40,7 @@ async def newest_leader(reader: Reader) -> LeaderInfo | None:
 
 
 def stretches(last: MessageId) -> Iterator[MessageId]:
-    """Where to begin to read: within the last ledger, then ledgers before it, and at last EARLIEST."""
+    """Yield the begins of the ranges: within the last ledger, then in earlier ledgers, at last EARLIEST."""
     entries = ENTRIES_FIRST
     while (entry := last.entry - entries + 1) > 0:
         yield MessageId(last.ledger, entry)
@@ -53,14 +53,14 @@ def stretches(last: MessageId) -> Iterator[MessageId]:
 
 
 async def _newest_until(reader: Reader, end: _Place) -> LeaderInfo | None:
-    """From where the reader stands up to this entry, or the last one before it."""
+    """Return the latest announcement between the reader's position and ``end``."""
     found: LeaderInfo | None = None
     quiet = 0
     while True:
         try:
             message = await reader.next(timeout_seconds=QUIET_SECONDS)
         except NoMessage:
-            # Or the broker is away, and the newest one is still to come: then it does not answer.
+            # If the broker is down, this call does not answer, and the search does not end too early.
             if not await reader.has_message_available():
                 return found
             quiet = quiet + 1 if reader.trouble is None else 0

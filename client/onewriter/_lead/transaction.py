@@ -1,8 +1,8 @@
-"""Messages for several topics that are stored all or none, under one leadership.
+"""Transactions: messages for several topics that are stored together or not at all, under one leadership.
 
-One request to the broker that serves them all: they lie in one bucket, by a hash tag in their names
-(``{orders}-audit`` lies with ``orders``). Each topic's guard is compared in the very call that
-appends, so what a leader who lost his turn tries leaves no trace in any of them.
+The client sends one request to the broker that serves all the topics, which are in one bucket because of a hash
+tag in their names (``{orders}-audit`` is in the bucket of ``orders``). The store compares the guard of each
+topic in the call that appends, so a transaction of a deposed leader changes none of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMIT_SECONDS = 30.0
 
 
 class Leader(Protocol):
-    """A leadership, as a transaction needs it."""
+    """The leadership's methods that a transaction uses."""
 
     producer: Producer
 
@@ -66,10 +66,10 @@ class _Message:
 
 
 class Transaction:
-    """Made by ``Leadership.transaction``; ``async with`` it, or call ``commit``.
+    """Created by ``Leadership.transaction``. Use it in an ``async with`` block, or call ``commit``.
 
-    Leaving the block in order commits; an exception in it sends nothing. ``announcement`` is the
-    leader's own message, which is published with the others.
+    Leaving the block commits; an exception in the block discards all messages. ``announcement`` is the leader's
+    announcement, which is published with the messages.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Transaction:
         self._messages: list[_Message] = []
         self._is_over = False
         self._is_asking = False
-        """A request was sent whose answer has not come."""
+        """Whether a request was sent and has no answer yet."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -114,9 +114,9 @@ class Transaction:
         ordering_key: bytes | None = None,
         event_time_ms: int = 0,
     ) -> asyncio.Future[MessageId]:
-        """Add a message, for the leader's own topic unless another is named; its future receipt.
+        """Add a message, and return the future of its receipt. The default topic is the leader's own.
 
-        Nothing is sent before the commit. Raises ConfigurationError for a wrong name, Closed.
+        Nothing is sent before the commit. Raises ConfigurationError for an invalid name, Closed.
         """
         if self._is_over:
             raise Closed("the transaction is over")
@@ -132,10 +132,10 @@ class Transaction:
         return receipt
 
     async def commit(self) -> list[MessageId]:
-        """Store all messages, or none; where they stand, in the order of ``send``.
+        """Store all messages or none, and return their ids in the order of ``send``.
 
-        Raises Fenced (the leadership is over), Closed, Refused (among others for topics of another
-        bucket) and NotSent when none is in any log, and OutcomeUnknown when all may be, or none.
+        Raises Fenced (the leadership is over), Closed, Refused (for example, a topic in another bucket) or
+        NotSent if no message is in any log, and OutcomeUnknown if either all or none are.
         """
         if self._is_over:
             raise Closed("the transaction is over")
@@ -168,7 +168,7 @@ class Transaction:
         for message in self._messages:
             if not message.receipt.done():
                 message.receipt.set_exception(error)
-                message.receipt.exception()  # whoever handed it in may have gone
+                message.receipt.exception()  # mark it as retrieved: no task may wait for it
 
     async def _committed(self, messages: Sequence[_Message]) -> list[MessageId]:
         backoff = Backoff()
@@ -192,7 +192,7 @@ class Transaction:
             raise NotSent(text) from error
 
     async def _producers(self, messages: Sequence[_Message]) -> dict[TopicName, Producer]:
-        """A producer for each topic. Raises Refused for one of another bucket."""
+        """Return a producer for each topic. Raises Refused for a topic in another bucket."""
         leader = self._leader
         found = {leader.producer.topic: leader.producer}
         for topic in dict.fromkeys(message.topic for message in messages):
@@ -213,10 +213,10 @@ class Transaction:
     async def _asked(
         self, messages: Sequence[_Message], producers: Mapping[TopicName, Producer]
     ) -> list[MessageId]:
-        """Ask once. Unavailable: nothing was stored, and it may be asked again.
+        """Send the request once. Raises Unavailable if nothing was stored and it may be repeated.
 
-        It stands in line behind what was sent before, and has all the producers' turns until the
-        answer has come: brokers append what they have gathered of a topic by then in front of it.
+        The request follows all messages sent before. It keeps the first queue position of every producer until
+        the answer arrives, because brokers append messages that arrive meanwhile before the transaction.
         """
         links = {topic: await producer.linked() for topic, producer in producers.items()}
         connection = next(iter(links.values())).connection
@@ -224,7 +224,7 @@ class Transaction:
         topics = dict.fromkeys(message.topic for message in messages)
         positions = {
             topic: producers[topic].join_queue() for topic in topics
-        }  # at once: see _produce/queue.py
+        }  # in one step: see _produce/queue.py
         with ExitStack() as held:
             for position in positions.values():
                 held.callback(position.leave)
@@ -246,10 +246,10 @@ class Transaction:
         command: pb.CommandPublishTogether,
         positions: ExitStack,
     ) -> pb.CommandPublishTogetherResponse:
-        """The answer. Raises Fenced, Refused, Unavailable: definite; OutcomeUnknown.
+        """Return the answer. Raises Fenced, Refused or Unavailable (definite), or OutcomeUnknown.
 
-        The turns end with the answer, also for a commit that nobody waits for any more: until then
-        what is sent could be stored in front of it.
+        The queue positions are kept until the answer, also if the commit was cancelled: until then, messages
+        that are sent could be stored before the transaction.
         """
         self._is_asking = True
         answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
@@ -276,7 +276,7 @@ async def _ask(
     positions: ExitStack,
     answer: asyncio.Future[Command],
 ) -> None:
-    """Ask, give back the turns, and tell ``answer``: Unavailable only if nothing was stored."""
+    """Send the request, leave the queues, and set ``answer``: Unavailable only if nothing was stored."""
     with positions:
         result = await _answer(connection, command)
     _tell(answer, result)
@@ -284,10 +284,10 @@ async def _ask(
 
 def _tell(answer: asyncio.Future[Command], result: Command | OnewriterError) -> None:
     if answer.done():
-        return  # nobody waits for it any more
+        return  # the commit was cancelled
     if isinstance(result, OnewriterError):
         answer.set_exception(result)
-        answer.exception()  # whoever asked may go
+        answer.exception()  # mark it as retrieved: the commit may be cancelled
     else:
         answer.set_result(result)
 

@@ -1,1 +1,1 @@
-"""Owning resources: ``own`` is the public part, ``requests`` asks the brokers."""
+"""Ownership of resources: ``own`` contains the public classes, ``requests`` the requests to brokers."""

@@ -1,4 +1,4 @@
-"""Owning resources: topics, partitions or any text, each the only one of its group that does.
+"""Ownership of resources (topics, partitions or any text): a resource has at most one owner per group.
 
 ::
 
@@ -6,7 +6,7 @@
         async with await orders.subscribe() as consumer:    # the group's single reader
             ...
         await orders.guarded("audit").send(b"...")          # and its single writer
-        await orders.lost                                   # told at once when it is over
+        await orders.lost                                   # returns at once when it is over
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from onewriter_core.property_names import GENERATION_PROPERTY, NONCE_PROPERTY
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 GENERATION_FIRST = 1
-"""What is asked for where no generation is named: it takes nothing from anybody."""
+"""The default generation of a request. It never takes a resource from its owner."""
 
 NONCE_BYTES = 16
 
@@ -48,35 +48,35 @@ Resources = Iterable[str | tuple[str, int]]
 
 
 class OwnerHost(Opener, Protocol):
-    """The client, as ownerships know it."""
+    """The client's methods that ownerships use."""
 
     async def subscribe(
         self, topic: str, subscription: str, options: ConsumerOptions | None = None
     ) -> Consumer:
-        """A consumer that is connected."""
+        """Create a connected consumer."""
         ...
 
 
 class Ownership:
-    """One resource, owned until ``lost``: taken by somebody else, released, or refused at once.
+    """One resource, owned until ``lost``: taken over by another owner, released, or denied at once.
 
-    It survives lost connections and the moves and deaths of brokers, if nobody came between. Like a
-    leadership it is an Authority: what is ``guarded`` by it is not appended once it is over.
+    It survives lost connections and failures and moves of brokers, unless another owner takes the resource
+    meanwhile. Writes that are ``guarded`` by it are not appended once it is over.
     """
 
     def __init__(self, owned: Ownerships, host: OwnerHost, resource: str) -> None:
         self.resource = resource
         self.end: OnewriterError | None = None
-        """Why it is over; None while it is not."""
+        """The reason of the end; None while the resource is owned."""
         self._owned = owned
         self._host = host
         self.given: GrantedOwnership | None = None
-        """By which broker it was given, while that one has it as ours."""
+        """The grant and its connection; None while no broker has confirmed the ownership."""
         self.known_generation = 0
-        """0: it was never given."""
+        """The latest known generation; 0: the resource was never granted."""
         self._enders: list[Callable[[OnewriterError], None]] = []
         self.lost = Loss(self)
-        """Told at once when it is over: Fenced with the newer generation, Closed, or a Refused."""
+        """Set at once when it is over: Fenced with the newer generation, Closed, or a Refused."""
         self._guarded = GuardedTopics(self, host)
         self.lost.call(self._guarded.over)
 
@@ -88,22 +88,22 @@ class Ownership:
 
     @property
     def group(self) -> str:
-        """The group that it is owned for; empty: none."""
+        """The group of the ownership; empty: none."""
         return self._owned.requester.group
 
     @property
     def is_owned(self) -> bool:
-        """Whether it is not known to be over."""
+        """Whether the ownership is not known to be over."""
         return self.end is None
 
     @property
     def is_attached(self) -> bool:
-        """Whether a broker has it as ours just now; else it is being asked to go on."""
+        """Whether a broker has confirmed the ownership on the current connection."""
         return self.given is not None
 
     @property
     def generation(self) -> int:
-        """Above that of every earlier owner of anybody's. Raises what it was refused with."""
+        """The generation, above that of every earlier owner. Raises the reason if it was denied."""
         if self.known_generation == 0 and self.end is not None:
             raise self.end
         return self.known_generation
@@ -112,18 +112,18 @@ class Ownership:
 
     @property
     def guard(self) -> GuardedBy:
-        """What a producer's properties say, so that its writes depend on this ownership."""
+        """The guard for writes that depend on this ownership; see GuardedBy.properties."""
         return GuardedBy(self.resource, self.generation, self.group)
 
     def check_held(self) -> None:
-        """Raise Fenced, Closed, or what it was refused with, when it is over; asks nobody."""
+        """Raise Fenced, Closed or the refusal if it is known to be over. Sends no request."""
         over(self.end, self.generation)
 
     async def check(self) -> None:
-        """Have the broker prove, by the store, that it is not over, at a moment after the call.
+        """Let the broker prove against the store that the ownership was current after the call.
 
-        Raises Fenced or Refused when it is, Closed after ``release``, Unavailable when nobody
-        answered in time.
+        Raises Fenced or Refused if it is over, Closed after ``release``, Unavailable if no broker answered in
+        time.
         """
         self.check_held()
         await self._owned.go_on([self])
@@ -131,28 +131,28 @@ class Ownership:
 
     @property
     def serve_until(self) -> float:
-        """Until when ``may_serve`` says yes, by ``time.monotonic``; minus infinity: it says no."""
+        """The time until which ``may_serve`` is True, by ``time.monotonic``; minus infinity: it is False."""
         is_ours = self.is_owned and self.is_attached
         return self._owned.serving_until if is_ours else -math.inf
 
     def may_serve(self) -> bool:
-        """Whether one may act as the owner at this moment, or answer reads; asks nobody.
+        """Whether the application may act as the owner, or answer reads, now. Sends no request.
 
-        Needs ``serve_seconds``; without, it is always False and ``check`` says it. No successor
-        hears that it owns the resource before the answer turned to False.
+        It requires ``serve_seconds``; without that option it is always False, and ``check`` has to be used. No
+        successor is granted the resource before the value has become False.
         """
         return time.monotonic() < self.serve_until
 
     def guarded(self, topic: str, options: ProducerOptions | None = None) -> Guarded:
-        """Write to ``topic`` for as long as this is ours; see ``Leadership.guarded``."""
+        """Return a producer whose writes succeed only while this ownership lasts; see ``Leadership.guarded``."""
         return self._guarded.to(topic, options)
 
     # ------------------------------------------------------------ reading
 
     def consumer_options(self, options: ConsumerOptions | None = None) -> ConsumerOptions:
-        """Options to subscribe with, under the group's name, as its single reader.
+        """Return the options of a subscription with the group's name, as the group's single reader.
 
-        Raises ConfigurationError where what is owned is a text, and not a topic named in full.
+        Raises ConfigurationError if the resource is not a full topic name.
         """
         if not self.resource.startswith(TOPIC_PREFIX):
             text = f"{self.resource!r} is owned as a text: to read a topic, own it by its full name"
@@ -166,31 +166,31 @@ class Ownership:
         return replace(options, properties=properties)
 
     async def subscribe(self, options: ConsumerOptions | None = None) -> Consumer:
-        """Read the topic that is owned, as the group's only one; raises as ``Client.subscribe``.
+        """Consume the owned topic as the group's only reader. Raises as ``Client.subscribe``.
 
-        Once this is over the consumer ends: nothing more is delivered to it, and what it still
-        acknowledges is refused.
+        When the ownership is over, the consumer ends: the broker delivers nothing more to it, and rejects its
+        acknowledgements.
         """
         self.check_held()
         return await self._host.subscribe(self.resource, self.group, self.consumer_options(options))
 
     async def release(self) -> None:
-        """Give it up, so that the next one need not depose anybody. Idempotent."""
+        """Release the resource, so that the next owner need not depose this one. Idempotent."""
         await self._owned.release([self])
 
     # ------------------------------------------------------------ inside
 
     @property
     def address(self) -> Address | None:
-        """The broker that has it as ours just now."""
+        """The address of the broker that has confirmed the ownership."""
         return None if self.given is None else self.given.connection.address
 
     def when_ended(self, callback: Callable[[OnewriterError], None]) -> None:
-        """Call it when it is over."""
+        """Call ``callback`` with the reason when the ownership is over."""
         self._enders.append(callback)
 
     def give(self, given: GrantedOwnership) -> None:
-        """A broker said that it is ours."""
+        """Record that a broker has granted or confirmed the ownership."""
         self._detach()
         self.known_generation = given.generation
         self.given = given
@@ -204,7 +204,7 @@ class Ownership:
         return given
 
     def stop(self, reason: OnewriterError) -> None:
-        """It is over, for this reason; everybody who wants to know is told, once."""
+        """End the ownership for this reason, and call the callbacks once."""
         if self.end is None:
             self.end = reason
             self._detach()
@@ -213,7 +213,7 @@ class Ownership:
             self._owned.changed()
 
     def on_ownership_lost(self, command: pb.CommandOwnershipLost) -> None:
-        """The broker says that it is over, or goes on elsewhere."""
+        """The broker reports that the ownership is over, or continues at another broker."""
         if command.is_moving:
             self._detach()
             self._owned.detached(self)
@@ -223,14 +223,14 @@ class Ownership:
         self.stop(Fenced(command.message, epoch=generation, current_epoch=current))
 
     def on_owner_detached(self) -> None:
-        """The connection is gone."""
+        """The connection is lost."""
         self.given = None
         if self.end is None:
             self._owned.detached(self)
 
 
 class Ownerships(Sequence[Ownership]):
-    """What one call of ``Client.own`` asked for, in its order. Leaving its block releases it."""
+    """The ownerships of one call of ``Client.own``, in its order. Leaving the block releases them."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class Ownerships(Sequence[Ownership]):
         await self.release()
 
     async def ask(self, timeout_seconds: float | None) -> None:
-        """Ask for all of it, once."""
+        """Request all resources once."""
         answers = await self._owners.ask(self.requester, self._wanted, seconds=timeout_seconds)
         for each in self._all:
             answer = answers[each.resource]
@@ -284,7 +284,7 @@ class Ownerships(Sequence[Ownership]):
                 each.stop(answer)
 
     async def go_on(self, these: Sequence[Ownership]) -> None:
-        """Have brokers say that these are ours still; what is over is told so. Raises Unavailable."""
+        """Let brokers confirm these ownerships; end those that are over. Raises Unavailable."""
         wanted = {each.resource: each.known_generation for each in these if each.end is None}
         if not wanted:
             return
@@ -307,7 +307,10 @@ class Ownerships(Sequence[Ownership]):
             raise trouble
 
     async def release(self, these: Sequence[Ownership] | None = None) -> None:
-        """Give these up, or all of it; who cannot be reached finds out by itself. Idempotent."""
+        """Release these ownerships (default: all). Idempotent.
+
+        A broker that cannot be reached releases them when it detects the loss of the connection.
+        """
         given = []
         for each in self._all if these is None else these:
             owned = each.given
@@ -318,31 +321,31 @@ class Ownerships(Sequence[Ownership]):
         await self._owners.release(self.requester, given)
 
     def detached(self, ownership: Ownership) -> None:
-        """Its broker is gone, or keeps it no longer."""
+        """The ownership's broker is lost, or no longer keeps it."""
         self._detached[ownership] = None
         self._news.tell()
 
     def changed(self) -> None:
-        """One of these is over."""
+        """One of these ownerships is over."""
         self._news.tell()
 
     def abandon(self) -> None:
-        """The client ends."""
+        """End all ownerships, because the client closes."""
         for each in self._all:
             each.stop(Closed("the client was closed"))
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of it is owned any more."""
+        """Whether all these ownerships are over."""
         return all(each.end is not None for each in self._all)
 
     @property
     def serving_until(self) -> float:
-        """The deadline that all of it has in common; minus infinity: none."""
+        """The common serving deadline of all ownerships; minus infinity: none."""
         return -math.inf if self._deadline is None else self._deadline.until
 
     async def serve(self) -> None:
-        """Have the right to serve renewed until everything is over; nothing without that option."""
+        """Renew the serving deadline until all are over; without ``serve_seconds``, do nothing."""
         if self.requester.serve_seconds:
             self._deadline = ServingDeadline(
                 self.requester.serve_seconds,
@@ -352,7 +355,7 @@ class Ownerships(Sequence[Ownership]):
             await self._deadline.run()
 
     async def keep(self) -> None:
-        """Go on elsewhere with what was detached, until everything is over."""
+        """Let brokers confirm detached ownerships again, until all are over."""
         backoff = Backoff()
         while not self.is_over:
             await self._news.until(lambda: bool(self._detached) or self.is_over)
@@ -369,7 +372,7 @@ class Ownerships(Sequence[Ownership]):
 
 
 class Own:
-    """Made by ``Client.own``: await it, or enter it."""
+    """The result of ``Client.own``: await it, or enter it with ``async with``."""
 
     def __init__(
         self,
@@ -406,7 +409,7 @@ class Own:
 
 
 def wanted_of(resources: Resources) -> dict[str, int]:
-    """The generation for each resource. Raises ConfigurationError."""
+    """Return the requested generation of each resource. Raises ConfigurationError."""
     wanted: dict[str, int] = {}
     if not isinstance(resources, Iterable):
         raise ConfigurationError(f"own needs a list of resources, not {resources!r}")
@@ -436,7 +439,7 @@ def _named(each: object) -> tuple[str, int]:
 
 
 def new_nonce() -> str:
-    """Nobody else's."""
+    """Return a random text that identifies one set of ownerships."""
     return secrets.token_hex(NONCE_BYTES)
 
 

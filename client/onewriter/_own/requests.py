@@ -1,7 +1,7 @@
-"""Asking brokers for ownerships: many resources at once, each at the broker that keeps it.
+"""Requests for ownerships: many resources at once, each at the broker that keeps it.
 
-What lives here: one question, followed from broker to broker until every resource has its answer.
-What does not: what an ownership is to the application, and how it is kept (_own/own.py).
+This module follows one request from broker to broker until every resource has an answer. The ownership as the
+application sees it is in _own/own.py.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 RESOURCES_PER_REQUEST_MAX = 1_000
-"""What a broker takes in one request."""
+"""Largest number of resources in one request."""
 
 RELEASE_SECONDS = 5.0
-"""For giving up what a broker does not answer for; it finds out by itself."""
+"""Time limit of a release. A broker that does not answer detects the lost connection later."""
 
 RETURN_SECONDS = 60.0
-"""For giving back what nobody waited for; a broker that is silent for so long is gone."""
+"""Time limit for releasing grants of a cancelled request; a broker that is silent for longer is lost."""
 
 RETURN_GENERATION = 1
-"""Whoever owns a resource by its nonce goes on under any generation up to the granted one."""
+"""An owner with the right nonce may resume under any generation up to the granted one."""
 
 log = logging.getLogger("onewriter")
 
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who asks: the same for all resources of one set."""
+    """The requester: group, identity and nonce, the same for all resources of one set."""
 
     group: str
     identity: str
@@ -54,7 +54,7 @@ class Requester:
 
 @dataclass(frozen=True, slots=True)
 class GrantedOwnership:
-    """A resource is owned, as the broker at the other end of ``connection`` said."""
+    """The grant of a resource by the broker of ``connection``."""
 
     generation: int
     connection: Connection
@@ -66,24 +66,24 @@ Results = list[pb.CommandOwnResponse.Result]
 
 
 class _Request:
-    """What one question has asked for, and where it may be granted without anybody knowing."""
+    """One request: its answers so far, and the resources that may be granted without an answer yet."""
 
     def __init__(self) -> None:
         self.answers: Answers = {}
         self.unsettled: dict[Connection, set[str]] = {}
         self.under_way: asyncio.Task[None] | None = None
-        """The request that was not answered yet when nobody waited for it any more."""
+        """The command that had no answer yet when the caller stopped waiting."""
 
     def sent(self, connection: Connection, resources: Iterable[str]) -> None:
-        """From now on they may be granted there."""
+        """Record that a command for these resources was sent: they may be granted from now on."""
         self.unsettled.setdefault(connection, set()).update(resources)
 
     def settled(self, connection: Connection, resource: str) -> None:
-        """The broker said what became of it."""
+        """Record the broker's answer for a resource."""
         self.unsettled.get(connection, set()).discard(resource)
 
     def unwanted(self) -> dict[Connection, list[str]]:
-        """What is to be given back where nobody takes the answers that are not here yet."""
+        """Return the resources to release if the caller does not wait for the missing answers."""
         return {
             connection: [
                 each
@@ -94,7 +94,7 @@ class _Request:
         }
 
     def dropped(self) -> dict[Connection, list[str]]:
-        """What is to be given back where nobody takes any answer."""
+        """Return the resources to release if the caller takes no answer."""
         unwanted = {connection: set(found) for connection, found in self.unsettled.items()}
         for resource, answer in self.answers.items():
             if isinstance(answer, GrantedOwnership):
@@ -103,14 +103,14 @@ class _Request:
 
 
 class OwnershipRequests:
-    """Asks for one client."""
+    """The requests of one client."""
 
     def __init__(self, directory: Directory, limits: Limits, spawn: Spawn) -> None:
         self._directory = directory
         self._limits = limits
         self._spawn = spawn
         self._returning: dict[asyncio.Task[None], tuple[str, frozenset[str]]] = {}
-        """What is being given back, each with its group and resources."""
+        """The tasks that release resources, each with its group and resources."""
 
     async def ask(
         self,
@@ -121,13 +121,11 @@ class OwnershipRequests:
         only_returns: bool = False,
         seconds: float | None = None,
     ) -> Answers:
-        """The answer for each resource: Given, a definite Refused, or Unavailable after ``seconds``.
+        """Return an answer for each resource: a grant, a definite Refused, or Unavailable after ``seconds``.
 
-        ``at``: brokers to ask first.
-
-        Asking again with the same nonce is harmless: what was given meanwhile is given again. What
-        nobody takes, because the time was over or the caller was cancelled, is given back behind
-        the caller's back; with ``only_returns`` it stays whose it is.
+        ``at`` are the brokers to ask first. A repeated request with the same nonce is harmless: a resource that
+        was granted meanwhile is granted again. If the time limit passes or the caller is cancelled, grants that
+        arrive later are released in the background; with ``only_returns`` nothing is released.
         """
         asked = _Request()
         unwanted: dict[Connection, list[str]] = {}
@@ -194,7 +192,7 @@ class OwnershipRequests:
     async def release(
         self, requester: Requester, owned: Iterable[tuple[str, GrantedOwnership]]
     ) -> None:
-        """Give up; who cannot be reached finds out by itself. Raises nothing but its cancellation."""
+        """Release resources. Errors are ignored: a broker detects the lost connection by itself."""
         by_connection: dict[Connection, list[tuple[str, int]]] = {}
         for resource, given in owned:
             if not given.connection.is_closed:
@@ -224,7 +222,7 @@ class OwnershipRequests:
         *,
         only_returns: bool,
     ) -> dict[str, Address | None]:
-        """Ask one broker; the resources that another one keeps, with its address."""
+        """Ask one broker; return the resources that another broker keeps, with its address."""
         answers = asked.answers
         try:
             connection = await self._connection(address)
@@ -233,11 +231,11 @@ class OwnershipRequests:
             else:
                 results = await self._question(connection, requester, wanted, asked)
         except OnewriterError as error:
-            # An owner outlives what is wrong here for a while, as files that are being replaced.
+            # An owner tolerates a temporary configuration error, such as files that are being replaced.
             is_passing = only_returns and isinstance(error, ConfigurationError)
             if is_passing or isinstance(error, Unavailable | ProtocolError):
                 troubles.update(dict.fromkeys(wanted, error))
-            else:  # a definite no to all of it
+            else:  # a permanent refusal of all resources
                 answers.update(dict.fromkeys(wanted, error))
             return {}
         elsewhere: dict[str, Address | None] = {}
@@ -266,7 +264,7 @@ class OwnershipRequests:
         wanted: Mapping[str, int],
         asked: _Request,
     ) -> Results:
-        """Ask in a task of its own: whoever gives up waiting has to know when it was answered."""
+        """Send the command in a task of its own, so that a cancelled caller can await its answer."""
         answer: asyncio.Future[Results] = asyncio.get_running_loop().create_future()
 
         async def ask() -> None:
@@ -283,7 +281,7 @@ class OwnershipRequests:
         task.add_done_callback(lambda _task: _end(answer, Closed("the client was closed")))
         return await answer
 
-    # ------------------------------------------------------------ giving back
+    # ------------------------------------------------------------ release in the background
 
     def _return_soon(
         self,
@@ -293,10 +291,10 @@ class OwnershipRequests:
     ) -> None:
         for connection, resources in unwanted.items():
             if not resources or connection.is_closed:
-                continue  # what a lost connection owned nobody owns
+                continue  # the broker releases the resources of a lost connection
             try:
                 task = self._spawn(self._return(connection, requester, resources, under_way))
-            except Closed:  # the client has ended, and its connections with it
+            except Closed:  # the client has closed its connections
                 return
             self._returning[task] = (requester.group, frozenset(resources))
             task.add_done_callback(lambda done: self._returning.pop(done, None))
@@ -308,7 +306,7 @@ class OwnershipRequests:
         resources: list[str],
         under_way: asyncio.Task[None] | None,
     ) -> None:
-        """Find out what was granted, behind the answer that nobody waited for, and give it up."""
+        """Await the answer of a cancelled request, and release what it granted."""
         backoff = Backoff()
         try:
             async with asyncio.timeout(RETURN_SECONDS):
@@ -324,7 +322,7 @@ class OwnershipRequests:
     async def _return_once(
         self, connection: Connection, requester: Requester, resources: list[str]
     ) -> list[str]:
-        """Give back what is known to be granted; what the broker did not answer for."""
+        """Release granted resources; return those for which the broker did not answer."""
         granted: list[tuple[str, GrantedOwnership]] = []
         unanswered: list[str] = []
         for start in range(0, len(resources), RESOURCES_PER_REQUEST_MAX):
@@ -333,7 +331,7 @@ class OwnershipRequests:
             try:
                 results = await _request(connection, requester, wanted, only_returns=True)
             except Refused:
-                continue  # who may not own has nothing to give back
+                continue  # a requester without the permission owns nothing
             except OnewriterError:
                 unanswered += chunk
                 continue
@@ -348,7 +346,7 @@ class OwnershipRequests:
         return unanswered
 
     async def _returned(self, group: str, wanted: Mapping[str, int]) -> None:
-        """Wait for what an earlier call of this client is giving back."""
+        """Wait until earlier calls of this client have released these resources."""
         tasks = [
             task
             for task, (its_group, resources) in self._returning.items()
@@ -373,7 +371,7 @@ class OwnershipRequests:
 def _end(answer: asyncio.Future[Results], error: OnewriterError) -> None:
     if not answer.done():
         answer.set_exception(error)
-        answer.exception()  # whoever asked may have gone
+        answer.exception()  # mark it as retrieved: the caller may have been cancelled
 
 
 async def _request(
@@ -396,7 +394,7 @@ async def _request(
 
 
 def _error(result: pb.CommandOwnResponse.Result) -> OnewriterError:
-    """What a denial means. ``Fenced.current_epoch`` is the generation that counts."""
+    """Return the error for a denial. ``Fenced.current_epoch`` is the current generation."""
     code, text = ServerError(result.error), result.message
     current = result.current_generation if result.HasField("current_generation") else None
     if code is ServerError.PRODUCER_FENCED:
@@ -407,7 +405,7 @@ def _error(result: pb.CommandOwnResponse.Result) -> OnewriterError:
 
 
 def _batches(pending: Mapping[str, Address | None]) -> list[tuple[Address | None, list[str]]]:
-    """The resources by the broker to ask, in requests that it takes."""
+    """Split the resources into requests: by broker, and by the limit per request."""
     by_address: dict[Address | None, list[str]] = {}
     for resource, address in pending.items():
         by_address.setdefault(address, []).append(resource)

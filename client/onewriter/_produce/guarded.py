@@ -1,11 +1,10 @@
-"""Writing elsewhere while proving that one still leads, or owns: guarded producers.
+"""Guarded producers: writes to another topic that succeed only under a current leadership or ownership.
 
-A guarded producer is an ordinary one that names what its writes depend on (``GuardedBy``) in its
-properties. Where both topics lie in one bucket (``{orders}-audit`` lies with ``orders``) the store
-compares the two in the very call that appends. Elsewhere it is done in two steps: the broker of the
-guarding topic proves, after the send was begun, that the epoch is current, and the target keeps the
-highest number seen as a floor, below which it takes nothing any more (``seal`` raises it without a
-message).
+A guarded producer is an ordinary producer whose properties name what its writes depend on (``GuardedBy``). If
+both topics are in one bucket (``{orders}-audit`` is in the bucket of ``orders``), the store compares the guard
+in the call that appends. Otherwise there are two steps. The broker of the guarding topic proves, after the
+send has begun, that the epoch is current. The target topic keeps the highest number that it has seen as a
+floor and rejects lower ones; ``seal`` raises the floor without a message.
 """
 
 from __future__ import annotations
@@ -41,44 +40,44 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class GuardedBy:
-    """What writes depend on: a topic and its epoch, or a resource, its generation and its group."""
+    """The guard of writes: a topic and its epoch, or a resource, its generation and its group."""
 
     name: str
     number: int
     group: str | None = None
 
     def properties(self) -> dict[str, str]:
-        """The producer properties that say so; any Pulsar client can set them."""
+        """Return the producer properties of the guard. Any Pulsar client can set them."""
         found = {GUARD_PROPERTY: self.name, GUARD_NUMBER_PROPERTY: str(self.number)}
         return found if self.group is None else {**found, GUARD_GROUP_PROPERTY: self.group}
 
 
 class Authority(Protocol):
-    """What a guarded write depends on, as the one who has it knows it: a leadership, an ownership."""
+    """A leadership or an ownership, as guarded writes use it."""
 
     @property
     def guard(self) -> GuardedBy:
-        """How a broker is told."""
+        """The guard that the producer's properties name."""
         ...
 
     def check_held(self) -> None:
-        """Raise Fenced or Closed when it is known to be over; asks nobody."""
+        """Raise Fenced or Closed if it is known to be over. Sends no request."""
         ...
 
     async def check(self) -> object:
-        """Have the broker prove that it is not over. Raises Fenced, Unavailable."""
+        """Let the broker prove that it is not over. Raises Fenced, Unavailable."""
         ...
 
 
 class Opener(Protocol):
-    """The client, as far as it opens producers."""
+    """The client's methods that open producers."""
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run something that ends with the client at the latest."""
+        """Run ``work`` in a task that the client cancels when it closes."""
         ...
 
     async def create_producer(self, topic: str, options: ProducerOptions | None = None) -> Producer:
-        """A producer that may write."""
+        """Create a producer that may write."""
         ...
 
 
@@ -86,11 +85,11 @@ Open = Callable[[ProducerOptions], Awaitable[Producer]]
 
 
 class Guarded(Submitter):
-    """Writes to one topic that depend on an authority. Made by ``Leadership.guarded``.
+    """Writes to one topic that depend on a leadership or an ownership. Created by its ``guarded`` method.
 
-    Its producer is opened by the first call that needs it and lasts until ``close``, the end of the
-    client, or the first refusal. What an authority that is over tries to write is definitely not in
-    the log, and the call says so by Fenced (or Closed, after its own handover).
+    The first call opens the producer, which lasts until ``close``, the end of the client, or the first refusal.
+    A message that is sent after the leadership or ownership is over is definitely not in the log; the call raises
+    Fenced, or Closed after this program's own handover.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class Guarded(Submitter):
 
     @property
     def is_atomic(self) -> bool | None:
-        """Whether the store compares the guard in the very call that appends; None: not open yet."""
+        """Whether the store compares the guard in the call that appends; None: not open yet."""
         return None if self._producer is None else self._producer.guard_is_atomic
 
     async def send(
@@ -131,11 +130,10 @@ class Guarded(Submitter):
         event_time_ms: int = 0,
         timeout_seconds: float | None = None,
     ) -> MessageId:
-        """Append one message if the authority is not over; where it stands.
+        """Append one message under the guard, and return its id.
 
-        At some moment between the call and its answer the authority was the current one. Raises
-        Fenced, Closed, Refused and NotSent when the message is definitely not in the log, and
-        OutcomeUnknown when it may be.
+        The guard was current at one moment between the call and its return. Raises Fenced, Closed, Refused
+        or NotSent if the message is definitely not in the log, and OutcomeUnknown if it may be.
         """
         seconds = self._options.send_timeout_seconds if timeout_seconds is None else timeout_seconds
         deadline = asyncio.get_running_loop().time() + seconds
@@ -154,11 +152,11 @@ class Guarded(Submitter):
         return await producer.take(*message)
 
     async def seal(self, *, timeout_seconds: float | None = None) -> None:
-        """Keep all earlier holders of the authority out of the topic, without a message.
+        """Exclude guarded writes of all earlier leaders or owners from the topic, without a message.
 
-        When it returns nothing of an older number enters any more. A new leader calls it for the
-        topics of other buckets before it reads what they hold. Raises Fenced, Closed, Refused;
-        Unavailable when nobody answered in time: it may be sealed all the same, call it again.
+        After the return, no write under a lower number enters the topic. A new leader calls it for topics in
+        other buckets before it reads them. Raises Fenced, Closed, Refused; Unavailable if no broker answered
+        in time: the topic may be sealed, so call it again.
         """
         seconds = self._options.send_timeout_seconds if timeout_seconds is None else timeout_seconds
         backoff = Backoff()
@@ -186,13 +184,13 @@ class Guarded(Submitter):
         )
 
     async def close(self, *, timeout_seconds: float | None = None) -> None:
-        """See through what was sent, and write no more."""
+        """Wait for the receipts of sent messages, and close the producer."""
         self._is_closed = True
         if self._producer is not None:
             await self._producer.close(timeout_seconds=timeout_seconds)
 
     async def producer(self) -> Producer:
-        """The producer behind it, opened if need be. Raises as ``send`` does."""
+        """Return the producer, opened if necessary. Raises as ``send`` does."""
         async with self._opening:  # in the order of the calls
             self._authority.check_held()
             if self._is_closed:
@@ -209,7 +207,7 @@ class Guarded(Submitter):
             return self._producer
 
     async def _proved(self, seconds: float) -> Producer:
-        """The producer, once the authority was proved where the append does not do that."""
+        """Return the producer, after a check of the guard if the append itself does not compare it."""
         try:
             async with asyncio.timeout(seconds):
                 producer = await self.producer()
@@ -221,7 +219,7 @@ class Guarded(Submitter):
             raise NotSent(f"{self.topic} could not be written within {seconds:g} s") from error
 
     async def _proof(self) -> None:
-        """A check that begins now; those who ask together share one."""
+        """Check the guard, with a request that begins now or that a simultaneous call shares."""
         try:
             await self._authority.check()
         except Fenced as fenced:
@@ -233,7 +231,7 @@ class Guarded(Submitter):
 
 
 class GuardedTopics:
-    """The guarded producers of one authority, by their topics; closed when it is ``over``."""
+    """The guarded producers of one leadership or ownership by topic; closed when it is over."""
 
     def __init__(self, authority: Authority, host: Opener) -> None:
         self._authority = authority
@@ -241,7 +239,10 @@ class GuardedTopics:
         self._topics: dict[TopicName, Guarded] = {}
 
     def to(self, topic: str, options: ProducerOptions | None = None) -> Guarded:
-        """The one of that topic; ``options`` count for the first call. Raises ConfigurationError."""
+        """Return the guarded producer of a topic. The ``options`` of the first call apply.
+
+        Raises ConfigurationError.
+        """
         try:
             name = TopicName.parse(topic)
         except InvalidTopicName as error:
@@ -257,14 +258,14 @@ class GuardedTopics:
         return found
 
     def over(self, _reason: OnewriterError) -> None:
-        """Nothing more is written; what was taken is seen through."""
+        """Close all producers after the receipts of accepted messages."""
         topics, self._topics = self._topics, {}
         for guarded in topics.values():
             self._host.spawn(guarded.close())
 
 
 def over(reason: OnewriterError | None, epoch: int) -> None:
-    """Raise what the use of something that is over raises: Fenced, or Closed after one's own end."""
+    """Raise Fenced with the epoch, or Closed if this program ended the leadership or ownership itself."""
     if reason is None:
         return
     if isinstance(reason, Fenced):
@@ -273,7 +274,7 @@ def over(reason: OnewriterError | None, epoch: int) -> None:
 
 
 def judge(topic: str, epoch: int, answer: Check) -> None:
-    """Raise Fenced when a check says that the epoch is not the current one."""
+    """Raise Fenced if the check shows that the epoch is not current."""
     if not answer.is_current:
         raise Fenced(
             f"epoch {epoch} of {topic} is over. Current epoch: {answer.epoch}",

@@ -202,7 +202,7 @@ class Intake:
             code, text = error.code, error.message
             pending.refuse(lambda: Refused(code, text))
             return
-        except Exception as error:  # noqa: BLE001 - nobody else would tell those who wait
+        except Exception as error:  # noqa: BLE001 - the waiting calls have to receive it
             why = f"the batch cannot be packed: {error!r}"
             pending.refuse(lambda: ConfigurationError(why))
             return

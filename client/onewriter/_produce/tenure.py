@@ -1,13 +1,14 @@
-"""Getting a topic and keeping it: granted, resumed under the same epoch, or lost for good.
+"""A producer's tenure: it acquires the topic, resumes it under the same epoch, or loses it for good.
 
 ::
 
     CONNECTING ──▶ WAITING ──▶ READY ◀──▶ DETACHED     any of them ──▶ ENDED
-                  (its turn)          (connection lost: the broker is asked
-                                       to go on under the same epoch)
+                  (queued)            (connection lost: the producer asks the
+                                       broker to resume under the same epoch)
 
-It never begins anew by itself: once granted it resumes that epoch or it ends. Whoever wants to lead
-again makes another producer (_lead/leadership.py), so no message can ride on a grant that was won back.
+A granted tenure resumes its epoch or ends; it never acquires a new epoch. To lead again, an application creates
+another producer (_lead/leadership.py), so no message can be sent under an epoch that was granted after the
+message.
 """
 
 from __future__ import annotations
@@ -49,14 +50,17 @@ log = logging.getLogger("onewriter")
 
 PENDING_MESSAGES_MAX = 1_000
 PENDING_BYTES_MAX = 16 * 1024 * 1024
-"""What a producer keeps without a receipt; more waits. As much as a broker takes unanswered."""
+"""Default bounds of the messages without a receipt; ``submit`` waits above them.
+
+They equal what a broker accepts from one producer before it stops reading.
+"""
 
 STABLE_SECONDS = 5.0
-"""A producer that could write for so long is resumed without a pause."""
+"""A producer that was ready for this time resumes without a pause."""
 
 
 class AccessMode(enum.Enum):
-    """How a producer wants its topic (PIP-68)."""
+    """Access modes of a producer (PIP-68)."""
 
     SHARED = pb.SHARED
     EXCLUSIVE = pb.EXCLUSIVE
@@ -65,31 +69,47 @@ class AccessMode(enum.Enum):
 
 
 class ProducerState(enum.Enum):
-    """Where a producer stands: asking, in line, writing, cut off for a while, or over for good."""
+    """States of a producer; see the diagram of this module."""
 
     CONNECTING = "connecting"
     WAITING = "waiting"
     READY = "ready"
     DETACHED = "detached"
-    """It was ready; the broker is being asked to go on under the same epoch."""
+    """It was ready and lost its connection; it asks the broker to resume under the same epoch."""
     ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerOptions:
-    """What a producer is. ``name`` empty: the broker gives one.
+    """Options of a producer.
 
-    ``queue_priority`` orders waiters, higher first (PIP-440; unknown to other brokers, which then
-    take them as they come), ``if_epoch`` makes a takeover conditional; both are onewriter's.
-    ``batching`` None: each message is an entry of its own. ``chunking``: a message larger than what
-    the broker takes goes in several entries, out of any batch; readers see it whole or not at all.
-    ``requeue_delay`` gives seconds to wait before it queues again after a lost connection, without
-    blocking; None: as PIP-440 words it, by the priority. That counts, too, and is logged, when it
-    raises or what it gives is no time (negative, infinite, no number). A resume is never delayed.
-    ``serve_seconds`` (at most 3): a leader may serve until a deadline, and its successors wait for it
-    (Leadership.may_serve); None: whoever leads asks each time. ``is_grouped``: of a partition, the
-    producer competes together with those of the topic's other partitions that have the same name and
-    connection, so that one epoch leads all of them (``Client.lead`` sets it).
+    ``name``: the producer's name; the broker assigns one if it is empty.
+
+    ``queue_priority``: order of the topic's queue, higher first (PIP-440). Brokers other than onewriter's ignore
+    it and grant in the order of arrival.
+
+    ``if_epoch``: a takeover succeeds only while the topic epoch equals this number (onewriter only).
+
+    ``properties``: further properties of the producer.
+
+    ``pending_messages_max``, ``pending_bytes_max``: bounds of the messages without a receipt.
+
+    ``send_timeout_seconds``: default time limit of ``send``.
+
+    ``batching``: limits of batches; None: each message is an entry of its own.
+
+    ``chunking``: a message that is larger than the broker's limit is split into several entries, outside of
+    any batch. Readers receive it completely or not at all.
+
+    ``requeue_delay``: returns the seconds to wait before the producer queues again after a lost connection; it
+    must not block. None, an exception, or a value that is negative, infinite or not a number (both are logged):
+    the delay of PIP-440 by priority. A resume is never delayed.
+
+    ``serve_seconds`` (at most 3): the leader may serve until a deadline, and its successor is granted the
+    topic only after it (``Leadership.may_serve``). None: the leader has to check each time.
+
+    ``is_grouped``: the producer of a partition competes together with the producers of the other partitions
+    that have the same name and connection, so that one epoch leads all of them. ``Client.lead`` sets it.
     """
 
     access_mode: AccessMode = AccessMode.SHARED
@@ -108,47 +128,47 @@ class ProducerOptions:
     is_grouped: bool = False
 
     def requeue_seconds(self) -> float:
-        """How long to wait before it queues again; drawn anew each time."""
+        """Return the seconds to wait before the producer queues again; each call draws a new value."""
         if self.requeue_delay is not None:
             try:
                 return _checked_delay(self.requeue_delay())
             except Exception:
                 log.exception("requeue_delay failed, so the default delay counts")
         if self.access_mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
-            return 0.0  # nobody else waits in a line, so there is nobody to let pass
+            return 0.0  # these modes do not queue, so there is no other waiter to let pass
         return requeue_delay_seconds(self.queue_priority or 0)
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether it wants its topic alone."""
+        """Whether the access mode excludes other producers."""
         return self.access_mode is not AccessMode.SHARED
 
 
 def _checked_delay(seconds: float) -> float:
-    """What the application gave. Raises TypeError and ValueError for what is no time to wait."""
-    if not 0 <= seconds < math.inf:  # neither is true of nan
+    """Return the application's delay. Raises TypeError or ValueError if it is not a finite time."""
+    if not 0 <= seconds < math.inf:  # false for nan, too
         raise ValueError(f"{seconds!r} is not a timeout in seconds")
     return float(seconds)
 
 
 class Tenant(RegistrationOwner, Protocol):
-    """The producer whose tenure it is. No method blocks or raises."""
+    """The producer of a tenure. No method blocks or raises."""
 
     def granted(self, answer: pb.CommandProducerSuccess) -> None:
-        """It may write, for the first time or again; called before anybody is told."""
+        """The producer may write, for the first time or again. Called before any waiting task is woken."""
         ...
 
     def changed(self) -> None:
-        """State or trouble changed."""
+        """The state or the trouble has changed."""
         ...
 
     def ended_with(self, end: OnewriterError, said_by: Connection | None) -> None:
-        """It will not write any more; ``said_by`` is where a broker said so. Called once."""
+        """The tenure has ended; ``said_by`` is the connection whose broker ended it. Called once."""
         ...
 
 
 class Tenure:
-    """``run`` it; ``stop`` ends it from outside."""
+    """The states of one producer. ``run`` it in a task; ``stop`` ends it from outside."""
 
     def __init__(
         self,
@@ -177,11 +197,11 @@ class Tenure:
         self._tenant = tenant
         self._attempts = 0
         self._carried_epoch: int | None = None
-        """What it brings when it comes back, whatever its mode: that tells a return from a beginning."""
+        """The epoch in the next PRODUCER command, in every mode; it distinguishes a resume from a first request."""
         self._registration: Registration | None = None
 
     async def run(self) -> None:
-        """Ask until granted, resume until lost; returns when it has ended."""
+        """Register until the topic is granted, and resume after each lost connection; return at the end."""
         backoff = Backoff()
         now = asyncio.get_running_loop().time
         try:
@@ -210,7 +230,7 @@ class Tenure:
             raise
 
     def stop(self, end: OnewriterError) -> None:
-        """It is over, for this reason."""
+        """End the tenure for this reason."""
         if self.end is not None:
             return
         self.end = end
@@ -225,7 +245,7 @@ class Tenure:
         self._enter(ProducerState.ENDED)
 
     async def leave(self, link: Registration) -> bool:
-        """Give the topic back behind the last receipt; False when the connection was lost or closed."""
+        """Release the topic after the last receipt. False: the connection was lost or closed before."""
         try:
             await link.close()
         except (Unavailable, Refused):
@@ -238,9 +258,9 @@ class Tenure:
     # ------------------------------------------------------------ inside
 
     def _is_final(self, error: OnewriterError) -> bool:
-        """Whether asking again is pointless."""
+        """Whether the error is permanent, so that the producer must not register again."""
         if isinstance(error, Fenced) and not self.was_ready and self.epoch is not None:
-            # Granted, and gone again before anybody heard of it: queue anew.
+            # Granted, and lost again before the application knew: queue again.
             self.epoch = self._carried_epoch = None
             return self._options.access_mode is not AccessMode.WAIT_FOR_EXCLUSIVE
         if self.epoch is not None or self.was_ready:
@@ -248,7 +268,7 @@ class Tenure:
         return isinstance(error, Refused | ConfigurationError)
 
     async def _register(self) -> None:
-        """Ask once for the topic, or for going on with it; returns when it may write."""
+        """Register once, for a grant or a resume; return when the producer may write."""
         self._attempts += 1
         connection = await self._directory.owner_of(self._topic)
         is_named_alone = self._topic.partition is not None and not self._options.is_grouped
@@ -267,7 +287,7 @@ class Tenure:
         if not answer.producer_ready:
             answer = await self._turn(registration)
         self._take_epoch(registration, answer)
-        # A grant may be old news to a process that was frozen meanwhile.
+        # The process may have been frozen since the grant, which may be outdated by now.
         await connection.prove()
         if not registration.is_open:
             raise Unavailable("closed again at once")
@@ -287,9 +307,9 @@ class Tenure:
         return answer
 
     async def _turn(self, registration: Registration) -> pb.CommandProducerSuccess:
-        """Wait in line, for ever if need be."""
+        """Wait in the topic's queue without a limit."""
         if self.epoch is not None:
-            # A holder that is queued has lost (Pulsar may do that): it never waits for a new turn.
+            # A holder that is queued has lost the topic (Pulsar does that): it must not wait for a new grant.
             registration.withdraw()
             raise Fenced("the topic has another writer", epoch=self.epoch)
         self.trouble = None

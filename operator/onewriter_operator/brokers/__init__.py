@@ -1,1 +1,1 @@
-"""The brokers, over their HTTP interface: telling them what is declared, hearing what they do."""
+"""The connection to the brokers over HTTP: sends declarations, receives the topics' state."""

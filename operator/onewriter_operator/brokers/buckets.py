@@ -1,8 +1,8 @@
-"""Which buckets no broker serves, and why, out of what all brokers report. Pure bookkeeping.
+"""The buckets that no broker serves, and why, from the reports of all brokers. No I/O.
 
-A broker reports the buckets that it serves and those that it should serve and does not. A bucket
-counts as waiting once a broker has reported it so for ``PATIENCE_SECONDS`` and no broker serves it:
-a store that restarts must not rewrite the status of every topic, twice.
+A broker reports the buckets that it serves and those that it should serve but does not. A bucket
+counts as waiting if a broker has reported it for ``PATIENCE_SECONDS`` and no broker serves it: a
+restart of the store must not rewrite the status of every topic twice.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from onewriter_core.ids import TopicName, bucket_of
 from onewriter_operator.kinds import Json
 
 PATIENCE_SECONDS: Final = 10.0
-"""A bucket that nobody serves is reported in the status of its topics after so long."""
+"""After this time the status of its topics shows a bucket that no broker serves."""
 
 BUCKETS_MAX: Final = 65_536
-"""Buckets that a report may name."""
+"""Most buckets in a report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Buckets:
         self._told: dict[int, str] = {}
 
     def put(self, broker: str, line: Json, now: float) -> set[int]:
-        """Take a broker's report in; the buckets that counted as waiting and wait no longer."""
+        """Take in a broker's report; the buckets that counted as waiting and no longer wait."""
         count = int(line["count"])
         if not 0 < count <= BUCKETS_MAX:
             raise ValueError(f"a report of {count} buckets")
@@ -46,12 +46,12 @@ class Buckets:
         return self._ceased(now)
 
     def lose(self, broker: str, now: float) -> set[int]:
-        """Forget a broker that cannot be followed; see ``put``."""
+        """Drop the report of a broker that cannot be followed; see ``put``."""
         self._reports.pop(broker, None)
         return self._ceased(now)
 
     def due(self, now: float) -> set[int]:
-        """The buckets whose waiting counts since the last call, or has another reason."""
+        """The buckets that began to count as waiting since the last call, or have another reason."""
         counted = {
             bucket: reason
             for bucket, reason in self._waiting().items()
@@ -75,16 +75,16 @@ class Buckets:
         return f"bucket {bucket} waits: {self._waiting()[bucket]}"
 
     def topics_in(self, buckets: Container[int], topics: Iterable[str]) -> list[str]:
-        """The topics that lie in some buckets."""
+        """The topics of some buckets."""
         return [topic for topic in topics if self._bucket_of(topic) in buckets]
 
     def _bucket_of(self, topic: str) -> int:
-        """The topic's bucket; -1 while no broker has said how many there are."""
+        """The topic's bucket; -1 while the number of buckets is unknown."""
         count = max((report.count for report in self._reports.values()), default=0)
         return bucket_of(TopicName.parse(topic), count) if count and topic else -1
 
     def _waiting(self) -> dict[int, str]:
-        """The buckets that a broker should serve, and none does."""
+        """The buckets that a broker should serve and no broker serves, with reasons."""
         served: set[int] = set()
         found: dict[int, str] = {}
         for _, report in sorted(self._reports.items()):

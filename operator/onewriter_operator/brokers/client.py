@@ -1,6 +1,7 @@
 """One broker's HTTP interface, as the operator uses it (docs/http.md).
 
-Every failure is one of two: ``BrokerUnreachable``, nobody knows; ``BrokerRefused``, a definite no.
+Every failure is one of two: ``BrokerUnreachable``, the result is unknown; ``BrokerRefused``, the broker
+refused the request.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ REQUEST_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 5.0
 
 SILENCE_SECONDS: Final = 16.0
-"""A stream without a line for so long is dead: brokers send one each five seconds."""
+"""A stream without a line for this time is dead: brokers send a line every five seconds."""
 
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
 """The longest line of a stream."""
 
 TOKEN_SECONDS: Final = 60.0
-"""How long a token is used before its file is read again: the kubelet renews it early enough."""
+"""How long a token is used before its file is read again; the kubelet renews it early enough."""
 
 REASON_LENGTH_MAX: Final = 500
 
 
 class BrokerUnreachable(Exception):
-    """No answer, or none that says anything: it may or may not have happened."""
+    """No usable answer: the broker may or may not have executed the request."""
 
 
 class BrokerRefused(Exception):
-    """The broker said no. ``errors`` has one sentence for each thing that is wrong."""
+    """The broker refused the request. ``errors`` has one sentence for each mistake."""
 
     def __init__(self, status: int, errors: list[str]) -> None:
         super().__init__(f"{status}: {'; '.join(errors)[:REASON_LENGTH_MAX]}")
@@ -52,7 +53,7 @@ class NotServedHere(BrokerUnreachable):
 
 
 class Credentials:
-    """The operator's token for brokers, re-read as the kubelet renews it; none without a file."""
+    """The operator's token for brokers, read again as the kubelet renews it; none without a file."""
 
     def __init__(self, token_file: Path | None, ca_file: Path | None = None) -> None:
         self._token_file = token_file
@@ -61,7 +62,7 @@ class Credentials:
         self._read_at = -TOKEN_SECONDS
 
     async def headers(self) -> dict[str, str]:
-        """What proves who asks. Raises BrokerUnreachable when the file cannot be read."""
+        """The header with the token. Raises BrokerUnreachable if the file cannot be read."""
         if self._token_file is None:
             return {}
         now = asyncio.get_running_loop().time()
@@ -74,7 +75,7 @@ class Credentials:
         return {"Authorization": f"Bearer {self._token}"}
 
     async def trust(self) -> ssl.SSLContext | bool:
-        """Whom to believe over TLS. Raises BrokerUnreachable when the file cannot be read."""
+        """The CA for TLS. Raises BrokerUnreachable if the file cannot be read."""
         if self._ca_file is None:
             return True
         try:
@@ -84,7 +85,7 @@ class Credentials:
 
 
 class BrokerClient:
-    """Calls to one broker. Open it for as long as one connection's worth of trust is to count."""
+    """Calls to one broker. Open it again to use renewed certificates."""
 
     def __init__(self, name: str, url: str, credentials: Credentials) -> None:
         self.name = name
@@ -93,7 +94,7 @@ class BrokerClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def open(self) -> None:
-        """Connect anew from now on, with certificates as they are now."""
+        """Use new connections, with the present certificates."""
         await self.close()
         connector = aiohttp.TCPConnector(limit=8, ssl=await self._credentials.trust())
         self._session = aiohttp.ClientSession(
@@ -102,7 +103,7 @@ class BrokerClient:
 
     async def close(self) -> None:
         """End all connections."""
-        # Taken away first: who calls meanwhile is told that there is no connection.
+        # Unset first, so that a concurrent call fails as "not connected".
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -110,16 +111,16 @@ class BrokerClient:
     # ------------------------------------------------------------ calls
 
     async def put_desired(self, body: bytes) -> Json:
-        """Hand over the whole desired state. Raises BrokerRefused (400: nothing changed)."""
+        """Send the whole desired state. Raises BrokerRefused (400: nothing changed)."""
         return await self._call("PUT", "/onewriter/v1/desired", data=body)
 
     async def revision(self) -> str:
-        """The revision of the desired state that it has; empty when it has none."""
+        """The revision of the broker's desired state; empty if it has none."""
         found = await self._call("GET", "/onewriter/v1/desired")
         return str(found.get("revision") or "")
 
     async def look_up(self, names: Sequence[str]) -> tuple[dict[str, StoredTopic], set[str]]:
-        """What it knows of topics, and which of them another broker has to be asked about.
+        """The topics that the broker knows, and the names to ask another broker about.
 
         Raises BrokerRefused, BrokerUnreachable.
         """
@@ -143,7 +144,7 @@ class BrokerClient:
         }, elsewhere
 
     async def topic(self, name: str) -> TopicView | None:
-        """What it knows of a topic, None when there is no such topic."""
+        """The broker's view of a topic; None if the topic does not exist."""
         try:
             return parse_view(await self._call("GET", _topic_path(name)))
         except BrokerRefused as refused:
@@ -152,16 +153,19 @@ class BrokerClient:
             raise
 
     async def fence(self, name: str, epoch: int) -> Json:
-        """Fence the holder of this very epoch. Raises BrokerRefused 412 for another one."""
+        """Fence the holder of exactly this epoch. Raises BrokerRefused 412 for another one."""
         return await self._call("POST", f"{_topic_path(name)}/fence", json={"ifEpoch": epoch})
 
     async def hand_over(self, name: str, epoch: int, to: str) -> Json:
-        """Hand over from the holder of this very epoch. Raises BrokerRefused 412, 409: nobody waits."""
+        """Hand over from the holder of exactly this epoch.
+
+        Raises BrokerRefused (412: another epoch; 409: no producer waits).
+        """
         body = {"ifEpoch": epoch} | ({"to": to} if to else {})
         return await self._call("POST", f"{_topic_path(name)}/handover", json=body)
 
     async def partitions(self, name: str) -> int:
-        """How many partitions a topic really has; 0 for one without, and for none."""
+        """The number of a topic's partitions; 0 without partitions or without a topic."""
         try:
             found = await self._call("GET", f"{_pulsar_path(name)}/partitions")
         except BrokerRefused as refused:
@@ -171,7 +175,7 @@ class BrokerClient:
         return _count(found, "partitions")
 
     async def entries(self, name: str, partitions: int) -> int:
-        """The entries that a topic's present ledgers have; earlier ones are counted by nobody."""
+        """The number of entries in a topic's present ledgers; brokers do not count earlier ones."""
         names = [f"{name}-partition-{n}" for n in range(partitions)] if partitions else [name]
         total = 0
         for each in names:
@@ -187,11 +191,10 @@ class BrokerClient:
     async def delete(
         self, name: str, partitions: int, *, only_if_empty: bool, declared_by: str = ""
     ) -> bool:
-        """Delete a topic's log; its epochs stay. False: it has entries, which keep it.
+        """Delete a topic's log; its epochs stay. False: it has entries and stays.
 
-        One that another namespace than ``declared_by`` declared first stays: BrokerRefused.
-
-        To be deleted only if empty, one that somebody is connected to is refused (412).
+        Raises BrokerRefused if another namespace than ``declared_by`` declared the topic first, or (412)
+        if ``only_if_empty`` and a client is connected.
         """
         path = f"{_pulsar_path(name)}{'/partitions' if partitions else ''}"
         switches = {"force": not only_if_empty, "onlyIfEmpty": only_if_empty}
@@ -244,7 +247,7 @@ class BrokerClient:
                 self.url + path,
                 headers=headers,
                 timeout=timeout,
-                # The token goes to nobody but the brokers that the operator knows itself.
+                # Without redirects, only the configured brokers receive the token.
                 allow_redirects=False,
                 **parameters,
             ) as answer:
@@ -260,7 +263,7 @@ class BrokerClient:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Nobody cancelled us: whoever closes a session that resolves a name cancels that.
+            # This task was not cancelled: closing the session cancels a name look-up in progress.
             raise BrokerUnreachable("the connection was closed meanwhile") from error
 
 
@@ -278,7 +281,7 @@ def _parts(name: str) -> str:
 
 
 async def _refused(answer: aiohttp.ClientResponse) -> Exception:
-    """A no, if it is one for good; what may pass is no answer."""
+    """BrokerRefused for a permanent refusal, BrokerUnreachable for one that may be temporary."""
     text = (await answer.content.read(64 * 1024)).decode("utf-8", "replace")
     try:
         said = json.loads(text)
@@ -297,12 +300,12 @@ async def _refused(answer: aiohttp.ClientResponse) -> Exception:
 def _object(text: bytes) -> Json:
     found = json.loads(text)
     if not isinstance(found, dict):
-        raise ValueError("not a JSON object")  # noqa: TRY004 - what a broker said, not our mistake
+        raise ValueError("not a JSON object")  # noqa: TRY004 - a broker's answer, not a defect of the caller
     return found
 
 
 def _count(found: Json, name: str) -> int:
-    """A number of an answer. Raises BrokerUnreachable when it says none: nothing rests on a guess."""
+    """A number of an answer. Raises BrokerUnreachable if the answer lacks it."""
     value = found.get(name)
     if not isinstance(value, int):
         raise BrokerUnreachable(f"the answer has no number {name}")

@@ -1,4 +1,4 @@
-"""How long the fleet waits: between attempts at a broker, and for more changes to tell together."""
+"""The fleet's delays: between attempts to reach a broker, and before it sends the desired state."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from typing import Final
 
 RETRY_SECONDS_MIN: Final = 0.2
 RETRY_SECONDS_MAX: Final = 5.0
-"""Between two attempts to reach a broker."""
+"""Bounds of the delay between two attempts to reach a broker."""
 
 GATHER_SECONDS_MIN: Final = 0.05
-"""Changes of the desired state are gathered for so long."""
+"""Changes of the desired state are collected for this time."""
 
 GATHER_SECONDS_MAX: Final = 0.5
-"""And for no longer than this, however much each telling costs."""
+"""Longest time for which changes are collected, however long a send takes."""
 
 GATHER_SHARE: Final = 4.0
-"""In a burst the pause before the next telling is so many times as long as the last one took."""
+"""In a burst, the pause before the next send is this multiple of the last one's duration."""
 
 
 class Backoff:
-    """A growing, jittered pause."""
+    """A growing, jittered delay."""
 
     def __init__(self) -> None:
         self._seconds = RETRY_SECONDS_MIN
 
     def longer(self) -> float:
-        """How long to wait now; the next time it is twice as long, within the bound."""
+        """The present delay; the next one is twice as long, up to the bound."""
         found = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
         self._seconds = min(self._seconds * 2, RETRY_SECONDS_MAX)
         return found
 
     def reset(self) -> None:
-        """It went well."""
+        """Start again with the shortest delay, after a success."""
         self._seconds = RETRY_SECONDS_MIN
 
 
 class Debounce:
-    """When the desired state is put together anew: soon after a rest, seldom in a burst.
+    """Limits how often the desired state is built: soon after a pause, seldom in a burst.
 
-    Every telling is of the whole state, and costs the operator and each broker accordingly.
+    Each send contains the whole state and costs the operator and every broker CPU time.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Debounce:
         await asyncio.sleep(max(GATHER_SECONDS_MIN, self._not_before - now))
 
     def took(self, seconds: float) -> None:
-        """Putting the state together, or handing it over to one broker, has just taken so long."""
+        """Note how long it took to build the state or to send it to one broker."""
         pause = min(GATHER_SECONDS_MAX, GATHER_SHARE * seconds)
         now = asyncio.get_running_loop().time()
         self._not_before = max(self._not_before, now + pause)

@@ -1,9 +1,9 @@
-"""All brokers together: each is told what is declared, and its stream is followed.
+"""The connection to all brokers: sends the desired state to each and follows its stream.
 
-Per broker two tasks. One follows the stream, for ever, with a growing pause between attempts; a
-stream that breaks is forgiven for ``GRACE_SECONDS`` before what the broker served counts as unknown,
-so that a restart does not rewrite a thousand statuses. The other hands over the desired state
-whenever it has changed, the newest only, and again when the broker turns out to have another one.
+Each broker has two tasks. One follows the stream and reconnects with growing pauses; the topics of a
+broken stream count as unknown only after ``GRACE_SECONDS``, so that a restart does not rewrite a
+thousand statuses. The other sends the newest desired state after each change, and again if the broker
+reports a different one.
 """
 
 from __future__ import annotations
@@ -34,51 +34,51 @@ from onewriter_operator.plan.facts import Applied, FleetState, StoredTopic
 from onewriter_operator.plan.view import TopicView, parse_view
 
 GRACE_SECONDS: Final = 10.0
-"""A broker whose stream broke counts as followed for so long."""
+"""A broker whose stream broke still counts as followed for this time."""
 
 SETTLE_SECONDS: Final = 10.0
-"""At the start all brokers may take so long to be heard, before one counts as away."""
+"""Time for all brokers to answer after a start, before a missing one counts as away."""
 
 CATCH_UP_SECONDS: Final = 5.0
-"""A broker that came back with another desired state is given ours within this time."""
+"""Time to send the desired state to a broker that returned with a different one."""
 
 CHECK_SECONDS: Final = 30.0
-"""How often a broker is asked whether it still has the desired state that it was given."""
+"""Interval of the check whether a broker still has the desired state that it received."""
 
 AGE_SECONDS_MAX: Final = 3_600.0
-"""What is older than anybody asks for, or of unknown age, is as old as this."""
+"""Age of a topic's state that is older or unknown."""
 
 REFUSED_PIECES_MAX: Final = 1_000
-"""Objects that one broker may refuse; beyond that all of it counts as refused."""
+"""Objects that one broker may refuse; with more, the whole desired state counts as refused."""
 
 log = structlog.get_logger(__name__)
 
 
 class Listener(Protocol):
-    """Who is told what changed; only puts keys into queues."""
+    """Receives changes; it only puts keys into queues."""
 
     def topic_changed(self, topic: str, claims: Collection[str] | None) -> None:
-        """A topic's view changed; ``claims``: those that it concerns, None: all of them."""
+        """A topic's view changed; ``claims``: the affected claims, None for all."""
 
     def applied(self, keys: Collection[Key]) -> None:
-        """All brokers have taken these over, or one refused them."""
+        """All brokers have accepted these objects, or one refused them."""
 
     def fleet_changed(self) -> None:
-        """Another number of brokers can be followed."""
+        """The number of followed brokers changed."""
 
     def buckets_changed(self, topics_in: Callable[[Iterable[str]], Collection[str]]) -> None:
-        """Some buckets wait, or wait no longer; ``topics_in`` picks the topics that lie in them."""
+        """Some buckets began or ceased to wait; ``topics_in`` selects the topics of these buckets."""
 
     def drifted(self, broker: str) -> None:
-        """A broker had another desired state than it was given last."""
+        """A broker had a desired state that this operator did not send."""
 
 
 @dataclass(slots=True)
 class _Broker:
-    """One broker, and what is known of it.
+    """One broker and its state.
 
-    ``revision`` and ``pieces`` are what it was given, or had already; ``reported`` is what it said
-    that it had. Until ``behind_until`` nobody expects it to have anything.
+    ``revision`` and ``pieces``: the desired state that it received, or had already; ``reported``: the
+    revision that it reported. Until ``behind_until`` it may lack the desired state.
     """
 
     client: BrokerClient
@@ -96,7 +96,7 @@ class _Broker:
     lost: asyncio.TimerHandle | None = None
 
     def is_back(self) -> None:
-        """It is followed again, or nobody follows it any more."""
+        """Cancel the timer that counts the broker as lost."""
         if self.lost is not None:
             self.lost.cancel()
             self.lost = None
@@ -130,7 +130,7 @@ class Fleet:
         }
 
     async def run(self) -> None:
-        """Follow and tell until cancelled."""
+        """Follow the brokers and send the desired state until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._settle_in_time())
             group.create_task(self._look_ups.run())
@@ -140,13 +140,13 @@ class Fleet:
                 group.create_task(self._hand_over(broker))
 
     def declare(self) -> None:
-        """Something declared has changed."""
+        """Build and send the desired state again."""
         self._dirty.set()
 
     # ------------------------------------------------------------ what is known
 
     def state(self) -> FleetState:
-        """The brokers as a whole."""
+        """The state of all brokers together."""
         problems = [
             f"{name}: {broker.problem}"
             for name, broker in sorted(self._brokers.items())
@@ -156,17 +156,17 @@ class Fleet:
         return FleetState(len(self._brokers), synced, tuple(problems), self._is_settling)
 
     def view(self, topic: str) -> View | None:
-        """What the broker that serves the topic says of it."""
+        """The view of the broker that serves the topic."""
         return self._views.best(topic)
 
     def age_seconds(self, topic: str) -> float:
-        """How long the topic has been in its state, or has been served by nobody, as far as known."""
+        """The time since the topic's state changed, or since the last broker stopped serving it."""
         view = self._views.best(topic)
         since = self._views.gone_at(topic) if view is None else view.since
         return AGE_SECONDS_MAX if since is None else asyncio.get_running_loop().time() - since
 
     def is_lost(self, topic: str) -> bool:
-        """Whether the broker that served the topic last cannot be followed."""
+        """Whether the operator cannot follow the broker that served the topic last."""
         broker = self._brokers.get(self._views.server(topic))
         return broker is not None and not broker.is_synced
 
@@ -175,7 +175,7 @@ class Fleet:
         return self._buckets.why_waiting(topic, asyncio.get_running_loop().time())
 
     def applied(self, key: Key, piece: str) -> Applied:
-        """What the brokers took over of an object, as it is passed on now."""
+        """Which brokers have the present piece of an object."""
         synced = [broker for broker in self._brokers.values() if broker.is_synced]
         having = [broker for broker in synced if piece and broker.pieces.get(key) == piece]
         now = asyncio.get_running_loop().time()
@@ -190,24 +190,24 @@ class Fleet:
         is_everywhere = bool(synced) and len(having) == len(synced)
         return Applied(len(having), is_everywhere, refusal, is_catching_up=is_catching_up)
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ requests
 
     async def stored(self, topic: str) -> StoredTopic:
-        """What any broker says of a topic; ``is_known`` False when none could say."""
+        """Any broker's answer about a topic; ``is_known`` False if no broker could answer."""
         return await self._look_ups.stored(topic)
 
     async def fence(self, topic: str, epoch: int) -> None:
-        """Fence this very epoch. Raises BrokerRefused, BrokerUnreachable."""
+        """Fence exactly this epoch. Raises BrokerRefused, BrokerUnreachable."""
         await self._ask(topic, lambda client: client.fence(topic, epoch))
 
     async def hand_over(self, topic: str, epoch: int, to: str) -> None:
-        """Hand over from the holder of this very epoch. Raises BrokerRefused, BrokerUnreachable."""
+        """Hand over from the holder of exactly this epoch. Raises BrokerRefused, BrokerUnreachable."""
         await self._ask(topic, lambda client: client.hand_over(topic, epoch, to))
 
     async def delete(self, topic: str, *, only_if_empty: bool, declared_by: str = "") -> bool:
-        """Delete a topic's log, declared by a namespace. False: it has entries, which keep it.
+        """Delete the log of a topic that a namespace declared. False: it has entries and stays.
 
-        Raises BrokerRefused (412: somebody is connected), BrokerUnreachable.
+        Raises BrokerRefused (412: a client is connected), BrokerUnreachable.
         """
 
         async def erase(client: BrokerClient) -> bool:
@@ -222,9 +222,9 @@ class Fleet:
         return await self._ask(topic, erase)
 
     async def confirm(self, topic: str) -> TopicView | None:
-        """What the broker that serves the topic says of it at this very moment; None: no such topic.
+        """Ask the broker that serves the topic for its present state; None: the topic does not exist.
 
-        Raises BrokerRefused, BrokerUnreachable (also when the one that answers does not serve it).
+        Raises BrokerRefused, BrokerUnreachable (also if the answering broker does not serve it).
         """
         found = await self._ask(topic, lambda client: client.topic(topic))
         if found is not None and not found.is_served:
@@ -237,7 +237,7 @@ class Fleet:
     async def _ask(
         self, topic: str, question: Callable[[BrokerClient], Awaitable[_Answer]]
     ) -> _Answer:
-        """Ask the broker that serves the topic, else the others, until one does not pass it on."""
+        """Ask the broker that serves the topic, then the others, until one answers itself."""
         view = self._views.best(topic)
         first = "" if view is None else view.broker
         names = sorted(self._brokers, key=lambda name: (name != first, name))
@@ -254,10 +254,10 @@ class Fleet:
                 problem = error
         raise problem or BrokerUnreachable("no broker can be reached")
 
-    # ------------------------------------------------------------ telling
+    # ------------------------------------------------------------ desired state
 
     async def _compose(self) -> None:
-        """Put the desired state together when something has changed, and wake who hands it over."""
+        """Build the desired state after each change, and wake the tasks that send it."""
         now = asyncio.get_running_loop().time
         await self._first_answers()
         while True:
@@ -271,13 +271,13 @@ class Fleet:
                 broker.is_wanted.set()
 
     async def _first_answers(self) -> None:
-        """Wait until it is known of each topic that was there whether the brokers have it."""
+        """Wait for the brokers' answers about the topics that existed at the start."""
         await self._dirty.wait()
         try:
             async with asyncio.timeout(SETTLE_SECONDS):
                 while self._declarations.awaits_answers():
                     self._dirty.clear()
-                    await self._dirty.wait()  # each answer is a reason to declare anew
+                    await self._dirty.wait()  # each answer calls declare()
         except TimeoutError:
             log.warning(
                 "topics.unknown", reason="no broker could say in time what it stores of some"
@@ -285,7 +285,7 @@ class Fleet:
         self._dirty.set()
 
     async def _hand_over(self, broker: _Broker) -> None:
-        """Give one broker the newest desired state until it has it."""
+        """Send the newest desired state to one broker until it has accepted it."""
         pause = Backoff()
         while True:
             try:
@@ -306,7 +306,7 @@ class Fleet:
                 pause.reset()
 
     async def _check(self, broker: _Broker) -> None:
-        """Whether the broker still has what it was given: somebody else may have told it more."""
+        """Check that the broker still has the desired state that this operator sent."""
         if not broker.is_synced or not broker.revision:
             return
         try:
@@ -319,7 +319,7 @@ class Fleet:
             broker.revision, broker.pieces, broker.reported = "", {}, revision
 
     async def _give(self, broker: _Broker, desired: Desired) -> None:
-        """Hand it over; what the broker refuses is left out, so that all else gets through."""
+        """Send the desired state without the objects that the broker refused, so that the others arrive."""
         without = {(key, digest) for key, (digest, _) in broker.refused.items()}
         without &= set(desired.pieces.items())
         broker.refused = {
@@ -332,7 +332,7 @@ class Fleet:
             return
         if broker.revision == desired.revision and broker.pieces == desired.pieces:
             return
-        if broker.reported != desired.revision:  # a revision is made of all that is in it
+        if broker.reported != desired.revision:  # equal revisions have equal contents
             now = asyncio.get_running_loop().time
             started = now()
             try:
@@ -351,13 +351,13 @@ class Fleet:
         changed = {
             key
             for key, digest in desired.pieces.items()
-            # While another one has yet to take it over nothing can be said about it.
+            # While another broker lacks an object, its state is not reported.
             if before.get(key) != digest and all(each.get(key) == digest for each in others)
         }
         self._listener.applied(changed)
 
     def _note_refusal(self, broker: _Broker, desired: Desired, refused: BrokerRefused) -> None:
-        """Find out which objects the broker's sentences are about, and leave those out."""
+        """Find the objects that the broker's errors name, and leave them out."""
         blamed: dict[Key, tuple[str, str]] = {}
         for key, digest in desired.pieces.items():
             said = [error for error in refused.errors if _names(error, key)]
@@ -377,17 +377,17 @@ class Fleet:
         self._listener.applied(set(blamed))
 
     def _refuse_all(self, broker: _Broker, reason: str) -> None:
-        """Nothing gets through to it until something changes."""
+        """Count the whole desired state as refused until it changes."""
         desired = self._desired
         broker.general_refusal, broker.behind_until = reason, 0.0
         if desired is not None:
             keys = {key for key, piece in desired.pieces.items() if broker.pieces.get(key) != piece}
             self._listener.applied(keys)
 
-    # ------------------------------------------------------------ hearing
+    # ------------------------------------------------------------ streams
 
     async def _follow(self, broker: _Broker) -> None:
-        """Follow a broker's stream for ever."""
+        """Follow a broker's stream until cancelled."""
         pause = Backoff()
         try:
             while True:
@@ -411,7 +411,7 @@ class Fleet:
             await broker.client.close()
 
     async def _listen(self, broker: _Broker) -> str:
-        """Take in one stream until it ends; why it did."""
+        """Take in one stream until it ends; the reason of its end."""
         name = broker.client.name
         told: set[str] = set()
         is_complete = False
@@ -434,7 +434,7 @@ class Fleet:
                     broker.is_back()
                     self._synced(broker, line, told)
                 case _:
-                    continue  # PING, and what later versions may add
+                    continue  # PING, and lines that later versions may add
         return "its stream ended"
 
     def _heard(self, broker: str, topic: str, status: TopicView) -> None:
@@ -452,7 +452,7 @@ class Fleet:
             self._listener.topic_changed(topic, claims_in(before))
 
     def _synced(self, broker: _Broker, line: Json, told: set[str]) -> None:
-        """The broker has told all that it serves."""
+        """The broker has reported all topics that it serves."""
         now = asyncio.get_running_loop().time()
         for topic in self._views.keep_only(broker.client.name, told, now):
             self._listener.topic_changed(topic, None)
@@ -472,14 +472,14 @@ class Fleet:
         broker.is_wanted.set()
 
     async def _settle_in_time(self) -> None:
-        """Who has not been heard by then is away."""
+        """Count brokers that have not answered in time as away."""
         await asyncio.sleep(SETTLE_SECONDS)
         if self._is_settling:
             self._is_settling = False
             self._listener.fleet_changed()
 
     def _lose(self, broker: _Broker) -> None:
-        """The broker did not come back in time: what it served is unknown now."""
+        """The broker did not return in time: the state of its topics is unknown now."""
         broker.is_synced, broker.lost = False, None
         log.warning("broker.lost", broker=broker.client.name, reason=broker.problem)
         for topic in self._views.lose(broker.client.name):
@@ -490,7 +490,7 @@ class Fleet:
         self._listener.fleet_changed()
 
     def _note_buckets(self, ceased: set[int]) -> None:
-        """Have topics visited whose bucket waits no longer, and those of others once that counts."""
+        """Reconcile the topics of buckets that no longer wait, and later those of waiting buckets."""
         self._tell_buckets(ceased)
         if self._buckets.are_waiting and self._buckets_timer is None:
             loop = asyncio.get_running_loop()
@@ -506,7 +506,7 @@ class Fleet:
 
 
 def _names(error: str, key: Key) -> bool:
-    """Whether a broker's sentence is about an object: it names it as ``namespace/name``."""
+    """Whether a broker's error names an object (``namespace/name``)."""
     position = error.find(str(key))
     if position < 0:
         return False

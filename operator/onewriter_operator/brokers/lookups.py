@@ -1,4 +1,4 @@
-"""What the brokers store of topics, asked for many at once: one request for all that wait meanwhile."""
+"""Looks up topics at the brokers in batches: one request for all topics that wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onewriter_operator.brokers.client import BrokerClient, BrokerRefused, Broke
 from onewriter_operator.plan.facts import StoredTopic
 
 TOGETHER_MAX: Final = 500
-"""Topics that a broker looks up at once."""
+"""Topics in one request."""
 
 UNKNOWN: Final = StoredTopic(is_known=False)
 
@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 
 class LookUps:
-    """``brokers`` says who can be asked now. As many wait as there are visits under way."""
+    """``brokers`` returns the reachable brokers. At most one look-up per running reconcile waits."""
 
     def __init__(self, brokers: Callable[[], Sequence[BrokerClient]]) -> None:
         self._brokers = brokers
@@ -28,7 +28,7 @@ class LookUps:
         self._is_wanted = asyncio.Event()
 
     async def stored(self, topic: str) -> StoredTopic:
-        """What any broker says of a topic; ``is_known`` False when none could say."""
+        """Any broker's answer about a topic; ``is_known`` False if no broker could answer."""
         answer = self._waiting.get(topic)
         if answer is None:
             answer = self._waiting[topic] = asyncio.get_running_loop().create_future()
@@ -36,7 +36,7 @@ class LookUps:
         return await asyncio.shield(answer)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Send the requests until cancelled."""
         while True:
             await self._is_wanted.wait()
             together = list(self._waiting)[:TOGETHER_MAX]

@@ -1,7 +1,7 @@
-"""What the brokers serve, merged: for each topic the one view that counts. Pure bookkeeping.
+"""Merges the reports of all brokers: for each topic, the view that counts. No I/O.
 
-Two brokers may both believe that they serve a topic: one of them was frozen or cut off. Ledgers rise
-at every change of hands, so the view with the highest ledger is the later one.
+Two brokers may both report that they serve a topic, if one was frozen or cut off. The ledger rises with
+every change of the holder, so the view with the highest ledger is the latest.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final, TypeVar
 from onewriter_operator.plan.view import TopicView
 
 TOPICS_REMEMBERED_MAX: Final = 100_000
-"""Topics of which is remembered who served them last, and when nobody did any more."""
+"""Topics whose last broker, and the time when it stopped serving them, are kept."""
 
 _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One topic as its broker sees it. ``since``: when it came into its present state."""
+    """One topic as its broker reports it. ``since``: when its state changed last."""
 
     broker: str
     status: TopicView
@@ -37,20 +37,20 @@ class Views:
         self._gone_at: OrderedDict[str, float] = OrderedDict()
 
     def best(self, topic: str) -> View | None:
-        """The view that counts; None when nobody serves the topic."""
+        """The view that counts; None if no broker serves the topic."""
         found = [views[topic] for views in self._by_broker.values() if topic in views]
         return max(found, key=_rank) if found else None
 
     def server(self, topic: str) -> str:
-        """The broker that served the topic last, as far as is known; empty: none did."""
+        """The broker that served the topic last; empty if unknown."""
         return self._last_server.get(topic, "")
 
     def gone_at(self, topic: str) -> float | None:
-        """When the topic's broker let go of it and nobody served it any more; None: long ago."""
+        """When the last broker stopped serving the topic; None if unknown."""
         return self._gone_at.get(topic)
 
     def put(self, broker: str, topic: str, status: TopicView, now: float) -> TopicView | None:
-        """A broker tells of a topic; what counted before."""
+        """Take in a broker's report of a topic; the view that counted before."""
         before = self.best(topic)
         known = self._by_broker.setdefault(broker, {}).get(topic)
         is_same = known is not None and known.status.state == status.state
@@ -63,7 +63,7 @@ class Views:
         return None if before is None else before.status
 
     def drop(self, broker: str, topic: str, now: float) -> TopicView | None:
-        """A broker no longer serves a topic, and says so; what counted before."""
+        """Note that a broker stopped serving a topic; the view that counted before."""
         before = self.best(topic)
         self._by_broker.get(broker, {}).pop(topic, None)
         if self._last_server.get(topic) == broker:
@@ -73,7 +73,7 @@ class Views:
         return None if before is None else before.status
 
     def keep_only(self, broker: str, topics: Iterable[str], now: float) -> list[str]:
-        """A broker told all that it serves: what it no longer does goes. The topics that went."""
+        """Drop a broker's views of topics that it no longer serves; those topics."""
         kept = set(topics)
         gone = [topic for topic in self._by_broker.get(broker, {}) if topic not in kept]
         for topic in gone:
@@ -81,7 +81,7 @@ class Views:
         return gone
 
     def lose(self, broker: str) -> list[str]:
-        """Nothing is known of a broker any more; the topics that it served."""
+        """Drop all views of a broker; the topics that it served."""
         return list(self._by_broker.pop(broker, {}))
 
 

@@ -1,8 +1,8 @@
-"""What the operator installs: pure builders, one file per object, from configuration to objects.
+"""The objects that the operator installs: pure builders from the configuration, one file per object.
 
-``objects`` is applied server-side, again and again. ``created_once`` are Secrets with a password or token:
-each is created where it does not exist and never written over. What stands here never changes
-anything; the chart installs what the operator itself needs (its own rights, the brokers' account).
+The operator applies ``objects`` server-side with every reconcile. ``created_once`` are Secrets with a
+password or token: it creates each if missing and never overwrites it. The chart installs the objects
+that the operator itself needs (its rights, the brokers' ServiceAccount).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def objects(
 ) -> list[Json]:
     """All objects, in the order in which to apply them.
 
-    ``owner`` is an object of the same namespace, as the API server has it, that goes when onewriter
-    is uninstalled: what is applied goes with it. Volumes stay. ``authority`` is the PEM that the
-    brokers' certificate is proved by; empty: unknown, and not published.
+    ``owner`` is an object of the same namespace, as the API server returned it. Uninstalling onewriter
+    deletes it, and Kubernetes then deletes the applied objects; volumes stay. ``authority``: the CA of
+    the brokers' certificate as PEM; empty if unknown, then it is not published.
     """
     found: list[Json | None] = [
         valkey_configuration.config_map(configuration),
@@ -56,7 +56,7 @@ def created_once(
     owner: Mapping[str, Any] | None = None,
     make_password: Callable[[], str] = passwords.random_password,
 ) -> list[Json]:
-    """Secrets to create where they do not exist yet; one that exists is left as it is."""
+    """Secrets to create if they do not exist; existing ones stay unchanged."""
     found = [
         passwords.store_password(configuration, make_password),
         passwords.metrics_token(configuration, make_password),

@@ -1,4 +1,4 @@
-"""The ConfigMap with the authority of the brokers' certificate, for clients elsewhere."""
+"""The ConfigMap with the CA of the brokers' certificate, for clients in other namespaces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onewriter_operator.installation import names
 AUTHORITY_KEY: Final = "ca.crt"
 
 AUTHORITY_BYTES_MAX: Final = 256 * 1024
-"""Of the file that is published; a ConfigMap holds 1 MiB."""
+"""Largest part of the file to publish; a ConfigMap can contain 1 MiB."""
 
 _CERTIFICATE = re.compile(
     r"-----BEGIN CERTIFICATE-----\s[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----", re.ASCII
@@ -21,7 +21,7 @@ _CERTIFICATE = re.compile(
 def config_map(configuration: Configuration, authority: str) -> dict[str, Any] | None:
     """The ConfigMap for ``authority``, the text of a PEM file; None without TLS or a certificate.
 
-    Certificates alone are published: whatever else is in the file stays there.
+    Only certificates are published, no other content of the file.
     """
     found = _CERTIFICATE.findall(authority)
     if not configuration.brokers.tls.enabled or not found:

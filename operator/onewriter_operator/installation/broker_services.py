@@ -1,4 +1,4 @@
-"""The Services of the brokers: one to look up by, one that names each pod."""
+"""The Services of the brokers: one for clients, and a headless one that names each pod."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ports(configuration: Configuration) -> list[tuple[str, int]]:
 
 
 def clients(configuration: Configuration) -> Json:
-    """What clients are configured with: any broker, which says where a topic is served."""
+    """The Service that clients are configured with: any broker answers their look-ups."""
     name = names.component(configuration, names.BROKER)
     found = _service(configuration, name, {"type": "ClusterIP"})
     if configuration.brokers.service.annotations:
@@ -35,10 +35,10 @@ def clients(configuration: Configuration) -> Json:
 
 
 def pods(configuration: Configuration) -> Json:
-    """What look-ups answer: each broker by a name of its own.
+    """The headless Service with a name for each broker, which look-ups return.
 
-    The name leads there also while a broker is not ready or is on its way out: it goes on serving
-    its topics until it has handed them over.
+    The name also resolves while a broker is not ready or is stopping: it serves its topics until it has
+    handed them over.
     """
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True}
     return _service(configuration, names.broker_pods(configuration), spec)

@@ -1,7 +1,7 @@
-"""The StatefulSet of the brokers, and how they are replaced without a failed send.
+"""The StatefulSet of the brokers, which replaces them without a failed send.
 
-A broker that goes hands its buckets over while its name still resolves, and before the next one
-goes the new one has had time to take its share: see ``_update``.
+A stopping broker hands over its buckets while its name still resolves. Its successor has time to take
+its share of the buckets before the next broker stops: see ``_update``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TLS_DIRECTORY: Final = "/run/onewriter/tls"
 METRICS_DIRECTORY: Final = "/run/onewriter/metrics"
 
 DRAIN_SECONDS: Final = 3
-"""Between leaving the Service and the signal to stop: until every node's proxy has heard of it."""
+"""Delay between leaving the Service and the stop signal, until the proxy of every node knows."""
 
 SLACK_SECONDS: Final = 15
-"""For what a stop takes beside handing over: the supervisor, the runtime."""
+"""Time of a stop in addition to the handover: the supervisor, the container runtime."""
 
 SETTLE_SECONDS: Final = 10
-"""A new broker is left alone for so long before the next one is replaced: it takes its buckets."""
+"""Time for a new broker to take its buckets before the next one is replaced."""
 
 ANCHOR_NAME: Final = "shard-0"
 AUDIENCE: Final = "onewriter"
@@ -66,7 +66,7 @@ def stateful_set(configuration: Configuration) -> Json:
 
 def _update() -> Json:
     return {
-        # No broker needs another one to be there first: all start at once.
+        # No broker depends on another one: all start at once.
         "podManagementPolicy": "Parallel",
         "updateStrategy": {"type": "RollingUpdate"},
         "minReadySeconds": SETTLE_SECONDS,
@@ -86,7 +86,7 @@ def _pod(configuration: Configuration) -> Json:
             "secret": {
                 "secretName": names.metrics_secret(configuration),
                 "defaultMode": pods.READ_BY_GROUP,
-                # Without it administrators alone read metrics; brokers need not wait for it.
+                # Optional: without the token only administrators read metrics.
                 "optional": True,
             },
         }
@@ -188,7 +188,7 @@ def _environment(configuration: Configuration) -> list[Json]:
             "tlsCaFile": f"{TLS_DIRECTORY}/ca.crt",
             "tlsOnly": not options.tls.offers_plain,
         }
-    # The pod's name comes first: a variable may only mention those before it.
+    # The pod's name is first: a variable may only refer to earlier ones.
     own = {"name": "ONEWRITER_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     return [own, *({"name": _variable(name), "value": _text(values[name])} for name in values)]
 

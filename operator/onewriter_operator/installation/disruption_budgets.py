@@ -1,4 +1,4 @@
-"""PodDisruptionBudgets: how many pods a drain may take away at once."""
+"""PodDisruptionBudgets: how many pods a drain may evict at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onewriter_operator.installation import names
 
 
 def budgets(configuration: Configuration) -> list[dict[str, Any]]:
-    """The budgets of brokers and of our own store."""
+    """The budgets of the brokers and of the installed store."""
     wanted = {names.BROKER: configuration.brokers.pod_disruption_budget}
     if not configuration.external_store.is_used:
         wanted[names.VALKEY] = configuration.valkey.pod_disruption_budget
@@ -24,7 +24,7 @@ def _budget(configuration: Configuration, part: str, budget: Budget) -> dict[str
         "spec": {
             "maxUnavailable": budget.max_unavailable,
             "selector": {"matchLabels": names.selector(configuration, part)},
-            # A pod that does not work must never hold up a drain.
+            # An unhealthy pod must never block a drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

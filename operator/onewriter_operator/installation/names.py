@@ -1,4 +1,4 @@
-"""Names, labels and addresses of what is installed, in one place."""
+"""Names, labels and addresses of the installed objects."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 from typing import Any, Final
 
 from onewriter_operator.configuration import Configuration
+from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY
 
 BROKER: Final = "broker"
 VALKEY: Final = "valkey"
@@ -13,17 +14,19 @@ OPERATOR: Final = "operator"
 TEST: Final = "test"
 PIPELINE: Final = "pipeline"
 
+INSTANCE_LABEL: Final = "app.kubernetes.io/instance"
+
 CONFIGURATION: Final = "onewriter.dev/configuration"
-"""Annotation: the configuration that an object was applied for, or a pod is started for."""
+"""Annotation: digest of the configuration for which an object was applied or a pod started."""
 
 STORE_USER: Final = "onewriter"
-"""The brokers' user of our own store."""
+"""The brokers' user in the installed store."""
 
 METRICS_TOKEN_KEY: Final = "token"  # noqa: S105 - the name of a key
 
 PASSWORD_KEY: Final = "password"  # noqa: S105 - the name of a key
 PREVIOUS_PASSWORD_KEY: Final = "previous-password"  # noqa: S105 - the name of a key
-"""Keys of the Secret with the store's passwords: both count, so that a change locks nobody out."""
+"""Keys of the Secret with the store's passwords; both are valid, so that a change locks no broker out."""
 
 
 def component(configuration: Configuration, name: str) -> str:
@@ -37,12 +40,12 @@ def broker_pods(configuration: Configuration) -> str:
 
 
 def store_secret(configuration: Configuration) -> str:
-    """The Secret that our own store's password is made in."""
+    """The Secret with the password of the installed store."""
     return f"{component(configuration, VALKEY)}-password"
 
 
 def metrics_secret(configuration: Configuration) -> str:
-    """The Secret with the token that may read the brokers' metrics."""
+    """The Secret with the token that authorizes reads of the brokers' metrics."""
     return component(configuration, "metrics")
 
 
@@ -53,12 +56,12 @@ def broker_tls_secret(configuration: Configuration) -> str:
 
 
 def broker_authority(configuration: Configuration) -> str:
-    """The ConfigMap with the authority of the brokers' certificate."""
+    """The ConfigMap with the CA of the brokers' certificate."""
     return f"{component(configuration, BROKER)}-ca"
 
 
 def digest(configuration: Configuration) -> str:
-    """Changes with anything in the configuration: says which one an object was applied for."""
+    """A hash of the whole configuration; an object's annotation shows for which one it was applied."""
     return hashlib.sha256(configuration.model_dump_json().encode()).hexdigest()[:16]
 
 
@@ -68,10 +71,10 @@ def host(configuration: Configuration, service: str) -> str:
 
 
 def selector(configuration: Configuration, name: str) -> dict[str, str]:
-    """The labels that a component's pods are selected by; they never change."""
+    """The labels that select a component's pods; they never change."""
     return {
         "app.kubernetes.io/name": "onewriter",
-        "app.kubernetes.io/instance": configuration.release,
+        INSTANCE_LABEL: configuration.release,
         "app.kubernetes.io/component": name,
     }
 
@@ -81,7 +84,7 @@ def labels(configuration: Configuration, name: str) -> dict[str, str]:
     found = {
         **selector(configuration, name),
         "app.kubernetes.io/part-of": "onewriter",
-        "app.kubernetes.io/managed-by": "onewriter-operator",
+        MANAGED_BY: FIELD_MANAGER,
     }
     if configuration.version:
         found["app.kubernetes.io/version"] = configuration.version

@@ -1,4 +1,4 @@
-"""NetworkPolicies: who may talk to brokers and store, and to whom these may talk."""
+"""NetworkPolicies: the allowed connections to and from brokers and store."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from onewriter_operator.installation import broker_services, names
 Json = dict[str, Any]
 
 DNS: Json = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
-"""Wherever the cluster's DNS is: on nodes too, in some clusters."""
+"""DNS at any address: in some clusters it runs on the nodes."""
 
 
 def policies(configuration: Configuration) -> list[Json]:
-    """The policies of brokers and of our own store."""
+    """The policies of the brokers and of the installed store."""
     if not configuration.network_policies.enabled:
         return []
     found = [_brokers(configuration)]
@@ -35,13 +35,13 @@ def _brokers(configuration: Configuration) -> Json:
     offered = [port for _, port in broker_services.ports(configuration)]
     operator, brokers = _peer(configuration, names.OPERATOR), _peer(configuration, names.BROKER)
     within = [PORT_HTTPS] if configuration.brokers.tls.enabled else [PORT_HTTP]
-    # Where only some may be clients, the chart's test and jobs are among them.
+    # If the clients are restricted, the chart's test and jobs are still allowed.
     ours = [_peer(configuration, part) for part in (names.TEST, names.PIPELINE)]
     clients = [*wanted.clients, *ours] if wanted.clients else []
     ingress = [
         _rule("from", clients, offered),
         _rule("from", wanted.monitoring, [PORT_PROBES]),
-        # A broker passes on a request that only another broker can carry out.
+        # A broker forwards a request that only another broker can execute.
         _rule("from", [operator, brokers], within),
     ]
     external = configuration.external_store
@@ -60,7 +60,7 @@ def _brokers(configuration: Configuration) -> Json:
 
 
 def _valkey(configuration: Configuration) -> Json:
-    """Only brokers reach the store; it reaches nobody."""
+    """Only brokers may connect to the store; it may open no connection."""
     ingress = [_rule("from", [_peer(configuration, names.BROKER)], [PORT_STORE])]
     return _policy(configuration, names.VALKEY, ingress, [])
 
@@ -70,7 +70,7 @@ def _peer(configuration: Configuration, part: str) -> Json:
 
 
 def _rule(direction: str, peers: Sequence[Json], ports: Iterable[int]) -> Json:
-    """What may pass; without peers from or to everybody."""
+    """A rule of a policy; without peers it allows all."""
     found: Json = {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
     if peers:
         found[direction] = list(peers)

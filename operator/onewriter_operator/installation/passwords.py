@@ -1,4 +1,4 @@
-"""The Secrets that are made once: the password of our own store, and the token for metrics."""
+"""The Secrets that are created once: the password of the installed store, and the token for metrics."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import names
 
 DIRECTORY: Final = "/run/onewriter/store"
-"""Where the passwords are mounted."""
+"""Directory in which the passwords are mounted."""
 
 _PASSWORD_BYTES: Final = 32
 
 
 def random_password() -> str:
-    """A password that nobody guesses, safe in URLs and in files of directives."""
+    """A random password whose characters are safe in URLs and in configuration files."""
     return secrets.token_hex(_PASSWORD_BYTES)
 
 
 def store_password(
     configuration: Configuration, make_password: Callable[[], str]
 ) -> dict[str, Any] | None:
-    """The Secret to create once; None when the store or its password comes from elsewhere."""
+    """The Secret to create once; None with an external store or a configured password."""
     if configuration.external_store.is_used or configuration.valkey.password_secret.name:
         return None
     encoded = base64.b64encode(make_password().encode()).decode()
@@ -38,7 +38,7 @@ def store_password(
 
 
 def metrics_token(configuration: Configuration, make_password: Callable[[], str]) -> dict[str, Any]:
-    """The Secret with the token that may read the brokers' metrics, for Prometheus."""
+    """The Secret with the token with which Prometheus reads the brokers' metrics."""
     encoded = base64.b64encode(make_password().encode()).decode()
     return {
         "apiVersion": "v1",
@@ -52,9 +52,9 @@ def metrics_token(configuration: Configuration, make_password: Callable[[], str]
 
 
 def mounted(configuration: Configuration) -> dict[str, Any] | None:
-    """The volume named ``store-password`` with the store's password; None when it has none.
+    """The volume ``store-password`` with the store's password; None without a password.
 
-    Its files are ``password`` and, while a password is being changed, ``previous-password``.
+    Its files are ``password`` and, during a change of the password, ``previous-password``.
     """
     external = configuration.external_store
     given = external.password_secret if external.is_used else configuration.valkey.password_secret
@@ -62,7 +62,7 @@ def mounted(configuration: Configuration) -> dict[str, Any] | None:
         return None
     secret, key = (given.name, given.key) if given.name else (names.store_secret(configuration), "")
     items = [{"key": key or names.PASSWORD_KEY, "path": names.PASSWORD_KEY}]
-    # A projected volume takes a Secret a second time, where it may lack the other key.
+    # A projected volume can list the Secret twice; the second entry is optional.
     previous = {"key": names.PREVIOUS_PASSWORD_KEY, "path": names.PREVIOUS_PASSWORD_KEY}
     return {
         "name": "store-password",

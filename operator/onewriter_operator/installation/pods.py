@@ -1,6 +1,6 @@
-"""What pods of every component share: they run as nobody, on a file system that they cannot write.
+"""The common parts of all pods: they run as an unprivileged user, with a read-only file system.
 
-All of it is what the ``restricted`` Pod Security Standard asks for
+The ``restricted`` Pod Security Standard requires all of it
 (https://kubernetes.io/docs/concepts/security/pod-security-standards/).
 """
 
@@ -51,8 +51,8 @@ def template(
     spec: Json,
     annotations: dict[str, str] | None = None,
 ) -> Json:
-    """A pod template: ``spec`` with what all pods have in common."""
-    # Nothing that changes with each release: pods would be replaced for a label.
+    """A pod template: ``spec`` and the common parts of all pods."""
+    # No label that changes with each release: it would replace the pods.
     own = names.selector(configuration, part) | {"app.kubernetes.io/part-of": "onewriter"}
     metadata: Json = {"labels": {**options.labels, **own}}
     noted = {**options.annotations, **(annotations or {})}
@@ -81,7 +81,7 @@ def template(
 
 
 def _spreading(configuration: Configuration, part: str, options: PodOptions) -> list[Json]:
-    """How pods must be kept apart."""
+    """The topology spread constraints."""
     return [
         {
             "maxSkew": 1,
@@ -94,10 +94,10 @@ def _spreading(configuration: Configuration, part: str, options: PodOptions) -> 
 
 
 def _affinity(configuration: Configuration, part: str, options: PodOptions) -> Json:
-    """The affinity that was asked for, and how pods are kept apart where there is a choice.
+    """The configured affinity, and the preferred spread of the pods.
 
-    Not by constraints: the scheduler ignores all of a pod's constraints on nodes that lack one of
-    their labels, so that pods in a cluster without zones would share a node.
+    The spread is a preferred anti-affinity, because the scheduler ignores all constraints of a pod on
+    nodes that lack one of their labels: pods in a cluster without zones would share a node.
     """
     terms = [
         {
@@ -142,7 +142,7 @@ def claim(storage: Storage, labels: dict[str, str]) -> Json:
 
 
 def data_volume(stateful_set_spec: Json, storage: Storage, labels: dict[str, str]) -> None:
-    """Give a StatefulSet's pods the volume ``data``: kept for ever, or gone with the pod."""
+    """Add the volume ``data`` to a StatefulSet's pods: persistent, or deleted with the pod."""
     if storage.size:
         stateful_set_spec["volumeClaimTemplates"] = [claim(storage, labels)]
         stateful_set_spec["persistentVolumeClaimRetentionPolicy"] = {

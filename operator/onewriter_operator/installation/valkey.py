@@ -1,4 +1,4 @@
-"""The StatefulSet of our own store: one server, one volume."""
+"""The StatefulSet of the installed store: one server, one volume."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from onewriter_operator.installation import names, passwords, pods, valkey_confi
 Json = dict[str, Any]
 
 LOAD_SECONDS_MAX: Final = 3600
-"""A server that has not read its data after so long is started again."""
+"""A server that has not loaded its data after this time is restarted."""
 
 LOAD_LOOK_SECONDS: Final = 2
 
 DRAIN_SECONDS: Final = 10
-"""It goes on serving for so long after it was told to go: brokers that go too still write."""
+"""The server serves for this time after the stop signal: brokers that stop at the same time still write."""
 
 STOP_SECONDS: Final = 60
-"""For the last sync."""
+"""Time for the last sync."""
 
 
 def stateful_set(configuration: Configuration) -> Json | None:
-    """The StatefulSet; None when the store comes from elsewhere."""
+    """The StatefulSet; None with an external store."""
     if configuration.external_store.is_used:
         return None
     options = configuration.valkey
@@ -93,7 +93,7 @@ def _container(configuration: Configuration) -> Json:
             "failureThreshold": LOAD_SECONDS_MAX // LOAD_LOOK_SECONDS,
         },
         "readinessProbe": {**answers, "periodSeconds": 10, "failureThreshold": 3},
-        # A slow disk is no reason to kill it: only whether somebody listens is asked.
+        # The probe only checks that the port is open: a slow disk must not cause a restart.
         "livenessProbe": {
             "tcpSocket": {"port": "valkey"},
             "periodSeconds": 20,

@@ -1,7 +1,7 @@
-"""The ConfigMap of our own store: its configuration, the brokers' rights, how it is started.
+"""The ConfigMap of the installed store: its configuration, the brokers' rights, and its start script.
 
-The passwords are not in it: ``valkey.sh`` writes the file of users from the mounted Secret, and
-again whenever that changes.
+It contains no passwords: ``valkey.sh`` writes the file of users from the mounted Secret, and again
+after each change of the Secret.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCRIPT: Final = "valkey.sh"
 
 
 def config_map(configuration: Configuration) -> dict[str, Any] | None:
-    """The ConfigMap; None when the store comes from elsewhere."""
+    """The ConfigMap; None with an external store."""
     if configuration.external_store.is_used:
         return None
     name = names.component(configuration, names.VALKEY)
@@ -38,7 +38,7 @@ def config_map(configuration: Configuration) -> dict[str, Any] | None:
 
 
 def digest(configuration: Configuration) -> str:
-    """Changes when the server must be started anew to follow its configuration."""
+    """A hash that changes if the server must restart to follow its configuration."""
     document = config_map(configuration)
     return hashlib.sha256(repr(document and document["data"]).encode()).hexdigest()[:16]
 
@@ -57,7 +57,7 @@ def directives(configuration: Configuration) -> str:
         "appendfsync": options.append_sync.value,
         "no-appendfsync-on-rewrite": "no",
         "aof-load-truncated": "yes",
-        # Clients compress; doing it again in each rewrite costs more than all appends together.
+        # Clients compress; a second compression in each rewrite costs more CPU than all appends.
         "rdbcompression": "no",
         "save": '""',
         "maxmemory": options.memory_bytes,

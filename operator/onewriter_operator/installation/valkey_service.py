@@ -1,4 +1,4 @@
-"""The Service of our own store: one name, one server."""
+"""The Service of the installed store: one name, one server."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from onewriter_operator.installation import names
 
 
 def service(configuration: Configuration) -> dict[str, Any] | None:
-    """The Service; None when the store comes from elsewhere.
+    """The Service; None with an external store.
 
-    Its address stays when the server's pod is replaced, whatever has been remembered of its name.
-    It leads to the server before that is ready as well: brokers wait for it by themselves.
+    Its address stays the same when the server's pod is replaced, so cached DNS answers stay valid. It
+    also leads to a server that is not ready: brokers wait for the server themselves.
     """
     if configuration.external_store.is_used:
         return None

@@ -1,4 +1,4 @@
-"""What a plan may ask for. Each is performed by ``reconcile``; those with an answer say which."""
+"""Actions of a plan. ``reconcile`` performs them; an action with an answer names the facts it fills."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class SetFinalizers:
 
 @dataclass(frozen=True, slots=True)
 class LookUpTopic:
-    """Ask a broker what is stored of a topic that none of them has loaded. Answer: facts.stored."""
+    """Ask a broker about a topic that no broker has loaded. Answer: facts.stored."""
 
     topic: str
 
@@ -33,9 +33,9 @@ class LookUpPod:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Fence the holder of this epoch and of no later one. Answer: facts.fence_answer.
+    """Fence the holder of this epoch, and of no later one. Answer: facts.fence_answer.
 
-    ``order`` is the text that a person gave.
+    ``order`` is the text of the annotation.
     """
 
     topic: str
@@ -45,8 +45,9 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """Hand the topic over from the holder of this epoch, to ``to`` or, if that is empty, to the first
-    who waits. Answer: facts.handover_answer. ``order`` is the text that a person gave.
+    """Hand the topic over from the holder of this epoch to ``to``; if empty, to the first waiter.
+
+    Answer: facts.handover_answer. ``order`` is the text of the annotation.
     """
 
     topic: str
@@ -65,9 +66,9 @@ class DeleteLog:
 
 @dataclass(frozen=True, slots=True)
 class RemovePod:
-    """Evict, or delete, the pod of that uid and no successor. Answer: facts.attempts.
+    """Evict or delete the pod of that uid, and no successor. Answer: facts.attempts.
 
-    ``fence`` is the identifier of the fence that it is about.
+    ``fence`` identifies the fence that causes the removal.
     """
 
     namespace: str
@@ -79,7 +80,7 @@ class RemovePod:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Write an object that belongs to the declared one; ``version``: only if it is still that one."""
+    """Write an object that the declared one owns; ``version``: only if it has this resourceVersion."""
 
     kind: Kind
     document: dict[str, Any]
@@ -88,7 +89,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Delete an object that belonged to the declared one and is not wanted any more."""
+    """Delete an owned object that the declared one no longer needs."""
 
     key: Key
     uid: str
@@ -114,9 +115,9 @@ EventReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class EmitEvent:
-    """An Event about the declared object.
+    """Write a Kubernetes Event about the declared object.
 
-    ``is_answer``: a person waits for it, so it is visible at once, however often the same was said.
+    ``is_answer``: an administrator waits for it, so the Event is written at once, even when repeated.
     """
 
     reason: EventReason
@@ -127,7 +128,7 @@ class EmitEvent:
 
 @dataclass(frozen=True, slots=True)
 class RequeueAfter:
-    """Come back after so many seconds."""
+    """Reconcile the object again after this time."""
 
     after_seconds: float
 

@@ -1,4 +1,4 @@
-"""One visit to a ProducerClaim: its whole status. Pure; a claim asks for no actions of its own."""
+"""The plan of a ProducerClaim: its whole status. Pure; a claim needs no actions of its own."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from onewriter_core.api.status import PRODUCERS_SHOWN_MAX
+from onewriter_core.kubernetes_names import PAUSED, UNMANAGED
 from onewriter_operator import conditions
 from onewriter_operator.conditions import Verdict, no, unknown, yes
-from onewriter_operator.kinds import (
-    UNMANAGED,
-    Json,
-)
+from onewriter_operator.kinds import Json
 from onewriter_operator.objects import (
     ClaimedProducer,
     ClaimStatus,
@@ -31,11 +29,11 @@ from onewriter_operator.plan.verdicts import unreachable
 from onewriter_operator.plan.view import ProducerView
 
 _REFUSING: Final = frozenset({"TopicMissing", "NotServed", "Invalid"})
-"""Standings under which nobody is let in by this claim."""
+"""Reasons of a standing with which the claim admits no producer."""
 
 
 def plan_claim(facts: ClaimFacts) -> Plan:
-    """Everything that one visit has to decide."""
+    """Decide everything for one reconcile."""
     if facts.is_too_early:
         return Plan((RequeueAfter(SETTLING_SECONDS),), None)
     if facts.standing.is_passed_on and facts.is_moving:
@@ -124,9 +122,7 @@ def _producer(
 
 def _verdicts(facts: ClaimFacts, producers: list[ClaimedProducer]) -> list[Verdict]:
     if facts.declared.is_set(UNMANAGED):
-        message = (
-            "annotation onewriter.dev/unmanaged: brokers keep the last spec that they received"
-        )
+        message = f"annotation {UNMANAGED}: brokers keep the last spec that they received"
         return [
             unknown("Ready", "Unmanaged", message),
             unknown("Granted", "Unmanaged", message),
@@ -153,7 +149,7 @@ def _ready(facts: ClaimFacts) -> Verdict:
     if standing.reason == "NotServed":
         return no("Ready", "TopicNotServed", standing.message)
     if applied.is_held_back:
-        return no("Ready", "Paused", "annotation onewriter.dev/paused: its spec waits")
+        return no("Ready", "Paused", f"annotation {PAUSED}: its spec waits")
     if applied.refusal:
         return no("Ready", "RefusedByBroker", applied.refusal)
     if applied.is_everywhere:
@@ -196,7 +192,7 @@ def _granted(facts: ClaimFacts, producers: list[ClaimedProducer], ready: Verdict
 
 
 def _evicted(facts: ClaimFacts) -> Verdict:
-    """About the newest fence of a pod under this claim."""
+    """The condition for the newest fenced pod of this claim, an open one first."""
     kind, name = "FencedPodEvicted", facts.declared.key.name
     pods = [pod for pod in _fenced_pods(facts) if pod.claim == name]
     if not pods:

@@ -1,6 +1,6 @@
-"""Whether an object in the cluster still is what it ought to be.
+"""Compares a wanted object with the one in the cluster.
 
-Only what is wanted counts: the API server fills in defaults, and others may own other fields.
+Only the wanted fields count: the API server adds defaults, and others may own other fields.
 """
 
 from __future__ import annotations
@@ -40,6 +40,6 @@ def difference(wanted: Any, found: Any, path: str = "") -> str:
 
 
 def digest(wanted: Mapping[str, Any]) -> str:
-    """A short text that tells one wanted object from another."""
+    """A short hash of a wanted object."""
     text = json.dumps(wanted, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

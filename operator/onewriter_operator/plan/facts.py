@@ -1,7 +1,7 @@
-"""What a plan is made from: everything that was seen, as frozen values.
+"""The input of a plan: everything that the operator observed, as frozen values.
 
-Times are Unix seconds (``now``) or ages in seconds by the operator's own monotonic clock, so that
-other machines' clocks decide nothing.
+Times are Unix seconds (``now``) or ages in seconds by the operator's own monotonic clock, so that the
+clocks of other machines do not influence a plan.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Whether the brokers are to know of an object, and why not.
+    """Whether the brokers receive an object; ``reason`` and ``message`` say why not.
 
-    ``Closing``: they know it, and are to let nobody in any more. ``topic`` is the Pulsar topic,
-    empty when it cannot be told. ``rival`` is the object that has it instead. ``is_kept``: what it
-    says now is wrong, and the brokers go on with what it said before.
+    ``Closing``: the brokers have the object and must admit no producer any more. ``topic`` is the
+    Pulsar topic, empty if unknown. ``rival`` is the object that declares the topic instead.
+    ``is_kept``: the present spec is invalid, and the brokers keep the previous one.
     """
 
     reason: StandingReason = "Accepted"
@@ -56,9 +56,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """The brokers as a whole. ``synced``: whose streams tell all they serve.
+    """All brokers together. ``synced``: brokers whose stream has reported all topics that they serve.
 
-    ``is_settling``: the operator has just begun to ask them, and not all have answered yet.
+    ``is_settling``: the operator has just started, and not all brokers have answered yet.
     """
 
     expected: int = 1
@@ -73,11 +73,11 @@ class FleetState:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What the brokers took over of an object as it is now.
+    """How many brokers have the present version of an object.
 
-    ``is_everywhere``: every broker that can be reached has it, and one can. ``refusal``: why they
-    do not take it. ``is_held_back``: it is paused, and they have an earlier one. ``is_catching_up``:
-    one of them has just come back, and is being told.
+    ``is_everywhere``: every reachable broker has it, and at least one is reachable. ``refusal``: why
+    the brokers refuse it. ``is_held_back``: the object is paused, and the brokers have an earlier
+    version. ``is_catching_up``: a broker has just returned and receives the declarations.
     """
 
     brokers: int = 0
@@ -89,10 +89,10 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class StoredTopic:
-    """What a broker said of a topic before it was declared, or while nobody had it loaded.
+    """A broker's answer about a topic that is not declared yet or that no broker has loaded.
 
-    ``is_known`` False: none could say. ``is_undivided``: it is one log, and gets no partitions.
-    ``declared_by``: the namespace that declared it first; empty when none did, as far as is known.
+    ``is_known`` False: no broker could answer. ``is_undivided``: the topic is a single log and gets
+    no partitions. ``declared_by``: the first namespace that declared it; empty if none is known.
     """
 
     exists: bool = False
@@ -105,7 +105,7 @@ class StoredTopic:
 
 @dataclass(frozen=True, slots=True)
 class PodFacts:
-    """A pod by its uid; ``exists`` False: there is no pod of that uid (any more)."""
+    """A pod by its uid; ``exists`` False: no pod has that uid (any more)."""
 
     exists: bool = True
     is_going: bool = False
@@ -115,10 +115,10 @@ class PodFacts:
 
 @dataclass(frozen=True, slots=True)
 class RemovalAttempt:
-    """The last answer to the wish to remove a pod; ``age_seconds`` ago, the ``count``-th.
+    """The last attempt to remove a pod: the ``count``-th, ``age_seconds`` ago.
 
-    ``CameBack``: its broker, asked before, knows it again. ``Unconfirmed``: no broker could say, and
-    the pod was not touched.
+    ``CameBack``: the topic's broker reports that the pod has registered again. ``Unconfirmed``: no
+    broker could answer, and the operator left the pod alone.
     """
 
     answer: Literal[
@@ -132,7 +132,7 @@ class RemovalAttempt:
 
 @dataclass(frozen=True, slots=True)
 class DeletionResult:
-    """What came of deleting the log."""
+    """Result of deleting a topic's log."""
 
     answer: Literal["Deleted", "NotEmpty", "Failed"]
     message: str = ""
@@ -140,9 +140,10 @@ class DeletionResult:
 
 @dataclass(frozen=True, slots=True)
 class OrderResult:
-    """What came of a person's ``order``, the annotation's text: the broker's words, empty when done.
+    """Result of an administrator's ``order`` (the annotation's text).
 
-    ``is_news``: it was asked in this very visit. ``is_open``: nobody knows whether it was done.
+    ``refusal`` is the broker's error, empty on success. ``is_news``: the order was sent in this
+    reconcile. ``is_open``: it is unknown whether the broker executed it.
     """
 
     order: str
@@ -152,25 +153,25 @@ class OrderResult:
 
 
 MOVING_SECONDS: Final = 3.0
-"""A topic that its broker let go of is looked up by its writer again, elsewhere, within this time."""
+"""Within this time, the writer of a topic that its broker released finds the next broker."""
 
 PATIENCE_SECONDS: Final = 3.0
-"""What the brokers take over this soon is not worth a write that says "not yet"."""
+"""If the brokers accept an object within this time, the operator does not write "Pending" first."""
 
 SETTLING_SECONDS: Final = 1.0
-"""While the brokers are still being found, an object whose broker has not spoken waits so long."""
+"""Delay of an object whose broker has not answered yet, while the operator is still settling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known about every declared object.
+    """Facts about any declared object.
 
-    ``view`` is what the broker that serves its topic says (``GET /onewriter/v1/topics/...``), None
-    when none serves it; ``view_age_seconds`` how long it has been in that state, or nobody has served
-    it. ``bucket_waiting``: why no broker serves its bucket, empty when one does.
-    ``is_lost``: the broker that served it last cannot be followed. ``pending_seconds``: for how
-    long the brokers have been meant to have the object as it is now. ``status_editor`` is who changed
-    the status besides the operator, if somebody did.
+    ``view`` is the report of the broker that serves the topic (``GET /onewriter/v1/topics/...``), None
+    if no broker serves it; ``view_age_seconds`` is the time since its state changed, or since the last
+    broker stopped serving it. ``bucket_waiting``: why no broker serves the topic's bucket, empty if
+    one does. ``is_lost``: the operator cannot follow the broker that served the topic last.
+    ``pending_seconds``: the time since the operator began to send the object in its present form.
+    ``status_editor``: another field manager that changed the status, empty if none did.
     """
 
     declared: DeclaredObject
@@ -187,19 +188,19 @@ class Facts:
 
     @property
     def was_used(self) -> bool:
-        """Whether somebody held the topic, or used the claim, when it was last seen."""
+        """Whether a producer held the topic, or used the claim, when the status was written."""
         return self.declared.was_used
 
     @property
     def is_moving(self) -> bool:
-        """Whether its broker has just let go of the topic, with producers that will ask for it again."""
+        """Whether a broker has just released the topic, and its producers are finding the next one."""
         return self.view is None and self.was_used and self.view_age_seconds < MOVING_SECONDS
 
     @property
     def is_unserved(self) -> bool:
-        """Whether it is known that no broker serves the topic just now.
+        """Whether it is certain that no broker serves the topic at present.
 
-        Who was there when it was last seen may still be, at a broker that nobody can ask.
+        A producer of the last status may still be connected to a broker that the operator cannot reach.
         """
         if self.view is not None or self.is_lost or self.brokers.synced == 0:
             return False
@@ -207,7 +208,7 @@ class Facts:
 
     @property
     def is_settling_soon(self) -> bool:
-        """Whether it is too early to say that the brokers do not have the object."""
+        """Whether it is too early to report that the brokers lack the object."""
         applied = self.applied
         is_waiting = applied.is_catching_up or self.pending_seconds < PATIENCE_SECONDS
         is_decided = applied.is_everywhere or applied.refusal or applied.is_held_back
@@ -215,9 +216,9 @@ class Facts:
 
     @property
     def is_too_early(self) -> bool:
-        """Whether a broker that nobody has reached yet may be the one that serves the topic.
+        """Whether a broker that the operator has not reached yet may serve the topic.
 
-        What is shown stays: an operator that starts must not rewrite every status, twice.
+        The status stays as it is: an operator that starts must not rewrite every status twice.
         """
         is_new = self.declared.status.observed_generation < 0
         is_unheard = self.standing.is_passed_on and self.view is None
@@ -226,17 +227,17 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts(Facts):
-    """All that is known about one ExclusiveTopic.
+    """Facts about one ExclusiveTopic.
 
-    ``epoch_seen`` is the highest epoch this process was ever told, ``fenced_before`` the list of
-    fenced pods as the operator wrote it last. ``taken`` is what has a name that the leader's Service
-    needs and belongs to somebody else, ``refused`` what the API server does not let us write and why,
-    by ``kind/name``, ``service`` and ``slices`` what is there under the leader Service's name,
-    ``ahead_seconds`` for how long that has spoken of a later epoch than is known, ``left_over`` what
-    belongs to the topic under other names, ``written`` the digest of what this process wrote last, by
-    ``kind/name``. ``fenced_for`` says for how long each fenced pod (``uid@epoch``) is known.
-    ``may_lead_services`` and ``may_delete_pods``: whether the operator has these rights in the
-    topic's namespace.
+    ``epoch_seen``: the highest epoch that a broker reported to this process. ``fenced_before``: the
+    list of fenced pods that the operator wrote last. ``taken``: an object that has a name which the
+    leader Service needs and that the topic does not own. ``refused``: why the API server refused to
+    write an object, by ``kind/name``. ``service``, ``slices``: the objects with the leader Service's
+    name. ``ahead_seconds``: how long they have named a later epoch than the known one. ``left_over``:
+    objects of the topic with other names. ``written``: digest of each object as this process wrote it
+    last, by ``kind/name``. ``fenced_for``: how long the operator has known each fenced pod
+    (``uid@epoch``). ``may_lead_services``, ``may_delete_pods``: whether the operator has these rights
+    in the topic's namespace.
     """
 
     declared: TopicObject
@@ -263,9 +264,9 @@ class TopicFacts(Facts):
 
 @dataclass(frozen=True, slots=True)
 class ClaimFacts(Facts):
-    """All that is known about one ProducerClaim; ``topic`` is its ExclusiveTopic as declared.
+    """Facts about one ProducerClaim; ``topic`` is its ExclusiveTopic.
 
-    ``pods_selected``: how many its podSelector selects, None without one.
+    ``pods_selected``: number of pods that its podSelector selects, None without a podSelector.
     """
 
     declared: ClaimObject

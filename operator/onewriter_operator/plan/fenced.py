@@ -1,13 +1,14 @@
-"""Which pods of fenced writers are removed, when, and which are left in peace. Pure.
+"""Which pods of fenced writers the operator removes, and when. Pure.
 
-A pod is removed only if its writer was fenced as *stale* (silent, past its progress deadline, or
-forced out without answering), if the fence is stored (a transition is shown only then), if the pod
-has not registered for the topic again within ten seconds, and if it is still there by that uid. A
-handover, a release, a plain disconnect and a takeover that the loser answered remove nobody.
+The operator removes a pod only if its writer was fenced as *stale* (silent, past its progress
+deadline, or forced out without answering), if the fence is stored (a broker shows a transition only
+then), if the pod has not registered for the topic again within ten seconds, and if a pod of that uid
+still exists. A handover, a release, a plain disconnect and a takeover that the loser answered never
+cause a removal.
 
-What was decided is kept in ``status.fencedPods``: a new operator goes on from there, so that nothing
-is forgotten when the story scrolls on, and nothing is decided twice. Before a pod is touched its
-broker is asked once more (``RemovalAttempt``: ``CameBack``, ``Unconfirmed``), because a stream may be late.
+``status.fencedPods`` keeps the decisions: a new operator continues from there, so that no fence is
+forgotten when the broker drops old transitions, and none is decided twice. Before the operator touches
+a pod it asks the topic's broker once more (``RemovalAttempt``: ``CameBack``, ``Unconfirmed``), because a stream may be late.
 """
 
 from __future__ import annotations
@@ -23,35 +24,35 @@ from onewriter_operator.plan.facts import RemovalAttempt, TopicFacts
 from onewriter_operator.plan.view import TopicView
 
 STALE_CAUSES: Final = frozenset({"Silent", "ProgressDeadline", "Forced", "FencedByAdministrator"})
-"""Causes of a transition that call the former writer's pod into question."""
+"""Causes of a transition after which the former writer's pod may have to be removed."""
 
 GRACE_SECONDS: Final = 10.0
-"""How long a fenced writer may take to register again and be left in peace."""
+"""A fenced writer that registers again within this time keeps its pod."""
 
 RETRY_SECONDS_MIN: Final = 5.0
 RETRY_SECONDS_MAX: Final = 60.0
-"""Between two attempts that a disruption budget forbids; the delay doubles from one to the other."""
+"""Delays between attempts that a disruption budget forbids; the delay doubles each time."""
 
 FAILED_RETRY_SECONDS: Final = 60.0
-"""Between two attempts that fail for another reason (two budgets, missing rights)."""
+"""Delay between attempts that fail for another reason (two budgets, missing rights)."""
 
 UNSEEN_RETRY_SECONDS: Final = 10.0
-"""More wait than are shown: the pod may be among them, and is looked for again after so long."""
+"""Delay if the broker omits waiters from its list: the pod may be one of them."""
 
 OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
-"""Outcomes that are none yet."""
+"""Outcomes that are not final."""
 
 
 @dataclass(frozen=True, slots=True)
 class FencedPlan:
-    """The list as it goes into status, what to do, and when to look again."""
+    """The list for the status, and the actions."""
 
     pods: tuple[FencedPod, ...]
     actions: tuple[Action, ...]
 
 
 def known_pods(facts: TopicFacts) -> tuple[FencedPod, ...]:
-    """The fenced pods that status lists; what somebody else made of the list does not count."""
+    """The fenced pods of the status; a list that another field manager wrote does not count."""
     if facts.status_editor and facts.fenced_before is not None:
         return facts.fenced_before
     return facts.declared.status.fenced_pods
@@ -70,17 +71,17 @@ def came_back(view: TopicView | None, pod_uid: str, epoch: int) -> bool:
 
 
 def _shows_all(view: TopicView | None) -> bool:
-    """Whether the view names everybody who is registered: long lists are cut."""
+    """Whether the view lists every registered producer: brokers cut long lists."""
     return view is None or not (view.waiters_omitted or view.holders_omitted)
 
 
 def open_fences(facts: TopicFacts) -> list[FencedPod]:
-    """The pods that are not dealt with yet, as far as status and story tell."""
+    """The pods whose outcome is open, by status and transitions."""
     return [pod for pod in _known(facts) if pod.outcome in OPEN]
 
 
 def plan_fenced(facts: TopicFacts) -> FencedPlan:
-    """Go through the fenced pods, the oldest first; at most one is removed at a time."""
+    """Judge the fenced pods, the oldest first; at most one is removed at a time."""
     spec = facts.declared.spec
     judge = _Judge(facts, spec.pod_policy, spec.min_interval_seconds)
     pods = [judge.judged(pod) for pod in _known(facts)]
@@ -112,7 +113,7 @@ def _known(facts: TopicFacts) -> list[FencedPod]:
 
 
 def _bounded(pods: list[FencedPod]) -> list[FencedPod]:
-    """Newest first; of too many, the oldest that are settled go, then the oldest."""
+    """Newest first; if there are too many, the oldest settled ones are dropped, then the oldest."""
     newest = pods[::-1]
     too_many = len(newest) - FENCED_PODS_SHOWN_MAX
     if too_many <= 0:
@@ -123,7 +124,7 @@ def _bounded(pods: list[FencedPod]) -> list[FencedPod]:
 
 
 class _Judge:
-    """Judges one pod after the other; remembers what the next may do."""
+    """Judges one pod after the other, and remembers when the next may be removed."""
 
     def __init__(self, facts: TopicFacts, policy: str, min_interval_seconds: float) -> None:
         self.actions: list[Action] = []
@@ -133,15 +134,15 @@ class _Judge:
         self._wait = self._interval_left(min_interval_seconds)
 
     def _interval_left(self, min_interval_seconds: float) -> float:
-        """Seconds until another pod may be removed for this topic."""
+        """Seconds until the operator may remove another pod for this topic."""
         pods = known_pods(self._facts)
         moments = [seconds_of(pod.since) for pod in pods if pod.outcome == "Evicted"]
         last = max((moment for moment in moments if moment is not None), default=None)
         if any(attempt.answer == "Evicted" for attempt in self._facts.attempts.values()):
-            return min_interval_seconds  # just now, and not in status yet
+            return min_interval_seconds  # the status does not show it yet
         if last is None:
             return 0.0
-        # Both are this operator's own clock, or its predecessor's: bounded, should it be set back.
+        # Both times come from this operator's clock or its predecessor's: bounded in case it was set back.
         return min(max(0.0, last + min_interval_seconds - self._facts.now), min_interval_seconds)
 
     def judged(self, pod: FencedPod) -> FencedPod:
@@ -158,7 +159,7 @@ class _Judge:
         if has_returned or came_back(self._facts.view, pod.pod_uid, pod.epoch):
             return self._settled(pod, "CameBack", "")
         if self._facts.view is None and not self._facts.brokers.all_synced:
-            return pod  # nobody can say whether it has registered again
+            return pod  # no broker can say whether it has registered again
         if not _shows_all(self._facts.view):
             self._look_again(UNSEEN_RETRY_SECONDS)
             return pod
@@ -175,7 +176,7 @@ class _Judge:
         return self._settled(pod, attempt.answer, attempt.message)
 
     def _due(self, pod: FencedPod, attempt: RemovalAttempt | None) -> FencedPod:
-        """Still to be removed: now, or when?"""
+        """Remove the pod now, or note when."""
         grace = GRACE_SECONDS - self._facts.fenced_for.get(pod.identifier, 0.0)
         if grace > 0:
             self._look_again(grace)
@@ -216,7 +217,7 @@ class _Judge:
 
 
 def _delay(attempt: RemovalAttempt) -> float:
-    """Seconds between this attempt and the next one."""
+    """Delay from this attempt to the next one."""
     if attempt.retry_after_seconds is not None:
         return max(attempt.retry_after_seconds, RETRY_SECONDS_MIN)
     if attempt.answer == "EvictionFailed":

@@ -1,8 +1,8 @@
-"""The Service that leads to a topic's writer and to nobody else: its objects, purely.
+"""The Service that leads to a topic's writer only: its Service and EndpointSlice. Pure.
 
-The Service has no selector; the one EndpointSlice is written here, and both carry the epoch that
-they speak of. The writer's readiness is the broker's judgement (it holds the topic and answers its
-pings), not a probe's, so that no readiness gate can block a rollout.
+The Service has no selector; the operator writes its only EndpointSlice. Both carry the epoch of the
+writer as a label. The broker decides whether the writer is ready (it holds the topic and answers
+pings), not a probe, so that no readiness gate can block a rollout.
 """
 
 from __future__ import annotations
@@ -11,14 +11,8 @@ import ipaddress
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from onewriter_operator.kinds import (
-    EPOCH_LABEL,
-    FIELD_MANAGER,
-    MANAGED_BY,
-    SERVICE,
-    SLICE,
-    Json,
-)
+from onewriter_core.kubernetes_names import EPOCH_LABEL
+from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY, SERVICE, SLICE, Json
 from onewriter_operator.objects import KubeObject, LeaderService, TopicObject
 from onewriter_operator.plan.facts import PodFacts
 from onewriter_operator.plan.view import ProducerView
@@ -28,12 +22,12 @@ SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
 
 
 def slice_name(service: str, address_type: str) -> str:
-    """An EndpointSlice's address type never changes: each has an object of its own."""
+    """Name of the slice; an address type cannot change, so each type has a slice of its own."""
     return f"{service}-leader-{address_type.lower()}"
 
 
 def address_type(ip: str) -> str:
-    """``IPv4`` or ``IPv6``; IPv4 for what is no address."""
+    """``IPv4`` or ``IPv6``; IPv4 if the text is not an address."""
     try:
         return f"IPv{ipaddress.ip_address(ip).version}"
     except ValueError:
@@ -68,7 +62,7 @@ def endpoints(
     holder: ProducerView | None,
     pod: PodFacts | None,
 ) -> Json:
-    """The EndpointSlice: the holder's pod, or nobody while nobody writes."""
+    """The EndpointSlice: the holder's pod, or no endpoint while no producer writes."""
     ip = pod.ip if pod is not None and pod.exists else ""
     labels = {
         SERVICE_NAME_LABEL: wanted.name,
@@ -112,7 +106,7 @@ def endpoints(
 
 
 def is_ahead(epoch: int, slices: Iterable[KubeObject], service: KubeObject | None) -> bool:
-    """Whether what is there speaks of a later epoch than this one."""
+    """Whether the Service or a slice has a later epoch than this one."""
     found = slices if service is None else (*slices, service)
     return any(epoch_of(each) > epoch for each in found)
 

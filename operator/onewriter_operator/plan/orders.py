@@ -1,11 +1,11 @@
-"""Orders of a person: annotations that name the epoch which is to end, and no later one. Pure."""
+"""Orders of an administrator: annotations that name the epoch to end, and no later one. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from onewriter_operator.kinds import FENCE, HANDOVER
+from onewriter_core.kubernetes_names import FENCE, HANDOVER
 from onewriter_operator.plan.actions import (
     Action,
     EmitEvent,
@@ -17,7 +17,7 @@ from onewriter_operator.plan.actions import (
 from onewriter_operator.plan.facts import OrderResult, TopicFacts
 
 RETRY_SECONDS: Final = 5.0
-"""An order that no broker could be asked for is tried again after so long."""
+"""Delay before an order that no broker answered is sent again."""
 
 EPOCH_DIGITS_MAX: Final = 16
 
@@ -26,9 +26,9 @@ MARK_LENGTH_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """What an annotation says: ``EPOCH[#MARK] [NAME]``.
+    """An annotation's value: ``EPOCH[#MARK] [NAME]``.
 
-    The mark is repeated in the answer; without it the same order given again looks as it did before.
+    The answer repeats the mark, which distinguishes a repeated order from the first one.
     """
 
     text: str
@@ -38,7 +38,7 @@ class _Order:
 
 
 def plan_orders(facts: TopicFacts) -> list[Action]:
-    """Fences and handovers that are ordered and not done yet, and what came of those that are."""
+    """The ordered fences and handovers that are not executed yet, and the results of the others."""
     return [*_fence(facts), *_handover(facts)]
 
 
@@ -55,7 +55,7 @@ def _fence(facts: TopicFacts) -> list[Action]:
 
 
 def _handover(facts: TopicFacts) -> list[Action]:
-    """It may name whom: a waiting producer or its claim."""
+    """The order may name the successor: a waiting producer or its claim."""
     order = _read(facts.declared.annotation(HANDOVER))
     if order is None:
         return []
@@ -69,7 +69,7 @@ def _handover(facts: TopicFacts) -> list[Action]:
 
 
 def _read(text: str) -> _Order | None:
-    """The order; None for what is none."""
+    """The order of an annotation; None if the value is not an order."""
     head, _, name = text.strip().partition(" ")
     number, _, mark = head.partition("#")
     if not (number.isascii() and number.isdecimal() and len(number) <= EPOCH_DIGITS_MAX):
@@ -83,7 +83,7 @@ def _is_due(facts: TopicFacts, order: _Order) -> bool:
 
 
 def _told(reason: EventReason, what: str, order: _Order, answer: OrderResult) -> list[Action]:
-    """What came of it, said once: a warning is a definite no."""
+    """Report the result once, as a warning if the broker refused."""
     is_refused = bool(answer.refusal) and not answer.is_open
     source = f"annotation #{order.mark}" if order.mark else "annotation"
     note = f"Epoch {order.epoch} was to be {what} ({source}): {answer.refusal or 'done'}"

@@ -1,7 +1,7 @@
-"""One rollout at a time: a broker that leaves in order needs the store, and the next one finds it.
+"""One rollout at a time: store and brokers are never replaced at the same time.
 
-Where both are replaced at once, a broker may go while the store is away. Its buckets are then not
-given back in order, and nobody who wrote there may go on under the epoch it had: safe, and for nothing.
+A broker that stops needs the store to release its buckets. If the store is down then, the buckets are
+not released in order, and their writers lose their epochs: safe, but without need.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ KIND: Final = "StatefulSet"
 def is_rolling(stateful_set: Json) -> bool:
     """Whether its pods are being replaced: the controller's revisions differ until all are ready.
 
-    One that merely is not ready replaces nothing, and one without a status does not run yet.
+    A StatefulSet that is merely not ready replaces no pods. One without a status does not run yet.
     """
     status = stateful_set.get("status") or {}
     if "observedGeneration" not in status:
@@ -27,10 +27,10 @@ def is_rolling(stateful_set: Json) -> bool:
 
 
 def waits_for(document: Json, others: Sequence[Json]) -> str:
-    """Why a change of this object waits for its turn; empty: it does not.
+    """Why a change of this object has to wait; empty if it does not.
 
-    ``others``: the other StatefulSets of the installation, as they are now. What is said changes
-    as long as the other rollout goes on.
+    ``others``: the other StatefulSets of the installation, as they are now. The reason changes with
+    the progress of the other rollout.
     """
     if document["kind"] != KIND:
         return ""

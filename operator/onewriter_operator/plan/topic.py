@@ -1,7 +1,7 @@
-"""One visit to an ExclusiveTopic: what to do, and the whole status. Pure.
+"""The plan of an ExclusiveTopic: its actions and its whole status. Pure.
 
-Some actions have answers that the status depends on (an eviction, a look-up): the caller performs
-them, adds the answers to the facts and asks again.
+The status depends on the answers of some actions (an eviction, a look-up): the caller performs these,
+adds the answers to the facts and plans again.
 """
 
 from __future__ import annotations
@@ -11,19 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_core.api.status import PARTITIONS_SHOWN_MAX, TRANSITIONS_SHOWN_MAX
+from onewriter_core.kubernetes_names import PAUSED, TOPIC_FINALIZER, UNMANAGED
 from onewriter_operator import conditions
-from onewriter_operator.kinds import (
-    PAUSED,
-    SERVICE,
-    SLICE,
-    TOPIC_FINALIZER,
-    UNMANAGED,
-    Json,
-    Key,
-    key_of,
-    named,
-    seconds_of,
-)
+from onewriter_operator.kinds import SERVICE, SLICE, Json, Key, key_of, named, seconds_of
 from onewriter_operator.objects import (
     FencedPod,
     KubeObject,
@@ -55,34 +45,35 @@ from onewriter_operator.plan.orders import plan_orders
 from onewriter_operator.plan.view import ProducerView, TopicView, TransitionView
 
 DELETION_DEADLINE_SECONDS: Final = 300.0
-"""After so long an object lets go of its finalizer, whatever became of the log."""
+"""After this time the operator removes its finalizer, even if the log still exists."""
 
 DELETION_RETRY_SECONDS: Final = 5.0
 
 FLICKER_SECONDS: Final = 1.0
-"""A topic that changes hands is written about only if it takes longer than this."""
+"""The status shows the state between two writers only if it lasts longer than this."""
 
 UNKNOWN_SECONDS: Final = 5.0
-"""Until brokers are asked again about a topic of which nothing is known."""
+"""Delay before the operator asks the brokers again about an unknown topic."""
 
 AHEAD_SECONDS: Final = 30.0
-"""An operator that knows of a later writer shows it by then; an epoch that nobody knows is drift."""
+"""Within this time another operator shows the later writer that it knows of; afterwards an unknown
+epoch in the Service counts as drift."""
 
 BROKER_DRIFT: Final = "desired state of"
-"""How drift begins that concerns every topic: it is shown by each, and told by none."""
+"""Prefix of drift that concerns every topic: each status shows it, and no topic reports an Event."""
 
 _TOLD_ONCE: Final = (("PolicyApplied", "Adopted"), ("Conflict", "ResourceConflict"))
-"""Conditions and reasons that are worth an Event when they are new."""
+"""Conditions and reasons that cause an Event when they are new."""
 
 KINDS_SHOWN: Final = frozenset({"grant", "share", "fence"})
-"""Kinds of transitions that are a change of hands."""
+"""Kinds of transitions that the status shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do, in this order, and then the status to write; None: leave it as it is.
+    """The actions in their order, and the status to write afterwards; None: keep the present one.
 
-    ``drift`` is what was found to be changed outside, to be shown by the next status.
+    ``drift``: outside changes that the next status shows.
     """
 
     actions: tuple[Action, ...]
@@ -91,7 +82,7 @@ class Plan:
 
 
 def plan_topic(facts: TopicFacts) -> Plan:
-    """Everything that one visit has to decide."""
+    """Decide everything for one reconcile."""
     if facts.declared.is_set(UNMANAGED):
         return _unmanaged(facts)
     if facts.declared.is_going:
@@ -113,7 +104,7 @@ def plan_topic(facts: TopicFacts) -> Plan:
             drift += service_drift
     wait = _wait_seconds(facts)
     if wait is not None:
-        # What is said of pods is said together with the status that shows it.
+        # Events about pods are written together with the status that shows them.
         kept = [
             each
             for each in actions
@@ -131,7 +122,7 @@ def plan_topic(facts: TopicFacts) -> Plan:
 
 
 def _wait_seconds(facts: TopicFacts) -> float | None:
-    """How long the status is better left as it is; None when it may be written."""
+    """How long the operator keeps the present status; None if it may write."""
     if not facts.standing.is_passed_on:
         return None
     if facts.is_moving:
@@ -140,7 +131,7 @@ def _wait_seconds(facts: TopicFacts) -> float | None:
         return FLICKER_SECONDS
     is_unknown = facts.view is None and not _is_stored(facts) and not facts.epoch_seen
     if facts.status_editor and is_unknown and facts.standing.reason == "Accepted":
-        # Nobody can say which epoch is true: not the one that was written, nor a lower one.
+        # The true epoch is unknown: it may be neither the one that was written nor a lower one.
         return UNKNOWN_SECONDS
     return PATIENCE_SECONDS if facts.is_settling_soon else None
 
@@ -150,10 +141,10 @@ def _is_stored(facts: TopicFacts) -> bool:
 
 
 def needs_look_up(facts: TopicFacts) -> bool:
-    """Whether a broker must be asked first: was the topic there before, what is its last epoch?"""
+    """Whether to ask a broker first if the topic existed before, and for its last epoch."""
     is_new = facts.declared.status.observed_generation < 0
     return (
-        # One that another namespace declared may have been reassigned.
+        # An administrator may have reassigned a topic that another namespace declared.
         facts.standing.reason in {"Accepted", "DeclaredElsewhere"}
         and facts.stored is None
         and facts.brokers.synced > 0
@@ -165,9 +156,9 @@ def needs_look_up(facts: TopicFacts) -> bool:
 
 
 def epoch_of(facts: TopicFacts) -> int | None:
-    """The epoch to show: the highest that is known, and never less than was shown before.
+    """The epoch to show: the highest known one, and never less than the status showed before.
 
-    What somebody else wrote into the status does not count.
+    An epoch that another field manager wrote does not count.
     """
     found = [facts.epoch_seen, 0 if facts.view is None else facts.view.epoch]
     if facts.stored is not None:
@@ -261,7 +252,7 @@ def _shown(transition: TransitionView) -> Json:
 
 
 def _flickers(facts: TopicFacts) -> bool:
-    """Whether the topic is just changing hands, which is not worth a write of its own."""
+    """Whether the topic has been between two writers for too short a time to show it."""
     is_new = facts.declared.status.observed_generation != facts.declared.generation
     is_changing = facts.view is not None and facts.view.state in verdicts.TAKING_OVER
     return is_changing and facts.view_age_seconds < FLICKER_SECONDS and not is_new
@@ -316,7 +307,7 @@ def _unmanaged(facts: TopicFacts) -> Plan:
 
 
 def _finalizer(facts: TopicFacts) -> list[Action]:
-    """Only an object whose log is to go with it is held."""
+    """The object has a finalizer only if its log is to be deleted with it."""
     present = facts.declared.finalizers
     is_wanted = facts.declared.spec.deletes_log and facts.standing.is_passed_on
     if is_wanted and TOPIC_FINALIZER not in present:
@@ -332,7 +323,7 @@ def _let_go(facts: TopicFacts) -> list[Action]:
 
 
 def _deleting(facts: TopicFacts) -> Plan:
-    """The object was deleted and is held by a finalizer; perhaps by somebody else's only."""
+    """The object was deleted and has a finalizer, perhaps only one of another controller."""
     status = _status(
         facts,
         verdicts.verdicts(facts, None, ()),
@@ -367,7 +358,7 @@ def _deleting(facts: TopicFacts) -> Plan:
 
 
 def service_problem(facts: TopicFacts) -> verdicts.ServiceProblem | None:
-    """Why the leader Service is not as it ought to be; None when nothing stands in its way."""
+    """Why the operator cannot write the leader Service; None if it can."""
     wanted = facts.declared.spec.leader_service
     taken = facts.taken
     if wanted is not None and not facts.may_lead_services:
@@ -390,7 +381,7 @@ def service_problem(facts: TopicFacts) -> verdicts.ServiceProblem | None:
 
 
 def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
-    """Service and EndpointSlice as they ought to be, and what had been changed outside."""
+    """The actions for Service and EndpointSlice, and their outside changes."""
     wanted = facts.declared.spec.leader_service
     actions: list[Action] = [
         Remove(each.key, each.uid) for each in facts.left_over if not _is_refused(facts, each.key)
@@ -399,7 +390,7 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
     if wanted is None or epoch is None:
         return actions, []
     if facts.view is None and not facts.is_unserved:
-        return actions, []  # whoever it leads to may still write
+        return actions, []  # the producer that it leads to may still write
     writer = None if facts.view is None else facts.view.holder
     if writer is not None and not writer.has_pod:
         writer = None
@@ -409,7 +400,7 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
         actions.append(LookUpPod(namespace, writer.pod, writer.pod_uid))
     drift: list[str] = []
     if leader.is_ahead(epoch, facts.slices, facts.service) and facts.ahead_seconds < AHEAD_SECONDS:
-        # Another operator knows of a later writer.
+        # Another operator may know a later writer.
         return [*actions, RequeueAfter(AHEAD_SECONDS)], []
     service = leader.service(facts.declared, wanted, epoch)
     is_other = facts.service is None or differs(service, facts.service.document)
@@ -436,7 +427,7 @@ def _is_refused(facts: TopicFacts, key: Key) -> bool:
 
 
 def _changed(facts: TopicFacts, wanted: Json, found: KubeObject | None) -> list[str]:
-    """What somebody changed since this process wrote exactly what is wanted now."""
+    """The outside change, if this process wrote exactly the wanted object before."""
     name = named(key_of(wanted))
     if facts.written.get(name) != digest(wanted):
         return []

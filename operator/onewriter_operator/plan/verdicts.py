@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from onewriter_core.kubernetes_names import PAUSED, UNMANAGED
 from onewriter_operator.conditions import Verdict, no, unknown, yes
 from onewriter_operator.kinds import seconds_of
 from onewriter_operator.objects import Condition
 from onewriter_operator.plan.facts import FleetState, TopicFacts
 
 DRIFT_SHOWN_SECONDS: Final = 3_600.0
-"""How long a repair is shown."""
+"""How long the condition Drifted shows a repair."""
 
 TAKING_OVER: Final = frozenset({"ChangingHands", "Reserved"})
 """States of a topic between two writers."""
 
 OBSTACLES: Final = frozenset({"Invalid", "NotThisTenant", "DeclaredElsewhere", "ResourceConflict"})
-"""Standings that only a person can change."""
+"""Reasons of a standing that only an administrator can resolve."""
 
 
 SERVICE_TAKEN: Final = "ServiceTaken"
@@ -25,11 +26,11 @@ SERVICE_REFUSED: Final = "ServiceRefused"
 SERVICE_NOT_ENABLED: Final = "ServiceNotEnabled"
 
 UNDIVIDED: Final = "Undivided"
-"""The reason where partitions are wanted of a topic that is there without: it is served as it is."""
+"""Reason for a topic that exists without partitions although its spec declares some."""
 
 
 class ServiceProblem(NamedTuple):
-    """Why the leader Service is not as it ought to be: one of the reasons above, in words."""
+    """Why the leader Service is not as the spec wants it: one of the reasons above, and a message."""
 
     reason: str
     message: str
@@ -38,7 +39,7 @@ class ServiceProblem(NamedTuple):
 def verdicts(
     facts: TopicFacts, service: ServiceProblem | None, drift: Sequence[str]
 ) -> list[Verdict]:
-    """All of them."""
+    """All conditions of an ExclusiveTopic."""
     serving = _serving(facts)
     applied = _applied(facts, service)
     return [
@@ -54,8 +55,8 @@ def verdicts(
 
 
 def unmanaged(facts: TopicFacts) -> list[Verdict]:
-    """What is said of an object that the operator was told to leave alone."""
-    message = "annotation onewriter.dev/unmanaged: brokers keep the last spec that they received"
+    """The conditions of an object with the annotation ``unmanaged``."""
+    message = f"annotation {UNMANAGED}: brokers keep the last spec that they received"
     return [
         unknown("Ready", "Unmanaged", message),
         unknown("Serving", "Unmanaged", message),
@@ -69,7 +70,7 @@ def unmanaged(facts: TopicFacts) -> list[Verdict]:
 
 
 def unreachable(brokers: FleetState) -> str:
-    """Why nothing is known of the brokers, or not of all."""
+    """Which brokers the operator cannot follow, and why."""
     known = f"{brokers.synced} of {brokers.expected} brokers can be followed"
     return "; ".join((known, *brokers.problems))
 
@@ -126,7 +127,7 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
 
 
 def _is_obstructed(facts: TopicFacts) -> bool:
-    """Whether nobody can have the topic by this object until a person changes something."""
+    """Whether no producer gets the topic through this object until an administrator changes something."""
     return facts.standing.reason in OBSTACLES and not facts.standing.is_kept
 
 
@@ -137,7 +138,7 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     if facts.declared.is_going:
         return no("PolicyApplied", "Deleting", "the object is being deleted")
     if applied.is_held_back:
-        return no("PolicyApplied", "Paused", "annotation onewriter.dev/paused: its spec waits")
+        return no("PolicyApplied", "Paused", f"annotation {PAUSED}: its spec waits")
     if applied.refusal:
         return no("PolicyApplied", "RefusedByBroker", applied.refusal)
     if is_undivided(facts):
@@ -154,12 +155,12 @@ def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     if facts.stored is not None and facts.stored.exists and not facts.stored.is_declared:
         message = f"the topic was there before this object, at epoch {facts.stored.epoch}"
         return yes("PolicyApplied", "Adopted", message)
-    # Not how many: a broker that restarts must not rewrite every status.
+    # Without the number of brokers: a restart of a broker must not rewrite every status.
     return yes("PolicyApplied", "Applied", "every broker that can be reached has it")
 
 
 def is_undivided(facts: TopicFacts) -> bool:
-    """Whether partitions are wanted of a topic that was there without, and so gets none."""
+    """Whether the spec declares partitions for a topic that exists without them, and so gets none."""
     if not facts.declared.spec.partitions:
         return False
     if facts.view is not None:
@@ -182,7 +183,7 @@ def _conflict(facts: TopicFacts) -> Verdict:
 
 
 def _drifted(facts: TopicFacts, drift: Sequence[str]) -> Verdict:
-    """What was changed outside stays visible for an hour."""
+    """An outside change stays visible for an hour."""
     if drift:
         return yes("Drifted", "Repaired", f"changed outside and put right: {'; '.join(drift)}")
     former = facts.declared.status.condition("Drifted")

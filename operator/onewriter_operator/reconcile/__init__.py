@@ -1,4 +1,4 @@
-"""Visits: gather the facts about one object, ask the plan, perform what it says.
+"""Reconciles: gather the facts about one object, make the plan, perform its actions.
 
 One module per kind. Decisions are in ``plan``; calls in ``kube`` and ``brokers``.
 """

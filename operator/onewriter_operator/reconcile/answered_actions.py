@@ -1,7 +1,7 @@
-"""Actions whose answers a plan waits for: what brokers and pods are asked, and what they are ordered.
+"""Actions whose answers a plan needs: look-ups, fences, handovers, and removals of pods and logs.
 
-An answer that may still come later is an answer too (``Unconfirmed``, ``is_open``, not known): it
-must not keep the rest of the visit, above all the status, from being done.
+A missing answer is an answer too (``Unconfirmed``, ``is_open``, not known): it must not prevent the
+rest of the reconcile, above all the status.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from onewriter_operator.reconcile.cache import TopicCache
 from onewriter_operator.reconcile.context import ReconcileContext
 
 UNCONFIRMED_SECONDS: Final = 5.0
-"""No broker could say whether a fenced pod is registered again: they are asked after so long."""
+"""Delay before brokers that could not say whether a fenced pod has registered again are asked again."""
 
 log = structlog.get_logger(__name__)
 
 
 def has_answer(action: Action) -> bool:
-    """Whether the plan that asks for it waits for an answer."""
+    """Whether the plan needs the action's answer."""
     kinds = LookUpTopic | LookUpPod | Fence | HandOver | DeleteLog | RemovePod
     return isinstance(action, kinds)
 
 
 class AnsweredActions:
-    """Asks them, and keeps the answers in the topic's cache."""
+    """Performs these actions and keeps the answers in the topic's cache."""
 
     def __init__(self, context: ReconcileContext) -> None:
         self._context = context
@@ -52,7 +52,7 @@ class AnsweredActions:
     async def perform(
         self, declared: TopicObject, topic: str, cache: TopicCache, action: Action
     ) -> None:
-        """Perform an action of an ExclusiveTopic for ``topic``. Raises RetryLater."""
+        """Perform an action of an ExclusiveTopic for the Pulsar topic ``topic``. Raises RetryLater."""
         now = asyncio.get_running_loop().time
         match action:
             case LookUpTopic(topic):
@@ -79,7 +79,7 @@ class AnsweredActions:
                 raise AssertionError(f"{action} is not a question")
 
     async def _pod(self, namespace: str, name: str, uid: str) -> PodFacts:
-        """A pod; without the right to read it, no more than that it may be there."""
+        """A pod; without the right to read pods, the operator assumes that it exists."""
         try:
             return await api_answer(removal.look_up(self._context.kube, namespace, name, uid))
         except ApiRefused as refused:
@@ -87,7 +87,7 @@ class AnsweredActions:
             return PodFacts()
 
     async def _remove(self, topic: str, action: RemovePod, count: int) -> RemovalAttempt:
-        """Remove a pod, unless it has come back: its broker is asked, because its stream may be late.
+        """Remove a pod unless it registered again: asks the broker, because its stream may lag.
 
         ``count``: attempts that the API server has answered.
         """
@@ -112,7 +112,7 @@ class AnsweredActions:
 
 
 async def _ordered(what: str, call: Awaitable[None]) -> OrderResult:
-    """What came of an order."""
+    """Send an order; its result."""
     try:
         await call
     except BrokerRefused as refused:

@@ -1,4 +1,4 @@
-"""The API server's refusals in the words that a queue understands."""
+"""Calls of the API server whose failures the work queue understands."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from onewriter_operator.plan.difference import differs
 from onewriter_operator.workqueue import RetryLater
 
 CONFLICT_SECONDS: Final = 0.5
-"""Somebody else wrote first: after so long the watch has told what."""
+"""Delay after a conflicting write: by then the watch has delivered the other one."""
 
 BUSY_SECONDS_MIN: Final = 1.0
-"""The API server has too much to do: it is left alone for at least so long."""
+"""Least delay after the API server reported that it is overloaded."""
 
 _Answer = TypeVar("_Answer")
 
 
 class ApiFails(RetryLater):
-    """The API server failed at it, or does not accept what it was given."""
+    """The API server failed, or does not accept the object."""
 
 
 async def api_answer(answer: Awaitable[_Answer]) -> _Answer:
-    """The answer to a call.
+    """The answer of a call.
 
-    Raises RetryLater for what may pass (ApiFails where nothing tells that it will), ApiRefused for
-    what will not (missing rights).
+    Raises RetryLater for a failure that may be temporary (ApiFails if it may also be permanent) and
+    ApiRefused for a permanent one (missing rights).
     """
     try:
         return await answer
@@ -45,11 +45,11 @@ async def api_answer(answer: Awaitable[_Answer]) -> _Answer:
 
 
 async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Json:
-    """Make an object what it ought to be: the fields that are wanted, and lists item by item.
+    """Write the wanted fields of an object, and lists item by item.
 
-    Server-side apply first, so that others keep fields of their own. It cannot take away what
-    somebody else put into a list (a port, a variable): where that is left, the wanted fields are
-    merged, which replaces lists as a whole. ``version``: only if the object is still that one.
+    Uses server-side apply first, so that other field managers keep their own fields. Apply cannot
+    remove an item that another manager put into a list (a port, a variable): if one is left, a merge
+    patch replaces the lists as a whole. ``version``: only if the object has this resourceVersion.
     Raises ApiRefused, ApiUnreachable.
     """
     key = key_of(wanted)
@@ -61,7 +61,7 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
     except ApiRefused as refused:
         if refused.status != 422 or await kube.get(kind, key.namespace, key.name) is None:
             raise
-        return await kube.merge(kind, key, body)  # together with theirs ours is not valid
+        return await kube.merge(kind, key, body)  # the merged lists are not valid
     if not differs(wanted, written):
         return written
     body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
@@ -69,7 +69,7 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
 
 
 async def unless_gone(answer: Awaitable[object]) -> None:
-    """Wait for a deletion; what is gone already, or another object by now, is as good.
+    """Wait for a deletion; an object that is gone or was replaced counts as deleted.
 
     Raises RetryLater, ApiRefused.
     """

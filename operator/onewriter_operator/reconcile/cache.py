@@ -1,4 +1,4 @@
-"""What a visit remembers for the next one. All of it can be lost: status and brokers tell the rest."""
+"""State that a reconcile keeps for the next one. It may be lost: status and brokers provide the rest."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from onewriter_operator.plan.facts import (
 )
 
 POD_SECONDS: Final = 60.0
-"""A pod that is not watched is read anew after so long."""
+"""A pod that is not watched is read again after this time."""
 
 DELETION_SECONDS: Final = 5.0
-"""A failed deletion of a log is tried again after so long."""
+"""A failed deletion of a log is repeated after this time."""
 
 PODS_MAX: Final = 64
-"""Pods remembered per topic."""
+"""Pods kept per topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why an object that belongs to a topic cannot be written, and until when that is not tried.
+    """Why the operator cannot write an object of a topic, and until when it does not try again.
 
-    ``is_foreign``: somebody else has its name.
+    ``is_foreign``: an object that the topic does not own has the name.
     """
 
     message: str
@@ -38,17 +38,17 @@ class Obstacle:
 
 @dataclass(slots=True)
 class ObjectCache:
-    """Of any object, by uid. Times are the loop's.
+    """State of any declared object, by uid. Times are the event loop's.
 
-    ``piece``: what the brokers are meant to have of it, and since when; ``editor``: who else had
-    written its status when the operator did so last, and when.
+    ``piece``: the digest that the brokers should have, and since when. ``editor``: the other field
+    manager that had written the status when the operator last wrote it, and when.
     """
 
     editor: tuple[str, str] = ("", "")
     piece: tuple[str, float] = ("", 0.0)
 
     def pending_seconds(self, piece: str, now: float) -> float:
-        """For how long the brokers have been meant to have this piece."""
+        """How long the brokers should have had this piece."""
         if self.piece[0] != piece:
             self.piece = (piece, now)
         return now - self.piece[1]
@@ -56,7 +56,7 @@ class ObjectCache:
 
 @dataclass(slots=True)
 class TopicCache(ObjectCache):
-    """Of an ExclusiveTopic."""
+    """State of an ExclusiveTopic."""
 
     stored: StoredTopic | None = None
     epoch_seen: int = 0
@@ -74,7 +74,7 @@ class TopicCache(ObjectCache):
     reconcile_at: str = ""
 
     def ahead_seconds(self, now: float, *, is_ahead: bool) -> float:
-        """For how long what is there has spoken of a later epoch than is known."""
+        """How long Service or EndpointSlice have had a later epoch than the known one."""
         if not is_ahead:
             self.ahead_since = None
             return 0.0
@@ -82,18 +82,18 @@ class TopicCache(ObjectCache):
         return now - self.ahead_since
 
     def present_obstacles(self, now: float) -> dict[str, Obstacle]:
-        """What still is in the way, by kind/name."""
+        """The obstacles that still count, by kind/name."""
         self.obstacles = {name: each for name, each in self.obstacles.items() if each.until > now}
         return self.obstacles
 
     def remember_pod(self, uid: str, facts: PodFacts, now: float) -> None:
-        """A pod was read."""
+        """Keep a pod that was read."""
         self.pods[uid] = (facts, now)
         while len(self.pods) > PODS_MAX:
             del self.pods[next(iter(self.pods))]
 
     def known_pod(self, uid: str, now: float) -> PodFacts | None:
-        """A pod as it was read, if that still counts: a uid that is gone never comes back."""
+        """A pod as it was read, if recent enough; a pod that is gone never returns under its uid."""
         found = self.pods.get(uid)
         if found is None or (found[0].exists and now - found[1] > POD_SECONDS):
             return None

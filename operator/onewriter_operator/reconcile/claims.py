@@ -1,4 +1,4 @@
-"""Visits to ProducerClaims: gathers what is known of their producers, writes the status."""
+"""Reconciles ProducerClaims: gathers the facts, writes the status."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from onewriter_operator.workqueue import GONE
 STATUS_FIELDS: Final = frozenset(
     {"observedGeneration", "topic", "epoch", "pod", "producers", "producersOmitted"}
 )
-"""Fields of the status that nobody else may write."""
+"""Fields of the status that only the operator may write."""
 
 
 class ClaimReconciler:
-    """Brings one ProducerClaim forward at a time."""
+    """Reconciles one ProducerClaim at a time."""
 
     def __init__(self, context: ReconcileContext) -> None:
         self._context = context
         self._caches: dict[Key, tuple[str, ObjectCache]] = {}
 
     async def reconcile(self, key: Key) -> float | None:
-        """One visit; see workqueue.Reconcile."""
+        """Reconcile a claim; see workqueue.Reconcile."""
         context = self._context
         claim = context.store.claim(key)
         if claim is None:
@@ -55,7 +55,7 @@ class ClaimReconciler:
         return min(after, default=None)
 
     def _cache_of(self, claim: ClaimObject) -> ObjectCache:
-        """What is remembered of this very object, and of none that had its name before."""
+        """The cache of this object; a former object of the same name does not count."""
         key, uid = claim.key, claim.uid
         if key not in self._caches or self._caches[key][0] != uid:
             self._caches[key] = (uid, ObjectCache())

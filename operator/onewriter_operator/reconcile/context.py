@@ -1,4 +1,4 @@
-"""What the visits to every kind of declared object share: whom they ask, and what they see of it."""
+"""The context of a reconcile: the parts of the operator that it uses, and the facts that they provide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from onewriter_operator.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ReconcileContext:
-    """The parts of the operator that a visit needs. ``wall_clock``: Unix time."""
+    """The parts of the operator that a reconcile needs. ``wall_clock``: Unix time."""
 
     kube: Kube
     store: Store
@@ -36,7 +36,7 @@ class ReconcileContext:
     changed: Callable[[str], None] = lambda _topic: None
 
     def note_declared_by(self, topic: str, namespace: str) -> None:
-        """A broker says which namespace declared a topic first: it decides whose object counts."""
+        """Note the first namespace that declared a topic: it decides which object counts."""
         if self.declarations.declared_by(topic, namespace):
             self.fleet.declare()
             self.changed(topic)

@@ -1,7 +1,7 @@
-"""Pods that a leader's Service leads to and that carry no label: each is followed by its name.
+"""Pods behind a leader Service that lack the watched label: each is followed by its name.
 
-The labelled ones are watched all together, for little. For the few others a watch of each costs less
-than one of every pod of the cluster, and shows at once that one of them is going.
+One watch covers all labelled pods. For the few others, one watch each costs less than a watch of every
+pod of the cluster, and shows at once that a pod is being deleted.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from onewriter_operator.plan.facts import PodFacts
 from onewriter_operator.reconcile import removal
 
 FOLLOWED_MAX: Final = 100
-"""Pods that are followed at the same time; further ones are looked at with each visit only."""
+"""Pods that are followed at the same time; further ones are read with each reconcile only."""
 
 RETRY_SECONDS: Final = 10.0
-"""What could not be followed is tried again after so long; until then it counts as not followed."""
+"""Delay before a pod that could not be followed is tried again."""
 
 AGAIN_SECONDS: Final = 1.0
-"""A stream that has ended begins anew after so long."""
+"""Delay before a stream that has ended is opened again."""
 
 log = structlog.get_logger(__name__)
 
 
 class Pod(NamedTuple):
-    """One pod, and no successor of its name."""
+    """One pod, and no successor of the same name."""
 
     namespace: str
     name: str
@@ -41,7 +41,7 @@ class Pod(NamedTuple):
 
 
 class FollowedPods:
-    """``changed`` is told the uid of each that is another than it was, or going, or gone."""
+    """Calls ``changed`` with the uid of each pod that changed, is being deleted, or is gone."""
 
     def __init__(self, kube: Kube, changed: Callable[[str], None]) -> None:
         self._kube = kube
@@ -51,7 +51,7 @@ class FollowedPods:
         self._is_other = asyncio.Event()
 
     def want(self, topic: Key, pod: Pod | None) -> None:
-        """A topic leads to this pod now, or to none that has to be followed."""
+        """Set the pod that a topic's Service leads to; None if there is none to follow."""
         if self._wanted.get(topic) == pod:
             return
         if pod is None:
@@ -61,11 +61,11 @@ class FollowedPods:
         self._is_other.set()
 
     def facts(self, uid: str) -> PodFacts | None:
-        """A pod as it is now; None when it is not followed."""
+        """A pod as it is now; None if it is not followed."""
         return self._facts.get(uid)
 
     async def run(self) -> None:
-        """Follow what is wanted until cancelled."""
+        """Follow the wanted pods until cancelled."""
         tasks: dict[Pod, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as group:
             while True:
@@ -80,7 +80,7 @@ class FollowedPods:
                         tasks[pod] = group.create_task(self._follow(pod))
 
     async def _follow(self, pod: Pod) -> None:
-        """Follow one until it is gone: what is gone never comes back."""
+        """Follow one pod until it is gone."""
         while True:
             try:
                 following = self._kube.follow(POD, pod.namespace, pod.name)

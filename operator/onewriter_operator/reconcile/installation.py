@@ -1,7 +1,7 @@
-"""Visits to what the operator installs: store, brokers, and what belongs to them.
+"""Reconciles the objects that the operator installs: store, brokers, and their parts.
 
-Level-based like all visits: each object is read, compared with what it ought to be, and applied
-where it differs. Reading is cheap and writes nothing; an idle installation causes no write.
+It reads each object, compares it with the wanted one, and applies it if it differs. An installation
+without changes causes no writes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onewriter_operator import installation
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.events import Recorder
 from onewriter_operator.installation.broker_authority import AUTHORITY_BYTES_MAX
-from onewriter_operator.installation.names import selector
+from onewriter_operator.installation.names import INSTANCE_LABEL, selector
 from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY, Json, Kind, key_of, named
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
@@ -30,17 +30,16 @@ from onewriter_operator.plan.difference import difference, digest
 from onewriter_operator.reconcile.api_calls import enforce
 
 EVERY_SECONDS: Final = 60.0
-"""Between two visits, jittered."""
+"""Interval between two reconciles, jittered."""
 
 RETRY_SECONDS: Final = 5.0
-"""After a visit that failed."""
+"""Delay after a failed reconcile."""
 
 ROLLOUT_POLL_SECONDS: Final = 2.0
-"""Between two visits while one rollout waits for another."""
+"""Interval between two reconciles while one rollout waits for another."""
 
 ROLLOUT_WAIT_SECONDS_MAX: Final = 120.0
-"""So long a rollout waits for another that makes no progress: what is stuck must not keep back what
-would mend it."""
+"""Longest wait for another rollout that makes no progress: the waiting change may be the repair."""
 
 CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
@@ -57,14 +56,14 @@ KINDS: Final[Mapping[str, Kind]] = {
 }
 
 REMOVABLE: Final = ("PodDisruptionBudget", "NetworkPolicy")
-"""Kinds of which a configuration may want none any more. Store and brokers are never taken away by
-a change of configuration: their names do not depend on it."""
+"""Kinds that a change of the configuration may remove. It never removes store and brokers: their
+names do not depend on the configuration."""
 
 log = structlog.get_logger(__name__)
 
 
 class InstallationReconciler:
-    """Keeps the installed objects as the configuration says."""
+    """Keeps the installed objects as the configuration declares them."""
 
     def __init__(
         self,
@@ -83,10 +82,10 @@ class InstallationReconciler:
         self._now = now
         self._waits_for = ""
         self._waits_since = 0.0
-        """What a rollout waits for, and since when that has been so."""
+        """What a rollout waits for, and since when."""
 
     async def run(self) -> None:
-        """Visit for ever."""
+        """Reconcile until cancelled."""
         while True:
             pause = EVERY_SECONDS * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
             try:
@@ -102,16 +101,16 @@ class InstallationReconciler:
             await asyncio.sleep(pause)
 
     async def reconcile(self) -> bool:
-        """Put right what differs. Raises ApiRefused, ApiUnreachable. True: something waits for its turn.
+        """Repair differing objects; True if a change waits for a rollout. Raises ApiRefused, ApiUnreachable.
 
-        An object that the API server refuses keeps no other back.
+        An object that the API server refuses does not hold back the others.
         """
         name, namespace = f"{self._configuration.release}-config", self._configuration.namespace
-        # Read each time: what names an owner that is gone would be collected, again and again.
+        # Read each time: Kubernetes would delete objects whose owner is gone, again and again.
         owner = await self._kube.get(CONFIG_MAP, namespace, name)
         if owner is None and self._owner is not None:
             log.warning("installation.rests", reason=f"ConfigMap {name} is gone")
-            return False  # it is being uninstalled: what belongs to it goes, and must not come back
+            return False  # it is being uninstalled: its objects must not be created again
         self._owner = None if owner is None else parse(owner)
         for document in installation.created_once(self._configuration, owner):
             await self._create(document)
@@ -133,7 +132,7 @@ class InstallationReconciler:
         return bool(waiting)
 
     async def _read_authority(self) -> str:
-        """The brokers' authority as the kubelet shows it now; empty: what is published stays."""
+        """The brokers' CA as the kubelet mounts it now; empty to keep the published one."""
         file = self._configuration.operator.broker_ca_file
         if not file:
             return ""
@@ -151,11 +150,11 @@ class InstallationReconciler:
         try:
             await self._kube.create(kind, document)
         except ApiRefused as refused:
-            if refused.status != 409:  # another operator made it
+            if refused.status != 409:  # another operator created it
                 raise
 
     async def _apply(self, document: Json, wanted: list[Json]) -> str:
-        """Write it where it differs; what keeps it waiting, if anything does."""
+        """Write an object if it differs; the reason if the write has to wait."""
         key = key_of(document)
         kind, name = KINDS[key.kind], named(key)
         found = await self._kube.get(kind, key.namespace, key.name)
@@ -163,7 +162,7 @@ class InstallationReconciler:
         version = "" if found is None else parse(found).resource_version
         known = self._applied.get(name)
         if not what or known == (digest(document), version):
-            # What may still differ is the API server's own way of writing the same.
+            # A remaining difference is the API server's own notation of the same value.
             self._applied[name] = (digest(document), version)
             return ""
         if found is not None and (reason := await self._rollout_wait(document, wanted)):
@@ -179,7 +178,7 @@ class InstallationReconciler:
         return ""
 
     async def _rollout_wait(self, document: Json, wanted: list[Json]) -> str:
-        """Why a change of this object is not written yet: see plan/rollout.py."""
+        """Why a change of this object has to wait; see plan/rollout.py."""
         if document["kind"] != rollout.KIND:
             return ""
         others = [each for each in wanted if each["kind"] == rollout.KIND and each is not document]
@@ -198,7 +197,7 @@ class InstallationReconciler:
         return reason
 
     async def _remove_others(self, wanted: list[Json]) -> None:
-        """Take away what a former configuration had and this one has not."""
+        """Delete objects of a former configuration that this one lacks."""
         kept = {key_of(each) for each in wanted}
         own = selector(self._configuration, "")
         for name in REMOVABLE:
@@ -223,9 +222,8 @@ def _beginning(file: Path) -> str:
 
 
 def _managed(own: Mapping[str, Any]) -> dict[str, str]:
-    """The labels of everything that this operator installs for this release."""
-    instance = "app.kubernetes.io/instance"
+    """The labels of all objects that the operator installs for this release."""
     return {
-        instance: str(own[instance]),
+        INSTANCE_LABEL: str(own[INSTANCE_LABEL]),
         MANAGED_BY: FIELD_MANAGER,
     }

@@ -1,4 +1,4 @@
-"""Removing the pod of a fenced writer, and what the API server's answers mean (facts: eviction)."""
+"""Removal of a fenced writer's pod, and the meaning of the API server's answers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from onewriter_operator.plan.actions import RemovePod
 from onewriter_operator.plan.facts import PodFacts, RemovalAttempt
 
 UNANSWERED_SECONDS: Final = 5.0
-"""Nobody knows whether the pod was removed: it is looked at again after so long."""
+"""Delay after an eviction without an answer, which may have removed the pod."""
 
 
 def pod_facts(pod: PodObject) -> PodFacts:
-    """A pod as plans see it."""
+    """The facts about a pod."""
     return PodFacts(True, pod.is_going, pod.ip, pod.node)
 
 
 async def look_up(kube: Kube, namespace: str, name: str, uid: str) -> PodFacts:
-    """The pod of that uid; another pod of the same name is not it. Raises as Kube.get does."""
+    """The pod of that uid; a later pod of the same name does not count. Raises as Kube.get does."""
     document = await kube.get(POD, namespace, name)
     pod = None if document is None else parse_pod(document)
     if pod is None or pod.uid != uid:
@@ -29,14 +29,14 @@ async def look_up(kube: Kube, namespace: str, name: str, uid: str) -> PodFacts:
 
 
 async def remove(kube: Kube, action: RemovePod, count: int) -> RemovalAttempt:
-    """Evict or delete a pod; what came of it."""
+    """Evict or delete a pod; the result."""
     try:
         if action.is_deletion:
             await kube.delete(POD, action.namespace, action.name, action.uid)
         else:
             await kube.evict(action.namespace, action.name, action.uid)
     except ApiUnreachable as error:
-        # It may have happened: then the pod is going when it is looked at the next time.
+        # The pod may have been removed: then the next look-up shows it.
         return RemovalAttempt(
             "EvictionFailed", count, 0.0, UNANSWERED_SECONDS, f"no answer: {error}"
         )
@@ -50,7 +50,7 @@ async def _refused(
 ) -> RemovalAttempt:
     if refused.status == 404:
         return RemovalAttempt("PodGone", count)
-    # The API server asks the budgets before it compares uids.
+    # The API server checks the budgets before it compares uids.
     if refused.status in {409, 429, 500} and not await _is_there(kube, action):
         return RemovalAttempt("PodGone", count, message="a later pod has its name, and stays")
     match refused.status:
@@ -63,7 +63,7 @@ async def _refused(
 
 
 async def _is_there(kube: Kube, action: RemovePod) -> bool:
-    """Whether the pod of that uid still exists, or may exist: the API server need not tell."""
+    """Whether the pod of that uid still exists, or may exist if the API server does not answer."""
     try:
         return (await look_up(kube, action.namespace, action.name, action.uid)).exists
     except (ApiRefused, ApiUnreachable):

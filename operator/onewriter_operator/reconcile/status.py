@@ -1,4 +1,4 @@
-"""Writing a status: only if it differs, only over what was read, and all of it or nothing."""
+"""Writes a status: only if it differs, only over the version that was read, and always as a whole."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from onewriter_operator.store import Store
 
 
 def is_shown(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
-    """Whether a status says what it is to say. Conditions of other controllers do not count."""
+    """Whether a status equals the wanted one. Conditions of other controllers do not count."""
     return _own(wanted, wanted) == _own(found, wanted)
 
 
 def strays(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Json]:
-    """JSON-patch operations that put right what a server-side apply leaves to others."""
+    """JSON-patch operations that repair the fields which a server-side apply leaves to others."""
     mine, theirs = _own(wanted, wanted), _own(found, wanted)
     patch: list[Json] = []
     for name in sorted(theirs.keys() | mine.keys()):
@@ -33,7 +33,7 @@ def strays(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Json]:
 
 
 def _own(status: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
-    """A status with its conditions by type, less those that the wanted one does not have."""
+    """A status with its conditions by type, without those that the wanted one lacks."""
     types = {each["type"] for each in wanted.get("conditions") or ()}
     conditions = {
         each["type"]: each for each in status.get("conditions") or () if each.get("type") in types
@@ -44,10 +44,7 @@ def _own(status: Mapping[str, Any], wanted: Mapping[str, Any]) -> Json:
 async def write(
     kube: Kube, store: Store, kind: Kind, declared: DeclaredObject, status: Json
 ) -> bool:
-    """Write the status unless it is there already; whether anything was written.
-
-    Raises RetryLater, ApiRefused.
-    """
+    """Write the status if it differs; whether it was written. Raises RetryLater, ApiRefused."""
     if is_shown(status, mapping(declared.document.get("status"))):
         return False
     body = {
@@ -57,7 +54,7 @@ async def write(
             "name": declared.key.name,
             "namespace": declared.key.namespace,
             "uid": declared.uid,
-            # Another operator, or a person, may have written since: then look again first.
+            # If another operator or a person has written since, the write fails.
             "resourceVersion": declared.resource_version,
         },
         "status": status,

@@ -1,4 +1,4 @@
-"""Visits to ExclusiveTopics: gathers what is known, performs what the plan asks for."""
+"""Reconciles ExclusiveTopics: gathers the facts, performs the actions of the plan."""
 
 from __future__ import annotations
 
@@ -8,17 +8,8 @@ from typing import Any, Final
 
 import structlog
 
-from onewriter_operator.kinds import (
-    FENCE,
-    HANDOVER,
-    RECONCILE_AT,
-    SERVICE,
-    SLICE,
-    TOPIC,
-    Key,
-    key_of,
-    named,
-)
+from onewriter_core.kubernetes_names import FENCE, HANDOVER, RECONCILE_AT
+from onewriter_operator.kinds import SERVICE, SLICE, TOPIC, Key, key_of, named
 from onewriter_operator.kube import ApiRefused
 from onewriter_operator.objects import TopicObject, parse, parse_topic_status
 from onewriter_operator.plan import leader
@@ -50,16 +41,16 @@ from onewriter_operator.reconcile.followed_pods import Pod
 from onewriter_operator.workqueue import GONE, RetryLater
 
 ROUNDS_MAX: Final = 8
-"""How often one visit may ask, add the answers to its facts and plan again."""
+"""How often one reconcile may perform actions, add the answers to its facts and plan again."""
 
 REPLANS_MAX: Final = 3
-"""How often one visit may find something in the way and plan again, knowing that."""
+"""How often one reconcile may meet a new obstacle and plan again."""
 
 REFUSED_SECONDS: Final = 60.0
-"""What the API server refused, or belonged to somebody else, is tried again after so long."""
+"""Delay after a write that the API server refused, or of an object that the topic does not own."""
 
 FAILING_SECONDS: Final = 5.0
-"""The same of what it failed at."""
+"""Delay after a write at which the API server failed."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,11 +60,11 @@ STATUS_FIELDS: Final = frozenset(
     {"observedGeneration", "topic", "epoch", "holder", "waiting", "partitions", "durability"}
     | {"transitions", "fencedPods"}
 )
-"""Fields of the status that nobody else may write."""
+"""Fields of the status that only the operator may write."""
 
 
 class TopicReconciler:
-    """Brings one ExclusiveTopic forward at a time."""
+    """Reconciles one ExclusiveTopic at a time."""
 
     def __init__(self, context: ReconcileContext) -> None:
         self._context = context
@@ -88,7 +79,7 @@ class TopicReconciler:
         return sorted(self._topics_of_pod.get(uid, ()))
 
     def with_dependent(self, key: Key) -> list[str]:
-        """The names of the topics in its namespace that wrote such a Service or EndpointSlice."""
+        """The names of the topics in its namespace that own such a Service or EndpointSlice."""
         name = f"{key.kind}/{key.name}"
         return [
             topic.name
@@ -97,14 +88,14 @@ class TopicReconciler:
         ]
 
     def drifted(self, topic: Key, what: str) -> None:
-        """Something of a topic was found to be changed outside; its next visit shows it."""
+        """Note an outside change of a topic; the next reconcile shows it."""
         uid = self._uid_of.get(topic, "")
         if uid:
             cache = self._caches[uid]
             cache.drift = tuple(dict.fromkeys((*cache.drift, what)))[:8]
 
     async def reconcile(self, key: Key, replans: int = REPLANS_MAX) -> float | None:
-        """One visit; see workqueue.Reconcile."""
+        """Reconcile a topic; see workqueue.Reconcile."""
         topic = self._context.store.topic(key)
         if topic is None:
             self._forget(key)
@@ -120,7 +111,7 @@ class TopicReconciler:
             return await self.reconcile(key, replans - 1)
         return await self._carry_out(topic, cache, plan, later)
 
-    # ------------------------------------------------------------ one visit
+    # ------------------------------------------------------------ facts and plan
 
     def _cache_of(self, topic: TopicObject) -> TopicCache:
         key, uid = topic.key, topic.uid
@@ -130,12 +121,12 @@ class TopicReconciler:
         cache = self._caches.setdefault(uid, TopicCache())
         asked = topic.annotation(RECONCILE_AT)
         if asked != cache.reconcile_at:
-            # A person wants it looked at anew: nothing that was remembered about the outside counts.
+            # An administrator requests a fresh look: cached observations do not count.
             cache.reconcile_at, cache.stored = asked, None
             cache.pods.clear()
             cache.attempts.clear()
             cache.obstacles.clear()
-        # Orders that were taken away are forgotten: the next ones are new, whatever they say.
+        # The results of removed orders are dropped: a later order is new, whatever its text.
         cache.fence = cache.fence if topic.annotation(FENCE) else None
         cache.handover = cache.handover if topic.annotation(HANDOVER) else None
         return cache
@@ -147,7 +138,7 @@ class TopicReconciler:
         self._context.metrics.forget_topic(key)
 
     def _depend(self, key: Key, uids: set[str]) -> None:
-        """Have the topic visited when one of these pods changes."""
+        """Reconcile the topic when one of these pods changes."""
         for uid in self._pods_of_topic.pop(key, set()) - uids:
             self._topics_of_pod[uid].discard(key)
             if not self._topics_of_pod[uid]:
@@ -158,7 +149,7 @@ class TopicReconciler:
             self._topics_of_pod.setdefault(uid, set()).add(key)
 
     async def _settled_plan(self, key: Key, cache: TopicCache) -> Plan:
-        """Plan, ask what the plan needs to know, and plan again until it needs nothing more."""
+        """Plan, perform the actions whose answers the plan needs, and plan again until none is left."""
         done: set[Action] = set()
         for _ in range(ROUNDS_MAX):
             topic = self._context.store.topic(key)
@@ -239,10 +230,10 @@ class TopicReconciler:
         return {name: now - since for name, since in cache.fenced_since.items()}
 
     def _dependents(self, topic: TopicObject, cache: TopicCache) -> dict[str, Any]:
-        """What is there of the leader's Service."""
+        """The facts about the leader Service's objects."""
         wanted, namespace = topic.spec.leader_service, topic.key.namespace
         name = "" if wanted is None else wanted.name
-        # What else people make go with the topic, claims for example, is none of our business.
+        # The topic may own other objects, for example claims of a user: the operator ignores them.
         owned = [
             each for each in self._context.store.owned_by(topic.uid) if each.key.kind in _KINDS
         ]
@@ -265,7 +256,7 @@ class TopicReconciler:
             "refused": {n: each.message for n, each in obstacles.items() if not each.is_foreign},
         }
 
-    # ------------------------------------------------------------ carrying out
+    # ------------------------------------------------------------ performing the plan
 
     async def _carry_out(
         self,
@@ -274,7 +265,7 @@ class TopicReconciler:
         plan: Plan,
         later: RetryLater | None,
     ) -> float | None:
-        """Write what is to be written, then say what happened. Raises RetryLater, also ``later``."""
+        """Write the status, then perform finalizers and Events. Raises RetryLater, also ``later``."""
         after = [
             action.after_seconds for action in plan.actions if isinstance(action, RequeueAfter)
         ]
@@ -297,7 +288,7 @@ class TopicReconciler:
             cache.stored = None
             after.append(UNKNOWN_SECONDS)
         elif cache.stored is not None and cache.stored.is_undivided and topic.spec.partitions:
-            cache.stored = None  # somebody may delete the topic
+            cache.stored = None  # an administrator may delete the topic
             after.append(REFUSED_SECONDS)
         elif cache.stored is not None and _is_elsewhere(topic, cache.stored):
             cache.stored = None  # an administrator may reassign it
@@ -311,10 +302,10 @@ class TopicReconciler:
     async def _write_dependents(
         self, topic: TopicObject, cache: TopicCache, plan: Plan
     ) -> tuple[RetryLater | None, bool]:
-        """Write and remove what belongs to a topic.
+        """Write and remove the objects that a topic owns.
 
-        Returns what is to be repeated soon, if anything is: the status can be written all the same;
-        and whether something is newly in the way, so that the plan is another one now.
+        Returns the temporary failure, if there was one (the status can still be written), and whether
+        there is a new obstacle, so that the plan has to be made again.
         """
         later: RetryLater | None = None
         for action in plan.actions:
@@ -352,7 +343,7 @@ class TopicReconciler:
     async def _write_dependent(
         self, topic: TopicObject, cache: TopicCache, action: Apply | Remove
     ) -> Obstacle | None:
-        """Write or remove one object; what is in the way. Raises RetryLater for what passes soon."""
+        """Write or remove one object; its obstacle, if any. Raises RetryLater for a temporary failure."""
         now = asyncio.get_running_loop().time
         try:
             if isinstance(action, Apply):
@@ -368,7 +359,7 @@ class TopicReconciler:
         return None
 
     async def _apply(self, topic: TopicObject, cache: TopicCache, action: Apply) -> bool:
-        """Write an object; False when the name belongs to somebody else."""
+        """Write an object; False if an object that the topic does not own has the name."""
         wanted = action.document
         key = key_of(wanted)
         if self._context.store.get(key) is None:
@@ -390,17 +381,17 @@ class TopicReconciler:
 
 
 def _is_elsewhere(topic: TopicObject, stored: StoredTopic) -> bool:
-    """Whether another namespace declared the topic before."""
+    """Whether another namespace declared the topic first."""
     return stored.declared_by not in {"", topic.key.namespace}
 
 
 def _pod_of(topic: TopicObject, holder: ProducerView | None) -> Pod | None:
-    """The pod that the leader's Service leads to; None when there is no Service, or no pod."""
+    """The pod that the leader Service leads to; None without a Service or a pod."""
     if topic.spec.leader_service is None or holder is None or not holder.has_pod:
         return None
     return Pod(topic.key.namespace, holder.pod, holder.pod_uid)
 
 
 def _old(answer: OrderResult | None) -> OrderResult | None:
-    """An order's answer as the next visit remembers it: told, or to be asked for again."""
+    """The result of an order for the next reconcile: reported, or None to send the order again."""
     return None if answer is None or answer.is_open else replace(answer, is_news=False)

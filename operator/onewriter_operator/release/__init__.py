@@ -1,1 +1,1 @@
-"""What the chart's hooks run: wait until an installation is ready, and leave nothing stuck behind it."""
+"""The programs of the chart's hooks and jobs: wait until an installation is ready; clean up before its end."""

@@ -1,8 +1,8 @@
-"""A job of the pipeline as a SparkApplication of Apache's operator: made, and waited for.
+"""Runs a pipeline job as a SparkApplication of Apache's Spark operator, and waits for its end.
 
-That operator has no schedules. A CronJob's pod makes the object and stays until it is over, so that the
-next run is not due before. The object is called like the Job: a pod that takes the place of another one
-finds it there and waits for the same run, and never makes a second driver.
+That operator has no schedules. The pod of a CronJob creates the object and runs until the job has ended,
+so that the next run cannot begin earlier. The object has the Job's name: a pod that replaces another one
+finds it and waits for the same run, and never starts a second driver.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _FAILED: Final = frozenset({
     "DriverEvicted", "DriverReadyTimedOut", "DriverStartTimedOut", "ExecutorsStartTimedOut",
     "Failed", "SchedulingFailure",
 })  # fmt: skip
-"""States of that operator."""
+"""States of an application in that operator."""
 
 
 class Outcome(Enum):
-    """How a run went."""
+    """Result of a run."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -37,7 +37,7 @@ class Outcome(Enum):
 
 
 def application(template: Mapping[str, Any], namespace: str, name: str, owner: str) -> Json:
-    """The object of one run. ``owner``: the Job's uid, with which the object goes."""
+    """The object of one run. ``owner``: the uid of the Job that owns the object."""
     if template.get("kind") != APPLICATION.kind or not isinstance(template.get("spec"), dict):
         raise ConfigurationError(f"the template is not a {APPLICATION.kind}")
     job = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner}
@@ -51,7 +51,7 @@ def application(template: Mapping[str, Any], namespace: str, name: str, owner: s
 
 
 def outcome(document: Mapping[str, Any]) -> Outcome:
-    """How a run went, or goes, by what its object says."""
+    """The state or result of a run, from its object's status."""
     states = _states(document)
     if states & _FAILED:
         return Outcome.FAILED
@@ -63,10 +63,10 @@ def outcome(document: Mapping[str, Any]) -> Outcome:
 async def run(
     kube: Kube, document: Mapping[str, Any], timeout_seconds: float, report: Callable[[str], None]
 ) -> Outcome:
-    """Make the object unless it is there, and wait until the run is over; ``report`` hears its states.
+    """Create the object if it does not exist, and wait for the run's end; ``report`` receives its states.
 
-    An API server that is away is waited for. A run that takes longer than ``timeout_seconds`` is deleted,
-    and Unavailable raised. Raises ApiRefused.
+    Retries while the API server does not answer. Deletes a run that takes longer than
+    ``timeout_seconds`` and raises Unavailable. Raises ApiRefused.
     """
     about = document["metadata"]
     said = ""
@@ -94,7 +94,7 @@ async def run(
 
 
 async def _made(kube: Kube, document: Mapping[str, Any]) -> Json | None:
-    """The object, made if need be; None: the API server could not be asked."""
+    """The object, created if necessary; None if the API server did not answer."""
     about = document["metadata"]
     try:
         found = await kube.get(APPLICATION, about["namespace"], about["name"])
@@ -113,7 +113,7 @@ def _current(document: Mapping[str, Any]) -> str:
 
 
 def _states(document: Mapping[str, Any]) -> set[str]:
-    """The state it is in, and those it was in."""
+    """The present state and the former states."""
     status = document.get("status") or {}
     history = (status.get("stateTransitionHistory") or {}).values()
     return {_current(document), *(str(each.get("currentStateSummary")) for each in history)}

@@ -1,13 +1,13 @@
-"""Before onewriter is uninstalled: take off what would leave objects stuck without an operator.
+"""Cleans up before onewriter is uninstalled: removes what would block objects without an operator.
 
-Objects stay where their definitions stay; their finalizers of ours go, because nobody would answer
-them. Brokers stop while they still have the right to say what they give back. Where the definitions
-go too, the objects are deleted first, while the operator can still do what their deletion policies
-ask for. Anchors, volumes and logs are never touched here.
+If the CRDs stay, the objects stay, and the clean-up removes onewriter's finalizers, which no operator
+would remove later. If the CRDs go too, it deletes the objects first, while the operator can still follow
+their deletion policies. Brokers stop while they still have the right to record which buckets they
+release. The clean-up never touches anchors, volumes and logs.
 
 The chart's Job is part of every rendering, so ``helm template | kubectl apply`` runs it too. It
-therefore acts only where the release is really being uninstalled: Helm notes that in the Secret of
-the release's revision before it runs the first hook. Who uninstalls in another way confirms it.
+therefore acts only if the release is being uninstalled: Helm records that in the Secret of the
+release's revision before it runs the first hook. Other ways to uninstall need a confirmation.
 """
 
 from __future__ import annotations
@@ -17,17 +17,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from onewriter_core.errors import Unavailable
+from onewriter_core.kubernetes_names import GROUP
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import names
-from onewriter_operator.kinds import (
-    CLAIM,
-    FIELD_MANAGER,
-    GROUP,
-    SECRET,
-    SLICE,
-    TOPIC,
-    Kind,
-)
+from onewriter_operator.kinds import CLAIM, FIELD_MANAGER, SECRET, SLICE, TOPIC, Kind
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.objects import KubeObject, parse
 from onewriter_operator.plan.leader import SLICE_MANAGER_LABEL
@@ -36,31 +29,32 @@ from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET
 LOOK_SECONDS: Final = 0.5
 
 ATTEMPTS_MAX: Final = 5
-"""To take finalizers off an object that somebody else keeps changing."""
+"""Attempts to remove the finalizers of an object that keeps changing."""
 
 BROKERS_SECONDS_MAX: Final = 40.0
-"""For brokers to stop in order. Nothing is stuck without it, so no longer, say on a node that is lost."""
+"""Time for brokers to stop in order. Nothing is blocked otherwise, so it is short, for example for a
+broker on a lost node."""
 
 DELETION_SHARE: Final = 0.6
-"""Of the time, for the operator to finish deletions; the rest is for doing it without."""
+"""Share of the time for the operator's deletions; the rest is for removing finalizers."""
 
 UNINSTALL: Final = f"{GROUP}/uninstall"
-"""Annotation of the operator's Deployment: ``true`` confirms that the installation is to end."""
+"""Annotation of the operator's Deployment: ``true`` confirms the end of the installation."""
 
 HELM_REVISIONS_READ: Final = 20
-"""Revisions whose Secrets are read: a rollback is a later revision with the hooks of an earlier one."""
+"""Number of revisions to read: a rollback is a later revision with the hooks of an earlier one."""
 
 Report = Callable[[str], None]
 
 
 class NotBeingUninstalled(Exception):
-    """Nothing says that the installation is to end: nothing was done."""
+    """The installation is not being uninstalled; the clean-up changed nothing."""
 
 
 async def check_uninstalling(
     kube: Kube, configuration: Configuration, helm_release: str, helm_revision: int
 ) -> None:
-    """Whether the installation is being uninstalled, by Helm's own record or by a confirmation.
+    """Check that the installation is being uninstalled, by Helm's record or a confirmation.
 
     Raises NotBeingUninstalled, ApiRefused, ApiUnreachable.
     """
@@ -100,12 +94,12 @@ async def clean_up(
     *,
     deletes_objects: bool,
 ) -> None:
-    """Do it. Raises Unavailable when it takes too long, ApiRefused, ApiUnreachable."""
+    """Clean up. Raises Unavailable if it takes too long, ApiRefused, ApiUnreachable."""
     try:
         async with asyncio.timeout(timeout_seconds):
             if deletes_objects:
                 await _delete_all(kube, configuration, timeout_seconds * DELETION_SHARE, report)
-            # From here on nobody puts a finalizer back, nor a slice.
+            # Without the operator, finalizers and slices do not return.
             await _stop(kube, configuration, DEPLOYMENT, names.OPERATOR, report)
             for kind in (TOPIC, CLAIM):
                 for each in await _all(kube, configuration, kind):
@@ -119,7 +113,7 @@ async def clean_up(
 async def _all(
     kube: Kube, configuration: Configuration, kind: Kind, labels: str = ""
 ) -> list[KubeObject]:
-    """All objects of a kind that the operator looks after; none where the kind is unknown."""
+    """All objects of a kind that the operator manages; empty if the kind is unknown."""
     found: list[KubeObject] = []
     for namespace in configuration.operator.namespaces or ("",):
         try:
@@ -131,7 +125,7 @@ async def _all(
 
 
 async def _delete(kube: Kube, kind: Kind, objects: Iterable[KubeObject], report: Report) -> None:
-    """Delete these, as they were seen; what is another one by now stays."""
+    """Delete these objects by uid, and no successors."""
     for each in objects:
         report(f"deleting {kind.kind} {each.key}")
         try:
@@ -159,7 +153,7 @@ async def _delete_all(
 async def _stop(
     kube: Kube, configuration: Configuration, kind: Kind, component: str, report: Report
 ) -> None:
-    """Have a workload run no more, and wait until it does not."""
+    """Scale a workload to zero, and wait until its pods are gone."""
     name = names.component(configuration, component)
     found = await kube.get(kind, configuration.namespace, name)
     if found is None:
@@ -174,7 +168,7 @@ async def _stop(
 
 
 async def _stop_brokers(kube: Kube, configuration: Configuration, report: Report) -> None:
-    """While they have their rights: what they give back in order, holders may resume one day."""
+    """Stop the brokers while they have their rights, so that holders can resume after a later install."""
     try:
         async with asyncio.timeout(BROKERS_SECONDS_MAX):
             await _stop(kube, configuration, STATEFUL_SET, names.BROKER, report)
@@ -207,6 +201,6 @@ async def _release(kube: Kube, kind: Kind, held: KubeObject, report: Report) -> 
 
 
 async def _delete_slices(kube: Kube, configuration: Configuration, report: Report) -> None:
-    """A slice that nobody writes any more would lead to a former writer for ever."""
+    """Delete the leader slices: without an operator they would lead to a former writer for ever."""
     labels = f"{SLICE_MANAGER_LABEL}={FIELD_MANAGER}"
     await _delete(kube, SLICE, await _all(kube, configuration, SLICE, labels), report)

@@ -1,4 +1,4 @@
-"""Whether everything that was installed is ready: facts from the API server, judged purely."""
+"""Checks whether all installed workloads are ready; the judgement itself is pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Workload = tuple[Kind, str]
 
 
 def workloads(configuration: Configuration) -> list[Workload]:
-    """What must run."""
+    """The workloads that must run."""
     parts = [names.BROKER]
     if not configuration.external_store.is_used:
         parts.insert(0, names.VALKEY)
@@ -33,9 +33,9 @@ def workloads(configuration: Configuration) -> list[Workload]:
 
 
 def problem(workload: Workload, document: Mapping[str, Any] | None, digest: str) -> str:
-    """Why a workload is not ready; empty when it is.
+    """Why a workload is not ready; empty if it is.
 
-    ``digest`` is the configuration's: the operator notes in what it installs for which one it did.
+    ``digest``: the configuration's digest, which the operator writes into the objects that it installs.
     """
     kind, name = workload
     title = f"{kind.kind} {name}"
@@ -58,7 +58,7 @@ def problem(workload: Workload, document: Mapping[str, Any] | None, digest: str)
 async def wait(
     kube: Kube, configuration: Configuration, timeout_seconds: float, report: Callable[[str], None]
 ) -> None:
-    """Return when everything is ready; ``report`` hears whenever what is missing changes.
+    """Return when all workloads are ready; ``report`` receives each change of the missing ones.
 
     Raises Unavailable after ``timeout_seconds``, naming what is missing.
     """
@@ -95,7 +95,7 @@ async def _missing(kube: Kube, configuration: Configuration) -> list[str]:
 
 
 async def _topics_are_refused(kube: Kube, namespace: str) -> str:
-    """Whether the API server knows our kinds: it is asked for one, and makes none."""
+    """Check that the API server has the CRDs, with a dry run."""
     probe: Json = {
         "apiVersion": API_VERSION,
         "kind": TOPIC.kind,

@@ -1,1 +1,1 @@
-"""What the audit knows: facts out of logs and tables, what must hold of them, and who held what."""
+"""The audit: facts about logs and tables, the predicates that they must satisfy, and the history of holders."""

@@ -1,4 +1,4 @@
-"""The audit itself: what was observed of logs and tables is judged, and becomes a report."""
+"""The audit of logs and tables: collects facts, checks them, and creates a report."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ TABLE: Final = "table"
 BOTH: Final = "both"
 
 TENURES_SHOWN: Final = 20
-"""Tenures that people are shown of each run; JSON has all."""
+"""Tenures in the text of a report; its JSON has all."""
 
 UNREADABLE_SHOWN: Final = 5
 
 
 @dataclass(slots=True)
 class AuditReport:
-    """What an audit of one tier found. Rows are those of the queries in ``audit.history``."""
+    """The result of an audit of one tier. Its rows are those of the queries in ``audit.history``."""
 
     tier: str
     findings: list[Finding] = field(default_factory=list)
@@ -56,7 +56,7 @@ class AuditReport:
     judge_seconds: float = 0.0
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """The report as JSON."""
         return {
             "from": self.tier,
             "holds": not self.findings,
@@ -81,7 +81,7 @@ class AuditReport:
         }
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """The report as text."""
         for topic in self.topics:
             wrong = sum(each.log == topic["topic"] for each in self.findings)
             verdict = f"{wrong} violations" if wrong else "holds"
@@ -96,7 +96,7 @@ class AuditReport:
         for note in self.notes:
             yield f"  note: {note}"
         for loss in self.losses:
-            yield f"  lost, as the broker said: {loss['log']} behind {loss['after']} up to {loss['last']}"
+            yield f"  lost, as the broker reported: {loss['log']} after {loss['after']} up to {loss['last']}"
         for row in self.leaderless:
             yield (
                 f"  without a writer, {row['cause']}: {row['windows']} times, p50 {row['p50_ms']:.0f} ms,"
@@ -115,20 +115,20 @@ def tenure(row: Mapping[str, Any]) -> str:
         if row["leaderless_ms"] is None
         else f", {row['leaderless_ms']} ms without a writer before"
     )
-    who = row["producer"] or "nobody"
+    who = row["producer"] or "no producer"
     return f"{row['topic']} epoch {row['epoch']}: {who}, {lasted}{gap}"
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What to audit. ``tables`` None: only live logs can be."""
+    """What to audit. ``tables`` None: only live logs can be audited."""
 
     access: Access
     selection: Selection
     tables: Tables | None = None
 
     def check(self, tier: str) -> None:
-        """Raise Invalid where an audit of ``live``, ``table`` or ``both`` lacks something; asks nobody."""
+        """Raise Invalid if an audit of ``live``, ``table`` or ``both`` lacks a parameter. Sends no request."""
         if tier != LIVE:
             self._there()
 
@@ -190,7 +190,7 @@ class Audit:
         return report
 
     def both(self, spark: SparkSession) -> list[AuditReport]:
-        """Audit both, and compare what both have: the hashes of ledgers. Raises PipelineError."""
+        """Audit both, and compare the hashes of ledgers that both have. Raises PipelineError."""
         tables = self._there()
         reports = [self.live(spark), self.table(spark)]
         with Broker(self.access) as broker:
@@ -201,17 +201,17 @@ class Audit:
 
     def _there(self) -> Tables:
         if self.tables is None:
-            raise Invalid("--table is missing: where the tables are")
+            raise Invalid("--table is missing: name the place of the tables")
         return self.tables
 
 
 def _nothing(logs: Sequence[str]) -> Iterator[str]:
     if not logs:
-        yield "no topic matches: nothing was looked at"
+        yield "no topic matches; nothing was audited"
 
 
 def unread(observed: pa.Table) -> Iterator[str]:
-    """What to tell of entries whose metadata cannot be read, log by log."""
+    """Notes about entries whose metadata cannot be read, by log."""
     mine = observed.filter(pc.equal(observed["kind"], facts.UNREAD))
     for row in mine.group_by("log").aggregate([("entries", "sum")]).sort_by("log").to_pylist():
         yield (
@@ -228,7 +228,7 @@ def judge(
     records: Records,
     logs: Sequence[dict[str, Any]],
 ) -> None:
-    """Fill a report with what facts and records show."""
+    """Fill a report from facts and audit records."""
     began = time.monotonic()
     wanted = {row["log"] for row in logs}
     judging = Judge(spark, records.table(), logs, observed, prints)
@@ -265,7 +265,7 @@ def _loss(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def different(held: dict[str, Segments], rows: Sequence[SegmentRow]) -> list[Finding]:
-    """Ledgers that are whole in both, and have other hashes."""
+    """Ledgers that both have completely, with different hashes."""
     chains = {(row.topic, row.ledger, row.end): row.chain for row in rows if row.chain}
     found = []
     for log, segments in held.items():

@@ -1,8 +1,8 @@
-"""What must hold, as SQL over facts and records. Every query gives predicate, log, place, sentence.
+"""The predicates as SQL over facts and audit records. Each query returns predicate, log, place and sentence.
 
-The names are those of docs/invariants.md, the sentences those of ``onewriter verify``. The tables are those of
-``inputs``. Facts are few for each chunk of a log, so nothing here sorts entries; only prints are counted one
-by one, where nobody had a topic alone.
+The predicates are those of docs/invariants.md, and the sentences are those of ``onewriter verify``. The queries
+name the tables of ``tables_of``. There are few facts per chunk of a log, so no query sorts entries. Only prints are
+counted one by one, in ledgers without a single holder.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ LOGS: Final = pa.schema(
         ("trimmed_entry", pa.int64()),
     ]
 )
-"""The logs that are audited. ``settled``: the highest ledger whose marker must be there, null: those of all
-fences. The others: what the store remembers (broker.LogState), null where nobody was asked."""
+"""The audited logs. ``settled``: the highest ledger whose marker must exist; null: every fence must have one. The
+other columns are the store's state of the log (``LogState``), null if it was not requested.
+"""
 
 _BEFORE: Final = "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING"
 
@@ -43,7 +44,7 @@ STANDS: Final = f"""
             count_if(kind = 'cut') OVER (PARTITION BY log ORDER BY ordinal) AS era
         FROM along
     )"""
-"""A log from its beginning to its end, each row with what is before it; the view ``stands``."""
+"""The view ``stands``: a log from its beginning to its end, each row with what precedes it."""
 
 ORDER: Final = """
     SELECT predicate, log, place, sentence FROM (
@@ -239,7 +240,7 @@ RESUMES: Final = """
             ) AS sentence
         FROM resumes r JOIN first_fences f
             ON f.bucket = r.bucket AND f.ledger = r.ledger AND f.topic = r.topic
-        WHERE f.is_first AND (f.slots = 1 OR f.changes_hands)
+        WHERE f.is_first AND (f.partitions = 1 OR f.changes_hands)
     ) WHERE predicate IS NOT NULL"""
 
 _FIRST_BY: Final = {
@@ -295,7 +296,7 @@ HORIZON: Final = """
     WHERE trimmed_ledger IS NOT NULL
         AND (begins.ledger, begins.first) > (trimmed_ledger, trimmed_entry)
         AND NOT (begins.first = 0 AND EXISTS (SELECT 1 FROM losses r WHERE r.log = b.log))"""
-"""Where a log begins is explained by what was cut, or by a loss that its broker told of."""
+"""A trim, or a loss that the broker reported, must explain where a log begins."""
 
 WRITERS: Final = """
     SELECT 'S2' AS predicate, log, concat(ledger, '-', min(first)) AS place,
@@ -378,7 +379,7 @@ _FIRST_EPOCHS: Final = """(
         SELECT log, min_by(epoch, ordinal) AS epoch FROM fence_records
         WHERE is_first OR changes_hands GROUP BY log
     )"""
-"""The epoch of each log's first fence that is kept: the audit has all grants since then."""
+"""The epoch of the first fence of each log in the audit. The audit has all later grants."""
 
 PUBLISHERS: Final = f"""
     SELECT 'S15' AS predicate, p.log, concat(p.ledger, '-', p.first) AS place,
@@ -414,9 +415,9 @@ PASSED_ON: Final = f"""
                 WHEN g.log IS NULL AND (h.log IS NOT NULL OR o.epoch < r.epoch)
                     THEN concat({_WHO.format(of="r")}, ' published ', r.app, ' under epoch ',
                         r.epoch, ', which was not granted')
-                WHEN r.granted_to <> if(g.producer <> '', g.subject, 'nobody')
+                WHEN r.granted_to <> if(g.producer <> '', g.subject, 'no producer')
                     THEN concat(r.app, ' was published under epoch ', r.epoch, ' of ', r.granted_to,
-                        ', but that was granted to ', if(g.producer <> '', g.subject, 'nobody'))
+                        ', but that was granted to ', if(g.producer <> '', g.subject, 'no producer'))
                 WHEN NOT r.is_passed_on AND {_WHO.format(of="r")} <> g.subject
                     THEN concat({_WHO.format(of="r")}, ' published ', r.app,
                         ' as the holder of epoch ', r.epoch, ', but that was granted to ', g.subject)
@@ -429,7 +430,7 @@ PASSED_ON: Final = f"""
 
 KEPT_ROWS: Final = """
     SELECT 'S5' AS predicate, log, concat(ledger, '-', first) AS place,
-        concat('messages of entry ', ledger, '-', first, ' stand twice in the table') AS sentence
+        concat('messages of entry ', ledger, '-', first, ' are stored twice in the table') AS sentence
     FROM (
         SELECT *, max(struct(last, last_chunk)) OVER (PARTITION BY log, ledger ORDER BY first, chunk
             ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before
@@ -446,7 +447,7 @@ PRINTS: Final = """
 
 
 class Check(NamedTuple):
-    """A query that finds nothing where one of the tables that it needs is empty: then it is not asked."""
+    """A query. If one of the tables in ``needs`` is empty, it finds nothing, and is not executed."""
 
     query: str
     needs: tuple[str, ...]
@@ -493,7 +494,7 @@ _OF_FACTS: Final = {
     "publishers": ((facts.PUBLISHER,), (*_PLACE, "producer", "uuid", "subject", "pod_uid")),
     "kept": ((facts.KEPT,), (*_PLACE, "chunk", "last_chunk")),
 }
-"""The kinds of facts that a table is made of, and its columns."""
+"""For each table, its kinds of facts and its columns."""
 
 _OF_RECORDS: Final = {
     "fence_records": "fenced",
@@ -503,17 +504,20 @@ _OF_RECORDS: Final = {
     "recorded": "publisher",
     "ready": "ready",
 }
-"""The kind of records that a table is made of."""
+"""For each table, its kind of audit records."""
 
 NAMES: Final = (*_OF_FACTS, *_OF_RECORDS, "first_fences", "choices", "held", "logs", "remembered")
-"""All of them. ``first_fences``: the first record of each ledger; ``choices``: those of fences that chose between
-two who waited; ``held``: markers of ledgers that belong to one alone; ``remembered``: logs of which the store was
-asked what it remembers.
+"""The names of all tables. ``first_fences``: the first record of each ledger; ``choices``: fences that chose
+between two waiters; ``held``: markers of ledgers with a single holder; ``remembered``: logs whose state in the
+store is known.
 """
 
 
 def tables_of(observed: pa.Table, records: pa.Table, logs: pa.Table) -> dict[str, pa.Table]:
-    """All tables, by facts.FACTS, records.RECORDS and checks.LOGS."""
+    """All tables, from facts (``facts.FACTS``), audit records (``records.RECORDS``) and logs (``LOGS``).
+
+    Arrow filters them, not SQL, because Spark plans smaller queries faster, and planning dominates most audits.
+    """
     found = {
         name: observed.filter(pc.is_in(observed["kind"], pa.array(kinds))).select(list(columns))
         for name, (kinds, columns) in _OF_FACTS.items()
@@ -534,7 +538,7 @@ def tables_of(observed: pa.Table, records: pa.Table, logs: pa.Table) -> dict[str
 
 
 def _first_of_each(table: pa.Table, keys: list[str]) -> pa.Table:
-    """The first row of all that have the same keys."""
+    """The first row for each combination of keys."""
     numbered = table.select(keys).append_column("row", pa.array(np.arange(len(table))))
     first = numbered.group_by(keys).aggregate([("row", "min")])
     return table.take(first["row_min"].sort())

@@ -1,8 +1,8 @@
-"""What one stretch of a log shows, as few rows: facts that are put together and judged by SQL.
+"""Facts: a few rows that describe a part of a log. SQL combines and checks them.
 
-A task reads blocks in their stored order and leaves per chunk: the runs of entries, what each producer
-numbered in it, markers as they stand; and at once what it can judge alone (faults): hashes, and atomic
-publishes that are torn. ``ordinal`` gives the order in which all of that stands in the log.
+A task reads blocks in their stored order. For each chunk it returns the runs of entries, the sequence ids of each
+producer, and the markers. It checks hashes and the completeness of atomic publishes itself, and returns violations
+as faults. ``ordinal`` is the order of all facts in the log.
 """
 
 from __future__ import annotations
@@ -13,46 +13,51 @@ from typing import Any, Final
 import pyarrow as pa
 
 RUN: Final = "run"
-"""Entries [first, last] of a ledger that follow each other."""
+"""Consecutive entries [first, last] of a ledger."""
 
 KEPT: Final = "kept"
-"""The same of messages in a table, from (first, chunk) to (last, last_chunk); chunks are batch indexes."""
+"""The same for messages in a table, from (first, chunk) to (last, last_chunk); chunks are batch indexes."""
 
 MARKER: Final = "marker"
 WRITER: Final = "writer"
-"""What a producer wrote to one ledger, within one chunk: how its numbers begin and end."""
+"""The entries of one producer in one ledger within a chunk: its first and last sequence ids."""
 
 FALL: Final = "fall"
-"""A producer's entry whose number does not rise, and that was published no later."""
+"""An entry whose sequence id does not exceed that of its producer's previous entry, and that was not published
+later.
+"""
 
 TORN: Final = "torn"
-"""A chunk of a large message without the one before it."""
+"""A chunk of a large message without its predecessor."""
 
 SPREAD: Final = "spread"
-"""The numbers of a producer within one chunk, where a ledger is not held by one: they rise from entry to
-entry, from ``sequence`` to ``last_sequence``."""
+"""The sequence ids of one producer within a chunk, in a ledger without a single holder. They rise from entry to
+entry, from ``sequence`` to ``last_sequence``.
+"""
 
 TANGLE: Final = "tangle"
-"""The same where they do not rise: between these two."""
+"""The same if they do not rise; they are between these two."""
 
 PRINT: Final = "print"
-"""What tells an entry from others of its producer, where a ledger is not held by one."""
+"""A checksum that distinguishes an entry from others of its producer, in a ledger without a single holder."""
 
 PUBLISH: Final = "publish"
-"""Atomic publishes of the app ``producer``, from version ``sequence`` to ``last_sequence``, which rise."""
+"""Atomic publishes of the app ``producer``, with rising versions from ``sequence`` to ``last_sequence``."""
 
 PUBLISHER: Final = "publisher"
-"""The publisher of the atomic publish ``uuid`` of the app ``producer``, from its blocks: ``subject`` and ``pod_uid``,
-both empty if the blocks name none. It also applies to later publishes of that app and ledger, up to the next fact."""
+"""The publisher of the atomic publish ``uuid`` of the app ``producer``, from its blocks: ``subject`` and
+``pod_uid``, both empty if the blocks name none. It also applies to later publishes of that app and ledger, up to
+the next fact.
+"""
 
 CUT: Final = "cut"
-"""The log goes on at ``first`` for whom reads it now: what stood before was trimmed, or is damaged."""
+"""The readable log continues at ``first``; what was before was trimmed, or is damaged."""
 
 UNREAD: Final = "unread"
-"""Entries of a chunk whose metadata cannot be read: their order was not checked."""
+"""Entries of a chunk whose metadata cannot be read. Their order was not checked."""
 
 FAULT: Final = "fault"
-"""Something wrong that one task sees by itself. ``place`` names positions, with commas between."""
+"""A violation that a single task detects. ``place`` lists positions, separated by commas."""
 
 FACTS: Final = pa.schema(
     [
@@ -85,7 +90,7 @@ FACTS: Final = pa.schema(
         ("sentence", pa.string()),
     ]
 )
-"""Columns of facts; each kind has those that make sense of it. Times are milliseconds since 1970."""
+"""The columns of facts. Each kind of fact uses some of them. Times are in milliseconds since 1970."""
 
 
 DDL: Final = ", ".join(
@@ -95,12 +100,12 @@ DDL: Final = ", ".join(
 
 
 def facts_of(rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    """Rows as a record batch of FACTS; what a row does not say is null."""
+    """Rows as a record batch of FACTS; missing columns are null."""
     return pa.RecordBatch.from_pylist(list(rows), FACTS)
 
 
 def prints_of(log: str, columns: dict[str, Any]) -> pa.RecordBatch:
-    """Prints, given as arrays of equal length."""
+    """Prints, from arrays of equal length."""
     size = len(columns["ledger"])
     columns = columns | {"log": [log] * size, "kind": [PRINT] * size}
     arrays = [

@@ -1,4 +1,6 @@
-"""The history of writers, out of markers, runs and the audit: who led when, who wrote how much."""
+"""The history of holders from markers, runs and audit records: who held a topic when, and how much each holder
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ TIMELINE: Final = """
     ) r ON r.topic = f.topic AND r.ledger = f.ledger
     WHERE f.changes_hands
     ORDER BY topic, epoch"""
-"""Tenures: from a grant, or a fence behind which nobody holds the topic, to the next."""
+"""Tenures: from a grant, or from a fence without a new holder, to the next."""
 
 LOAD: Final = """
     SELECT m.log AS topic, coalesce(m.producer, '(shared)') AS producer, m.epoch, m.ledger,
@@ -33,11 +35,11 @@ LOAD: Final = """
     WHERE r.kind = 'run'
     GROUP BY m.log, m.producer, m.epoch, m.ledger
     ORDER BY topic, m.ledger"""
-"""What was written, ledger by ledger."""
+"""What was written, by ledger."""
 
 
 def leaderless(timeline: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Windows without a writer, by why the one before no longer wrote; by rows of TIMELINE."""
+    """Periods without a writer, by the cause that ended the previous tenure; from rows of TIMELINE."""
     windows: dict[str, list[int]] = {}
     for row in timeline:
         if row["leaderless_ms"] is not None:
@@ -55,7 +57,7 @@ def leaderless(timeline: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def holders(load: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each holder wrote, the most first; by rows of LOAD."""
+    """What each holder wrote, the largest amount first; from rows of LOAD."""
     mine: dict[str, list[Mapping[str, Any]]] = {}
     for row in load:
         mine.setdefault(row["producer"], []).append(row)
@@ -76,7 +78,7 @@ def holders(load: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def extents(observed: pa.Table, logs: Iterable[str]) -> list[dict[str, Any]]:
-    """What was looked at of each log, by facts."""
+    """The audited part of each log, from facts."""
     along = observed.filter(pc.is_in(observed["kind"], pa.array([facts.RUN, facts.MARKER])))
     grouped = (
         along.sort_by("ordinal")

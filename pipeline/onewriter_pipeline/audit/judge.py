@@ -1,4 +1,4 @@
-"""Facts and records to findings, by Spark SQL."""
+"""Applies the checks to facts and audit records, with Spark SQL."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FINDINGS_MAX: Final = 10_000
-"""Findings that are told; the result says when there were more."""
+"""Findings in a report. The report says if there are more."""
 
 _PREFIX: Final = "onewriter_audit_"
 _STANDS: Final = "stands"
 _PRINTS: Final = "prints"
 _NAMES: Final = re.compile(rf"\b(FROM|JOIN) ({'|'.join((*NAMES, _STANDS, _PRINTS))})\b")
-"""Where queries name the views, which have a longer name in the session."""
+"""Matches the names of views in queries. In the session, the views have a prefix."""
 
 _SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""For many queries over few rows: compiling them would take longer than running them."""
+"""Settings for many queries over few rows: compiling them would take longer than executing them."""
 
 
 @contextmanager
 def small(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session beside another one, for an audit: with views and settings of its own."""
+    """A second session for an audit, with its own views and settings."""
     own = spark.newSession()
     for name, value in _SETTINGS.items():
         own.conf.set(name, value)
@@ -47,7 +47,7 @@ def small(spark: SparkSession) -> Iterator[SparkSession]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Finding:
-    """One predicate does not hold at one place of a log. ``where``: positions and audit records."""
+    """A violated predicate at one place of a log. ``where``: positions and ids of audit records."""
 
     log: str
     predicate: str
@@ -56,9 +56,9 @@ class Finding:
 
 
 class Judge:
-    """Judges what was observed: ``observed`` are all facts but prints, which are judged where they are.
+    """Checks facts. ``observed`` are all facts except prints, which stay where Spark has them.
 
-    Close it: its views are the session's.
+    Close it, because its views belong to the session.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Judge:
         self._prints = prints
 
     def findings(self) -> list[Finding]:
-        """What does not hold, sorted; one more than FINDINGS_MAX at most."""
+        """The violations, sorted; at most FINDINGS_MAX and one more."""
         queries = [each.query for each in CHECKS if all(map(self._has, each.needs))]
         if self._prints is not None:
             self._view(_PRINTS, self._prints)
@@ -106,7 +106,7 @@ class Judge:
         return len(self._tables[name]) > 0
 
     def _sql(self, query: str) -> DataFrame:
-        """A query; the views that it names are made, unless they are there."""
+        """Run a query, and create the views that it names unless they exist."""
         for _, name in _NAMES.findall(query):
             if name not in self._made:
                 self._view(name, self._frame(name))
@@ -115,7 +115,7 @@ class Judge:
     def _frame(self, name: str) -> DataFrame:
         if name == _STANDS:
             return self._sql(STANDS).coalesce(1)
-        table = self._tables[name]  # PySpark wants one chunk, even of nothing
+        table = self._tables[name]  # PySpark needs exactly one chunk, even of an empty table
         return self._spark.createDataFrame(
             table if len(table) else table.schema.empty_table()
         ).coalesce(1)

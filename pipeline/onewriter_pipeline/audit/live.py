@@ -1,4 +1,4 @@
-"""Facts of live logs: who reads what, and how a task observes its part of a log through the brokers."""
+"""Facts of live logs: the division into parts, and how a task reads its part from the brokers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from onewriter_pipeline.errors import Away, Damaged, LogEnds, Trimmed
 from onewriter_pipeline.read.offsets import END_OF_LOG, divided, runs_between, tasks_for
 
 HOLES_MAX: Final = 1_000
-"""Places of one task at which a log goes on behind a hole."""
+"""Holes in the part of one task, after which the log continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """Blocks and markers of one log that begin in [start, end); can be pickled."""
+    """The blocks and markers of one log that begin in [start, end); can be pickled."""
 
     log: str
     number: int
@@ -34,12 +34,12 @@ class LogPart:
     is_first: bool
     exclusive: dict[int, bool]
     printed: frozenset[str] = frozenset()
-    """Producers whose entries are to be told apart one by one."""
+    """Producers whose entries need prints."""
 
 
 @dataclass(slots=True)
 class Surroundings:
-    """What is known beside the blocks: records of the audit, and rows of LOGS, by log."""
+    """What the brokers know besides the blocks: audit records, and rows of LOGS, by log."""
 
     records: Records = field(default_factory=Records)
     held: dict[str, Segments] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class Surroundings:
 
 
 def look_around(broker: Broker, logs: Sequence[str]) -> Surroundings:
-    """What there is, in the order that lets fences and blocks that come meanwhile be told from wrong ones.
+    """Read the audit and the segments, in an order that allows for fences and blocks that are added meanwhile.
 
-    Fences whose records are read first must have left markers in what is read after that; the rest of
-    the audit is read behind the logs, by ``look_again``.
+    A fence whose record is read first must have its marker in the blocks that are read later. ``look_again`` reads
+    the rest of the audit after the logs.
     """
     found = Surroundings()
     count = broker.buckets()
@@ -70,9 +70,9 @@ def look_around(broker: Broker, logs: Sequence[str]) -> Surroundings:
 
 
 def look_again(broker: Broker, found: Surroundings) -> None:
-    """What the store remembers of each log now, and what came to the audit meanwhile.
+    """Read the state of each log, and the audit records that were added meanwhile.
 
-    In this order: the state knows what the blocks show, and the audit when somebody had it forget an app.
+    The order matters: the state includes what the blocks show, and the audit includes any request to forget an app.
     """
     for row in found.logs:
         held = found.held[row["log"]]
@@ -86,7 +86,7 @@ def look_again(broker: Broker, found: Surroundings) -> None:
 
 
 def state_columns(state: LogState) -> dict[str, Any]:
-    """The columns of LOGS that say what the store remembers."""
+    """The columns of LOGS for the state in the store."""
     return {
         "state_epoch": state.epoch,
         "state_ledger": state.ledger,
@@ -98,7 +98,7 @@ def state_columns(state: LogState) -> dict[str, Any]:
 
 
 def _segments(broker: Broker, log: str, notes: list[str]) -> Segments:
-    """What the broker tells of a log; where it cannot tell, the log is read in one go."""
+    """The segments of a log. If the broker cannot return them, the log is read in one piece."""
     try:
         return broker.segments(log)
     except (Away, Damaged) as error:
@@ -107,7 +107,7 @@ def _segments(broker: Broker, log: str, notes: list[str]) -> Segments:
 
 
 def parts_of(held: Iterable[Segments], cores: int) -> list[LogPart]:
-    """Divide logs among tasks: each block and marker belongs to one part."""
+    """Divide logs into parts for tasks: each block and marker belongs to one part."""
     runs = {each.log: runs_between(each.segments) for each in held}
     weight = sum(run.weight for each in runs.values() for run in each)
     entries = sum(run.entries for each in runs.values() for run in each)
@@ -126,7 +126,7 @@ def parts_of(held: Iterable[Segments], cores: int) -> list[LogPart]:
 
 
 def bytes_of(held: Iterable[Segments]) -> int | None:
-    """What there is to read of some logs; None: nobody knows."""
+    """The size of some logs; None: unknown."""
     logs = list(held)
     if any(each.end == END_OF_LOG for each in logs):
         return None
@@ -134,7 +134,7 @@ def bytes_of(held: Iterable[Segments]) -> int | None:
 
 
 def printing(parts: Iterable[LogPart], wanted: Mapping[str, Doubtful]) -> list[LogPart]:
-    """The parts of these logs, to be read once more for the prints of these producers."""
+    """The parts of these logs, to be read again for the prints of some producers."""
     return [
         replace(part, printed=frozenset(wanted[part.log].producers))
         for part in parts
@@ -151,7 +151,7 @@ def _exclusive(segments: Iterable[Segment], start: Position, end: Position) -> d
 
 
 def observe(access: Access, part: LogPart) -> Iterator[pa.RecordBatch]:
-    """The facts of a part. What cannot be read is a fact, too; raises PipelineError beside that."""
+    """The facts of a part. Unreadable data becomes a fact, too; other errors raise PipelineError."""
     observer = Observer(part.log, part.number, part.exclusive, part.printed)
     at: Position | None = part.start if part.is_first else part.start.previous
     with Broker(access) as broker:
@@ -192,7 +192,7 @@ def _observed(
 
 
 def _note_hole(observer: Observer, part: LogPart, gone: Trimmed) -> None:
-    """A trim explains what is gone below its horizon, and nothing explains the rest."""
+    """Check a hole: a trim explains missing entries below its position, and nothing explains others."""
     if gone.first is None:
         return
     if gone.trimmed is None or gone.first > gone.trimmed:

@@ -1,4 +1,6 @@
-"""Blocks and markers of a log, in their stored order, into facts. Pure; by arrays, chunk by chunk."""
+"""Converts the blocks and markers of a log, in their stored order, to facts. Pure. It works on arrays, chunk by
+chunk.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,10 @@ from onewriter_pipeline.decode.words import PADDING, words_of
 from onewriter_pipeline.tables.publishes import publish_of
 
 ORDINALS: Final = 1 << 40
-"""Ordinals of one task: more than it can read blocks."""
+"""Ordinals per task; a task reads fewer blocks."""
 
 TEXT_SHOWN_MAX: Final = 200
-"""Characters of a damaged name of a publisher that a sentence quotes."""
+"""Characters of a damaged publisher name that a sentence quotes."""
 
 _CHAIN_START: Final = bytes(16)
 _CHAIN_HEAD: Final = struct.Struct("<QQ")
@@ -35,7 +37,7 @@ _NUMBER: Final = struct.Struct("<I")
 
 
 def chained(previous: bytes, block: BlockFrame) -> bytes:
-    """The hash of a block that follows on the one hashed as ``previous`` (docs/log-format.md)."""
+    """The hash of a block after a block with the hash ``previous`` (docs/log-format.md)."""
     digest = hashlib.blake2b(previous, digest_size=len(_CHAIN_START))
     digest.update(_CHAIN_HEAD.pack(*block.first))
     digest.update(block.lengths.astype("<u4").tobytes())
@@ -44,7 +46,7 @@ def chained(previous: bytes, block: BlockFrame) -> bytes:
 
 
 def _are(data: bytes, starts: Signed, stops: Signed, text: bytes) -> Bools:
-    """Whether ``data[starts[i] : stops[i]]`` is a text, for each ``i``."""
+    """For each ``i``, whether ``data[starts[i] : stops[i]]`` equals a text."""
     found: Bools = stops - starts == len(text)
     letters = np.frombuffer(data, np.uint8)
     at = starts[found][:, None] + np.arange(len(text))
@@ -54,7 +56,7 @@ def _are(data: bytes, starts: Signed, stops: Signed, text: bytes) -> Bools:
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """An atomic publish whose last block is still to come."""
+    """An atomic publish whose last block has not come yet."""
 
     name: str
     since: Position
@@ -62,7 +64,7 @@ class _Open:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """What is remembered of a block until its entries are observed."""
+    """What the observer keeps of a block until it reads the block's entries."""
 
     ordinal: int
     entries: int
@@ -70,11 +72,11 @@ class _Block:
 
 
 class Observer:
-    """Observes one log from one position on. Feed it in order; take what is ``due`` after each.
+    """Observes one log from a position on. Feed it in order, and take what is ``due`` after each call.
 
-    ``exclusive``: which ledgers are known to have one holder; those of markers are added to it.
-    ``number`` is that of the task: ordinals rise with it. ``printed``: producers whose entries are to be
-    told apart one by one, as their numbers leave it open whether one is there twice.
+    ``exclusive``: for ledgers, whether they have a single holder; markers add to it. ``number``: the number of the
+    task; ordinals rise with it. ``printed``: producers whose entries need prints, because their sequence ids do not
+    exclude duplicates.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Observer:
     # ------------------------------------------------------------ feeding
 
     def seed(self, block: BlockFrame) -> None:
-        """The block in front of the first one that is observed: what that one follows on."""
+        """The block before the first observed one; the hash chain continues from it."""
         self._follow(block)
         if block.publish and not block.ends_publish:
             self._open = _Open(block.publish, block.first)
@@ -138,18 +140,18 @@ class Observer:
         )
 
     def cut(self, first: Position) -> None:
-        """What was to come is gone: the log goes on at ``first``."""
+        """Entries are missing: the log continues at ``first``."""
         self._ordinal += 1
         self._chain, self._open, self._next = None, None, 0
         self._add(facts.CUT, ledger=first.ledger, first=first.entry, last=first.entry)
 
     def fault(self, predicate: str, sentence: str, *where: Position) -> None:
-        """Something is wrong at these positions."""
+        """Add a violation at these positions."""
         place = ",".join(map(str, where))
         self._add(facts.FAULT, predicate=predicate, place=place, sentence=sentence)
 
     def due(self) -> Iterator[pa.RecordBatch]:
-        """All facts that were not taken yet."""
+        """All facts since the last call."""
         chunk = self._gatherer.chunk()
         if chunk is not None:
             yield from self._observe(chunk)
@@ -204,7 +206,7 @@ class Observer:
             )
 
     def _note_publisher(self, block: BlockFrame) -> None:
-        """Who published a block, where that is another one than before."""
+        """Add the publisher of a block if it differs from that of the previous block."""
         app, _ = publish_of(block.publish)
         named = None if block.by is None else (block.first.ledger, app, block.by)
         if named == self._named:
@@ -251,7 +253,7 @@ class Observer:
         readable = (entries.damage == Damage.NONE) | (entries.damage == Damage.ENCRYPTED)
         unread = np.flatnonzero(
             ~readable & ~atomic
-        )  # those of a publish are found not to be its own
+        )  # entries of a publish are checked by _check_own
         if len(unread):
             self._add(facts.UNREAD, ordinal=int(ordinals[unread[0]]), entries=len(unread))
         if atomic.any():
@@ -275,7 +277,7 @@ class Observer:
             yield facts.prints_of(self._log, writers.prints(shared, ordinals))
 
     def _check_own(self, chunk: Chunk, entries: Entries, data: bytes, readable: Bools) -> None:
-        """The entries of an atomic publish are by its app, under its version."""
+        """Check that the entries of each atomic publish name its app and version."""
         said = entries.metadata
         sequence, (starts, stops) = (
             said.signed(Metadata.SEQUENCE_ID),
@@ -293,7 +295,7 @@ class Observer:
 
     def _runs(self, chunk: Chunk, ordinals: Signed) -> None:
         breaks = (np.diff(chunk.ledger) != 0) | (np.diff(chunk.entry) != 1)
-        breaks |= np.diff(ordinals) > 1  # a marker stands between them
+        breaks |= np.diff(ordinals) > 1  # a marker is between them
         starts = np.concatenate([[0], np.flatnonzero(breaks) + 1])
         stops = [*(starts[1:] - 1).tolist(), len(chunk) - 1]
         messages = np.add.reduceat(chunk.messages.astype(np.int64), starts)
@@ -311,14 +313,14 @@ class Observer:
 
 
 def _rises(sequence: Signed, part: Signed) -> Bools:
-    """For each entry but the first: whether it is numbered above the one before it."""
+    """For each entry but the first, whether its number exceeds that of the previous one."""
     is_next_part = (sequence[1:] == sequence[:-1]) & (part[1:] > part[:-1])
     rises: Bools = (sequence[1:] > sequence[:-1]) | is_next_part
     return rises
 
 
 class _Writers:
-    """Some entries of a chunk, told apart by ledger and producer."""
+    """Some entries of a chunk, grouped by ledger and producer."""
 
     def __init__(self, chunk: Chunk, entries: Entries, data: bytes, which: Signed) -> None:
         said = entries.metadata
@@ -334,12 +336,12 @@ class _Writers:
         self._which = which
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Facts, each with the index of the entry that it begins with."""
+        """The facts, each with the index of its first entry."""
         for mine in self._told_apart(self._which):
             yield from self._writer(mine)
 
     def spreads(self, shared: Signed) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The numbers of these entries, by producer; each with the index of the entry that it begins with."""
+        """The sequence ids of these entries, by producer, each with the index of its first entry."""
         for mine in self._told_apart(shared):
             sequence, part = self._sequence[mine], self._part[mine]
             who = {
@@ -358,12 +360,12 @@ class _Writers:
             )
 
     def of(self, producers: Collection[str], which: Signed) -> Signed:
-        """Those entries that are by one of these producers."""
+        """The entries by some producers."""
         codes = [code for code, name in enumerate(self._names) if name in producers]
         return which[np.isin(self._codes[which], np.array(codes, np.int64))]
 
     def _told_apart(self, which: Signed) -> Iterator[Signed]:
-        """These entries by ledger and producer, each in their stored order."""
+        """These entries by ledger and producer, each group in its stored order."""
         if not len(which):
             return
         ledger, codes = self._chunk.ledger, self._codes
@@ -413,7 +415,9 @@ class _Writers:
         }
 
     def _wrong(self, mine: Signed) -> tuple[Bools, Bools]:
-        """For each entry but the first: whether its number falls; whether a chunk lacks in front of it."""
+        """For each entry but the first: whether its number falls, and whether the previous chunk of its message is
+        missing.
+        """
         part = self._part[mine]
         rises = _rises(self._sequence[mine], part)
         falls: Bools = ~rises & (np.diff(self._published[mine]) <= 0)
@@ -425,7 +429,7 @@ class _Writers:
         return falls, torn
 
     def prints(self, which: Signed, ordinals: NDArray[np.int64]) -> dict[str, Any]:
-        """Columns of what tells these entries apart."""
+        """The columns of the prints of these entries."""
         offsets, data = self._chunk.offsets, self._data
         slices = map(slice, offsets[which].tolist(), offsets[which + 1].tolist())
         return {
@@ -441,7 +445,7 @@ class _Writers:
 
 
 def names_of(data: bytes, starts: Signed, stops: Signed, which: Signed) -> tuple[Signed, list[str]]:
-    """The texts ``data[starts[i] : stops[i]]`` of some ``i``: codes, and the texts by code."""
+    """A code for each of the texts ``data[starts[i] : stops[i]]`` of some ``i``, and the texts by code."""
     codes = np.zeros(len(which), np.int64)
     names: list[str] = []
     buffer = np.frombuffer(data, np.uint8)

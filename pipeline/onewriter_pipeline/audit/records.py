@@ -1,6 +1,7 @@
-"""The brokers' audit records as rows for SQL: one for each log that a fence, a loss or a grant is about.
+"""Parses the brokers' audit records into rows for SQL: one row for each log that a fence, a loss or a grant
+affects.
 
-Parsing only. Records as ``Broker.audit`` gives them, and as the table ``audit`` keeps them.
+The records come from ``Broker.audit`` or from the table ``audit``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from onewriter_core.publishers import CAPABILITY, PUBLISHER
 from onewriter_core.topic.model import WHOLE, Purpose
 
 FENCES: Final = frozenset(each.value for each in Purpose)
-"""Kinds of records that a fence wrote, where they say what the ledgers before held (``previous``)."""
+"""The kinds of records that a fence writes. They contain the ends of the previous ledgers (``previous``)."""
 
 _HANDS: Final = frozenset({Purpose.GRANT.value, Purpose.DEPOSE.value})
 
@@ -30,7 +31,7 @@ RECORDS: Final = pa.schema(
         ("kind", pa.string()),
         ("log", pa.string()),
         ("topic", pa.string()),
-        ("slots", pa.int64()),
+        ("partitions", pa.int64()),
         ("is_first", pa.bool_()),
         ("changes_hands", pa.bool_()),
         ("ledger", pa.int64()),
@@ -59,20 +60,22 @@ RECORDS: Final = pa.schema(
         ("is_passed_on", pa.bool_()),
     ]
 )
-"""``kind``: a fence's is ``fenced``, ``fence_kind`` says which of FENCES; others ``resumed``, ``loss``, ``forget``, ``publisher``, ``ready``. ``after_*`` and
-``last_*``: what a fence's record says was acknowledged (``last_*``), or what was lost."""
+"""``kind``: ``fenced`` for a fence (``fence_kind`` is its kind in FENCES), otherwise ``resumed``, ``loss``,
+``forget``, ``publisher`` or ``ready``. ``after_*`` and ``last_*``: the last acknowledged position of a fence
+(``last_*``), or the range of a loss.
+"""
 
 
 @dataclass(slots=True)
 class Records:
-    """Rows so far. ``unreadable``: the ids of records that lack what their kind must have, a few."""
+    """The rows so far. ``unreadable``: the ids of records that lack a required field."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
     count: int = 0
 
     def add(self, bucket: int, records: Iterable[Mapping[str, Any]]) -> None:
-        """The records of a bucket, oldest first; those that follow may be added later."""
+        """Add the next records of a bucket, oldest first."""
         for record in records:
             self.count += 1
             try:
@@ -82,7 +85,7 @@ class Records:
                 self.unreadable.append(f"{record.get('id', '?')}")
 
     def table(self) -> pa.Table:
-        """As RECORDS."""
+        """The rows as RECORDS."""
         return pa.Table.from_pylist(self.rows, RECORDS)
 
 
@@ -127,10 +130,10 @@ def _fence(
     record: Mapping[str, Any], topic: TopicName, known: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     partitions = str(record["partitions"])
-    slots = [int(slot) for slot in partitions.split(",")] if partitions else [WHOLE]
+    numbers = [int(number) for number in partitions.split(",")] if partitions else [WHOLE]
     said = {
         "kind": "fenced",
-        "slots": len(slots),
+        "partitions": len(numbers),
         "changes_hands": record["kind"] in _HANDS,
         "cause": record.get("cause", ""),
         "old_epoch": int(record["oldEpoch"]),
@@ -149,13 +152,13 @@ def _fence(
         said["promoted"] = _waiter(record)
     if "nextWaiter" in record:
         waiter = record["nextWaiter"]
-        said["waiting"] = _waiter(waiter) | {"fits": _fits(waiter.get("slots"), slots)}
+        said["waiting"] = _waiter(waiter) | {"fits": _fits(waiter.get("slots"), numbers)}
     rows = []
-    for number, slot in enumerate(slots):
-        log = str(topic if slot == WHOLE else topic.with_partition(slot))
-        summary = record["previous"].get(str(slot))
+    for index, number in enumerate(numbers):
+        log = str(topic if number == WHOLE else topic.with_partition(number))
+        summary = record["previous"].get(str(number))
         ends = _span(None, Position.parse(summary[0]) if summary else None)
-        rows.append({**known, **said, **ends, "log": log, "is_first": number == 0})
+        rows.append({**known, **said, **ends, "log": log, "is_first": index == 0})
     return rows
 
 
@@ -167,11 +170,11 @@ def _waiter(said: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _fits(wanted: Sequence[int] | None, slots: Sequence[int]) -> bool:
-    """Whether a waiter could have had what was granted: one for a partition may wait for another."""
+def _fits(wanted: Sequence[int] | None, granted: Sequence[int]) -> bool:
+    """Whether a waiter could have received the grant: a waiter for one partition may wait for another one."""
     if wanted is None:
-        return slots[0] < 0
-    return set(wanted) <= set(slots)
+        return granted[0] < 0
+    return set(wanted) <= set(granted)
 
 
 def _pod(record: Mapping[str, Any]) -> str:

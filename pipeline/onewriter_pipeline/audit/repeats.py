@@ -1,7 +1,7 @@
-"""Whose numbers leave it open whether an entry is stored twice, where nobody had a ledger alone. Pure.
+"""Finds producers whose sequence ids do not exclude duplicates, in ledgers without a single holder. Pure.
 
-Numbers that rise in each chunk, and from chunk to chunk, are there once. So only the entries of the other
-producers are compared one by one: most logs have none.
+Entries whose numbers rise within each chunk and from chunk to chunk are stored once. Only the entries of the other
+producers are compared one by one. Most logs have none.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from onewriter_pipeline.audit import facts
 
 @dataclass(slots=True)
 class Doubtful:
-    """Producers of one log, and how many entries they wrote where nobody had it alone."""
+    """Such producers of one log, and the number of their entries in ledgers without a single holder."""
 
     producers: set[str] = field(default_factory=set)
     entries: int = 0
 
 
 def doubtful(observed: pa.Table) -> dict[str, Doubtful]:
-    """Producers whose numbers fall within a chunk, or stand in two chunks, by log."""
+    """By log, the producers whose numbers fall within a chunk, or are in two chunks."""
     kinds = pa.array([facts.SPREAD, facts.TANGLE])
     columns = ["log", "producer", "sequence", "last_sequence", "entries", "kind"]
     order = [(name, "ascending") for name in columns[:3]]
@@ -34,7 +34,7 @@ def doubtful(observed: pa.Table) -> dict[str, Doubtful]:
     first, last = (np.asarray(numbers[name]) for name in ("sequence", "last_sequence"))
     is_open = np.asarray(pc.equal(numbers["kind"], facts.TANGLE)).copy()
     same = _same_as_before(numbers["log"]) & _same_as_before(numbers["producer"])
-    # Of ranges in the order of their beginnings some overlap only if two that follow each other do.
+    # Ranges sorted by their beginning overlap only if two consecutive ranges do.
     is_open[1:] |= same & (first[1:] <= last[:-1])
     found: dict[str, Doubtful] = {}
     for row in numbers.filter(pa.array(is_open)).select(["log", "producer"]).to_pylist():

@@ -1,4 +1,4 @@
-"""Facts of tables: what their files hold, and the audit that was offloaded."""
+"""Facts about the files of a table, and the audit records in a table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onewriter_pipeline.tables.layout import AUDIT, TOPIC_PARTITION, TableFile, 
 from onewriter_pipeline.tables.tables import Tables
 
 OBSERVED_ROWS: Final = 256 * 1024
-"""Rows that are observed at once."""
+"""Rows that are read at once."""
 
 _COLUMNS: Final = [LEDGER, ENTRY, BATCH_INDEX, PRODUCER, SEQUENCE, PUBLISH_TIME]
 
@@ -31,7 +31,7 @@ _COLUMNS: Final = [LEDGER, ENTRY, BATCH_INDEX, PRODUCER, SEQUENCE, PUBLISH_TIME]
 class Publish(NamedTuple):
     """Entries [first, end) of a ledger that were published atomically.
 
-    ``app`` None: nobody noted by whom, nor which of them. ``name`` is for people.
+    ``app`` None: the table does not say which entries, or by which app. ``name`` is for messages.
     """
 
     ledger: int
@@ -50,7 +50,7 @@ class MessageFile:
     log: str
     size: int = 0
     publishes: tuple[Publish, ...] = ()
-    """Those of the ledgers that the file may have rows of."""
+    """The publishes in the ledgers of the file."""
 
 
 def files_of(
@@ -72,7 +72,7 @@ def files_of(
 
 
 def observe_file(file: MessageFile) -> Iterator[pa.RecordBatch]:
-    """The facts of a file. Raises TableError for one that is gone or cannot be read."""
+    """The facts of a file. Raises TableError if it is missing or cannot be read."""
     try:
         with opened_parquet(file.place, file.path, read_dictionary=(PRODUCER,)) as opened:
             for batch in opened.iter_batches(OBSERVED_ROWS, columns=_COLUMNS):
@@ -95,7 +95,7 @@ def _facts(file: MessageFile, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]
 
 
 class _Rows:
-    """Some messages of a log, in its order. ``ordinal``s are given later: by position."""
+    """Some messages of a log, in its order. They get ``ordinal``s later, by position."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         names = batch.column(PRODUCER)
@@ -123,7 +123,7 @@ class _Rows:
         self.is_atomic = np.zeros(len(self.ledger), np.bool_)
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """Rows [start, stop) of one ledger whose entries follow each other."""
+        """Ranges [start, stop) of rows with consecutive entries of one ledger."""
         breaks = (np.diff(self.ledger) != 0) | (np.diff(self.entry) > 1)
         edges = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(self.ledger)]
         yield from itertools.pairwise(edges)
@@ -143,17 +143,17 @@ class _Rows:
         }
 
     def faults(self) -> Iterator[dict[str, Any]]:
-        """Messages that are there twice."""
+        """Messages that are stored twice."""
         same = (np.diff(self.ledger) == 0) & (np.diff(self.entry) == 0) & (np.diff(self.index) == 0)
         for index in np.flatnonzero(same)[:10].tolist():
             place = str(Position(int(self.ledger[index]), int(self.entry[index])))
             sentence = (
-                f"message {int(self.index[index])} of entry {place} stands twice in the table"
+                f"message {int(self.index[index])} of entry {place} is stored twice in the table"
             )
             yield {"kind": facts.FAULT, "predicate": "S5", "place": place, "sentence": sentence}
 
     def foreign(self, publishes: Iterable[Publish]) -> Iterator[dict[str, Any]]:
-        """Messages in atomic publishes that are none of theirs; the publishes' rows are marked."""
+        """Messages within atomic publishes that belong to another app; marks the rows of all publishes."""
         for publish in publishes:
             low, high = np.searchsorted(self.ledger, [publish.ledger, publish.ledger + 1]).tolist()
             edges = np.searchsorted(self.entry[low:high], [publish.first, publish.end])
@@ -175,7 +175,7 @@ class _Rows:
                 }
 
     def by_writer(self) -> Iterator[Signed]:
-        """The first message of each entry, by ledger and producer; without atomic publishes."""
+        """The first message of each entry, by ledger and producer, without atomic publishes."""
         fresh = np.concatenate([[True], (np.diff(self.entry) != 0) | (np.diff(self.ledger) != 0)])
         order = np.flatnonzero(fresh & ~self.is_atomic)
         if not len(order):
@@ -186,7 +186,7 @@ class _Rows:
         yield from np.split(order, np.flatnonzero(breaks) + 1)
 
     def writer(self, mine: Signed) -> Iterator[dict[str, Any]]:
-        """What one wrote, and where its numbers fall."""
+        """The entries of one producer, and where its numbers fall."""
         who = {"ledger": int(self.ledger[mine[0]]), "producer": self.names[self.code[mine[0]]]}
         yield who | {"kind": facts.WRITER, "entries": len(mine)} | self._numbers(mine[0], mine[-1])
         falls = (np.diff(self.sequence[mine]) <= 0) & (np.diff(self.published_ms[mine]) <= 0)
@@ -218,7 +218,7 @@ def _numbers(column: pa.Array) -> Signed:
 
 
 def kept_records(tables: Tables) -> Records:
-    """The audit that was offloaded, bucket by bucket, in order. Raises TableError."""
+    """The audit records in the tables, by bucket, in order. Raises TableError."""
     records = Records()
     table = tables.opened(AUDIT)
     if table is None:

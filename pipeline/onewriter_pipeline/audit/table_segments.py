@@ -1,4 +1,4 @@
-"""What tables remember of an offload: rows of ``segments`` as markers, runs and publishes, and what they lack. Pure."""
+"""Facts from the table ``segments``: markers, runs, publishes, and missing rows. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from onewriter_pipeline.tables.publishes import PublishRun, extended, torn
 
 
 def segment_facts(rows: Sequence[SegmentRow]) -> Iterator[dict[str, Any]]:
-    """Rows of the table ``segments`` as markers, and what was offloaded as runs.
+    """The rows of ``segments`` as markers and runs.
 
-    Where a log begins in the table nothing in front of it is missed.
+    Nothing is expected before the position at which a log begins in the table.
     """
     begun: set[str] = set()
     for (log, ledger), parts in _by_ledger(rows).items():
@@ -51,7 +51,7 @@ def segment_facts(rows: Sequence[SegmentRow]) -> Iterator[dict[str, Any]]:
 
 
 def publishes_of(rows: Sequence[SegmentRow]) -> dict[str, list[Publish]]:
-    """The atomic publishes of each log, by rows of ``segments``."""
+    """The atomic publishes of each log, from rows of ``segments``."""
     found: dict[str, list[Publish]] = {}
     for (log, ledger), parts in _by_ledger(rows).items():
         mine = found.setdefault(log, [])
@@ -68,7 +68,7 @@ def publishes_of(rows: Sequence[SegmentRow]) -> dict[str, list[Publish]]:
 def publish_facts(
     rows: Sequence[SegmentRow], ends: Mapping[str, Position]
 ) -> Iterator[dict[str, Any]]:
-    """The same as facts, and those that are cut short; ``ends``: up to where the table goes."""
+    """The publishes as facts, and faults for incomplete ones; ``ends``: the end of each log in the table."""
     for (log, ledger), parts in _by_ledger(rows).items():
         runs = _publish_runs(parts)
         for each in runs:
@@ -97,7 +97,7 @@ def publish_facts(
 
 
 def unknown_publishes(rows: Sequence[SegmentRow]) -> Iterator[str]:
-    """What to tell of ranges whose publishes nobody noted."""
+    """Notes about ranges whose publishes the table does not list."""
     for row in rows:
         if row.publishes is None:
             ledger, first, end = row.ledger, row.first, row.end
@@ -109,7 +109,7 @@ def unknown_publishes(rows: Sequence[SegmentRow]) -> Iterator[str]:
 
 
 def _publish_runs(parts: Sequence[SegmentRow]) -> tuple[PublishRun, ...]:
-    """Those of the parts of a ledger, as far as they are known."""
+    """The known publishes of the parts of a ledger."""
     found: tuple[PublishRun, ...] = ()
     for part in parts:
         found = extended(found, part.publishes or ())
@@ -126,10 +126,10 @@ def _name(run: PublishRun) -> str:
 def count_faults(
     rows: Sequence[SegmentRow], counted: Mapping[tuple[str, int], tuple[int, int]]
 ) -> Iterator[dict[str, Any]]:
-    """Where the files hold other numbers of rows than were offloaded.
+    """Faults for ledgers whose files have another number of rows than were offloaded.
 
-    ``counted``: rows and first entry of the files, by log and ledger. What was dropped from the front of a
-    table by its retention is no fault.
+    ``counted``: rows and first entry of the files, by log and ledger. Rows that retention dropped from the
+    beginning of a table are not a fault.
     """
     kept: dict[str, int] = {}
     for log, ledger in counted:
@@ -157,13 +157,13 @@ def _by_ledger(
     found: dict[tuple[str, int], list[SegmentRow]] = {}
     for row in sorted(rows, key=lambda each: (each.topic, each.ledger, each.first)):
         if row.lost:
-            continue  # it tells of what was not offloaded
+            continue  # a row about a loss covers nothing that was offloaded
         found.setdefault((row.topic, row.ledger), []).append(row)
     return found
 
 
 def in_order(table: pa.Table) -> pa.Table:
-    """Facts of tables with ordinals: the order of positions is that of the log there."""
+    """Facts of tables with ordinals. In tables, the order of positions is the order of the log."""
     kinds = pc.if_else(pc.equal(table["kind"], facts.MARKER), 0, 1)
     keys = table.select(["log", "ledger", "first", "chunk"]).append_column("place", kinds)
     names = ("log", "ledger", "place", "first", "chunk")
@@ -174,7 +174,7 @@ def in_order(table: pa.Table) -> pa.Table:
 
 
 def counted_of(table: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
-    """Rows, and the first entry, of each log and ledger."""
+    """The number of rows and the first entry, by log and ledger."""
     runs = table.filter(pc.equal(table["kind"], facts.KEPT))
     grouped = runs.group_by(["log", "ledger"]).aggregate([("messages", "sum"), ("first", "min")])
     return {
@@ -186,7 +186,7 @@ def counted_of(table: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
 def logs_of(
     offsets: Mapping[str, str], buckets: Mapping[str, int], logs: Iterable[str]
 ) -> list[dict[str, Any]]:
-    """Rows of LOGS: up to where a table goes its fences must have left markers."""
+    """Rows of LOGS: each fence up to the end of the table must have a marker."""
     found = []
     for log in logs:
         end: Position = position_of(offsets[log])

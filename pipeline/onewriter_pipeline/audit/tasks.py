@@ -1,7 +1,7 @@
-"""Facts out of tasks: each observes its part, wherever it runs.
+"""Runs the tasks that observe parts of logs and tables.
 
-Little is observed here, at once; more by Spark's executors, whose facts come here. Prints of very many
-entries stay where they were made, as a DataFrame.
+Small amounts are observed in this process, larger ones by Spark's executors, which send their facts to the driver.
+A large number of prints stays on the executors, as a DataFrame.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 Observe = Callable[[Any], Iterator[pa.RecordBatch]]
 
 HERE_BYTES: Final = 32 * 1024 * 1024
-"""What is observed in this process: Spark would take longer to begin with it."""
+"""Up to this size, this process observes everything, because starting Spark tasks takes longer."""
 
 PRINTS_HERE_MAX: Final = 100_000
-"""Prints that may come here; where there are more, they stay where they were made."""
+"""Prints that are sent to the driver; a larger number stays on the executors."""
 
 _PRINT_COLUMNS: Final = ["log", "ledger", "first", "producer", "sequence", "print"]
 
 _FORMAT: Final = "onewriter_facts_"
-"""And a name that no other has: sessions beside each other do not take the same one twice."""
+"""Prefix of a format's name. A unique suffix keeps concurrent sessions apart."""
 
 
 def gathered(
     spark: SparkSession, observe: Observe, tasks: Sequence[Any], size_bytes: int | None
 ) -> pa.Table:
-    """The facts of all tasks. ``size_bytes``: what there is to observe, at most; None: nobody knows.
+    """The facts of all tasks. ``size_bytes``: upper bound of the size to observe; None: unknown.
 
-    Raises the PipelineError that a task raised.
+    Raises the PipelineError of a task that failed.
     """
     is_small = size_bytes is not None and size_bytes <= HERE_BYTES
     runner: Runner[Any, bytes | PipelineError] = in_process if is_small else on_spark(spark)
@@ -59,9 +59,9 @@ def gathered(
 def printed(
     spark: SparkSession, observe: Observe, tasks: Sequence[Any], size_bytes: int | None, prints: int
 ) -> Iterator[DataFrame | None]:
-    """The prints among the facts of tasks, None where there are none. ``prints``: about how many.
+    """The prints among the facts of tasks; None if there are none. ``prints``: their approximate number.
 
-    Raises as ``gathered``; of more than PRINTS_HERE_MAX, whatever Spark makes of it.
+    Raises as ``gathered`` does. With more than PRINTS_HERE_MAX, raises errors of Spark.
     """
     if prints > PRINTS_HERE_MAX:
         frame = _frame(spark, observe, tasks)
@@ -76,7 +76,7 @@ def printed(
 
 
 def _observed(observe: Observe, task: Any) -> bytes | PipelineError:
-    """The facts of a task as an Arrow stream, or what was wrong: trying again is no use."""
+    """The facts of a task as an Arrow stream, or its error, which a retry would repeat."""
     sink = pa.BufferOutputStream()
     try:
         with pa.ipc.new_stream(sink, facts.FACTS) as stream:
@@ -91,28 +91,28 @@ def _observed(observe: Observe, task: Any) -> bytes | PipelineError:
 
 
 class FactsReader(DataSourceReader):
-    """One Spark task for each of ours."""
+    """Runs one Spark task for each of our tasks."""
 
     def __init__(self, observe: Observe, tasks: Sequence[Any]) -> None:
         self._observe = observe
         self._tasks = tasks
 
     def partitions(self) -> list[InputPartition]:
-        """By their number: what a task knows is not shown anywhere."""
+        """One partition per task, identified by its number, so that Spark's UI shows no parameters of tasks."""
         return [InputPartition(number) for number in range(len(self._tasks))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The facts of a task; Spark asks for None where there are no tasks."""
+        """The facts of a task. Spark calls it with None if there are no tasks."""
         if partition.value is not None:
             yield from self._observe(self._tasks[partition.value])
 
 
 def _frame(spark: SparkSession, observe: Observe, tasks: Sequence[Any]) -> DataFrame:
-    """The facts of all tasks, kept until they are unpersisted. What a task raises ends the job."""
+    """The facts of all tasks, cached until they are unpersisted. An error of a task ends the job."""
     format_name = _FORMAT + uuid.uuid4().hex
 
     class Facts(DataSource):
-        """What these tasks observe."""
+        """The facts of these tasks."""
 
         @classmethod
         def name(cls) -> str:

@@ -1,1 +1,1 @@
-"""Talking to the brokers: connections, requests, and the streams they answer with."""
+"""The HTTP client of the brokers: connections, requests, and the streams of blocks."""

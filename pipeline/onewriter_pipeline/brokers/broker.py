@@ -1,7 +1,7 @@
-"""A client of the brokers for pipelines: what topics hold, their blocks, their audit, and trimming.
+"""A client of the brokers for pipelines: contents of topics, blocks, audit records, and trimming.
 
-Blocking, for one thread; make one where it is used, from an Access, which can be pickled. A *log* is a
-topic without partitions or one partition, by its full or short name (``orders-partition-0``).
+It is blocking, and for one thread. Create it where it is used, from an Access, which can be pickled. A *log* is a
+topic without partitions or one partition, named by its full or short name (``orders-partition-0``).
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from onewriter_pipeline.brokers.segments import LogState, Segment, Segments, Tri
 from onewriter_pipeline.errors import Damaged, LogEnds, PipelineError
 
 PAGES_MAX: Final = 100_000
-"""Requests for the segments of one log: each reads 64 MiB of it at most."""
+"""Requests for the segments of one log. Each reads at most 64 MiB of the log."""
 
 EXPIRED: Final = 401
-"""The status with which a stream ends when its reader's token does."""
+"""A stream ends with this status when its reader's token expires."""
 
 _ROOT: Final = "/onewriter/v1"
 _ADMIN: Final = "/admin/v2/persistent"
 
 
 class Broker:
-    """The brokers of one installation, as one. Use it as a context manager, or ``close`` it."""
+    """All brokers of one installation. Use it as a context manager, or ``close`` it."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -71,12 +71,14 @@ class Broker:
     # ------------------------------------------------------------ topics
 
     def topic(self, name: str) -> dict[str, Any]:
-        """A topic's status (docs/http.md, "A topic"). Raises PipelineError, as everything here."""
+        """The status of a topic (docs/http.md, "A topic"). Raises PipelineError, as do all methods."""
         topic = log_name(name).base
         return self._connection.ask("GET", topic_path(topic), owner=str(topic))
 
     def service_url(self, name: str) -> str:
-        """Where brokers speak Pulsar's protocol, the one that serves a topic first: over TLS if HTTP is, too."""
+        """The service URL of the brokers (Pulsar's protocol), beginning with the broker that serves the topic. It
+        uses TLS if the HTTP address does.
+        """
         topic = log_name(name)
         path = f"/lookup/v2/topic/persistent/{path_of(topic)}"
         said = self._connection.ask("GET", path, owner=str(topic.base))
@@ -86,7 +88,7 @@ class Broker:
             return str(found or said["brokerUrlTls" if is_tls else "brokerUrl"])
 
     def topic_names(self, namespace: str = "") -> Iterator[str]:
-        """The full names of all topics, or of those of ``tenant/namespace``."""
+        """The full names of all topics, or of those in ``tenant/namespace``."""
         after: str | None = None
         while True:
             query = {"namespace": namespace or None, "after": after}
@@ -98,7 +100,7 @@ class Broker:
                 return
 
     def logs(self, name: str) -> list[str]:
-        """The logs of a topic, by their full names: its partitions, or itself."""
+        """The full names of a topic's logs: its partitions, or the topic itself."""
         topic = log_name(name)
         if topic.partition is not None:
             return [str(topic)]
@@ -112,7 +114,7 @@ class Broker:
     # ------------------------------------------------------------ reading
 
     def segments(self, log: str, after: Position = EARLIEST) -> Segments:
-        """The segments of a log that end behind a position, oldest first."""
+        """The segments of a log that end after a position, oldest first."""
         name = log_name(log)
         found: dict[int, Segment] = {}
         for _ in range(PAGES_MAX):
@@ -127,7 +129,7 @@ class Broker:
                     end = behind(last)
                     first = position_of(page["first"])
                     kept = tuple(
-                        replace(each, is_open=each.ledger == last.ledger)  # by the last page
+                        replace(each, is_open=each.ledger == last.ledger)  # the last page decides
                         for each in found.values()
                         if each.end > first
                     )
@@ -137,7 +139,7 @@ class Broker:
         raise Damaged(f"{name} has more segments than a client asks for")
 
     def state(self, log: str, after: Position) -> LogState:
-        """What the store remembers of a log now; ``after``: a position of it, best near its end."""
+        """The state of a log in the store now. ``after`` is any position of the log; near its end is cheapest."""
         name = log_name(log)
         query = {"after": shown(after), "state": "true"}
         answer = self._ask(name, "GET", "/segments", query=query)
@@ -162,11 +164,11 @@ class Broker:
     ) -> Generator[BlockFrame | MarkerFrame, None, None]:
         """The blocks and markers of [start, end), whole as they are stored, in order, each once.
 
-        ``start`` None: from the first that is kept; ``end`` None: up to what is committed now;
-        ``payload`` False: blocks come without the entries' bytes; ``publishers``: with their publishers, if the
-        broker's release returns them. The first block may begin before the range, and the last one may end
-        after it. A broken stream is resumed after the last whole block. Raises Trimmed, LogEnds, Damaged,
-        Away and others; the frames before the error are correct.
+        ``start`` None: from the first that the log has. ``end`` None: up to what is committed now. ``payload``
+        False: blocks come without the entries' bytes. ``publishers``: with their publishers, if the broker's
+        release returns them. The first block may begin before the range, and the last one may end after it. A
+        broken stream is resumed after the last whole block. Raises Trimmed, LogEnds, Damaged, Away and others; the
+        frames before the error are correct.
         """
         name = log_name(log)
         at, patience = start, Patience(self._access.patience_seconds)
@@ -177,7 +179,7 @@ class Broker:
                     if isinstance(frame, ErrorFrame):
                         raise _broken_off(frame)
                     if isinstance(frame, EndFrame):
-                        last = frame  # what is left is the end of the HTTP answer
+                        last = frame  # only the end of the HTTP answer is left
                         continue
                     yield frame
                     at = _behind(frame)
@@ -196,7 +198,7 @@ class Broker:
         payload: bool,
         publishers: bool,
     ) -> Iterator[BlockFrame | MarkerFrame | EndFrame | ErrorFrame]:
-        """One stream, until it breaks; raises Broken, PipelineError."""
+        """One stream, until it ends or breaks. Raises Broken, PipelineError."""
         query = {"from": start and shown(start), "to": end and shown(end)}
         query["payload"] = None if payload else "false"
         query["publishers"] = "true" if publishers else None
@@ -210,7 +212,7 @@ class Broker:
     def read(
         self, log: str, start: Position | None = None, end: Position | None = None
     ) -> Generator[Chunk, None, None]:
-        """The entries of [start, end) in chunks of about 8 MiB. As ``frames`` besides."""
+        """The entries of [start, end) in chunks of about 8 MiB. Otherwise like ``frames``."""
         gatherer = Gatherer(start or EARLIEST, end)
         for frame in self.frames(log, start, end):
             if isinstance(frame, BlockFrame):
@@ -220,7 +222,7 @@ class Broker:
         yield from _one(gatherer)
 
     def position_at(self, log: str, time_ms: int) -> Position | None:
-        """The first entry that its producer published at that time or later; None: there is none."""
+        """The first entry that was published at that time or later, by its producer's clock; None: there is none."""
         name = log_name(log)
         path = f"{_ADMIN}/{path_of(name)}/messageid/{time_ms}"
         said = self._connection.ask("GET", path, owner=str(name.base))
@@ -229,13 +231,13 @@ class Broker:
         return found if found.ledger >= 0 else None
 
     def buckets(self) -> int:
-        """How many buckets there are, each with an audit."""
+        """The number of buckets. Each has its own audit."""
         said = self._connection.ask("GET", f"{_ROOT}/brokers")
         with understood():
             return int(said["buckets"])
 
     def audit(self, bucket: int, after: str = "") -> Iterator[dict[str, Any]]:
-        """The audit records of a bucket behind an id, oldest first; each has its ``id``."""
+        """The audit records of a bucket after an id, oldest first; each has its ``id``."""
         while True:
             query = {"after": after or None}
             page = self._connection.ask(
@@ -251,10 +253,10 @@ class Broker:
     # ------------------------------------------------------------ changing
 
     def acknowledge(self, log: str, subscription: str, before: Position) -> Position:
-        """Have a durable subscription stand in front of a position, or farther on; it is made if need be.
+        """Move a durable subscription forward to a position, and create it if it does not exist.
 
-        It never goes back, so this may be repeated. Answers in front of which position it stands. Raises
-        Conflict while consumers read with it.
+        It never moves back, so the request may be repeated. Returns the position before which everything is
+        acknowledged. Raises Conflict while consumers use the subscription.
         """
         path = f"/acknowledged/{quote(subscription, safe='')}"
         said = self._ask(log_name(log), "PUT", path, body={"before": shown(before)})
@@ -262,10 +264,10 @@ class Broker:
             return position_of(said["before"])
 
     def trim(self, log: str, before: Position, *, epoch: int, ledger: int | None = None) -> Trim:
-        """Drop what is below a position, as far as it may go; for administrators.
+        """Trim a log before a position, as far as its readers allow; for administrators.
 
-        ``epoch`` is the log's newest and ``ledger`` its current one, as ``segments`` told: raises
-        Conflict where they are others by now. May be repeated.
+        ``epoch`` is the log's newest and ``ledger`` its current one, as returned by ``segments``. Raises Conflict
+        if they have changed. The request may be repeated.
         """
         body: dict[str, object] = {"before": shown(before), "epoch": epoch}
         if ledger is not None:
@@ -300,7 +302,9 @@ def _behind(frame: BlockFrame | MarkerFrame) -> Position:
 
 
 def _broken_off(frame: ErrorFrame) -> PipelineError | Broken:
-    """What the last frame of a stream means; a token that expired meanwhile may be renewed by now."""
+    """The error of a stream's last frame. An expired token is worth another attempt, because it may be renewed by
+    now.
+    """
     if frame.status == EXPIRED:
         return Broken(frame.message)
     return failure(frame.status, frame.message, frame.details)

@@ -1,8 +1,7 @@
-"""HTTP to the brokers, blocking: tokens, TLS, redirects to owners, and patience with what is away.
+"""Blocking HTTP requests to the brokers: tokens, TLS, redirects to the owner, and retries.
 
-A request is repeated while no broker answers or serves it, with growing pauses, until the patience is
-over; only what may be repeated is asked through here (each request of the pipeline may). What a
-broker refuses is an error at once.
+A request is repeated with growing pauses while no broker answers or serves it, up to a time limit. So each request
+must be safe to repeat; all requests of the pipeline are. An error answer of a broker is raised at once.
 """
 
 from __future__ import annotations
@@ -35,32 +34,32 @@ from onewriter_pipeline.errors import (
 )
 
 CONNECT_SECONDS: Final = 5.0
-"""Until a broker has accepted a connection."""
+"""Time limit for a broker to accept a connection."""
 
 READ_SECONDS: Final = 70.0
-"""Without a byte of an answer; a broker takes at most half of that for any request."""
+"""Time limit without a byte of an answer. A broker takes at most half of it for any request."""
 
 PATIENCE_SECONDS: Final = 60.0
-"""How long a request is repeated while nobody serves it."""
+"""How long a request is repeated while no broker serves it."""
 
 BUSY_SECONDS: Final = 600.0
-"""The same while brokers answer that they serve as many as they can."""
+"""The same while brokers answer that they are busy."""
 
 PAUSE_SECONDS: Final = 0.1
 PAUSE_SECONDS_MAX: Final = 2.0
-"""Between two attempts: the first pause, and what they grow to."""
+"""The first pause between two attempts, and the limit to which pauses grow."""
 
 REDIRECTS_MAX: Final = 5
-"""From one broker to the next, for one request."""
+"""Redirects of one request."""
 
 OWNERS_MAX: Final = 4_096
-"""Topics whose owner is remembered."""
+"""Topics whose owner is cached."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of an answer that is no stream."""
+"""Size limit of an answer that is not a stream."""
 
 STREAM_READ_BYTES: Final = 1024 * 1024
-"""What one read of a stream takes at most."""
+"""Size limit of one read of a stream."""
 
 BUSY: Final = 429
 _AGAIN: Final = frozenset({BUSY, 502, 503, 504})
@@ -69,11 +68,11 @@ _REDIRECT: Final = frozenset({302, 307, 308})
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How brokers are reached; safe to pickle, and its repr shows no token.
+    """How to reach the brokers. It can be pickled, and its repr shows no token.
 
-    ``url``: one address, or several with commas between, http:// or https://. ``token_file`` is read
-    for each request, since it may be renewed. ``ca_file`` names the authorities that are trusted
-    (empty: those of the system); ``verify`` = False trusts everybody.
+    ``url``: one or several http:// or https:// addresses, separated by commas. ``token_file`` is read for each
+    request, because it may be renewed. ``ca_file`` has the trusted authorities (empty: those of the system).
+    ``verify`` = False trusts any certificate.
     """
 
     url: str
@@ -96,7 +95,9 @@ class Access:
         return found
 
     def headers(self) -> dict[str, str]:
-        """What proves who asks; raises Invalid, which shows no token, for one that cannot be read or sent."""
+        """The headers that authenticate the client. Raises Invalid, without showing the token, if the token cannot
+        be read or sent.
+        """
         token = self.token.strip()
         if self.token_file:
             try:
@@ -110,7 +111,7 @@ class Access:
 
 
 class Connection:
-    """Connections to brokers, kept open between requests. Not for several threads at once."""
+    """Connections to brokers, kept open between requests. Not thread-safe."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -143,11 +144,10 @@ class Connection:
         within: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> dict[str, Any]:
-        """A broker's answer, an object. ``owner``: requests with the same one go to the same broker.
+        """Request an object from a broker. Requests with the same ``owner`` go to the same broker.
 
-        Repeated until it is decided: the request must be one that may be. ``within``: seconds after which
-        nothing is waited for any more, however busy brokers are; else the access says it. Raises
-        PipelineError.
+        The request is repeated until it is decided, so it must be safe to repeat. ``within``: time limit in
+        seconds, also while brokers are busy; by default the limits of the access. Raises PipelineError.
         """
         patience = Patience(self._access.patience_seconds)
         if within is not None:
@@ -163,7 +163,7 @@ class Connection:
     ) -> Iterator[bytes]:
         """The bytes of a long answer, as they arrive. One attempt.
 
-        Raises Broken when it may be tried again, else PipelineError.
+        Raises Broken if another attempt makes sense, otherwise PipelineError.
         """
         base = self._asked_first(owner)
         try:
@@ -184,7 +184,7 @@ class Connection:
         finally:
             if is_over:
                 answer.release_conn()
-            else:  # whoever reads no further leaves a connection that cannot be used again
+            else:  # a reader that stopped early leaves a connection that cannot be reused
                 self._owners.pop(owner, None)
                 self._pass_over(base)
                 answer.close()
@@ -199,7 +199,7 @@ class Connection:
         within: float | None = None,
         more_headers: Mapping[str, str] | None = None,
     ) -> tuple[BaseHTTPResponse, str]:
-        """An answer's head, and from where redirects have led to. Raises Broken, Invalid."""
+        """The head of an answer, and the address after redirects. Raises Broken, Invalid."""
         seconds = READ_SECONDS if within is None else min(within, READ_SECONDS)
         timeout = urllib3.Timeout(connect=min(seconds, CONNECT_SECONDS), read=seconds)
         given = {name: value for name, value in (query or {}).items() if value is not None}
@@ -238,12 +238,12 @@ class Connection:
         raise Broken(f"{_host(base)} redirects to another broker, which redirects again")
 
     def _asked_first(self, owner: str) -> str:
-        """Who is asked next, before redirects."""
+        """The first address to ask, before redirects."""
         return self._owners.get(owner, self._addresses[0])
 
     @contextlib.contextmanager
     def _passing_over(self, base: str) -> Iterator[None]:
-        """What is Broken in the block, other than by being busy, has the next attempt ask another address."""
+        """If the block raises Broken, other than because a broker is busy, the next attempt uses another address."""
         try:
             yield
         except Broken as error:
@@ -263,9 +263,9 @@ class Connection:
 
 
 class Broken(Exception):
-    """An attempt that failed and may be repeated; the message says why.
+    """A failed attempt that may be repeated; the message says why.
 
-    ``is_busy``: the broker serves as many others as it can, and will serve this one in its turn.
+    ``is_busy``: the broker is at its limit of concurrent requests, and will serve this one later.
     """
 
     def __init__(self, why: str, *, is_busy: bool = False) -> None:
@@ -274,7 +274,7 @@ class Broken(Exception):
 
 
 class Patience:
-    """How often and for how long something is tried again; ``renew`` it with each progress."""
+    """Limits the attempts and the total time of retries; ``renew`` it after each progress."""
 
     def __init__(self, seconds: float, *, busy_seconds: float | None = None) -> None:
         self._seconds = seconds
@@ -282,13 +282,13 @@ class Patience:
         self.renew()
 
     def renew(self) -> None:
-        """Begin anew."""
+        """Restart the time limit and the pauses."""
         self._began_at = time.monotonic()
         self._pause = PAUSE_SECONDS
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
-        """One attempt. One that is Broken ends in a pause; raises Away when patience is over."""
+        """Run one attempt. Broken ends in a pause, or in Away after the time limit."""
         try:
             yield
         except Broken as error:
@@ -309,7 +309,7 @@ def _host(url: str) -> str:
 
 
 def _check_readable(file: str) -> None:
-    """Raise Invalid for a file that is named and cannot be read."""
+    """Raise Invalid if a named file cannot be read."""
     try:
         if file:
             Path(file).read_bytes()
@@ -318,7 +318,7 @@ def _check_readable(file: str) -> None:
 
 
 def _text(answer: BaseHTTPResponse, url: str) -> bytes:
-    """All of a short answer. Raises Broken."""
+    """The body of a short answer. Raises Broken."""
     try:
         return answer.read(ANSWER_BYTES_MAX)
     except (HTTPError, OSError) as error:
@@ -328,7 +328,7 @@ def _text(answer: BaseHTTPResponse, url: str) -> bytes:
 
 
 def _judged(status: int, text: bytes, url: str) -> dict[str, Any]:
-    """An answer, as an object or as an error. Raises Broken where it may be asked again."""
+    """An answer as an object, or its error. Raises Broken if the request may be repeated."""
     answer: object = None
     with contextlib.suppress(ValueError):
         answer = json.loads(text) if text else {}
@@ -342,7 +342,7 @@ def _judged(status: int, text: bytes, url: str) -> dict[str, Any]:
 
 
 def failure(status: int, reason: str, details: Mapping[str, object]) -> PipelineError | Broken:
-    """The error that an answer's status means; Broken where it may be asked again."""
+    """The error for the status of an answer; Broken if the request may be repeated."""
     match status:
         case 401:
             return NotAllowed(f"the brokers want another token (401): {reason}")
@@ -364,7 +364,7 @@ def failure(status: int, reason: str, details: Mapping[str, object]) -> Pipeline
 
 @contextlib.contextmanager
 def understood() -> Iterator[None]:
-    """What an answer lacks, or has otherwise than brokers write it, is Damaged: for the block that takes it apart."""
+    """Raise Damaged if the block fails because an answer lacks a field or has an unexpected value."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, Invalid) as error:

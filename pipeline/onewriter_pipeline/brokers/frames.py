@@ -1,8 +1,8 @@
-"""The packed stream of a log's blocks, as ``GET .../blocks`` sends it, and arrays made of it.
+"""The packed stream of a log's blocks (``GET .../blocks``), and its conversion to arrays.
 
-The stream is described in docs/http.md, "Blocks". ``Frames`` takes it apart as its bytes arrive;
-``Gatherer`` cuts the blocks to the range that was asked for and makes Chunks of them, by arrays: what
-a chunk costs depends on its bytes and blocks, not on its entries. Nothing here does I/O.
+docs/http.md, "Blocks", describes the stream. ``Frames`` parses it as its bytes arrive. ``Gatherer`` cuts the blocks
+to the requested range and combines them to Chunks. Both work on arrays: the cost of a chunk depends on its bytes
+and blocks, not on its entries. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
-"""Payload of a chunk, about: it is complete with the block that reaches this."""
+"""Approximate payload of a chunk. A chunk is complete with the block that reaches this size."""
 
 CHUNK_ENTRIES: Final = 262_144
-"""Entries of a chunk, about, however small they are."""
+"""Approximate number of entries in a chunk, for small entries."""
 
 FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A frame that claims to be longer is none of a broker's."""
+"""Limit of a frame. Brokers send no larger frames."""
 
 HEAD: Final = b"OWB2"
 
@@ -48,7 +48,9 @@ _POSITION = struct.Struct("<QQ")
 
 
 class PublishPart(NamedTuple):
-    """Entries [start, stop) of a chunk are of the atomic publish ``name``; ``ends``: up to its last one."""
+    """Entries [start, stop) of a chunk that belong to the atomic publish ``name``; ``ends``: they include its last
+    entry.
+    """
 
     start: int
     stop: int
@@ -58,37 +60,37 @@ class PublishPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Consecutive committed entries of one log, as arrays; ``n`` of them.
+    """Consecutive committed entries of one log, as arrays of ``n`` elements.
 
-    Entry ``i`` (from 0) is ``payload[offsets[i] : offsets[i + 1]]``, byte for byte what its client
-    sent behind the SEND command: magic and CRC-32C, the metadata's size, the metadata, the payload.
+    Entry ``i`` (from 0) is ``payload[offsets[i] : offsets[i + 1]]``, exactly as its client sent it after the SEND
+    command: magic and CRC-32C, the size of the metadata, the metadata, the payload.
     """
 
     payload: bytes
     offsets: NDArray[np.int64]
-    """``n + 1`` of them; the first is 0, the last the payload's size."""
+    """``n + 1`` offsets; the first is 0, the last is the size of the payload."""
     ledger: NDArray[np.int64]
     entry: NDArray[np.int64]
     messages: NDArray[np.int32]
-    """Messages in each entry, at least 1 (as its client said)."""
+    """Messages in each entry according to its client, at least 1."""
     time_ms: NDArray[np.int64]
-    """The broker's wall clock when it closed the entry's block, milliseconds since 1970."""
+    """The broker's wall clock when it closed the entry's block, in milliseconds since 1970."""
     publishes: tuple[PublishPart, ...] = ()
-    """Which of them are parts of atomic publishes, in order."""
+    """The parts of atomic publishes among the entries, in order."""
     chains: Mapping[int, tuple[int, str]] = field(default_factory=dict)
-    """Of the last block of each ledger: the entry behind it, and its hash in hex."""
+    """For each ledger, the entry after its last block, and the hash of that block in hex."""
 
     def __len__(self) -> int:
         return len(self.ledger)
 
     @property
     def first(self) -> Position:
-        """The first entry's position."""
+        """The position of the first entry."""
         return Position(int(self.ledger[0]), int(self.entry[0]))
 
     @property
     def last(self) -> Position:
-        """The last entry's position."""
+        """The position of the last entry."""
         return Position(int(self.ledger[-1]), int(self.entry[-1]))
 
 
@@ -96,10 +98,10 @@ class Chunk:
 class BlockFrame:
     """One block, whole as it is stored. ``lengths`` and ``counts`` have one number per entry.
 
-    ``chain`` is the hash over the block and all before it in its ledger (docs/log-format.md).
-    ``publish``: ``app/version`` of the atomic publish that it is a part of, empty: of none;
-    ``ends_publish``: it is the last block of that. ``by``: who published it, as the block names it; None:
-    the broker did not say. ``payload`` is empty where it was not asked for.
+    ``chain`` is the hash of the block and all blocks before it in its ledger (docs/log-format.md). ``publish``:
+    ``app/version`` of the atomic publish that the block belongs to, or empty; ``ends_publish``: it is the last
+    block of that publish. ``by``: the publisher that the block names; None: not part of the stream. ``payload`` is
+    empty if it was not requested.
     """
 
     first: Position
@@ -120,27 +122,27 @@ class BlockFrame:
 
 @dataclass(frozen=True, slots=True)
 class MarkerFrame:
-    """The beginning of a ledger: why it was opened, and for whom."""
+    """The beginning of a ledger: why it was opened, and for which producer."""
 
     ledger: int
     fields: dict[str, str]
 
     @property
     def position(self) -> Position:
-        """Where it stands."""
+        """The position of the marker."""
         return Position(self.ledger, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class EndFrame:
-    """The answer is whole: all that is committed in front of ``end`` was sent."""
+    """The end of a complete answer: everything committed before ``end`` was sent."""
 
     end: Position
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorFrame:
-    """The answer breaks off: ``status`` and ``message`` as of an HTTP answer, and its details."""
+    """The end of an incomplete answer: ``status`` and ``message`` as in an HTTP answer, and its details."""
 
     status: int
     message: str
@@ -151,17 +153,17 @@ Frame = BlockFrame | MarkerFrame | EndFrame | ErrorFrame
 
 
 class Frames:
-    """Takes a stream apart: ``feed`` it what arrived, then take the frames that are complete."""
+    """Parses a stream: ``feed`` it the bytes that arrived, then take the complete frames."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._has_begun = False
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are complete with these bytes; take all of them before feeding more.
+        """The frames that are complete with these bytes. Take all of them before feeding more.
 
-        They refer to the bytes, which stay in memory as long as a frame does. Raises ProtocolError
-        for what no broker sends.
+        A frame refers to the bytes, which stay in memory as long as the frame does. Raises ProtocolError for data
+        that brokers do not send.
         """
         data = self._rest + data if self._rest else data
         at = 0
@@ -237,16 +239,16 @@ def _block(body: memoryview) -> BlockFrame:
 
 
 def _name(body: memoryview, at: int) -> tuple[bytes, int]:
-    """A name that stands behind its length, and where it ends."""
+    """A name with its length before it, and the position after it."""
     (size,) = _NAME_LENGTH.unpack_from(body, at)
     at += _NAME_LENGTH.size + size
     return bytes(body[at - size : at]), at
 
 
 class Gatherer:
-    """Makes chunks of blocks, cut to [start, end); an ``end`` of None: as they come.
+    """Combines blocks to chunks, cut to [start, end); ``end`` None: no upper bound.
 
-    Blocks are added in order; a ``chunk`` is taken whenever one is due, and once at the end.
+    Add blocks in order. Take a ``chunk`` whenever one is due, and once at the end.
     """
 
     def __init__(self, start: Position, end: Position | None = None) -> None:
@@ -270,7 +272,7 @@ class Gatherer:
         return self._bytes >= CHUNK_BYTES or self._entries >= CHUNK_ENTRIES
 
     def add(self, block: BlockFrame) -> None:
-        """The next block, or what of it lies within the range."""
+        """Add the part of the next block that is within the range."""
         ledger, first = block.first
         payload, lengths, counts = block.payload, block.lengths, block.counts
         ends = block.ends_publish
@@ -295,7 +297,7 @@ class Gatherer:
         self._entries += len(lengths)
 
     def _bounds(self, block: BlockFrame) -> tuple[int, int]:
-        """Which entries of the block lie within the range: from one up to another."""
+        """The indexes [low, high) of the block's entries that are within the range."""
         ledger, first = block.first
         size = len(block.lengths)
         low, high = 0, size
@@ -306,7 +308,7 @@ class Gatherer:
         return low, high
 
     def chunk(self) -> Chunk | None:
-        """All that was added since the last chunk; None: nothing was."""
+        """Everything added since the last chunk; None: nothing was added."""
         if not self._heads:
             return None
         heads = np.array(self._heads, dtype=np.int64)
@@ -314,7 +316,7 @@ class Gatherer:
         total = self._entries
         offsets = np.zeros(total + 1, dtype=np.int64)
         np.cumsum(np.concatenate(self._lengths), dtype=np.int64, out=offsets[1:])
-        # How far each entry stands behind its block's first one.
+        # The distance of each entry from the first entry of its block.
         starts = np.cumsum(sizes) - sizes
         steps = np.arange(total, dtype=np.int64) - np.repeat(starts, sizes)
         chunk = Chunk(

@@ -1,4 +1,4 @@
-"""Names of topics and logs as people write them, and where brokers have them in their paths. Pure."""
+"""Topic names and positions: as users write them, and as brokers expect them in paths and queries. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onewriter_pipeline.errors import Invalid
 
 
 def log_name(text: str) -> TopicName:
-    """The name of a topic, or of one partition, full or short; raises Invalid."""
+    """The name of a topic or of one partition, from its full or short form. Raises Invalid."""
     try:
         name = TopicName.parse(text)
     except InvalidTopicName as error:
@@ -20,17 +20,17 @@ def log_name(text: str) -> TopicName:
 
 
 def topic_path(name: TopicName) -> str:
-    """Where brokers answer for a topic or one partition."""
+    """The path of a topic or partition in the HTTP API."""
     return f"/onewriter/v1/topics/{path_of(name)}"
 
 
 def path_of(name: TopicName) -> str:
-    """Its name as a part of a path."""
+    """The name as a part of a path."""
     return "/".join(quote(each, safe="") for each in (name.tenant, name.namespace, name.local_name))
 
 
 def position_of(text: str) -> Position:
-    """A position as it is written; raises Invalid."""
+    """A position from its text. Raises Invalid."""
     ledger, _, entry = text.partition(":")
     if not (ledger.isascii() and ledger.isdecimal() and entry.isascii() and entry.isdecimal()):
         raise Invalid(f"{text[:60]!r} is not a position: write <ledger>:<entry>")
@@ -38,10 +38,10 @@ def position_of(text: str) -> Position:
 
 
 def shown(position: Position) -> str:
-    """A position as it is written."""
+    """A position as text."""
     return f"{position.ledger}:{position.entry}"
 
 
 def behind(position: Position) -> Position:
-    """The next position of the same ledger."""
+    """The next position in the same ledger."""
     return Position(position.ledger, position.entry + 1)

@@ -1,4 +1,4 @@
-"""What a log holds and what its store remembers, as brokers tell it. Pure."""
+"""The segments and the state of a log, as brokers return them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onewriter_pipeline.brokers.names import behind, position_of
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive blocks of a segment: ``newest_ms`` is the time of the newest."""
+    """Consecutive blocks of a segment; ``newest_ms`` is the time of the newest block."""
 
     first: Position
     entries: int
@@ -23,12 +23,12 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A ledger, as far as it is kept and committed.
+    """The committed part of a ledger that the log still has.
 
-    ``epoch``, ``producer``, ``subject``: whose it is, None where nobody had it alone, or its marker was
-    trimmed and the audit does not tell any more. ``is_open``: it may still grow. ``is_whole``:
-    nothing of it was trimmed. ``first``, ``last``: entries, None while it has none. ``chain``: the
-    hash of its last block, in hex. Times are the broker's, milliseconds since 1970.
+    ``epoch``, ``producer``, ``subject``: its holder; None if the ledger was shared, or if neither the marker nor
+    the audit record exists any more. ``is_open``: it may still grow. ``is_whole``: nothing of it was trimmed.
+    ``first``, ``last``: entries; None while there are none. ``chain``: the hash of its last block, in hex. Times
+    are those of the broker, in milliseconds since 1970.
     """
 
     ledger: int
@@ -52,15 +52,16 @@ class Segment:
 
     @property
     def end(self) -> Position:
-        """The position behind its last entry."""
+        """The position after its last entry."""
         return Position(self.ledger, 1) if self.last is None else behind(self.last)
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What a log holds. ``first``: where its first block stands; ``end``: behind what is committed.
+    """The contents of a log. ``first``: position of its first block; ``end``: position after the last committed
+    entry.
 
-    ``epoch`` is the newest that was granted, ``ledger`` the current one: what ``trim`` may be told.
+    ``epoch`` is the newest granted epoch, ``ledger`` the current ledger: the values that ``trim`` expects.
     """
 
     log: str
@@ -73,11 +74,11 @@ class Segments:
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """What the store remembers beside a log's blocks; all zero where that is gone.
+    """The state of a log in the store, besides its blocks; all fields are zero if it is lost.
 
-    ``epoch``, ``ledger``: the highest of the log; ``bucket_ledger``: the highest of its bucket;
-    ``published``: the newest version of each app that published atomically; ``trimmed``: the log was cut
-    below this on purpose, and nowhere else; None: never.
+    ``epoch``, ``ledger``: the highest of the log; ``bucket_ledger``: the highest of its bucket; ``published``: the
+    newest version of each app that published atomically; ``trimmed``: the log was trimmed below this position;
+    None: never.
     """
 
     epoch: int
@@ -89,11 +90,11 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """What a request to trim did.
+    """The result of a trim request.
 
-    ``before``: the position below which the log was cut, or may be; ``first``: its first block now;
-    ``limited_by``: what kept more from going (``ledger``, ``subscription``, ``deduplication``,
-    ``compaction``), None: all that was asked for may go; ``name``: which subscription.
+    ``before``: the log was trimmed, or may be trimmed, below this position; ``first``: its first block now;
+    ``limited_by``: what prevented more (``ledger``, ``subscription``, ``deduplication``, ``compaction``), None:
+    nothing did; ``name``: the subscription.
     """
 
     asked: Position
@@ -104,7 +105,7 @@ class Trim:
 
 
 def segment_of(said: Mapping[str, Any]) -> Segment:
-    """A segment out of a broker's answer (docs/http.md, "Reading whole logs"); raises as reading a dict does."""
+    """A segment from a broker's answer (docs/http.md, "Reading whole logs"). Raises what reading a dict raises."""
     return Segment(
         ledger=int(said["ledger"]),
         epoch=said["epoch"],

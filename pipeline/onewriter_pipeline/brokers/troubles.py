@@ -1,4 +1,4 @@
-"""What went wrong between here and a broker, in a plain sentence. Pure."""
+"""Failures of the connection to a broker, as plain sentences. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from urllib3.exceptions import (
 )
 
 CAUSES_MAX: Final = 8
-"""Errors behind an error that are looked through."""
+"""Chained errors that are inspected."""
 
 _UNREACHABLE: Final = frozenset({errno.EHOSTUNREACH, errno.ENETUNREACH})
 _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
@@ -27,7 +27,7 @@ _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"
 
 
 def told(error: Exception, url: str) -> str:
-    """A sentence about an error of the connection to a broker's address."""
+    """A sentence about a failure of the connection to a broker's address."""
     where = urlsplit(url).netloc
     return next(filter(None, (_said(each, where) for each in _chain(error))), "") or (
         f"the connection to {where} failed ({type(error).__name__})"
@@ -35,7 +35,7 @@ def told(error: Exception, url: str) -> str:
 
 
 def lasting(error: Exception, url: str) -> str | None:
-    """A sentence about one that does not pass by itself; None: it may."""
+    """A sentence about a failure that retries cannot fix; None: retries may help."""
     where = urlsplit(url).netloc
     for each in _chain(error):
         if not isinstance(each, ssl.SSLError):
@@ -57,7 +57,7 @@ def _said(error: BaseException, where: str) -> str | None:
         case NameResolutionError():
             return f"there is no host of the name {where.rpartition(':')[0] or where}"
         case NewConnectionError():
-            return None  # what it was made of says why
+            return None  # the error that caused it says why
         case ConnectTimeoutError():
             return f"{where} does not take the connection: it timed out"
         case ReadTimeoutError() | TimeoutError():
@@ -81,12 +81,12 @@ def _said(error: BaseException, where: str) -> str | None:
 
 
 def _reason(error: ssl.SSLError) -> str:
-    """OpenSSL's word for it; errors that Python makes itself have none."""
+    """OpenSSL's reason code; errors created by Python itself have none."""
     return getattr(error, "reason", None) or ""
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error and those behind it, the outermost first."""
+    """An error and the errors that caused it, the outermost first."""
     found: list[BaseException] = [error]
     for each in found:
         yield each
@@ -95,6 +95,6 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _behind(error: BaseException) -> list[BaseException]:
-    """Errors that one was made of: those in its arguments, and what it was raised from."""
+    """The causes of an error: errors in its arguments, and those it was raised from."""
     held = [*error.args, error.__cause__, error.__context__]
     return [each for each in held if isinstance(each, BaseException)]

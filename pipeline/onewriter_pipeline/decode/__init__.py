@@ -1,4 +1,4 @@
-"""Entries of a log, as Pulsar's clients made them, into Arrow columns: thousands at once."""
+"""Decodes entries of a log, as Pulsar's clients sent them, to Arrow columns, thousands at once."""
 
 from onewriter_pipeline.decode.decoder import CorruptEntry, Decoder
 

@@ -1,17 +1,17 @@
-"""Where the messages of batches stand.
+"""Finds the positions of the messages in batches.
 
-A batch is one message after the other: the size of its metadata, its metadata, which says the size of
-its content, its content. So where a message stands is known only from the one in front of it. Two ways
-lead there without going from message to message:
+A batch is a sequence of messages. Each message is the size of its metadata, the metadata (which includes the size of
+the content), and the content. So the position of a message depends on the previous message. Two methods find the
+positions without visiting one message after the other:
 
-* **Walking** through batches side by side: in each round a batch guesses that its next messages are as large
-  as the one in front of them, looks at all of them at once, and goes on behind the first that is not.
-* **Looking** for what may be a message's beginning: two zero bytes (no metadata has 64 KiB) and behind
-  the size the tag of a known field. From each such place it is computed where the next message would
-  begin; the messages are the places that are reached from the batch's beginning in the right number.
+* **Walking** visits all batches in parallel. In each round it assumes that the next messages of a batch have the size
+  of the previous one, checks all of them at once, and continues after the first one with another size.
+* **Searching** finds positions that may be the beginning of a message: two zero bytes (metadata is smaller than
+  64 KiB) and, after the size, the tag of a known field. From each such position it computes where the next message
+  would begin. The messages are the positions that are reached from the beginning of the batch in the right number.
 
-Small messages are looked for, large ones walked to if they are of equal size. What looking does not
-find, in contents that are made to mislead it, is walked to, in as many rounds as that takes.
+Small messages are searched, and large messages are walked if they have equal sizes. If searching fails, for example
+in contents that are made to mislead it, walking continues for as many rounds as it takes.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from onewriter_pipeline.decode.fields import Fields, WantedFields, scan
 from onewriter_pipeline.decode.words import big_endian_32, varints
 
 MESSAGE_BYTES_MIN: Final = 6
-"""Of a message in a batch: the size of its metadata, and there the size of its content."""
+"""Minimal size of a message in a batch: the size of its metadata, and the size of its content in the metadata."""
 
 BATCH_MESSAGES_MAX: Final = 1024 * 1024
-"""Messages of one entry; one that has more counts as damaged, for what its rows would take."""
+"""Messages of one entry. An entry with more counts as damaged, because its rows would take too much memory."""
 
 _SIZE_BYTES = 4
 _GUESS_GROWS: Final = 2
 _BYTE: Final = np.uint64(0xFF)
 _WALKED_FIRST_BYTES_MIN: Final = 256
-"""On average: from here on it is tried first whether messages are of equal size; looking reads each byte."""
+"""Average size of messages from which the decoder first tries equal sizes, because searching reads every byte."""
 
 _FIRST_ROUNDS: Final = 6
-"""What that may take: the size of a number in the metadata changes now and then."""
+"""Rounds of that attempt. The size of a number in the metadata changes now and then."""
 
 
 class Single(enum.IntEnum):
-    """Fields of Pulsar's SingleMessageMetadata that are read."""
+    """The fields of Pulsar's SingleMessageMetadata that are decoded."""
 
     PROPERTIES = 1
     PARTITION_KEY = 2
@@ -63,7 +63,7 @@ _SIZE_ONLY: Final = WantedFields(
 )
 _IS_TAG: Final = np.zeros(256, np.bool_)
 _IS_TAG[[0x0A, 0x12, 0x18, 0x20, 0x28, 0x30, 0x3A, 0x40, 0x48, 0x50]] = True
-"""The tags of all fields that SingleMessageMetadata has."""
+"""The tags of all fields of SingleMessageMetadata."""
 
 _ALL: Final = WantedFields(
     numbers=frozenset(
@@ -84,30 +84,30 @@ _ALL: Final = WantedFields(
 
 @dataclass(frozen=True, slots=True)
 class Batched:
-    """The messages of some batches, one batch after the other."""
+    """The messages of several batches, in order."""
 
     metadata: Fields
     starts: Signed
-    """Of the contents."""
+    """The beginnings of the contents."""
     stops: Signed
     damaged: Bools
-    """By batch: what its messages say has no meaning."""
+    """By batch: its messages are invalid."""
 
 
 def read_batches(
     data: bytes, words: Unsigned, starts: Signed, stops: Signed, counts: Signed
 ) -> Batched:
-    """Take apart batches of ``counts`` messages (at least 1) that fill their slices exactly."""
+    """Decode batches of ``counts`` messages (at least 1) that fill their slices exactly."""
     firsts = np.cumsum(counts) - counts
     batch_of = np.repeat(np.arange(len(counts)), counts)
     at, lost = _places(data, words, starts, stops, counts)
-    at[lost[batch_of]] = 0  # read something that is there; nobody looks at it
+    at[lost[batch_of]] = 0  # a valid position whose result is not used
     begins = at + _SIZE_BYTES
     contents = begins + np.where(lost[batch_of], 0, big_endian_32(words, at))
     limits = stops[batch_of]
     metadata = scan(words, np.minimum(begins, limits), np.minimum(contents, limits), _ALL)
     behind = contents + metadata.signed_32(Single.PAYLOAD_SIZE)
-    # The walk took the first size that a message names, protobuf takes the last: they must agree.
+    # The walk uses the first size in a message, protobuf the last: they must agree.
     expected = np.empty_like(at)
     expected[:-1] = at[1:]
     expected[firsts + counts - 1] = stops
@@ -120,12 +120,12 @@ def read_batches(
 def _places(
     data: bytes, words: Unsigned, starts: Signed, stops: Signed, counts: Signed
 ) -> tuple[Signed, Bools]:
-    """Where each message stands, and the batches in which that could not be told."""
+    """The position of each message, and the batches in which the positions could not be determined."""
     found, lost = np.zeros(int(counts.sum()), np.int64), np.zeros(len(counts), np.bool_)
     open_ = np.ones(len(counts), np.bool_)
 
     def done(batches: Signed, places: Signed, good: Bools) -> None:
-        """Take over the places of those of some batches in which all were found."""
+        """Accept the positions of complete batches."""
         complete = np.zeros(len(counts), np.bool_)
         complete[batches[good]] = True
         found[np.repeat(complete, counts)] = places[np.repeat(good, counts[batches])]
@@ -149,7 +149,7 @@ def _places(
 def _look(
     data: bytes, words: Unsigned, starts: Signed, stops: Signed, counts: Signed
 ) -> tuple[Signed, Bools]:
-    """Where each message stands, and the batches in which all were found."""
+    """The position of each message, and the batches whose positions were all found."""
     places, of_batch = _likely(data, words, starts, stops)
     behind, good = _behind(words, places, stops[of_batch])
     places, of_batch, behind = places[good], of_batch[good], behind[good]
@@ -172,10 +172,10 @@ def _look(
 
 
 def _likely(data: bytes, words: Unsigned, starts: Signed, stops: Signed) -> tuple[Signed, Signed]:
-    """Places in batches that look like the beginning of a message, ascending, and whose they are."""
+    """Positions that may be the beginning of a message, ascending, and the batch of each."""
     low, high = int(starts.min()), int(stops.max())
     is_zero = np.frombuffer(data, np.uint8, high - low, low) == 0
-    # The tag is no zero: that alone passes over contents that are full of zeros.
+    # A tag is not zero. This check alone skips contents that are full of zeros.
     likely = is_zero[:-_SIZE_BYTES] & is_zero[1 : 1 - _SIZE_BYTES] & ~is_zero[_SIZE_BYTES:]
     places = low + np.flatnonzero(likely)
     places = places[_IS_TAG[words[places + _SIZE_BYTES].astype(np.uint8)]]
@@ -186,10 +186,10 @@ def _likely(data: bytes, words: Unsigned, starts: Signed, stops: Signed) -> tupl
 
 
 def _reached(nexts: Signed, firsts: Signed, steps: int) -> Bools:
-    """What is reached from the first places in less than ``steps`` steps; the last place is nobody."""
+    """What can be reached from the first positions in less than ``steps`` steps; the last position stands for none."""
     reached = np.zeros(len(nexts), np.bool_)
     reached[firsts] = True
-    for _ in range(steps.bit_length()):  # each time what is reached in twice as many steps
+    for _ in range(steps.bit_length()):  # each round doubles the number of steps
         reached[nexts[reached]] = True
         if reached.all():
             break
@@ -205,7 +205,7 @@ def _walk(
     counts: Signed,
     rounds_max: int = BATCH_MESSAGES_MAX,
 ) -> tuple[Signed, Bools]:
-    """Where each message stands, and the batches in which that could not be told in so many rounds."""
+    """The position of each message, and the batches for which ``rounds_max`` rounds were not enough."""
     firsts = np.cumsum(counts) - counts
     found = np.zeros(int(counts.sum()), np.int64)
     lost = np.zeros(len(starts), np.bool_)
@@ -242,7 +242,7 @@ def _expanded(runs: Signed) -> tuple[Signed, Signed]:
 
 
 def _equal_run(equal: Bools, runs: Signed) -> Signed:
-    """How many of each run stand where they were looked for: up to the first of another size."""
+    """The length of each run's prefix of equal sizes, including the first message of another size."""
     begins = np.cumsum(runs) - runs
     places = np.where(equal, len(equal), np.arange(len(equal)))
     first_unequal = np.minimum.reduceat(places, begins) - begins
@@ -251,11 +251,13 @@ def _equal_run(equal: Bools, runs: Signed) -> Signed:
 
 
 def _behind(words: Unsigned, at: Signed, stops: Signed) -> tuple[Signed, Bools]:
-    """Where the message at each position ends, and whether it lies in front of the stop."""
+    """The end of the message at each position, and whether it is at or before the stop."""
     begins = at + _SIZE_BYTES
     contents = begins + big_endian_32(words, at)
     good = contents <= stops
-    if (words[begins] & _BYTE == _SIZE_TAG).all():  # most messages have no key and no properties
+    if (
+        words[begins] & _BYTE == _SIZE_TAG
+    ).all():  # most messages have neither a key nor properties
         sizes, lengths = varints(words, begins + 1)
         good &= (lengths > 0) & (begins + 1 + lengths <= contents)
     else:

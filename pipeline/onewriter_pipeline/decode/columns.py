@@ -1,4 +1,4 @@
-"""The columns of messages as Arrow arrays, each made of the rows' numbers and the buffer."""
+"""Builds the columns of messages as Arrow arrays, from the rows' numbers and the buffer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from onewriter_pipeline.decode.rows import Rows, Slices
 
 _MICROSECONDS: Final = np.uint64(1000)
 _TIME_MS_MAX: Final = np.uint64(253_402_300_799_000)
-"""The last second of the year 9999: neither Spark nor the log of a table knows later ones."""
+"""The last second of the year 9999. Neither Spark nor the log of a table supports later times."""
 _KEY, _VALUE = 1, 2
 _PAIR: Final = WantedFields(pieces=frozenset({_KEY, _VALUE}))
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What columns are made of. ``epochs`` gives the topic epoch of each ledger, if it is known."""
+    """The input of columns. ``epochs`` has the topic epoch of each ledger, if it is known."""
 
     topic: str
     partition: int | None
@@ -39,7 +39,7 @@ class Source:
 
 
 class Columns:
-    """Makes the columns of some rows; ``damaged`` are entries found to be so on the way."""
+    """Builds the columns of some rows; ``damaged`` lists entries that turn out to be damaged."""
 
     def __init__(self, source: Source, rows: Rows) -> None:
         self._source = source
@@ -48,7 +48,7 @@ class Columns:
         self.damaged: list[tuple[Signed, Damage]] = []
 
     def column(self, name: str) -> pa.Array:
-        """One column by its name."""
+        """A column by its name."""
         return _MAKERS[name](self)
 
     def value(self) -> pa.Array:
@@ -130,7 +130,7 @@ class Columns:
         return pa.array(self._rows.batch_index.astype(np.int32))
 
     def producer(self) -> pa.Array:
-        """Once for each entry, and from there for each row."""
+        """Decoded once for each entry, then repeated for each row."""
         which, place = np.unique(self._rows.entry, return_inverse=True)
         said = self._source.entries.metadata
         names_of_entries = Slices(
@@ -185,7 +185,7 @@ def _timestamps(milliseconds: Unsigned, absent: Bools | None = None) -> pa.Array
 
 
 def _last_of_each(rows: Signed, keys: pa.Array) -> Bools:
-    """Which properties count: the last one where a message has several of one name."""
+    """Which properties count: the last one if a message has several with the same name."""
     last = np.ones(len(rows), np.bool_)
     if (rows[1:] == rows[:-1]).any():
         codes = keys.dictionary_encode().indices.fill_null(0)
@@ -197,7 +197,11 @@ def _last_of_each(rows: Signed, keys: pa.Array) -> Bools:
 
 
 def gathered(data: pa.Buffer, slices: Slices, kind: pa.DataType) -> pa.Array:
-    """The slices as an array of a binary or string type; null where there is none."""
+    """The slices as an array of a binary or string type; null where a row has none.
+
+    Arrow copies them in one call. Its binary arrays have no gaps, but the slices do. So an array over the buffer,
+    without a copy, has the slices and the gaps as alternating elements, and Arrow takes every second one.
+    """
     which = np.flatnonzero(slices.present)
     if not len(which):
         return pa.nulls(len(slices.present), kind)
@@ -218,7 +222,7 @@ def gathered(data: pa.Buffer, slices: Slices, kind: pa.DataType) -> pa.Array:
 
 
 def from_base64(texts: pa.Array) -> pa.Array:
-    """Base64 values as what they stand for; null for what is null or is no base64."""
+    """The values of base64 texts; null for null and for invalid base64."""
     encoded = texts.dictionary_encode()
     plain = pa.array([_plain(text) for text in encoded.dictionary.to_pylist()], pa.binary())
     return plain.take(encoded.indices)
@@ -232,7 +236,7 @@ def _plain(text: bytes) -> bytes | None:
 
 
 _LEDGER, _ENTRY, _PARTITION, _BATCH_INDEX, _BATCH_SIZE = 0x08, 0x10, 0x18, 0x20, 0x30
-"""Tags of the fields, all varints."""
+"""Tags of the fields of MessageIdData, all varints."""
 
 
 def message_ids(
@@ -242,7 +246,9 @@ def message_ids(
     batch_size: Signed,
     partition: int | None,
 ) -> pa.Array:
-    """The ids as binary; batch index and size only where the size is not 0, the partition if any."""
+    """Pulsar's message ids, as its clients serialize them. Batch index and size only if the size is not 0, the
+    partition if there is one.
+    """
     rows = len(ledger)
     fields: list[tuple[int, Signed, Bools | None]] = [
         (_LEDGER, ledger, None),

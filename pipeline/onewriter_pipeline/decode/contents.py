@@ -1,4 +1,4 @@
-"""Contents that do not stand in a chunk as they are: compressed ones, and messages sent in chunks."""
+"""Contents that a chunk does not contain directly: compressed contents, and messages that were sent in chunks."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from onewriter_core.errors import ProtocolError
 from onewriter_core.wire.compression import decompress
 
 CONTENT_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A message, or a batch, is not uncompressed or put together from chunks beyond this."""
+"""Limit of an uncompressed message or batch, and of a message from chunks."""
 
 CHUNKED_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Bytes of chunks of messages that are not complete, all together."""
+"""Limit of all chunks of incomplete messages."""
 
 
 class ChunksMissing(Exception):
-    """A chunk whose predecessors were not read."""
+    """The previous chunks of a message were not read."""
 
 
 def uncompressed(codec: int, content: bytes, size: int) -> bytes:
-    """A content as it was before compression; ProtocolError where that is not possible."""
+    """The uncompressed content. Raises ProtocolError if that is not possible."""
     if size > CONTENT_BYTES_MAX:
         raise ProtocolError(f"a content that claims {size} bytes")
     return decompress(codec, content, size)
@@ -34,10 +34,10 @@ class _PartialMessage:
 
 
 class Assembler:
-    """Puts messages together that their producer sent in chunks, of one log, in its order.
+    """Assembles messages that their producer sent in chunks, for one log in its order.
 
-    Such a message stands where its last chunk does. At most ``CHUNKED_BYTES_MAX`` bytes wait for the
-    rest of their message: beyond it the oldest messages are given up, as their producers did.
+    Such a message has the position of its last chunk. At most ``CHUNKED_BYTES_MAX`` bytes wait for further chunks;
+    beyond that, the oldest messages are dropped, because their producers probably gave up.
     """
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Assembler:
         self._bytes = 0
 
     def add(self, uuid: bytes, chunk_id: int, count: int, content: bytes) -> bytes | None:
-        """One more chunk; the whole content when it was the last one.
+        """Add a chunk. Returns the whole content after the last chunk.
 
-        Raises ChunksMissing where those in front of it have not been added, ProtocolError where
-        they make no message.
+        Raises ChunksMissing if previous chunks were not added, and ProtocolError if the chunks do not form a
+        message.
         """
         if chunk_id == 0:
             self._forget(uuid)
@@ -57,7 +57,7 @@ class Assembler:
         if begun is None or chunk_id > len(begun.parts):
             raise ChunksMissing(uuid.decode("utf-8", "replace"))
         if chunk_id < len(begun.parts):
-            return None  # its producer sent it again
+            return None  # sent again by its producer
         begun.parts.append(content)
         begun.size += len(content)
         self._bytes += len(content)

@@ -1,8 +1,7 @@
-"""Chunks of entries into Arrow record batches: one row per message.
+"""Decodes chunks of entries to Arrow record batches: one row per message.
 
-Nothing is done message by message in Python: the metadata of all entries of a chunk is read at once,
-the messages of all batches of a group likewise. What is done for each entry is checksums (in C), and,
-where an entry is compressed or a chunk of a large message, taking its content apart.
+Python executes nothing per message. It reads the metadata of all entries of a chunk at once, and all messages of a
+group of batches at once. Per entry it only computes checksums (in C), and decompresses or assembles contents.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from onewriter_pipeline.errors import Damaged
 from onewriter_pipeline.schema import MESSAGE_COLUMNS, arrow_schema
 
 GROUP_BYTES_MAX: Final = 16 * 1024 * 1024
-"""Contents, uncompressed, that are taken apart at once; or one entry, if it has more."""
+"""Uncompressed contents that are decoded at once; or one entry, if it is larger."""
 
 GROUP_MESSAGES_MAX: Final = 128 * 1024
-"""Messages that are taken apart at once; or one batch, if it has more."""
+"""Messages that are decoded at once; or one batch, if it has more."""
 
 RECORD_BATCH_ROWS_MAX: Final = 64 * 1024
 
 Earlier = Callable[[Position, int], Iterable[Chunk]]
-"""Gives so many entries in front of a position, in the log's order."""
+"""Returns a number of entries before a position, in the order of the log."""
 
 LOOK_BACK_ENTRIES: Final = (64, 1_024, 10_000)
-"""How many entries are looked through, in turn, for the first chunks of a message."""
+"""How many entries are searched, in turn, for the first chunks of a message."""
 
 GIVEN_UP_SECONDS: Final = 600
-"""Whose producer has sent others for so long behind its last chunk, that message does not go on: clients send
-chunks in one go, and consumers wait a minute for the next one.
+"""If a producer sends other messages for this long after a chunk, its message is incomplete for good: clients send
+chunks without a pause, and consumers wait a minute for the next chunk.
 """
 
 
 class CorruptEntry(Damaged):
-    """An entry of a log is not what a Pulsar client sends; names the position and what is wrong."""
+    """An entry of a log is not what a Pulsar client sends; names the position and the damage."""
 
     def __init__(self, topic: str, position: Position, damage: Damage) -> None:
         super().__init__(
@@ -63,12 +62,12 @@ class CorruptEntry(Damaged):
 
 
 class Decoder:
-    """Decodes one log, chunk by chunk in its order.
+    """Decodes one log, chunk by chunk, in order.
 
-    A corrupt entry raises CorruptEntry, or, with ``skip_corrupt``, is left out: ``skipped`` counts
-    them. A message that was sent in chunks stands where its last chunk does; ``earlier`` gives what
-    is in front of the first chunk of entries, for a message whose chunks began there; without it
-    such a message counts as corrupt. ``epochs`` may be filled while decoding goes on.
+    A corrupt entry raises CorruptEntry, or is omitted with ``skip_corrupt``; ``skipped`` counts them. A message
+    that was sent in chunks has the position of its last chunk. ``earlier`` returns entries before the first ones,
+    for messages whose chunks begin there; without it such a message counts as corrupt. ``epochs`` may be filled
+    during decoding.
     """
 
     def __init__(
@@ -152,10 +151,10 @@ class Decoder:
     def _with_contents(
         self, chunk: Chunk, entries: Entries, counts: Signed, special: Signed, data: bytes
     ) -> tuple[bytes, Signed]:
-        """The buffer with the contents behind it that do not stand in it as they are.
+        """The buffer, with decompressed and assembled contents appended.
 
-        ``entries`` then says where they are; the counts are those given, without chunks of messages
-        that are not complete.
+        ``entries`` then refers to these contents. The counts are the given ones, without chunks of incomplete
+        messages.
         """
         said = entries.metadata
         codecs = said.signed(Metadata.COMPRESSION)
@@ -184,7 +183,7 @@ class Decoder:
         return b"".join([*areas, PADDING]), counts
 
     def _chunk(self, chunk: Chunk, entries: Entries, index: int, data: bytes) -> bytes | None:
-        """Add a chunk to its message; the whole content if that is complete now."""
+        """Add a chunk to its message. Returns the whole content if the message is complete."""
         uuid, chunk_id, count = _place_of_chunk(entries, index, data)
         content = data[entries.starts[index] : entries.stops[index]]
         position = Position(int(chunk.ledger[index]), int(chunk.entry[index]))
@@ -199,7 +198,7 @@ class Decoder:
         return self._assembler.add(uuid, chunk_id, count, content)
 
     def _remember(self, chunk: Chunk, uuid: bytes) -> None:
-        """Add the chunks of one message that stand in front of what is decoded."""
+        """Add the chunks of one message that are before the decoded entries."""
         data = chunk.payload + PADDING
         entries = read_entries(
             data, words_of(data), chunk.offsets, verify_checksums=self._verify_checksums
@@ -208,13 +207,13 @@ class Decoder:
             found, chunk_id, count = _place_of_chunk(entries, index, data)
             if found == uuid:
                 content = data[entries.starts[index] : entries.stops[index]]
-                with contextlib.suppress(ChunksMissing):  # its first ones are farther back
+                with contextlib.suppress(ChunksMissing):  # its first chunks are farther back
                     self._assembler.add(uuid, chunk_id, count, content)
 
 
 @dataclass(slots=True)
 class _ChunkedMessage:
-    """A message whose chunks were seen from ``first`` to ``last``, the latter stored at ``time_ms``."""
+    """A message whose chunks were seen from ``first`` to ``last``; the last one was stored at ``time_ms``."""
 
     first: Position
     last: Position
@@ -226,14 +225,14 @@ class _ChunkedMessage:
 def whole_before(
     chunks: Iterable[Chunk], cut: Position, is_over: Callable[[int], bool] = lambda _: False
 ) -> Position:
-    """The highest position up to ``cut`` that lies inside no message that was sent in chunks.
+    """The highest position up to ``cut`` that is not within a message that was sent in chunks.
 
-    ``chunks`` are the entries in front of the cut; a message that is not complete in them may go on, unless
-    ``is_over`` says of the ledger of its last chunk that whoever wrote it can write no more, or its producer
-    went on with others for GIVEN_UP_SECONDS.
+    ``chunks`` are the entries before the cut. A message that is incomplete in them may continue, unless ``is_over``
+    returns true for the ledger of its last chunk (its holder can no longer write), or its producer sent other
+    messages for GIVEN_UP_SECONDS.
     """
     begun: dict[bytes, _ChunkedMessage] = {}
-    newest: dict[bytes, tuple[bytes, int]] = {}  # of each producer: which message, and when
+    newest: dict[bytes, tuple[bytes, int]] = {}  # by producer: the message and its time
     for chunk in chunks:
         _note_chunks(chunk, begun, newest)
     bounds = []
@@ -275,14 +274,14 @@ def _chunked(entries: Entries) -> Bools:
 
 
 def _special(entries: Entries) -> Bools:
-    """Which entries have a content that has to be taken apart or put together."""
+    """Which entries have contents that must be decompressed or assembled."""
     compressed = entries.metadata.unsigned(Metadata.COMPRESSION) != 0
     special: Bools = (compressed | _chunked(entries)) & (entries.damage == Damage.NONE)
     return special
 
 
 def _place_of_chunk(entries: Entries, index: int, data: bytes) -> tuple[bytes, int, int]:
-    """Name of the message, number of this chunk from 0, and how many there are."""
+    """The name of the message, the number of this chunk from 0, and the number of chunks."""
     said = entries.metadata
     starts, stops = said.slices(Metadata.UUID)
     chunk_id = int(said.signed_32(Metadata.CHUNK_ID)[index])
@@ -290,7 +289,9 @@ def _place_of_chunk(entries: Entries, index: int, data: bytes) -> tuple[bytes, i
 
 
 def _counts(entries: Entries) -> Signed:
-    """How many messages each entry says it has; batches that cannot have so many are spoilt."""
+    """The number of messages in each entry, from its metadata. Batches with an impossible number are marked as
+    damaged.
+    """
     said = entries.metadata
     counts = said.signed_32(Metadata.MESSAGES_IN_BATCH)
     counts[~said.has(Metadata.MESSAGES_IN_BATCH)] = 1
@@ -301,7 +302,7 @@ def _counts(entries: Entries) -> Signed:
 
 
 def _groups(entries: Entries, counts: Signed) -> Iterator[tuple[int, int]]:
-    """Ranges of entries that are taken apart together, by what they will have."""
+    """Ranges of entries that are decoded together, by their uncompressed size."""
     said = entries.metadata
     claimed = said.unsigned(Metadata.UNCOMPRESSED_SIZE) & np.uint64(0xFFFFFFFF)
     plain = said.unsigned(Metadata.COMPRESSION) == 0
@@ -322,7 +323,7 @@ def _groups(entries: Entries, counts: Signed) -> Iterator[tuple[int, int]]:
 
 
 def _rows(entries: Entries, counts: Signed, group: range, data: bytes, words: Unsigned) -> Rows:
-    """The rows of the group's entries that are not damaged; batches that turn out to be are spoilt."""
+    """The rows of the group's undamaged entries. Batches that turn out to be damaged are marked."""
     part = slice(group.start, group.stop)
     good = entries.damage[part] == Damage.NONE
     batched = entries.metadata.has(Metadata.MESSAGES_IN_BATCH)[part] & ~_chunked(entries)[part]

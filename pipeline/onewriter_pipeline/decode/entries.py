@@ -1,8 +1,8 @@
-"""Entries of a chunk, all at once: checksums, and what the metadata of each says.
+"""Reads the entries of a chunk, all at once: checksums and metadata.
 
-An entry is what a Pulsar client sent behind SEND (docs/wire.md): perhaps the broker's own metadata,
-perhaps a checksum, the size of its metadata, its metadata, its content. The content is one message, a
-batch of them, or a chunk of a large one; compressed or not.
+An entry is what a Pulsar client sent after SEND (docs/wire.md): optionally the broker's own metadata, optionally a
+checksum, the size of the metadata, the metadata, the content. The content is one message, a batch of messages, or a
+chunk of a large message, compressed or not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _crc32c: Callable[[bytes], int] = google_crc32c.value
 
 
 class Metadata(enum.IntEnum):
-    """Fields of Pulsar's MessageMetadata that are read."""
+    """The fields of Pulsar's MessageMetadata that are decoded."""
 
     PRODUCER_NAME = 1
     SEQUENCE_ID = 2
@@ -80,7 +80,7 @@ _WANTED: Final = WantedFields(
 
 
 class Damage(enum.IntEnum):
-    """What is wrong with an entry; 0: nothing."""
+    """The damage of an entry; 0: none."""
 
     NONE = 0
     CUT_SHORT = 1
@@ -109,17 +109,17 @@ DAMAGES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Entries as arrays: their metadata, where their content lies, and what is wrong with them."""
+    """Entries as arrays: their metadata, the slices of their contents, and their damage."""
 
     metadata: Fields
     starts: Signed
-    """Of the content: behind the metadata."""
+    """The beginning of the content, after the metadata."""
     stops: Signed
     damage: Signed
-    """A Damage each; what is said of a damaged entry otherwise has no meaning."""
+    """A Damage each. The other values of a damaged entry have no meaning."""
 
     def spoil(self, which: Signed, damage: Damage) -> None:
-        """Note what is wrong with entries, unless something was before."""
+        """Mark entries as damaged, unless they are already."""
         fresh = which[self.damage[which] == Damage.NONE]
         self.damage[fresh] = damage
 
@@ -127,7 +127,7 @@ class Entries:
 def read_entries(
     data: bytes, words: Unsigned, offsets: Signed, *, verify_checksums: bool
 ) -> Entries:
-    """Open the entries that lie in ``data`` between consecutive ``offsets``."""
+    """Read the entries in ``data`` between consecutive ``offsets``."""
     starts, stops = offsets[:-1].copy(), offsets[1:].copy()
     damage = np.zeros(len(starts), np.int64)
     _skip_broker_metadata(words, starts, stops)
@@ -158,7 +158,7 @@ def read_entries(
 
 
 def _skip_broker_metadata(words: Unsigned, starts: Signed, stops: Signed) -> None:
-    """Move those starts on that have the broker's own metadata in front of the entry."""
+    """Move the starts of entries that begin with the broker's own metadata."""
     announced = np.flatnonzero(words[starts] & _MAGIC_BITS == _BROKER_METADATA)
     if len(announced):
         begins = starts[announced] + _MAGIC_BYTES
@@ -167,6 +167,6 @@ def _skip_broker_metadata(words: Unsigned, starts: Signed, stops: Signed) -> Non
 
 
 def _checksums(data: bytes, starts: Signed, stops: Signed) -> Signed:
-    """The CRC-32C of each slice. A comprehension makes slices faster than ``map`` and ``slice`` do."""
+    """The CRC-32C of each slice. A comprehension creates slices faster than ``map`` and ``slice``."""
     crc32c, bounds = _crc32c, zip(starts.tolist(), stops.tolist(), strict=True)
     return np.array([crc32c(data[start:stop]) for start, stop in bounds], np.int64)

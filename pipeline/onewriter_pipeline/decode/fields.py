@@ -1,9 +1,8 @@
-"""Protobuf messages, thousands at once: a cursor in each, one field of all of them per round.
+"""Decodes thousands of protobuf messages at once: a cursor in each, and one field of all of them per round.
 
-Producers write the fields of their messages in one order, so that nearly always a round finds the same
-tag at all cursors. Where it does not, the cursors are grouped by tag. What a message says twice counts
-as in protobuf: the last one of a field that is not repeated; unknown fields, and known ones of another
-wire type, are passed over.
+Producers write fields in a fixed order, so a round nearly always finds the same tag at all cursors. Otherwise the
+cursors are grouped by tag. Duplicate fields count as in protobuf: the last value of a field that is not repeated.
+Unknown fields, and known fields of another wire type, are skipped.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ _FIXED_SIZES: Final = {_FIXED_64: 8, _FIXED_32: 4}
 _WIRE_BITS: Final = 3
 _TAG_MAX: Final = 2**32 - 1
 _AT_ONCE: Final = 16_384
-"""Messages of a round: few enough for a processor's cache to hold what a round makes."""
+"""Messages of a round: few enough for the arrays of a round to fit into the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedFields:
-    """The fields that a caller wants to know, by number; every other one is passed over.
+    """The fields to decode, by number; all others are skipped.
 
-    ``repeated`` are pieces of which all count. A scan that has ``until`` leaves each message
-    behind the first field of that number.
+    ``repeated`` is a field whose pieces all count. With ``until``, a scan leaves each message after the first field
+    of that number.
     """
 
     numbers: Collection[int] = ()
@@ -41,7 +40,7 @@ class WantedFields:
 
 @dataclass(slots=True)
 class Pieces:
-    """Slices of the buffer, one for each of some messages: the message's index, start, stop."""
+    """Slices of the buffer, one for each of some messages: index of the message, start, stop."""
 
     rows: Signed
     starts: Signed
@@ -50,7 +49,7 @@ class Pieces:
 
 @dataclass(slots=True)
 class Fields:
-    """What ``count`` messages say. ``damaged`` are those that are no protobuf messages."""
+    """The fields of ``count`` messages. ``damaged``: those that are invalid protobuf."""
 
     count: int
     damaged: Bools
@@ -66,16 +65,16 @@ class Fields:
         return np.zeros(self.count, np.bool_) if found is None else found
 
     def unsigned(self, number: int) -> Unsigned:
-        """The field's values; 0 where it is absent."""
+        """The values of the field; 0 if it is absent."""
         found = self._numbers.get(number)
         return np.zeros(self.count, np.uint64) if found is None else found
 
     def signed(self, number: int) -> Signed:
-        """The same as signed 64-bit numbers."""
+        """The values as signed 64-bit numbers."""
         return self.unsigned(number).view(np.int64)
 
     def signed_32(self, number: int) -> Signed:
-        """The same as protobuf's int32."""
+        """The values as protobuf's int32."""
         return self.unsigned(number).astype(np.int32).astype(np.int64)
 
     def true(self, number: int) -> Bools:
@@ -84,13 +83,13 @@ class Fields:
         return values
 
     def slices(self, number: int) -> tuple[Signed, Signed]:
-        """Where the field's bytes start and stop; both 0 where it is absent."""
+        """The starts and stops of the field's bytes; both 0 if it is absent."""
         if number not in self._starts:
             return np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)
         return self._starts[number], self._stops[number]
 
     def repeated(self) -> Pieces:
-        """All pieces of the repeated field, in the order of messages, and as they stand in each."""
+        """All pieces of the repeated field, in the order of messages, and in their order within each."""
         if not self._repeated:
             nothing = np.zeros(0, np.int64)
             return Pieces(nothing, nothing, nothing)
@@ -101,14 +100,14 @@ class Fields:
         return Pieces(rows[order], starts[order], stops[order])
 
     def note_number(self, number: int, rows: Signed, values: Unsigned) -> None:
-        """A field's value in some messages."""
+        """Add a field's value in some messages."""
         if number not in self._numbers:
             self._numbers[number] = np.zeros(self.count, np.uint64)
         self._numbers[number][rows] = values
         self._note(number, rows)
 
     def note_pieces(self, number: int, rows: Signed, starts: Signed, ends: Signed) -> None:
-        """A field's bytes in some messages."""
+        """Add a field's bytes in some messages."""
         if number not in self._starts:
             self._starts[number] = np.zeros(self.count, np.int64)
             self._stops[number] = np.zeros(self.count, np.int64)
@@ -116,7 +115,7 @@ class Fields:
         self._note(number, rows)
 
     def note_repeated(self, rows: Signed, starts: Signed, stops: Signed) -> None:
-        """One more piece of some messages."""
+        """Add a piece of some messages."""
         self._repeated.append(Pieces(rows, starts, stops))
 
     def _note(self, number: int, rows: Signed) -> None:
@@ -126,7 +125,7 @@ class Fields:
 
 
 def scan(words: Unsigned, starts: Signed, stops: Signed, wanted: WantedFields) -> Fields:
-    """Read the messages that lie in ``words`` from each start to its stop."""
+    """Decode the messages in ``words`` from each start to its stop."""
     fields = Fields(len(starts), starts > stops)
     for first in range(0, len(starts), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
@@ -171,7 +170,7 @@ def _by_tag(tags: Unsigned) -> Iterator[tuple[int, Signed | slice]]:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """Messages that have the same tag in front of their cursors."""
+    """Messages that have the same tag at their cursors."""
 
     words: Unsigned
     rows: Signed
@@ -179,7 +178,7 @@ class _Round:
     ends: Signed
 
     def read(self, tag: int, wanted: WantedFields, fields: Fields) -> tuple[Signed, Bools]:
-        """Read the field; where the next one begins, and which messages are damaged."""
+        """Read the field. Returns where the next one begins, and which messages are damaged."""
         number, wire = tag >> _WIRE_BITS, tag & 7
         if number and wire == _VARINT:
             return self._varint(number, wanted, fields)

@@ -1,4 +1,4 @@
-"""One row per message, as numbers only: where its value, key and properties lie, and what it says."""
+"""One row per message, as numbers: the slices of its value, key and properties, and its other fields."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Slices:
     stops: Signed
 
     def taken(self, order: Signed) -> Slices:
-        """Those of some rows, in that order."""
+        """The slices of some rows, in that order."""
         return Slices(self.present[order], self.starts[order], self.stops[order])
 
     def then(self, others: Slices) -> Slices:
-        """These and others behind them."""
+        """These slices, followed by others."""
         return Slices(
             np.concatenate([self.present, others.present]),
             np.concatenate([self.starts, others.starts]),
@@ -39,7 +39,7 @@ class Slices:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Messages in the order of their log. ``entry`` is each one's entry, by index in the chunk."""
+    """Messages in the order of their log. ``entry`` is the index of each one's entry in the chunk."""
 
     entry: Signed
     batch_index: Signed
@@ -58,7 +58,7 @@ class Rows:
         return len(self.entry)
 
     def kept(self, which: Bools) -> Rows:
-        """Only some rows."""
+        """A selection of rows."""
         return self if which.all() else self.taken(np.flatnonzero(which))
 
     def taken(self, order: Signed) -> Rows:
@@ -118,7 +118,9 @@ def rows_of_entries(entries: Entries, which: Signed) -> Rows:
 
 
 def rows_of_batches(entries: Entries, which: Signed, counts: Signed, found: Batched) -> Rows:
-    """The rows of entries that are batches of ``counts`` messages, without those compacted out."""
+    """The rows of entries that are batches of ``counts`` messages, without messages that their client compacted
+    out.
+    """
     said = found.metadata
     entry = np.repeat(which, counts)
     firsts = np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,7 +1,6 @@
-"""Numbers read at many positions of one buffer at once: 8-byte words, varints, big-endian sizes.
+"""Reads numbers at many positions of a buffer at once: 8-byte words, varints, big-endian sizes.
 
-Everything here takes and gives arrays: a call costs some microseconds however many positions it is
-given, so callers give thousands.
+All functions work on arrays. A call costs some microseconds for any number of positions, so callers pass thousands.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 from onewriter_pipeline.binaries import Signed, Unsigned
 
 PADDING: Final = bytes(32)
-"""What has to follow the last byte that is read, so that whole words may be read anywhere."""
+"""Must follow the last byte of a buffer, so that whole words can be read anywhere."""
 
 _CONTINUES: Final = np.uint64(0x80)
 _ALL_CONTINUE: Final = np.uint64(0x8080808080808080)
@@ -29,7 +28,7 @@ _JOINS: Final = (
     (np.uint64(0x3FFF00003FFF0000), np.uint64(0x00003FFF00003FFF), np.uint64(2)),
     (np.uint64(0x0FFFFFFF00000000), np.uint64(0x000000000FFFFFFF), np.uint64(4)),
 )
-"""Groups of 7 bits become groups of 14, 28 and 56: what to move, what stays, by how much."""
+"""Groups of 7 bits become groups of 14, 28 and 56: what to move, what stays, the distance."""
 
 
 def words_of(data: bytes | bytearray) -> Unsigned:
@@ -43,12 +42,12 @@ def big_endian_32(words: Unsigned, at: Signed) -> Signed:
 
 
 def varints(words: Unsigned, at: Signed) -> tuple[Unsigned, Signed]:
-    """The varint at each position and its size in bytes; size 0: it is longer than any varint."""
+    """The varint at each position and its size in bytes; size 0: longer than any varint."""
     word = words[at]
     if not (word & _CONTINUES).any():  # almost always: tags, lengths, small numbers
         return word & _SEVEN_BITS, np.ones(len(at), np.int64)
     ends = ~word & _ALL_CONTINUE
-    below_end = (ends & (~ends + _ONE)) - _ONE  # all ones where no byte ends it
+    below_end = (ends & (~ends + _ONE)) - _ONE  # all ones if no byte ends it
     sizes = np.bitwise_count(below_end & _BYTE_STARTS).astype(np.int64)
     values = word & below_end & _LOW_BITS
     for moved, kept, shift in _JOINS:
@@ -60,7 +59,7 @@ def varints(words: Unsigned, at: Signed) -> tuple[Unsigned, Signed]:
 
 
 def _complete(words: Unsigned, at: Signed, values: Unsigned, sizes: Signed, long: Signed) -> None:
-    """Add the ninth and tenth byte of those varints that have them."""
+    """Add the ninth and tenth byte of the varints that have them."""
     rest = words[at[long] + _WORD_BYTES]
     ninth, tenth = rest & np.uint64(0xFF), (rest >> np.uint64(8)) & np.uint64(0xFF)
     values[long] |= (ninth & _SEVEN_BITS) << np.uint64(56)

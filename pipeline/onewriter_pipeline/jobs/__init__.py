@@ -1,1 +1,1 @@
-"""One module for each verb of onewriter-pipeline; its click command is named ``command``."""
+"""The verbs of onewriter-pipeline: one module each, whose click command is named ``command``."""

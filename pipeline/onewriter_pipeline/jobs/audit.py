@@ -1,7 +1,7 @@
-"""``onewriter-pipeline audit``: proof from stored data that each topic had one writer at a time.
+"""``onewriter-pipeline audit``: proves from stored data that each topic had one writer at a time.
 
-What logs, tables and the brokers' audit can show of docs/invariants.md; ends with 2 where something does
-not hold. Each task turns its part of a log into few facts, SQL puts them together: see ``audit``.
+It checks those predicates of docs/invariants.md that logs, tables and the brokers' audit can show, and exits with 2
+if one is violated. Each task converts its part of a log to a few facts, which SQL combines; see ``audit``.
 """
 
 from __future__ import annotations

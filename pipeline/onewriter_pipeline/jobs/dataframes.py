@@ -1,4 +1,4 @@
-"""Topics as DataFrames for jobs: the options of ``format("onewriter")`` out of a verb's, and publishing."""
+"""DataFrames for jobs: options of ``format("onewriter")`` from the options of a verb, and publishing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ tier_option = click.option(
 
 
 def access_names(access: Access) -> dict[str, str]:
-    """How brokers are reached, as options of a data source."""
+    """How to reach the brokers, as options of the data source."""
     named = {
         "admin.url": access.url,
         "authToken": access.token,
@@ -66,7 +66,7 @@ def access_names(access: Access) -> dict[str, str]:
 
 
 def read_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """What a verb's options of access, tier and table mean for a read. Raises Invalid."""
+    """The options of a read, from a verb's options for access, tier and table. Raises Invalid."""
     if options["tier"] != HOT and not options["table"]:
         raise Invalid(f"--tier {options['tier']} needs --table: where the tables are")
     found = {"tier": options["tier"]}
@@ -91,11 +91,11 @@ def publish(
     epoch: int | None = None,
     capability: str = "",
 ) -> bool:
-    """Publish rows as a whole, in their order, once for an app and a version; by partition if there are any.
+    """Publish rows atomically, in order, once for an app and a version; separately for each partition.
 
-    ``epoch`` and ``capability``: of the program that leads the topic; without, this driver leads it.
-    Answers whether anything was appended: what was published before is not, nor are no rows at all. Raises
-    what Spark raises.
+    ``epoch`` and ``capability``: those of the program that leads the topic; without them, this driver leads it.
+    Returns whether anything was appended: not if it was published before, or if there are no rows. Raises what
+    Spark raises.
     """
     named = access_names(access) | {"topic": topic, "txnAppId": app, "txnVersion": str(version)}
     if epoch is not None:
@@ -109,9 +109,9 @@ def publish(
 
 
 def _versions(broker: Broker, topic: str, app: str) -> dict[str, int]:
-    """The newest version that each log of a topic has of an app, where it has one; the topic may not exist."""
+    """The newest version of an app in each log of a topic that has one; the topic need not exist."""
     try:
         states = {log: broker.state(log, END_OF_LOG) for log in broker.logs(topic)}
-    except NotFound:  # its first rows make it
+    except NotFound:  # publishing creates it
         return {}
     return {log: state.published[app] for log, state in states.items() if app in state.published}

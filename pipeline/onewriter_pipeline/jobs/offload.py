@@ -1,8 +1,8 @@
-"""``onewriter-pipeline offload``: what topics hold, into tables, once, however often it is run.
+"""``onewriter-pipeline offload``: copies topics to tables, each message once, however often it is run.
 
-It goes on where the last commit of ``messages`` ends and stops at what was committed to the log when it
-began. A batch is read and written by tasks, then committed in one step with its end offsets. Killed
-anywhere, it leaves files that nobody reads; what was committed is never done again.
+It continues at the end of the last commit of ``messages``, and stops at what was committed to the log when it
+began. Tasks read and write a batch; then one commit adds its files and its end offsets. If it is killed, it leaves
+files that no reader uses. It never copies committed messages again.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ from onewriter_pipeline.tables.table import State, Table
 from onewriter_pipeline.tables.tables import FOREIGN_SHOWN, Tables
 
 BATCH_BYTES: Final = 1024 * 1024 * 1024
-"""What a batch reads at most, about, unless one says otherwise."""
+"""Approximate size of a batch, by default."""
 
 BATCH_RUNS_MAX: Final = 20_000
-"""Ledgers, or parts of them, of one batch: its commit has a line for each."""
+"""Ledgers, or parts of ledgers, in one batch. Its commit has a line for each."""
 
 PUBLISHES_MAX: Final = 20_000
-"""Runs of atomic publishes of one batch: its commit names each."""
+"""Runs of atomic publishes in one batch. Its commit names each."""
 
 
 class Step(Enum):
-    """What has just been done."""
+    """The step that was just completed."""
 
     PLANNED = "planned"
     WRITTEN = "written"
@@ -83,7 +83,7 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Batch:
-    """One batch: what it reads, and up to where. ``lost``: from where on what is in front of ``starts`` is gone."""
+    """What a batch reads. ``lost``: for some logs, the beginning of the missing entries before ``starts``."""
 
     number: int
     parts: list[tuple[str, list[Run]]]
@@ -97,7 +97,7 @@ class Batch:
 
 @dataclass(slots=True)
 class OffloadReport:
-    """What a run did."""
+    """The result of a run."""
 
     batches: int = 0
     rows: int = 0
@@ -109,7 +109,7 @@ class OffloadReport:
     offsets: dict[str, str] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """The report as JSON."""
         return {
             "batches": self.batches,
             "messages": self.rows,
@@ -131,7 +131,7 @@ def _nobody(step: Step, batch: Batch | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What to copy, from where to where. ``accept_loss``: what was lost or trimmed is passed over."""
+    """What to copy, from where to where. ``accept_loss``: lost or trimmed entries are skipped."""
 
     access: Access
     tables: Tables
@@ -144,11 +144,11 @@ class Offload:
     def run(
         self, runner: Runner[Any, Any], cores: int, observe: Observe = _nobody
     ) -> OffloadReport:
-        """Do it. Raises PipelineError: then all that was committed counts, and it may be run again."""
+        """Copy everything. Raises PipelineError; then the committed batches are valid, and the job can be repeated."""
         began = time.monotonic()
         report = OffloadReport()
         with Broker(self.access) as broker:
-            logs = logs_of(broker, self.selection)  # a mistake in a name makes no tables
+            logs = logs_of(broker, self.selection)  # an unknown topic creates no tables
             messages = self.tables.made(MESSAGES)
             self.tables.catch_up()
             targets = {log: broker.segments(log).end for log in logs}
@@ -159,7 +159,7 @@ class Offload:
                     break
                 observe(Step.PLANNED, batch)
                 if not self._copy(batch, messages, state, runner, cores, observe, report):
-                    break  # nothing but empty ledgers, which wait for messages to be noted with
+                    break  # only empty ledgers, which are recorded with the next messages
                 observe(Step.COMMITTED, batch)
             self.tables.catch_up()
             observe(Step.SEGMENTS, None)
@@ -172,9 +172,9 @@ class Offload:
         return report
 
     def is_needed(self) -> bool:
-        """Whether there is anything to copy now; without it no Spark has to be started.
+        """Whether there is anything to copy; if not, Spark need not start.
 
-        Raises PipelineError for what ``run`` would raise at its beginning.
+        Raises the PipelineErrors of the beginning of ``run``.
         """
         with Broker(self.access) as broker:
             logs = logs_of(broker, self.selection)
@@ -189,7 +189,7 @@ class Offload:
     def _planned(
         self, broker: Broker, state: State, targets: Mapping[str, Position]
     ) -> Batch | None:
-        """The next batch; None: all was read."""
+        """The next batch; None: everything was read."""
         held: dict[str, Segments] = {}
         starts: dict[str, Position] = {}
         lost: dict[str, Position] = {}
@@ -230,9 +230,9 @@ class Offload:
     def _start(
         self, broker: Broker, held: Segments, known: str | None, target: Position
     ) -> tuple[Position, Position | None]:
-        """Where a log goes on, and from where on what is in front of that is gone; None: nothing is.
+        """Where the copy of a log continues, and where missing entries before that begin; None: none are missing.
 
-        Raises Trimmed, LogEnds where it is not there and loss is not accepted.
+        Raises Trimmed or LogEnds for missing entries, unless loss is accepted.
         """
         start, log = BEGINNING if known is None else position_of(known), held.log
         if start > target:
@@ -270,13 +270,13 @@ class Offload:
         observe: Observe,
         report: OffloadReport,
     ) -> bool:
-        """Write and commit a batch; answers whether there was something to commit."""
+        """Write and commit a batch. Returns whether there was something to commit."""
         began = time.monotonic()
         reading = Reading(MESSAGES.columns.names, not self.accept_loss, self.skip_corrupt)
         how = WriteSettings(self.access, messages.place, reading)
         try:
             done = list(runner(partial(store, how=how), _tasks(batch.parts, cores)))
-        except (EngineFailed, KeyboardInterrupt):  # which tasks had written what, nobody can tell
+        except (EngineFailed, KeyboardInterrupt):  # it is unknown which tasks wrote files
             folders = {f"{TOPIC_PARTITION}={folder_of(log)}" for log, _ in batch.parts}
             discard_run(messages.place, how.run, folders)
             raise
@@ -329,7 +329,7 @@ def _tasks(parts: Sequence[tuple[str, Sequence[Run]]], cores: int) -> list[list[
 
 
 def segment_rows(batch: Batch, log: str, coverage: Sequence[Coverage]) -> list[SegmentRow]:
-    """What a batch read of a log, ledger by ledger."""
+    """What a batch read of a log, by ledger."""
     start, end = batch.starts[log], batch.ends[log]
     known = {segment.ledger: segment for segment in batch.held[log].segments}
     parts = [part for part in coverage if part.log == log]
@@ -339,7 +339,7 @@ def segment_rows(batch: Batch, log: str, coverage: Sequence[Coverage]) -> list[S
     rows = [_segment_row(batch, known.get(part.ledger), part) for part in merged]
     for segment in known.values():
         begins = Position(segment.ledger, 1)
-        if segment.last is None and start < begins <= end:  # a tenure that wrote nothing
+        if segment.last is None and start < begins <= end:  # a tenure without messages
             rows.append(_segment_row(batch, segment, Coverage(log, segment.ledger, 1, 1, 0, 0, 0)))
     for begin, end in _gone(batch, log, merged):
         at = Coverage(log, end.ledger, end.entry, end.entry, 0, 0, 0)
@@ -350,7 +350,7 @@ def segment_rows(batch: Batch, log: str, coverage: Sequence[Coverage]) -> list[S
 def _gone(
     batch: Batch, log: str, covered: Sequence[Coverage]
 ) -> Iterator[tuple[Position, Position]]:
-    """Ranges that nobody will read any more: what was gone before a batch, or went before its tasks read it."""
+    """Ranges that no offload will read: missing before the batch, or trimmed before its tasks read them."""
     if log in batch.lost:
         yield batch.lost[log], batch.starts[log]
     for run in (run for of, runs in batch.parts if of == log for run in runs):
@@ -397,7 +397,7 @@ def _segment_row(
 
 
 def within_publishes_max(rows: Iterable[SegmentRow]) -> Iterator[SegmentRow]:
-    """The rows, without the publishes that are beyond PUBLISHES_MAX: what is not known is None."""
+    """The rows, without publishes beyond PUBLISHES_MAX; None means unknown."""
     left = PUBLISHES_MAX
     for row in rows:
         left -= len(row.publishes or ())

@@ -1,4 +1,4 @@
-"""The brokers' audit records into the table ``audit``: each once, bucket by bucket in their order."""
+"""Copies the brokers' audit records to the table ``audit``: each once, by bucket, in order."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from onewriter_pipeline.tables.table import State, Table
 from onewriter_pipeline.tables.tables import Tables
 
 RECORDS_MAX: Final = 50_000
-"""Records of one commit."""
+"""Records in one commit."""
 
 _NUMBERS: Final = ("ledger", "epoch", "oldEpoch", "leaderlessMs")
 _TEXTS: Final = ("kind", "topic", "cause", "broker", "producer", "subject")
 
 
 def offload_audit(broker: Broker, tables: Tables) -> int:
-    """Copy what is new; answers how many records. Raises PipelineError."""
+    """Copy new records, and return their number. Raises PipelineError."""
     table = tables.made(AUDIT)
     state = table.state()
     offsets = dict(state.offsets)
@@ -39,9 +39,7 @@ def offload_audit(broker: Broker, tables: Tables) -> int:
         if rows:
             _commit(table, state, rows, offsets)
     except Overtaken:
-        return (
-            total  # whoever was first has copied the same records, and the next run goes on there
-        )
+        return total  # another process has copied the same records; the next run continues there
     return total + len(rows)
 
 
@@ -62,7 +60,7 @@ def _rows(broker: Broker, bucket: int, after: str) -> Iterator[dict[str, Any]]:
 
 
 def audit_row(bucket: int, record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record as a row; ``record`` holds all of it, as JSON."""
+    """An audit record as a row; ``record`` is the whole record as JSON."""
     time_ms = record.get("timeMs")
     row: dict[str, Any] = {
         "bucket": bucket,

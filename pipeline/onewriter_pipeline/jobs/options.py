@@ -1,6 +1,6 @@
-"""What the verbs of ``onewriter-pipeline`` have in common: options, progress, results, exit codes.
+"""The options, progress, results and exit codes that all verbs of ``onewriter-pipeline`` share.
 
-A verb is a module of ``jobs`` with a click command named ``command``; ``cli.VERBS`` lists them.
+A verb is a module of ``jobs`` with a click command named ``command``; ``cli.VERBS`` lists the verbs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from onewriter_pipeline.tables.tables import Tables
 EXIT_OK: Final = 0
 EXIT_ERROR: Final = 1
 EXIT_VIOLATION: Final = 2
-"""2 is kept for what must not be: two writers at once, a table that is not what the log is."""
+"""The exit code of a violation, such as two writers at once, or a table that differs from the log."""
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 class Violation(Exception):
-    """What must not be was found; the result that was told before says what. Ends with exit code 2."""
+    """A violation was found; the result that was printed before describes it. Exit code 2."""
 
 
 def _together(*options: Callable[[Any], Any]) -> Callable[[Decorated], Decorated]:
@@ -72,7 +72,7 @@ access_options = _together(
         help="Seconds after which brokers count as unavailable.",
     ),
 )
-"""How brokers are reached; see ``access_of``."""
+"""How to reach the brokers; see ``access_of``."""
 
 
 def _table_options(*, is_required: bool) -> Callable[[Decorated], Decorated]:
@@ -104,7 +104,7 @@ def _table_options(*, is_required: bool) -> Callable[[Decorated], Decorated]:
 
 table_options = _table_options(is_required=True)
 optional_table_options = _table_options(is_required=False)
-"""Where the tables are; see ``tables_of``."""
+"""The place of the tables; see ``tables_of``."""
 
 topic_options = _together(
     click.option("--topic", "topics", multiple=True, help="A topic; may be repeated."),
@@ -115,7 +115,7 @@ topic_options = _together(
         help="All topics whose full name matches this regular expression.",
     ),
 )
-"""Which topics; see ``selection_of``."""
+"""The topics; see ``selection_of``."""
 
 spark_options = _together(
     click.option(
@@ -139,7 +139,7 @@ output_option = click.option(
 
 
 def access_of(options: Mapping[str, Any]) -> Access:
-    """How brokers are reached, by the options above; raises Invalid."""
+    """How to reach the brokers, from the options above. Raises Invalid."""
     token, token_file = options["token"], options["token_file"]
     if token and token_file:
         raise Invalid("--token and --token-file: give one of them")
@@ -155,12 +155,12 @@ def access_of(options: Mapping[str, Any]) -> Access:
 
 
 def tables_of(options: Mapping[str, Any]) -> Tables:
-    """Where the tables are; raises Invalid."""
+    """The place of the tables. Raises Invalid."""
     return Tables(options["table"], storage_of(options), options["table_format"])
 
 
 def storage_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """What it takes to reach an object store; raises Invalid."""
+    """The options of an object store. Raises Invalid."""
     given = {}
     for each in options["storage_options"]:
         name, equals, value = each.partition("=")
@@ -171,7 +171,7 @@ def storage_of(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def selection_of(options: Mapping[str, Any]) -> Selection:
-    """Which topics; raises Invalid where none, or both ways, are given."""
+    """The topics. Raises Invalid if none are given, or both a list and a pattern."""
     topics: Sequence[str] = options["topics"]
     pattern: str = options["pattern"]
     if bool(topics) == bool(pattern):
@@ -180,12 +180,12 @@ def selection_of(options: Mapping[str, Any]) -> Selection:
 
 
 def progress(line: str) -> None:
-    """Tell a person how far it is; programs read the other stream."""
+    """Print progress to stderr. Programs read stdout."""
     click.echo(line, err=True)
 
 
 def tell(output: str, document: Mapping[str, Any], lines: Sequence[str]) -> None:
-    """The result: a JSON document, or lines for people."""
+    """Print the result, as a JSON document or as lines of text."""
     if output == "json":
         click.echo(json.dumps(document, indent=2, sort_keys=False))
         return

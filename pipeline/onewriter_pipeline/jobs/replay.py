@@ -1,7 +1,7 @@
-"""``onewriter-pipeline replay``: messages of a topic or a table into a topic again, once.
+"""``onewriter-pipeline replay``: publishes messages of a topic or a table to a topic again, once.
 
-Their order is kept, and their keys, values, event times and properties; they are new messages of the target
-beside that. An app and a version name the publish: run again, it is there once, in each partition of the target.
+Order, keys, values, event times and properties are kept; otherwise they are new messages of the target. An app and
+a version identify the publish, so a repeated run adds nothing, in any partition of the target.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _RANGE: Final = {
     "end_time": "endingTimestamp",
     "epochs": "epochs",
 }
-"""Options of the verb, and those of ``format("onewriter")`` that they become."""
+"""Options of the verb, and the options of ``format("onewriter")`` that they become."""
 
 
 def range_options(options: Mapping[str, Any]) -> dict[str, str]:
-    """What is to be read, beside where; raises nothing: the source judges it."""
+    """The options of the range to read. Raises nothing, because the data source checks them."""
     return {
         name: str(options[key]) for key, name in _RANGE.items() if options[key] not in {None, ""}
     }
 
 
 def chosen(spark: SparkSession, reading: Mapping[str, str], where: str) -> DataFrame:
-    """The messages of a range for which a condition in SQL holds. Raises Invalid."""
+    """The messages of a range that satisfy a condition in SQL. Raises Invalid."""
     from pyspark.errors import AnalysisException  # noqa: PLC0415 - the command's help needs no Spark
 
     messages = spark.read.format("onewriter").options(**dict(reading)).load()

@@ -1,4 +1,4 @@
-"""``onewriter-pipeline report``: the history of writers as a page and pictures, from logs or from tables."""
+"""``onewriter-pipeline report``: the history of holders as a page with pictures, from logs or tables."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _SEEN: Final = {
 
 
 def write(report: AuditReport, folder: Path, now: datetime) -> list[Path]:
-    """Write the page and its pictures into a folder; answers their paths. Raises Invalid."""
-    from onewriter_pipeline.report.balance import balance_of  # noqa: PLC0415 - pictures take a while
+    """Write the page and its pictures to a folder, and return their paths. Raises Invalid."""
+    from onewriter_pipeline.report.balance import balance_of  # noqa: PLC0415 - importing matplotlib is slow
     from onewriter_pipeline.report.pictures import pictures  # noqa: PLC0415
 
     now_ms = int(now.timestamp() * 1000)

@@ -1,7 +1,7 @@
 """``onewriter-pipeline snapshot``: the newest message of each key, as a file, a table, or a compacted topic.
 
-What Pulsar's compaction keeps: the last message of each key, and no key whose last message has no value or
-an empty one. Messages without a key are in no snapshot. Published, it is there once for an app and a version.
+It has what Pulsar's compaction keeps: the last message of each key, unless that message has no value or an empty
+one. Messages without a key are omitted. A published snapshot is in the topic once for an app and a version.
 """
 
 from __future__ import annotations
@@ -56,21 +56,21 @@ NEWEST: Final = f"""max_by(
 
 SHARED_STATE: Final = f"""count_if({PROPERTIES}['{STAMP_PROPERTY}'] IS NOT NULL
     OR ({KEY} IS NULL AND substring({VALUE}, 1, 4) = X'{_MAGIC.encode().hex()}'))"""
-"""Entries of shared state are operations (docs/shared-state.md); their newest one is not the state."""
+"""Entries of shared state are operations (docs/shared-state.md); the newest one is not the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCounts:
-    """How many keys there are, and how many of them have a value."""
+    """The number of keys, and of keys with a value."""
 
     keys: int
     values: int
 
 
 def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, SnapshotCounts]:
-    """One row per key, by options of ``format("onewriter")``, and what they are. Raises Invalid for shared state.
+    """One row per key, from options of ``format("onewriter")``, and their number. Raises Invalid for shared state.
 
-    Kept until it is unpersisted.
+    The rows are cached until they are unpersisted.
     """
     topic = options["topic"]
     messages = spark.read.format("onewriter").options(**dict(options)).load()
@@ -93,7 +93,7 @@ def newest(spark: SparkSession, options: Mapping[str, str]) -> tuple[DataFrame, 
 
 
 def values(kept: DataFrame) -> DataFrame:
-    """The rows of ``newest`` as messages, without keys that were removed, in the log's order."""
+    """The rows of ``newest`` as messages, without removed keys, in the order of the log."""
     return kept.filter(_HAS_VALUE).select(KEY, "newest.*").orderBy(LEDGER, ENTRY, BATCH_INDEX)
 
 
@@ -105,7 +105,7 @@ def _expr(text: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTarget:
-    """Where a snapshot goes: to a path, to a topic, or both."""
+    """The target of a snapshot: a path, a topic, or both."""
 
     path: str
     kind: str
@@ -114,10 +114,10 @@ class SnapshotTarget:
     app: str
     version: int | None
     storage: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What it takes to reach an object store."""
+    """The options of an object store."""
 
     def check(self) -> None:
-        """Raises Invalid."""
+        """Raise Invalid for contradictory targets."""
         if not self.path and not self.topic:
             raise Invalid("give --to PATH, or --publish-to TOPIC")
         if self.topic and (not self.app or self.version is None):
@@ -135,9 +135,9 @@ class SnapshotTarget:
             raise Invalid(f"{self.path} exists: --overwrite replaces it")
 
     def write(self, rows: DataFrame) -> None:
-        """Write to the path. A Delta table is replaced in one commit; Parquet in Spark's way."""
+        """Write to the path. A Delta table is replaced in one commit; Spark writes Parquet."""
         if self.kind == DELTA:
-            from onewriter_pipeline.jobs import snapshot_table  # noqa: PLC0415 - only this needs it
+            from onewriter_pipeline.jobs import snapshot_table  # noqa: PLC0415 - needed only here
 
             snapshot_table.replace(rows, place_of(self.path, self.storage))
             return
@@ -149,7 +149,7 @@ def _is_there(place: Place, kind: str) -> bool:
     if place.is_local:
         return Path(place.location).exists()
     if kind == PARQUET:
-        return False  # Spark looks itself
+        return False  # Spark checks itself
     from onewriter_pipeline.jobs import snapshot_table  # noqa: PLC0415 - as above
 
     return snapshot_table.existing(place) is not None

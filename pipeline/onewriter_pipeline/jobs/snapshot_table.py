@@ -1,7 +1,7 @@
-"""A snapshot as a Delta table: executors write its files, and one commit puts them in the place of those before.
+"""Writes a snapshot as a Delta table: executors write files, and one commit replaces the previous files by them.
 
-The driver sees names of files, no messages. What was there is read until the commit and kept by Delta for
-who reads it still; what a failed run wrote is removed.
+The driver sees names of files, but no messages. Readers see the previous contents until the commit, and Delta keeps
+the previous files for readers that started earlier. Files of a failed run are removed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ TABLE_COLUMNS: Final = arrow_schema(SNAPSHOT_COLUMNS)
 
 
 def existing(place: Place) -> DeltaTable | None:
-    """The Delta table at a place; None: there is none. Raises TableError, Invalid for one of other columns."""
+    """The Delta table at a place; None: there is none. Raises TableError, and Invalid for a table with other
+    columns.
+    """
     table = opened_delta(place)
     if table is None:
         return None
@@ -61,7 +63,7 @@ def existing(place: Place) -> DeltaTable | None:
 
 
 def replace(rows: DataFrame, place: Place) -> None:
-    """Make rows the content of a table, in one commit. Raises PipelineError: then it is what it was."""
+    """Replace the contents of a table by rows, in one commit. Raises PipelineError; then the table is unchanged."""
     existing(place)
     made_folder(place)
     run = uuid.uuid4().hex[:RUN_DIGITS]
@@ -80,7 +82,7 @@ def replace(rows: DataFrame, place: Place) -> None:
 
 
 def _is_committed(place: Place, run: str) -> bool:
-    """Whether files of a run count; Spark may fail behind the commit."""
+    """Whether the files of a run were committed; Spark may fail after the commit."""
     table = opened_delta(place)
     return table is not None and any(is_of_run(uri, run) for uri in table.file_uris())
 
@@ -89,7 +91,7 @@ def _is_committed(place: Place, run: str) -> bool:
 
 
 def format_of(place: Place, run: str) -> type[DataSource]:
-    """What Spark writes through. A class of its own, so that no option of a plan has secrets in it."""
+    """The data source that Spark writes to. It is a separate class, so that no option in a plan contains secrets."""
 
     class SnapshotFiles(DataSource):
         @classmethod
@@ -105,21 +107,21 @@ def format_of(place: Place, run: str) -> type[DataSource]:
 
 @dataclass
 class _Written(WriterCommitMessage):
-    """What a task wrote, or why it could not."""
+    """What a task wrote, or why it failed."""
 
     file: TableFile | None = None
     error: str = ""
 
 
 class _Writer(DataSourceArrowWriter):
-    """A file for each task, and one commit of all of them."""
+    """Writes one file per task, and commits all of them."""
 
     def __init__(self, place: Place, run: str) -> None:
         self._place = place
         self._run = run
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """What is wrong is told, not raised: trying again is no use."""
+        """Write a file. Errors are returned, not raised, because a retry would not help."""
         writer: FileWriter | None = None
         try:
             for batch in iterator:
@@ -134,7 +136,7 @@ class _Writer(DataSourceArrowWriter):
             return _Written(error=f"{self._place.location}: {line(error)}")
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Put the files in the place of those that the table has."""
+        """Replace the files of the table."""
         told = [each for each in messages if isinstance(each, _Written)]
         wrong = next((each.error for each in told if each.error), "")
         if wrong or len(told) != len(messages):
@@ -144,11 +146,11 @@ class _Writer(DataSourceArrowWriter):
         commit(self._place, files)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Spark calls it behind a commit, too: who started the job looks, and cleans up."""
+        """Spark may call this even after a commit. The job that started it checks, and cleans up."""
 
 
 def commit(place: Place, files: Sequence[TableFile]) -> None:
-    """Make files the content of a table. Raises TableError, Overtaken above all."""
+    """Replace the files of a table. Raises TableError, especially Overtaken."""
     actions: list[AddAction | RemoveAction] = [action(file) for file in files]
     properties = CommitProperties(max_commit_retries=ATTEMPTS_MAX)
     before, schema = existing(place), Schema.from_arrow(TABLE_COLUMNS)

@@ -1,4 +1,4 @@
-"""``onewriter-pipeline table``: what the tables hold; joining small files, dropping old days, cleaning up."""
+"""``onewriter-pipeline table``: shows the tables, joins small files, drops old days, and removes unused files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onewriter_pipeline.tables.tables import FOREIGN_SHOWN, Tables
 
 TARGET_MB: Final = 256
 VACUUM_HOURS_MIN: Final = 24
-"""A running offload's files are younger than that, and so is what a reader still reads."""
+"""Files of a running offload, and files that a reader still uses, are younger than this."""
 
 
 @click.command("table")

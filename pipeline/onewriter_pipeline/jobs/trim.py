@@ -1,8 +1,8 @@
-"""``onewriter-pipeline trim``: drop from topics what the tables hold, once that is verified.
+"""``onewriter-pipeline trim``: trims topics to what the tables do not have, after verifying the tables.
 
-The input is where the last commit of ``messages`` ends, nothing else. Everything that would go is
-compared with the files first; one difference, and nothing of any topic goes. The broker does it, under
-the epoch that was seen, and keeps what subscriptions and others still need.
+The only input is the end of the last commit of ``messages``. Everything to be trimmed is first compared with the
+files. A single difference prevents the trim of all topics. The broker trims under the epoch that was seen, and
+keeps what subscriptions and other readers still need.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from onewriter_pipeline.tables.verification import (
 )
 
 OPEN: Final = "ledger"
-"""What limits a trim at a ledger that may still grow."""
+"""The limit of a trim at a ledger that may still grow."""
 
 TRIM_REQUESTS_MAX: Final = 10_000
-"""Requests to trim one log; each drops 20,000 blocks at most."""
+"""Requests to trim one log; each one drops at most 20,000 blocks."""
 
 OFFLOAD: Final = "offload"
-"""What limits a trim at what is not in the table yet."""
+"""The limit of a trim at entries that are not in the table yet."""
 
 _REASONS: Final = {
     None: "all that was asked for",
@@ -68,7 +68,7 @@ _REASONS: Final = {
 
 @dataclass(slots=True)
 class LogReport:
-    """What becomes of one log. ``limited_by``: what kept more from going; ``error``: why nothing went."""
+    """The result for one log. ``limited_by``: what prevented a larger trim; ``error``: why nothing was trimmed."""
 
     log: str
     first: Position
@@ -81,7 +81,7 @@ class LogReport:
     differences: list[Difference | Altered] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """The report as JSON."""
         return {
             "topic": self.log,
             "first": shown(self.first),
@@ -95,7 +95,7 @@ class LogReport:
         }
 
     def line(self, *, is_dry: bool = False) -> str:
-        """For people."""
+        """The report as a line of text."""
         if self.differences or self.error:
             return f"{self.log}: {self.error or 'the table is not what the log is'}; nothing was trimmed"
         reason = _REASONS.get(self.limited_by, f"limited by {self.limited_by}")
@@ -110,7 +110,7 @@ class LogReport:
 
 @dataclass(frozen=True, slots=True)
 class TrimJob:
-    """What to trim, by which tables. ``now``: the time, for ``keep_hours``."""
+    """What to trim, and the tables to compare with. ``now``: the time, for ``keep_hours``."""
 
     access: Access
     tables: Tables
@@ -120,7 +120,7 @@ class TrimJob:
     is_dry: bool = False
 
     def run(self, tell_progress: Callable[[str], None]) -> list[LogReport]:
-        """Verify all, then trim all; with one difference nothing is trimmed. Raises PipelineError."""
+        """Verify all logs, then trim all of them; one difference prevents all trims. Raises PipelineError."""
         messages = self.tables.existing(MESSAGES)
         offsets = messages.state().offsets
         with Broker(self.access) as broker:
@@ -132,7 +132,7 @@ class TrimJob:
                 if log not in offsets:
                     checked.append((held, LogReport(log, held.first, held.first, OFFLOAD, 0, 0)))
                     continue
-                # The first chunks of a message that is not whole in the table are needed still.
+                # The first chunks of a message that is incomplete in the table are still needed.
                 end = trimmable_before(broker, log, position_of(offsets[log]))
                 report = self._verified(messages, held, end, rows)
                 tell_progress(
@@ -165,7 +165,7 @@ class TrimJob:
         return report
 
     def _youngest_ms(self) -> int | None:
-        """What is newer than this stays."""
+        """Newer blocks than this are kept."""
         if not self.keep_hours:
             return None
         return int((self.now.timestamp() - self.keep_hours * 3600) * 1000)
@@ -184,9 +184,9 @@ class TrimJob:
 
 
 def trim_all(broker: Broker, log: str, before: Position, epoch: int) -> Trim:
-    """Ask until nothing more goes: of a log of very many blocks one request drops a part.
+    """Repeat the request until nothing more is trimmed, because one request drops a part of a large log.
 
-    Raises PipelineError; what went until then is gone.
+    Raises PipelineError; what was trimmed before stays trimmed.
     """
     done = broker.trim(log, before, epoch=epoch)
     for _ in range(TRIM_REQUESTS_MAX):
@@ -202,9 +202,9 @@ def trim_all(broker: Broker, log: str, before: Position, epoch: int) -> Trim:
 def going(
     held: Segments, end: Position, youngest_ms: int | None = None
 ) -> tuple[list[Segment], str | None]:
-    """The segments of a log that may go, oldest first, and what keeps the next one.
+    """The segments of a log that may be trimmed, oldest first, and what prevents the next one.
 
-    Those that cannot grow, are offloaded to their end, and hold nothing newer than ``youngest_ms``.
+    They cannot grow, are offloaded completely, and have nothing newer than ``youngest_ms``.
     """
     found: list[Segment] = []
     for segment in held.segments:

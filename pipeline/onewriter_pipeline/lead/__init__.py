@@ -1,1 +1,1 @@
-"""How the driver of a Spark program leads the topics that it writes: a process beside it, and how it is asked."""
+"""How the driver of a Spark program leads the topics that it writes: a separate leader process, and its client."""

@@ -1,4 +1,4 @@
-"""The leader process of one driver: started by ``leader.py``, never by a person."""
+"""The leader process of one driver; ``leader.py`` starts it."""
 
 from onewriter_pipeline.lead.process import main
 

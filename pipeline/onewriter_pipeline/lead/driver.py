@@ -1,7 +1,7 @@
-"""Which process is the driver, and whether it still runs.
+"""Finds the driver process, and whether it still runs.
 
-Spark runs the Python of a data source in short-lived processes below the driver's JVM. That JVM is the
-driver: the topics are led as long as it runs. Without a JVM above it a program is its own driver.
+Spark runs the Python code of a data source in short-lived child processes of the driver's JVM. That JVM is the
+driver: topics are led as long as it runs. Without a JVM above it, a program is its own driver.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Final, NamedTuple
 JAVA_PROGRAM: Final = "java"
 
 ANCESTORS_MAX: Final = 32
-"""Processes between a data source's Python and the JVM that started it; there are one or two."""
+"""Limit of the processes between a data source's Python and the JVM that started it; usually there are one or two.
+"""
 
 _PARENT_FIELD: Final = 1
 _START_FIELD: Final = 19
-"""In /proc/PID/stat, counted from the field behind the process's name."""
+"""In /proc/PID/stat, counted from the field after the process's name."""
 
 _ENDED: Final = frozenset({"Z", "X"})
-"""States of a process that has ended and is only remembered."""
+"""States of a process that has ended, but still has an entry in the process table."""
 
 
 class Process(NamedTuple):
-    """A process of this machine; ``started`` tells it from a later one that has the same id."""
+    """A process of this machine; ``started`` distinguishes it from a later one with the same id."""
 
     pid: int
     started: str
@@ -43,7 +44,7 @@ class _Found(NamedTuple):
 
 
 def driver_of(pid: int | None = None) -> Process:
-    """The nearest JVM above a process (this one unless another is named), else the process itself."""
+    """The nearest JVM above a process (by default this one), or the process itself if there is none."""
     own = os.getpid() if pid is None else pid
     at = own
     for _ in range(ANCESTORS_MAX):
@@ -58,7 +59,7 @@ def driver_of(pid: int | None = None) -> Process:
 
 
 def _look_up(pid: int) -> _Found | None:
-    """What is known of a process; None: it has ended."""
+    """Information about a process; None: it has ended."""
     if pid <= 0:
         return None
     if Path("/proc/self/stat").exists():
@@ -79,7 +80,7 @@ def _in_proc(pid: int) -> _Found | None:
 
 
 def _by_ps(pid: int) -> _Found | None:
-    """The same where there is no /proc (macOS)."""
+    """The same without /proc (macOS)."""
     command = ["ps", "-o", "ppid=,state=,lstart=,comm=", "-p", str(pid)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     fields = answer.stdout.split(maxsplit=7)

@@ -1,4 +1,4 @@
-"""How a data source on the driver reaches its leader process: found, or started."""
+"""The data sources' client of the driver's leader process, which it starts if necessary."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from onewriter_pipeline.lead.requests import (
 )
 
 ANSWER_SECONDS: Final = 90.0
-"""Until an answer comes, beside what the request itself waits for."""
+"""Time limit of an answer, in addition to the waiting time of the request."""
 
 SOCKET_PATH_MAX: Final = 100
-"""Characters of a unix socket's path; systems take 104 to 108."""
+"""Length of a unix socket's path; systems allow 104 to 108 characters."""
 
 LOG_CHARACTERS: Final = 2_000
-"""What is shown of the log of a leader process that did not start."""
+"""How much of the log is shown if a leader process fails to start."""
 
 TRIES_MAX: Final = 3
-"""Requests to leader processes that end just then, for want of anything to do."""
+"""Attempts of a request, because an idle leader process may end at that moment."""
 
 _CHUNK: Final = 65536
 
 
 class Leader:
-    """The leader process of one driver, as its data sources ask it; picklable."""
+    """The client of a driver's leader process; can be pickled."""
 
     def __init__(self, driver: Process | None = None, root: Path | None = None) -> None:
         self._driver = driver or driver_of()
@@ -52,26 +52,26 @@ class Leader:
         self._folder = (root or Path(tempfile.gettempdir())) / f"onewriter-{os.getuid()}-{digest}"
 
     def grants(self, request: LeaderRequest) -> dict[str, Grant]:
-        """What a request is granted; the leader process is started where there is none.
+        """The grants for a request. Starts the leader process if there is none.
 
         Raises PipelineError.
         """
         return grants_of(self._ask(request, starts=True))
 
     def end(self, request: LeaderRequest) -> None:
-        """A batch has ended. Without a leader process there is nobody to hear it."""
+        """Report the end of a batch. Does nothing without a leader process."""
         with contextlib.suppress(Away):
             answer_of(self._ask(request, starts=False))
 
     def status(self) -> dict[str, Any]:
-        """What is led, and for whom; empty without a leader process."""
+        """The topics that are led, and for which uses; empty without a leader process."""
         try:
             return answer_of(self._ask(LeaderRequest(STATUS, ""), starts=False))
         except Away:
             return {}
 
     def _ask(self, request: LeaderRequest, *, starts: bool) -> bytes:
-        """An answer; each request may be repeated. Raises PipelineError."""
+        """An answer. Each request may be repeated. Raises PipelineError."""
         for _ in range(TRIES_MAX):
             answer = self._ask_once(request, starts=starts)
             if answer:
@@ -79,7 +79,7 @@ class Leader:
         raise Away("the driver's leader process ended before it answered")
 
     def _ask_once(self, request: LeaderRequest, *, starts: bool) -> bytes:
-        """The same; nothing where the leader process has just ended."""
+        """One attempt; empty if the leader process has just ended."""
         with self._connected(starts=starts) as connection:
             connection.settimeout(request.wait_seconds + ANSWER_SECONDS)
             try:
@@ -121,7 +121,7 @@ class Leader:
         return connection
 
     def _check_folder(self, *, makes: bool) -> None:
-        """Only this user can reach what is in the folder. Raises Invalid, Away."""
+        """Check that only this user can access the folder. Raises Invalid, Away."""
         if len(str(self._folder / SOCKET)) > SOCKET_PATH_MAX:
             raise Invalid(
                 f"{self._folder} is too long for the path of a socket: set TMPDIR to a shorter folder"
@@ -138,7 +138,7 @@ class Leader:
             raise Invalid(f"{self._folder} is not a folder of this user alone: remove it")
 
     def _start(self) -> None:
-        """Start the process and wait until it listens. Raises Away."""
+        """Start the process, and wait until it listens. Raises Away."""
         path = os.pathsep.join(each for each in sys.path if each)
         command = [sys.executable, "-m", "onewriter_pipeline.lead", str(self._folder)]
         (self._folder / SOCKET).unlink(missing_ok=True)
@@ -156,7 +156,7 @@ class Leader:
         if process.stdout is not None:
             with process.stdout as stdout:
                 said = stdout.readline()
-        process.returncode = 0  # it outlives whoever started it, who does not wait for its end
+        process.returncode = 0  # it outlives this process, which does not wait for its end
         if said.strip() != READY:
             text = (self._folder / "log").read_text(errors="replace")[-LOG_CHARACTERS:]
             raise Away(f"the driver's leader process did not start: {text}")
@@ -164,7 +164,7 @@ class Leader:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Inside, no other process of this driver is."""
+    """Hold the lock that all processes of this driver share."""
     with path.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,8 +1,8 @@
 """The leader process of one driver: it leads topics for the driver's queries, and ends with the driver.
 
-``python -m onewriter_pipeline.lead FOLDER PID STARTED`` listens on FOLDER/socket, which only this user can
-reach, and writes a line to stdout once it does. It ends when the driver has ended, or after a minute without
-anything to lead.
+``python -m onewriter_pipeline.lead FOLDER PID STARTED`` listens on FOLDER/socket, which only this user can access,
+and writes a line to stdout when it is ready. It ends when the driver has ended, or after a minute without topics to
+lead.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from onewriter_pipeline.lead.requests import (
 from onewriter_pipeline.lead.topics import Topics
 
 LOOK_SECONDS: Final = 0.5
-"""Pause between two looks at the driver and at what is over."""
+"""Interval of the checks whether the driver runs, and whether uses have ended."""
 
 PROCESS_IDLE_SECONDS: Final = 60.0
-"""So long it stays with nothing to lead: the next write of the driver finds it started."""
+"""How long the process continues without topics to lead, so that the driver's next write finds it."""
 
 CONNECTIONS_MAX: Final = 256
-"""Requests at once."""
+"""Limit of concurrent requests."""
 
 REQUEST_SECONDS: Final = 10.0
-"""Until a request has come whole."""
+"""Time limit for receiving a complete request."""
 
 log = logging.getLogger("onewriter")
 
@@ -61,7 +61,7 @@ class Server:
         self._requests = 0
 
     async def run(self, path: Path, ready: asyncio.Event | None = None) -> None:
-        """Serve until there is nothing left to do; then everything is given back."""
+        """Serve until the driver has ended or the process is idle; then release all topics."""
         server = await asyncio.start_unix_server(self._serve, str(path), limit=LINE_BYTES_MAX)
         if ready is not None:
             ready.set()
@@ -85,7 +85,7 @@ class Server:
         log.info("the driver has ended: its topics are given back")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request of one connection."""
+        """Serve one request on one connection."""
         try:
             if self._requests >= CONNECTIONS_MAX:
                 return
@@ -99,13 +99,17 @@ class Server:
                     await writer.drain()
             finally:
                 self._requests -= 1
-        except (OSError, TimeoutError, ValueError):  # it went away, or sends what is no line
+        except (
+            OSError,
+            TimeoutError,
+            ValueError,
+        ):  # the client closed the connection, or sent no line
             log.debug("a request was cut short", exc_info=True)
         finally:
             writer.close()
 
     async def _answered(self, line: bytes, reader: asyncio.StreamReader) -> bytes | None:
-        """The answer; None where whoever asked has gone: then nothing is waited for any more."""
+        """The answer; None if the client closed the connection, which ends any waiting."""
         loop = asyncio.get_running_loop()
         answering = loop.create_task(self._answer(line))
         leaving = loop.create_task(reader.read(1))
@@ -153,7 +157,7 @@ async def serve(folder: Path, driver: Process) -> None:
     await asyncio.wait((serving, starting), return_when=asyncio.FIRST_COMPLETED)
     starting.cancel()
     if not ready.is_set():
-        await serving  # it raises what keeps it from listening
+        await serving  # raises the error that prevents it from listening
     sys.stdout.write(f"{READY.decode()}\n")
     sys.stdout.flush()
     sys.stdout.close()
@@ -164,7 +168,7 @@ async def serve(folder: Path, driver: Process) -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Run the process."""
     folder, pid, started = sys.argv[1:4]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
     asyncio.run(serve(Path(folder), Process(int(pid), started)))

@@ -1,4 +1,4 @@
-"""What a data source asks its driver's leader process, and what that answers: JSON, one object a line."""
+"""The protocol between data sources and the driver's leader process: JSON, one object per line."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Damaged, PipelineError
 
 LINE_BYTES_MAX: Final = 4 * 1024 * 1024
-"""A request or an answer: it names 100 topics at most."""
+"""Limit of a request or an answer, which names at most 100 topics."""
 
 SOCKET: Final = "socket"
-"""Where the leader process listens, in its folder,"""
+"""The name of the leader process's socket in its folder."""
 
 READY: Final = b"ready"
-"""and what it writes once it does."""
+"""What the process writes to stdout when it listens."""
 
 BEGIN: Final = "begin"
-"""A batch begins: lead the topics that are known, and say under which epochs."""
+"""A batch begins: lead the known topics, and return their epochs."""
 LEAD: Final = "lead"
-"""Rows of the batch are for these topics: lead them too, and say how to publish there."""
+"""The batch has rows for these topics: lead them too, and return how to publish to them."""
 END: Final = "end"
 """The batch has ended."""
 STATUS: Final = "status"
-"""Which topics are led, for whom."""
+"""Which topics are led, and for which uses."""
 
 EXCLUSIVE: Final = "exclusive"
 EXCLUSIVE_WITH_FENCING: Final = "exclusive-with-fencing"
 WAIT_FOR_EXCLUSIVE: Final = "wait-for-exclusive"
 MODES: Final = (EXCLUSIVE, EXCLUSIVE_WITH_FENCING, WAIT_FOR_EXCLUSIVE)
-"""How a driver becomes a topic's leader: if it is free; from its holder; when it is free."""
+"""How a driver becomes the leader of a topic: if it is free; by fencing its holder; when it becomes free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Under which epoch a topic is written, and what proves the right to it; picklable."""
+    """The epoch under which a topic is written, and the capability for it; can be pickled."""
 
     epoch: int
     capability: str = field(default="", repr=False)
 
     def headers(self) -> dict[str, str]:
-        """What a request under this epoch carries."""
+        """The headers of a request under this epoch."""
         return {CAPABILITY_HEADER: self.capability} if self.capability else {}
 
 
@@ -53,8 +53,8 @@ class Grant:
 class LeaderRequest:
     """A request to the leader process.
 
-    ``use`` names a query or a batch write. ``topics`` are full names, each with the epoch under which
-    the batch began, or 0. ``app`` is empty where it is not known yet.
+    ``use`` identifies a query or a batch write. ``topics`` are full names, each with the epoch under which the
+    batch began, or 0. ``app`` is empty if it is not known yet.
     """
 
     what: str
@@ -67,22 +67,22 @@ class LeaderRequest:
     app: str = ""
     topics: Mapping[str, int] = field(default_factory=dict)
     is_over: bool = False
-    """Of an end: no further batch of the use follows."""
+    """For END: no further batch of the use follows."""
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """The request as a line."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> LeaderRequest:
-        """As it was received. Raises ValueError, TypeError for what is no request."""
+        """The request from a line. Raises ValueError or TypeError for invalid lines."""
         said = json.loads(line)
         access = said.pop("access")
         return cls(access=None if access is None else Access(**access), **said)
 
 
 def answered(grants: Mapping[str, Grant]) -> bytes:
-    """The answer that names grants by their topics."""
+    """An answer with grants by topic."""
     said = {topic: [grant.epoch, grant.capability] for topic, grant in grants.items()}
     return json.dumps({"grants": said}).encode() + b"\n"
 
@@ -93,12 +93,12 @@ def told(answer: Mapping[str, Any]) -> bytes:
 
 
 def failed(error: PipelineError) -> bytes:
-    """The answer that is raised as this error again."""
+    """An answer that the client raises as this error."""
     return json.dumps({"error": type(error).__name__, "text": str(error)}).encode() + b"\n"
 
 
 def grants_of(line: bytes) -> dict[str, Grant]:
-    """What an answer grants. Raises the PipelineError that it names."""
+    """The grants of an answer. Raises the PipelineError that it names."""
     said = answer_of(line)
     return {
         topic: Grant(int(epoch), str(proof)) for topic, (epoch, proof) in said["grants"].items()
@@ -106,7 +106,7 @@ def grants_of(line: bytes) -> dict[str, Grant]:
 
 
 def answer_of(line: bytes) -> dict[str, Any]:
-    """An answer's contents. Raises the PipelineError that it names."""
+    """The contents of an answer. Raises the PipelineError that it names."""
     try:
         said = json.loads(line)
     except ValueError:

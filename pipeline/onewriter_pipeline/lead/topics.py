@@ -1,12 +1,12 @@
-"""The topics that a driver leads, for which of its writes, and for how long. No processes, no sockets.
+"""The topics that a driver leads: for which of its writes, and for how long. Uses no processes and no sockets.
 
-A *use* is one query, or one batch write. Uses of one driver share the leadership of a topic: it is the
-driver that leads. A topic is given back when its last use has ended: a batch write with its commit or
-abort; a query when it fails, or when no batch came within its idle time.
+A *use* is one query or one batch write. The uses of a driver share the leadership of a topic, because the driver
+leads it. A topic is released when its last use has ended: a batch write ends with its commit or abort; a query ends
+when it fails, or after its idle time without a batch.
 
-A batch keeps the epochs that it began under. Was one of them lost meanwhile, the batch fails, and so does
-the next one of that use if nobody was told yet: a query that was superseded stops. Whatever begins later
-leads again as its access mode permits.
+A batch keeps the epochs under which it began. If one of them is lost, the batch fails. If the loss was not reported
+to any batch, the next batch of the use fails, so a superseded query stops. Later uses lead again if their access
+mode permits it.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ from onewriter_pipeline.lead.requests import (
 )
 
 USES_MAX: Final = 1_000
-"""Queries and batch writes of one driver at once."""
+"""Concurrent queries and batch writes of one driver."""
 
 LED_TOPICS_MAX: Final = 1_000
-"""Topics that one driver leads at once."""
+"""Topics that one driver leads at the same time."""
 
 BATCH_SECONDS_MAX: Final = 6 * 3600.0
-"""A batch that has not ended by then has not come to its end: what it staged has expired."""
+"""A batch that runs longer counts as ended, because what it staged has expired."""
 
 CAPABILITY_SECONDS: Final = BATCH_SECONDS_MAX
-"""How long executors may stage with what they were given."""
+"""How long executors may stage with a capability."""
 
 NAME_DEFAULT: Final = "spark"
 NAME_CHARACTERS: Final = 100
 NAME_BYTES: Final = 4
-"""Of the producer that leads: the app, so much of it, and random bytes."""
+"""The producer name is the beginning of the app's name and random bytes."""
 
 RELEASE_SECONDS: Final = 10.0
-"""How long giving a topic back may take."""
+"""Time limit for releasing a topic."""
 
 _MODES: Final = {
     EXCLUSIVE: AccessMode.EXCLUSIVE,
@@ -75,7 +75,7 @@ log = logging.getLogger("onewriter")
 
 
 class Opening(Protocol):
-    """Makes a client of the SDK for the brokers that a request names."""
+    """Creates a client of the SDK for the brokers that a request names."""
 
     def __call__(self, access: Access, service_url: str) -> Client:
         """A client that is not open yet. Raises ConfigurationError."""
@@ -83,7 +83,7 @@ class Opening(Protocol):
 
 
 def client_of(access: Access, service_url: str) -> Client:
-    """A client with the same credentials as the connector's. Raises ConfigurationError."""
+    """A client with the credentials of the connector. Raises ConfigurationError."""
     token: str | Path | None = Path(access.token_file) if access.token_file else access.token
     tls = Tls(
         ca_file=_path(access.ca_file),
@@ -107,11 +107,11 @@ class _Use:
     idle_seconds: float
     is_in_batch: bool = True
     grants: dict[str, int] = field(default_factory=dict)
-    """The epoch of each topic that it uses."""
+    """The epoch of each of its topics."""
     lost: dict[str, str] = field(default_factory=dict)
-    """Topics that were lost since, and why."""
+    """Topics that were lost, and why."""
     ends_at: float = 0.0
-    """When it counts as over, by the loop's clock."""
+    """When it counts as ended, by the event loop's clock."""
 
 
 class _Led:
@@ -125,7 +125,7 @@ class _Led:
 
 
 class _Room:
-    """A client for one kind of access, in a task of its own: open while its topics are led."""
+    """A client for one kind of access, which is open while its topics are led. It runs in its own task."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -135,11 +135,11 @@ class _Room:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def client(self) -> Client:
-        """The client, open."""
+        """The open client."""
         return await asyncio.shield(self._opened)
 
     async def close(self) -> None:
-        """Close it and wait until it is closed."""
+        """Close it, and wait until it is closed."""
         self._stop.set()
         await asyncio.wait((self._task,))
 
@@ -155,7 +155,7 @@ class _Room:
 
 
 class Topics:
-    """All that one driver leads. For one event loop; ``close`` gives everything back."""
+    """All topics that one driver leads, for one event loop; ``close`` releases them."""
 
     def __init__(self, opening: Opening = client_of) -> None:
         self._opening = opening
@@ -166,18 +166,18 @@ class Topics:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it leads nothing, and nobody uses it."""
+        """Whether it leads no topic and has no use."""
         return not self._uses and not self._led
 
     def status(self) -> dict[str, Any]:
-        """What is led, and for whom."""
+        """The topics that are led, and the uses."""
         return {
             "topics": {led.name: led.leadership.epoch for led in self._led.values()},
             "uses": {use.key: use.is_in_batch for use in self._uses.values()},
         }
 
     async def begin(self, request: LeaderRequest) -> dict[str, Grant]:
-        """A batch begins: its topics' grants. Raises PipelineError."""
+        """A batch begins: lead its topics, and return their grants. Raises PipelineError."""
         use = self._uses.get(request.use)
         if use is None:
             if len(self._uses) >= USES_MAX:
@@ -199,13 +199,13 @@ class Topics:
             except BaseException:
                 await self._drop(use)
                 raise
-        # The same batch asks again: for its commit, in another process.
+        # The same batch asks again, for its commit in another process.
         return {topic: Grant(epoch) for topic, epoch in use.grants.items()}
 
     async def lead(self, request: LeaderRequest) -> dict[str, Grant]:
-        """More topics of a batch; each one that it began with is led under the same epoch still.
+        """Lead more topics of a batch. The epochs under which it began must still lead.
 
-        Raises PipelineError: Conflict where that is not so.
+        Raises PipelineError: Conflict if they do not.
         """
         use = self._uses.get(request.use)
         if use is None:
@@ -222,7 +222,7 @@ class Topics:
         return await self._lead_all(use, request)
 
     async def end(self, request: LeaderRequest) -> None:
-        """A batch has ended; ``is_over``: so has its use."""
+        """A batch has ended; ``is_over``: its use has ended, too."""
         use = self._uses.get(request.use)
         if use is None:
             return
@@ -232,7 +232,7 @@ class Topics:
             use.is_in_batch, use.ends_at = False, self._now() + use.idle_seconds
 
     async def sweep(self) -> None:
-        """Give back what no use needs any more: call it now and then."""
+        """Release topics that no use needs any more. Call it regularly."""
         now = self._now()
         if len(self._locks) > LED_TOPICS_MAX:
             self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
@@ -241,7 +241,7 @@ class Topics:
             await self._drop(use)
 
     async def close(self) -> None:
-        """Give everything back."""
+        """Release everything."""
         for use in list(self._uses.values()):
             await self._drop(use)
         for room in list(self._rooms.values()):
@@ -264,7 +264,7 @@ class Topics:
         return grants
 
     async def _leading(self, use: _Use, topic: str, request: LeaderRequest, access: Access) -> _Led:
-        """A topic that is led, from now on if it was not. Raises PipelineError."""
+        """A topic that is led, newly if necessary. Raises PipelineError."""
         name = TopicName.parse(topic)
         async with self._lock(access, topic):
             for each in dict.fromkeys((topic, str(name.base))):
@@ -276,10 +276,10 @@ class Topics:
             return await self._win(topic, request, access)
 
     async def _goes_on(self, led: _Led, use: _Use, *, is_new: bool) -> bool:
-        """Whether a topic that is led covers what is asked for; else it was given back.
+        """Whether a leadership covers a request; otherwise it is released.
 
-        Partitions that were added since belong to the leader under other epochs: if nobody else uses the
-        topic, it is led again, all partitions under one epoch.
+        Partitions that were added later belong to the leader under other epochs. If no other use needs the topic,
+        it is led again, with all partitions under one epoch.
         """
         leadership = led.leadership
         if is_new:
@@ -297,7 +297,9 @@ class Topics:
         return True
 
     async def _prove(self, led: _Led) -> None:
-        """Learn of a loss before the connection brings the news. A broker that cannot be asked proves nothing."""
+        """Ask the broker whether an epoch still leads, because the notification may be under way. An unreachable
+        broker proves nothing.
+        """
         try:
             await led.leadership.check()
         except Fenced as error:
@@ -345,9 +347,9 @@ class Topics:
             await room.close()
 
     def _lost(self, led: _Led, reason: OnewriterError) -> None:
-        """A leadership is over; called in the turn of the loop that brought the news."""
+        """A leadership has ended; called in the tick of the event loop that received the notification."""
         if not self._is_led(led):
-            return  # it was given back
+            return  # it was released
         del self._led[led.place[0], led.name]
         epoch = led.leadership.epoch
         log.warning("epoch %d of %s is over: %s", epoch, led.name, reason)
@@ -362,19 +364,19 @@ class Topics:
         asyncio.get_running_loop().create_task(self._leave(led.place)).add_done_callback(_note)
 
     async def _drop(self, use: _Use) -> None:
-        """A use is over: its topics are given back, unless others use them."""
+        """End a use: release its topics, unless other uses need them."""
         if self._uses.get(use.key) is use:
             del self._uses[use.key]
         for led in list(self._led.values()):
             if use.key in led.uses:
                 led.uses.discard(use.key)
-                # A write that begins meanwhile waits: until the topic was given back, its own driver holds it.
+                # A write that begins meanwhile waits, because this driver is the holder until the release.
                 async with self._lock(led.place[0], led.name):
                     if not led.uses:
                         await self._release(led)
 
     def _lock(self, access: Access, topic: str) -> asyncio.Lock:
-        """Held while a topic, or a partition of it, is won or given back."""
+        """The lock for acquiring or releasing a topic or its partitions."""
         return self._locks.setdefault((access, str(TopicName.parse(topic).base)), asyncio.Lock())
 
     async def _release(self, led: _Led) -> None:
@@ -391,17 +393,19 @@ class Topics:
 
 
 def _name(app: str) -> str:
-    """The producer name of one attempt to lead: status and history show it."""
+    """The producer name of one attempt to lead; status and history show it."""
     return f"{(app or NAME_DEFAULT)[:NAME_CHARACTERS]}-{secrets.token_hex(NAME_BYTES)}"
 
 
 def _capability(leadership: Leadership, app: str) -> str:
-    """What executors, and whoever commits, show to stage and publish as an app; empty: not known yet."""
+    """The capability with which executors and the committing process stage and publish as an app; empty: not known
+    yet.
+    """
     if not app:
         return ""
     try:
         return leadership.capability(app, expires_seconds=CAPABILITY_SECONDS)
-    except Unavailable:  # a broker of an earlier release asks for none
+    except Unavailable:  # a broker of an earlier release requires none
         return ""
 
 
@@ -412,7 +416,7 @@ def _note(task: asyncio.Task[None]) -> None:
 
 @contextlib.contextmanager
 def _understood(topic: str) -> Iterator[None]:
-    """The SDK's errors as the pipeline's."""
+    """Convert errors of the SDK to errors of the pipeline."""
     try:
         yield
     except Fenced as error:

@@ -1,1 +1,1 @@
-"""Rows on their way into topics, exactly once: encoded, routed, staged, published as a whole."""
+"""Publishing rows to topics exactly once: encoding, routing, staging, and atomic publishes."""

@@ -1,4 +1,4 @@
-"""A driver that leads the topics that it writes: what its leader process is asked before and behind a batch."""
+"""The session in which a driver leads the topics of a query or a batch write: requests before and after each batch."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ WAIT_SECONDS: Final = 600.0
 """How long ``wait-for-exclusive`` waits for a topic."""
 
 TOPIC_IDLE_SECONDS: Final = 300.0
-"""How long a query's topics are led without a batch, unless the query says it."""
+"""How long a query's topics are led without a batch, by default."""
 
 log = logging.getLogger("onewriter")
 
 
 @dataclass(frozen=True, slots=True)
 class LeadSession:
-    """How the topics of one query, or of one batch write, are led; picklable.
+    """How to lead the topics of one query or one batch write; can be pickled.
 
-    ``use`` names it among all of this driver's. ``service_url`` empty: the brokers' HTTP address tells it.
+    ``use`` identifies it among those of the driver. ``service_url`` empty: the brokers' HTTP address determines it.
     """
 
     use: str
@@ -49,10 +49,10 @@ class LeadSession:
     idle_seconds: float = TOPIC_IDLE_SECONDS
 
     def begin(self, target: PublishTarget, app: str) -> PublishTarget:
-        """A batch begins: the target with the epochs of the topics that are known by now.
+        """Begin a batch. Returns the target with the epochs of the topics that are known so far.
 
-        ``app`` is empty where it is not known yet. Raises PipelineError: Conflict where another producer
-        holds the topic, or has taken it from this driver since the last batch.
+        ``app`` is empty if it is not known yet. Raises PipelineError: Conflict if another producer holds the topic,
+        or has taken it from this driver since the last batch.
         """
         topics = {str(log_name(target.topic)): 0} if target.topic else {}
         return replace(target, grants=self._granted(BEGIN, target, app, topics))
@@ -65,9 +65,10 @@ class LeadSession:
         staged: Iterable[StagedLog],
         begun_under: Mapping[str, int],
     ) -> dict[str, Publication]:
-        """Publish a batch as ``transfer.publish`` does, under the epochs with which it began.
+        """Publish a batch with ``transfer.publish``, under the epochs with which it began.
 
-        Topics that its rows name are led from now on. Raises as ``begin`` does, and as that does.
+        From now on the driver also leads the topics that the rows name. Raises the errors of ``begin`` and
+        ``transfer.publish``.
         """
         staged = list(staged)
         topics = dict(begun_under)
@@ -81,7 +82,9 @@ class LeadSession:
             raise _with_holder(error, target.access, granted.grants) from error
 
     def end(self, *, is_over: bool) -> None:
-        """A batch has ended; ``is_over``: no other follows. Never raises: what is led is given back in time."""
+        """End a batch; ``is_over``: no other batch follows. Never raises, because the leader process releases
+        topics after a time.
+        """
         try:
             self.leader.end(LeaderRequest(END, self.use, is_over=is_over))
         except PipelineError as error:
@@ -111,7 +114,7 @@ class LeadSession:
             raise _with_holder(error, access, none) from error
 
     def _service_url(self, access: Access, topics: Mapping[str, int]) -> str:
-        """Where brokers speak Pulsar's protocol, by the look-up of a topic that is to be led."""
+        """The service URL of the brokers (Pulsar's protocol), from the look-up of a topic."""
         wanted = [topic for topic, epoch in topics.items() if not epoch]
         if self.service_url or not wanted:
             return self.service_url
@@ -120,7 +123,7 @@ class LeadSession:
 
 
 def _with_holder(error: Conflict, access: Access, grants: Mapping[str, Grant]) -> Conflict:
-    """The error with the names of those who lead the topics now instead, as far as that can be learned."""
+    """Add to an error which producers lead the topics now, as far as brokers know."""
     found: list[str] = []
     with Broker(replace(access, patience_seconds=0.0)) as broker:
         for topic, grant in grants.items():

@@ -1,7 +1,7 @@
-"""Rows of an Arrow batch as the messages of Pulsar batches: all rows at once, field by field.
+"""Encodes the rows of an Arrow batch as messages of Pulsar batches: all rows at once, field by field.
 
-A message is the size of its metadata, its metadata (protobuf, the fields in the order of their numbers),
-its content: byte for byte what protobuf's own encoder makes of it.
+A message is the size of its metadata, the metadata (protobuf, fields in the order of their numbers), and the
+content. The result equals that of protobuf's own encoder.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 ROW_COLUMNS: Final = frozenset({VALUE, KEY, EVENT_TIME, PROPERTIES, TOPIC})
-"""What a row may have. Its topic is no part of the message."""
+"""The columns that a row may have. The topic is not part of the message."""
 
 _PROPERTY_TAG: Final = 0x0A
 _PROPERTY_KEY_TAG: Final = 0x0A
@@ -42,20 +42,20 @@ _KEY_IS_BASE64_TAG: Final = 0x30
 _NULL_VALUE_TAG: Final = 0x48
 _TRUE: Final = 1
 _FLAG_BYTES: Final = 2
-"""What the fields of SingleMessageMetadata begin with; each of these tags is one byte."""
+"""The first bytes of fields of SingleMessageMetadata. Each of these tags is one byte."""
 
 
 def encoded(batch: pa.RecordBatch) -> Binaries:
     """The messages of all rows. Raises Invalid for columns of wrong types.
 
-    Columns: ``value`` (binary or string; null for a message that removes its key), and, where there
-    are any, ``__key``, ``__eventTime`` (a timestamp, or milliseconds) and ``__messageProperties``.
+    Columns: ``value`` (binary or string; null for a message that removes its key), and optionally ``__key``,
+    ``__eventTime`` (a timestamp, or milliseconds) and ``__messageProperties``.
     """
     return encoded_with_keys(batch)[0]
 
 
 def encoded_with_keys(batch: pa.RecordBatch) -> tuple[Binaries, Signed | None]:
-    """The same, and how many bytes each row's key has; None where no row has one. Raises as ``encoded``."""
+    """The messages, and the size of each row's key; None if no row has a key. Raises as ``encoded``."""
     check_columns(batch.schema.names)
     if not batch.num_rows:
         return Binaries(np.empty(0, np.uint8), np.zeros(1, np.int64)), None
@@ -68,7 +68,7 @@ def encoded_with_keys(batch: pa.RecordBatch) -> tuple[Binaries, Signed | None]:
 
 
 def check_columns(names: Sequence[str]) -> None:
-    """Raises Invalid for columns that rows to be published cannot have."""
+    """Raise Invalid for columns that published rows cannot have."""
     if VALUE not in names:
         raise Invalid(
             f"rows need a column {VALUE}, of binary or string: to_json(struct(*)) makes one of all"
@@ -82,8 +82,8 @@ def check_columns(names: Sequence[str]) -> None:
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> Any:
-    """A column; None where there is none, or nothing but null."""
-    import pyarrow as pa  # noqa: PLC0415 - Spark imports this module where there may be none
+    """A column; None if it is missing, or entirely null."""
+    import pyarrow as pa  # noqa: PLC0415 - Spark imports this module where pyarrow may be missing
 
     index = batch.schema.get_field_index(name)
     if index < 0 or pa.types.is_null(batch.column(index).type):
@@ -92,7 +92,7 @@ def column_of(batch: pa.RecordBatch, name: str) -> Any:
 
 
 def bytes_column(batch: pa.RecordBatch, name: str) -> Any:
-    """A column of binaries or strings, ``large_binary``; None as for ``column_of``. Raises Invalid."""
+    """A column of binaries or strings as ``large_binary``; None as in ``column_of``. Raises Invalid."""
     import pyarrow as pa  # noqa: PLC0415 - as above
 
     column = column_of(batch, name)
@@ -117,7 +117,7 @@ def _large_binary(batch: pa.RecordBatch, name: str) -> Any:
 
 
 class _Pieces:
-    """The properties and the key, as far as there are any."""
+    """The properties and the key, if there are any."""
 
     def __init__(self) -> None:
         self.pieces: list[Any] = []
@@ -126,7 +126,7 @@ class _Pieces:
 
 
 def _head_of_keys(batch: pa.RecordBatch) -> tuple[_Pieces, Signed]:
-    """What is before the value's size in the metadata, and how many bytes that is."""
+    """The metadata before the size of the value, and its length."""
     found, sizes = _Pieces(), np.zeros(batch.num_rows, np.int64)
     properties = _properties(batch)
     if properties is not None:
@@ -146,7 +146,7 @@ def _head_of_keys(batch: pa.RecordBatch) -> tuple[_Pieces, Signed]:
 
 
 def _tail(batch: pa.RecordBatch, values: Any, is_base64: Bools | None) -> tuple[Any, Signed]:
-    """The value's size and what follows it in the metadata, and how many bytes that is."""
+    """The size of the value and the metadata after it, and their length."""
     lengths, is_null = binaries(values).lengths, ~_valid(values)
     tail = Heads(batch.num_rows)
     tail.byte(_SIZE_TAG)
@@ -187,7 +187,7 @@ def _milliseconds(batch: pa.RecordBatch) -> Any:
 
 
 def _properties(batch: pa.RecordBatch) -> Any:
-    """The properties of each row, encoded (``large_binary``); None: there are none."""
+    """The encoded properties of each row (``large_binary``); None: there are none."""
     import pyarrow as pa  # noqa: PLC0415 - as above
 
     column = column_of(batch, PROPERTIES)
@@ -206,7 +206,7 @@ def _properties(batch: pa.RecordBatch) -> Any:
 
 
 def _pairs(names: Any, texts: Any) -> Binaries:
-    """Properties, one by one; a null text is an empty one."""
+    """Properties, one by one; a null text counts as empty."""
     import pyarrow as pa  # noqa: PLC0415 - as above
 
     try:
@@ -233,16 +233,16 @@ def _valid(column: Any) -> Bools:
 
 
 def key_texts(column: pa.Array) -> tuple[pa.Array, Bools | None]:
-    """Keys (binary or string, nulls stay) as they are written, ``large_binary``; and which are base64.
+    """Keys (binary or string, nulls stay) as Pulsar writes them, ``large_binary``, and which of them are in base64.
 
-    None: none of them is.
+    None: no key is in base64.
     """
-    import pyarrow as pa  # noqa: PLC0415 - Spark imports this module where there may be none
+    import pyarrow as pa  # noqa: PLC0415 - Spark imports this module where pyarrow may be missing
 
     column = column.cast(pa.large_binary())
     try:
         column.cast(pa.large_string())
-    except pa.ArrowInvalid:  # they are not all texts
+    except pa.ArrowInvalid:  # some keys are not valid UTF-8
         foreign = ~texts(binaries(column))
     else:
         return column, None

@@ -1,7 +1,7 @@
-"""Rows of Arrow batches in the form in which parts are staged: messages, in frames.
+"""Packs rows of Arrow batches into the parts that are staged: frames of messages.
 
-docs/http.md describes the form. A frame becomes one entry of the log: its rows are packed here, by
-whoever has them, and are never taken apart by a broker.
+docs/http.md describes the format. A frame becomes one entry of the log. The task that has the rows packs them, and
+brokers never unpack them.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ if TYPE_CHECKING:
 MAGIC: Final = b"OWR1"
 
 PART_BYTES: Final = 8 * 1024 * 1024
-"""At which size a part is handed over, so that a writer's memory is bounded by it."""
+"""Size at which a part is complete. It limits the memory of a writer."""
 
 PART_FRAMES: Final = 32_768
-"""What a broker takes as the frames of one part."""
+"""Frames in one part, as brokers accept."""
 
 ROW_FRAME_BYTES_MAX: Final = 1024 * 1024 - 4096
-"""What a broker takes as one frame, and so the largest row."""
+"""Size of one frame, and so of the largest row, as brokers accept."""
 
 ROW_AND_KEY_BYTES_MAX: Final = 1024 * 1024 - 256
-"""What a broker takes as a row that is an entry of its own, whose key it carries once more."""
+"""Size of a row with its key that is an entry of its own, as brokers accept. The key is included twice."""
 
 ENTRY_HEAD_BYTES: Final = 40
-"""What an entry has at most beside its rows, its key and its producer's name."""
+"""Upper bound of what an entry has besides its rows, its key and its producer's name."""
 
 FRAME_BYTES: Final = 128 * 1024
 FRAME_ROWS: Final = 1000
-"""When a frame is full: what Pulsar's clients put into a batch."""
+"""Limits of a frame, as in the batches of Pulsar's clients."""
 
 _FRAME: Final = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
 class PackedPart:
-    """A part that is ready to be staged.
+    """A part that can be staged.
 
-    ``entries`` become of it, with ``entry_bytes`` of rows and keys: an entry of one row has its key twice.
+    It becomes ``entries`` with ``entry_bytes`` of rows and keys. An entry with one row has its key twice.
     """
 
     rows: int
@@ -60,14 +60,14 @@ class _Frame:
     rows: int = 0
     size: int = 0
     key: int = 0
-    """Bytes of its first row's key."""
+    """Size of its first row's key."""
     pieces: list[memoryview] = field(default_factory=list)
 
 
 def pack(
     batches: Iterable[pa.RecordBatch], *, frame_rows: int = FRAME_ROWS, part_bytes: int = PART_BYTES
 ) -> Iterator[PackedPart]:
-    """The rows of all batches, in order, as parts; none for no rows. Raises Invalid, as ``encoded``."""
+    """The rows of all batches, in order, as parts; none without rows. Raises Invalid, as ``encoded``."""
     packer = Packer(frame_rows=frame_rows, part_bytes=part_bytes)
     for batch in batches:
         yield from packer.add(batch)
@@ -75,7 +75,7 @@ def pack(
 
 
 class Packer:
-    """Makes parts of rows as they come; what is not full yet is kept here, ``pending`` bytes."""
+    """Packs rows as they arrive; ``pending`` bytes are in no complete part yet."""
 
     def __init__(self, *, frame_rows: int = FRAME_ROWS, part_bytes: int = PART_BYTES) -> None:
         self._frame_rows = frame_rows
@@ -88,9 +88,9 @@ class Packer:
         return self._size - len(MAGIC) + self._frame.size
 
     def add(self, batch: pa.RecordBatch) -> Iterator[PackedPart]:
-        """The parts that are full with these rows. Raises Invalid, as ``encoded``."""
+        """The parts that these rows complete. Raises Invalid, as ``encoded``."""
         messages, key_sizes = encoded_with_keys(batch)
-        # Python's own numbers: there is a search for each frame, and there may be one for each row.
+        # Python integers: each frame needs a search, and there may be a frame for each row.
         bounds = messages.bounds.tolist()
         keys = None if key_sizes is None else key_sizes.tolist()
         _check_sizes(int(messages.lengths.max(initial=0)))
@@ -113,7 +113,7 @@ class Packer:
             row = stop
 
     def end(self) -> Iterator[PackedPart]:
-        """What is left, as a part, if there is any. Rows that come then begin the next one."""
+        """The remaining rows as a part, if there are any. Later rows begin the next part."""
         if self._frame.rows:
             self._close()
         if self._rows:

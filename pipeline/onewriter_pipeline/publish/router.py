@@ -1,7 +1,7 @@
-"""Which log each row goes to: by the topic it names, and among a topic's partitions by its key.
+"""Chooses the log of each row: by the topic that it names, and by its key among the topic's partitions.
 
-It is decided by the row, the app and the version alone, never by the task a row is in or by its place there:
-so a batch that is written again is routed alike, however Spark divides it then.
+The choice depends only on the row, the app and the version, not on the task or the place of the row. A repeated
+batch is routed in the same way, however Spark divides it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ BATCH_TOPICS_MAX: Final = 100
 """Topics of one batch."""
 
 LOGS_MAX: Final = 1_000
-"""Logs of one batch: topics without partitions, and partitions that rows are for."""
+"""Logs of one batch: topics without partitions, and partitions that have rows."""
 
 Partitions = Callable[[TopicName], int]
-"""How many partitions a topic has, 0: none; raises PipelineError."""
+"""The number of partitions of a topic; 0: none. Raises PipelineError."""
 
 
 class Router:
@@ -47,8 +47,8 @@ class Router:
         self._logs: dict[str, int] = {}
 
     def route(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The rows of each log, in their order, without the topic. Raises PipelineError."""
-        import pyarrow as pa  # noqa: PLC0415 - Spark imports this module where there may be none
+        """The rows of each log, in order, without the topic column. Raises PipelineError."""
+        import pyarrow as pa  # noqa: PLC0415 - Spark imports this module where pyarrow may be missing
 
         if not batch.num_rows:
             return
@@ -65,7 +65,7 @@ class Router:
             yield names[which[start]], batch.slice(start, stop - start)
 
     def _which(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """The log of each row, by its number."""
+        """The number of each row's log."""
         if self._topic:
             logs, codes = [self._logs_of(self._topic)], np.zeros(batch.num_rows, np.int64)
         else:
@@ -79,7 +79,7 @@ class Router:
         return found
 
     def _chosen(self, batch: pa.RecordBatch, counts: Signed) -> Signed:
-        """The partition of each row, 0 where there are none."""
+        """The partition of each row; 0 if the topic has none."""
         if (counts == 1).all():
             return np.zeros(len(counts), np.int64)
         column = bytes_column(batch, KEY)
@@ -104,7 +104,7 @@ class Router:
 
 
 def check_topics(topics: Sized) -> None:
-    """Raises Invalid for a batch of too many topics."""
+    """Raise Invalid for a batch with too many topics."""
     if len(topics) > BATCH_TOPICS_MAX:
         raise Invalid(
             f"rows of one batch are for more than {BATCH_TOPICS_MAX} topics: write it in several, or with"
@@ -113,17 +113,17 @@ def check_topics(topics: Sized) -> None:
 
 
 def partition_without_key(app: str, version: int) -> int:
-    """A number that, divided by their count, leaves the partition of a batch's rows without a key.
+    """A number that determines the partition of a batch's rows without a key, modulo the number of partitions.
 
-    All of them go to one, another one for each batch: so they keep their order, and it does not matter
-    which task has which of them.
+    All of them go to one partition, another one for each batch. So they keep their order, whichever tasks have
+    them.
     """
     text = np.frombuffer(f"{app}/{version}".encode(), np.uint8)
     return int(murmur3_32(Binaries(text, np.array([0, len(text)])))[0])
 
 
 def _topics_of(batch: pa.RecordBatch) -> tuple[list[str], NDArray[Any]]:
-    """The topics that rows name, and which of them each row does. Raises Invalid."""
+    """The topics that rows name, and the topic of each row. Raises Invalid."""
     import pyarrow as pa  # noqa: PLC0415 - as above
 
     column = column_of(batch, TOPIC)

@@ -1,7 +1,7 @@
-"""Publishing rows as a whole and once: executors stage their parts, one caller publishes them.
+"""Publishes rows atomically and once: executors stage parts, and one caller publishes them.
 
-A publish is known by an app and a version: staged and published again, by whomever, it is in the log
-once, whatever happened to the first attempt. docs/exactly-once.md argues why, and says where it ends.
+App and version identify a publish. If it is staged and published again, by any process, it is in the log once,
+whatever happened to the first attempt. docs/exactly-once.md gives the argument and its limits.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 VERSION_MAX: Final = 10**15
-"""Versions are below this."""
+"""Versions are below this number."""
 
 DISCARD_SECONDS: Final = 5.0
-"""How long a task that fails tries to drop what it has staged: what is left expires."""
+"""How long a failed task tries to drop what it staged; the rest expires."""
 
 LABEL_BYTES: Final = 8
 """Random bytes in the name of an attempt."""
@@ -46,7 +46,7 @@ OVERTAKEN: Final = (
     "Another driver has continued, or this one started again or from an older checkpoint: then let it write as"
     " another app (txnAppId), or have the old one forgotten"
 )
-"""What to do where a later version of an app is published."""
+"""Advice for a conflict with a later version of an app."""
 
 _APP: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
@@ -55,9 +55,9 @@ log = logging.getLogger("onewriter")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part as the broker keeps it: whoever publishes names it so. ``rows`` is never 0.
+    """A staged part, as the broker identifies it. ``rows`` is never 0.
 
-    ``entries`` and ``entry_bytes`` are what it was packed to, which tells whether it can be published.
+    ``entries`` and ``entry_bytes`` are its packed size, which is limited.
     """
 
     key: str
@@ -68,7 +68,7 @@ class Part:
     entry_bytes: int = 0
 
     def claimed(self) -> dict[str, object]:
-        """As a broker answered it, and is told it again."""
+        """The part in a publish request, as the broker returned it."""
         return {
             "key": self.key,
             "rows": self.rows,
@@ -79,11 +79,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What became of a publish.
+    """The result of a publish.
 
-    ``is_duplicate``: this version of the app was published before. ``first`` and ``last``: where it
-    stands; None for a duplicate, and where there were no rows. ``held``: of a duplicate, the version
-    that the log has.
+    ``is_duplicate``: this version of the app was published before. ``first`` and ``last``: its position; None for a
+    duplicate, and without rows. ``held``: for a duplicate, the version that the log has.
     """
 
     is_duplicate: bool
@@ -94,28 +93,28 @@ class Publication:
 
 
 def check_app(app: str) -> None:
-    """Raises Invalid for a name under which nobody publishes."""
+    """Raise Invalid for an invalid name of an app."""
     if not _APP.fullmatch(app):
         raise Invalid(f"{app[:60]!r} is not a valid app: use 1 to 200 letters, digits, or . _ : -")
 
 
 def check_version(version: int) -> None:
-    """Raises Invalid for a version that is too high."""
+    """Raise Invalid for a version that is too high."""
     if not 0 <= version < VERSION_MAX:
         raise Invalid(f"{version} is not a valid version: use a whole number below {VERSION_MAX}")
 
 
 def staged_path(name: TopicName, app: str, version: int) -> str:
-    """Where the parts of a version go."""
+    """The path of the parts of a version."""
     return f"{topic_path(name)}/staged/{quote(app)}/{version}"
 
 
 class Staging:
-    """One version of one app on its way to one log; for one thread.
+    """Stages and publishes one version of one app in one log; for one thread.
 
-    ``log``: a topic without partitions, or one partition by its name. ``grant``: the epoch that leads it,
-    and what proves the right to write under it; without, rows can be staged and dropped, not published.
-    ``connection``: one that others use too, and close. Raises Invalid.
+    ``log``: a topic without partitions, or one partition by its name. ``grant``: the epoch that leads it, and the
+    capability; without it, rows can be staged and dropped, but not published. ``connection``: a shared connection,
+    which is not closed. Raises Invalid.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class Staging:
         self.close()
 
     def close(self) -> None:
-        """Close all connections, unless they are others'."""
+        """Close all connections, unless they are shared."""
         if self._is_own:
             self._connection.close()
 
@@ -157,9 +156,9 @@ class Staging:
         *,
         frame_rows: int = FRAME_ROWS,
     ) -> list[Part]:
-        """Stage the rows of one partition; no parts for no rows. Raises PipelineError.
+        """Stage the rows of one partition; no parts without rows. Raises PipelineError.
 
-        What is staged of rows that end in an error goes.
+        If the rows end in an error, what was staged is dropped.
         """
         stager = self.stager(partition, attempt, frame_rows=frame_rows)
         try:
@@ -172,10 +171,10 @@ class Staging:
         return stager.parts
 
     def stager(self, partition: int, attempt: int, *, frame_rows: int = FRAME_ROWS) -> Stager:
-        """Takes the rows of one partition, batch by batch.
+        """A stager for the rows of one partition, batch by batch.
 
-        ``attempt`` tells an operator whose they are; their names are new with each call all the same,
-        since two drivers may count attempts alike.
+        ``attempt`` is information for operators. Names of parts are unique for each call, because two drivers may
+        use the same attempt numbers.
         """
         return Stager(self, partition, attempt, Packer(frame_rows=frame_rows))
 
@@ -191,10 +190,10 @@ class Staging:
         return replace(part, entries=packed.entries, entry_bytes=packed.entry_bytes)
 
     def publish(self, parts: Sequence[Part]) -> Publication:
-        """Publish the parts, in this order, all of them or none. May be repeated.
+        """Publish all parts in this order, atomically. May be repeated.
 
-        Raises Conflict where the grant's epoch does not lead (any more), or a later version of the app is
-        published; MissingPart: stage all of them again.
+        Raises Conflict if the grant's epoch does not lead, or if a later version of the app is published;
+        MissingPart: stage all parts again.
         """
         found = self.try_to_publish(parts)
         if found.is_duplicate:
@@ -202,16 +201,16 @@ class Staging:
         return found
 
     def ask(self) -> None:
-        """Whether ``publish`` may be asked for, whatever its parts. Publishes nothing.
+        """Check whether ``publish`` is allowed, regardless of parts. Publishes nothing.
 
-        Raises as it does, other than for parts.
+        Raises the errors of ``publish``, except those about parts.
         """
         found = self.try_to_publish(())
         if found.held is not None and found.held > self._version:
             self._check_held(found.held)
 
     def try_to_publish(self, parts: Sequence[Part]) -> Publication:
-        """As ``publish``; a later version of the app is a duplicate like any other."""
+        """Like ``publish``, but a later version of the app counts as a duplicate."""
         if self._grant is None:
             raise Invalid(f"no epoch of {self._log} is given, and nothing is published without one")
         claimed = [part.claimed() for part in parts]
@@ -234,7 +233,7 @@ class Staging:
             )
 
     def _check_held(self, held: int) -> None:
-        """What is a duplicate is one of this version: a later one tells nothing about these rows."""
+        """Check that a duplicate is of the same version. A later version says nothing about these rows."""
         if held <= self._version:
             log.warning(
                 "version %d of %s is in %s already: nothing was published again",
@@ -249,9 +248,9 @@ class Staging:
         )
 
     def discard(self, parts: Sequence[Part], *, within: float | None = None) -> None:
-        """Drop these parts, and none of another driver; what is published stays. May be repeated.
+        """Drop these parts, but none of another driver. Published rows stay. May be repeated.
 
-        ``within``: seconds after which it is given up; the patience of the access if there are none.
+        ``within``: time limit in seconds; by default that of the access.
         """
         if parts:
             body: dict[str, object] = {"parts": [part.claimed() for part in parts]}
@@ -262,7 +261,7 @@ class Staging:
 
 
 class Stager:
-    """Rows of one partition on their way to one log: ``parts`` are staged, ``pending`` bytes are not."""
+    """Stages the rows of one partition for one log: ``parts`` are staged, ``pending`` bytes are not."""
 
     def __init__(self, staging: Staging, partition: int, attempt: int, packer: Packer) -> None:
         self._staging = staging
@@ -277,15 +276,15 @@ class Stager:
         return self._packer.pending
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Stage the parts that are full with these rows. Raises PipelineError."""
+        """Stage the parts that these rows complete. Raises PipelineError."""
         self._put(self._packer.add(batch))
 
     def flush(self) -> None:
-        """Stage all rows that have come. Raises PipelineError."""
+        """Stage all remaining rows. Raises PipelineError."""
         self._put(self._packer.end())
 
     def discard(self, within: float) -> None:
-        """Drop what is staged, in so many seconds. Raises PipelineError: then it expires."""
+        """Drop what is staged, within a number of seconds. Raises PipelineError; then it expires."""
         self._staging.discard(self.parts, within=within)
 
     def _put(self, packed: Iterator[PackedPart]) -> None:
@@ -295,9 +294,9 @@ class Stager:
 
 
 def discard_all(stagers: Iterable[Stager], error: Exception) -> None:
-    """Drop what they have staged behind an error, as far as that can be done at once; else it expires.
+    """Drop what was staged, after an error. What cannot be dropped at once expires.
 
-    Whoever has waited for a broker in vain does not wait for it once more.
+    If the error is that no broker answered, this does not wait for brokers again.
     """
     until = time.monotonic() + DISCARD_SECONDS
     for stager in stagers:

@@ -1,7 +1,7 @@
-"""A batch on its way to its logs: tasks route and stage its rows, the driver publishes them, log by log.
+"""Transfers a batch to its logs: tasks route and stage rows, and the driver publishes them, log by log.
 
-Each log gets its rows as a whole, once. Several logs get theirs one after the other: a batch that was published
-to some of them is finished when it is written again, and the others answer that they have it.
+Each log receives its rows atomically and once. Several logs receive theirs one after the other. If a batch was
+published to some of them only, repeating it completes it; the other logs answer that they have it.
 """
 
 from __future__ import annotations
@@ -41,45 +41,46 @@ AT_LEAST_ONCE: Final = "at-least-once"
 GUARANTEES: Final = (EXACTLY_ONCE, AT_LEAST_ONCE)
 
 PENDING_BYTES_MAX: Final = 32 * 1024 * 1024
-"""What one task keeps of rows for all its logs before it stages some of them."""
+"""Rows for all logs that one task keeps in memory before it stages some of them."""
 
 PUBLISH_BYTES_MAX: Final = 256 * 1024 * 1024
-"""What a broker publishes to one log as a whole."""
+"""Size of one atomic publish, as brokers accept."""
 
 PUBLISH_ENTRIES_MAX: Final = 262_144
-"""The same, in entries."""
+"""Entries of one atomic publish, as brokers accept."""
 
 PUBLISHES_AT_ONCE: Final = 4
-"""Logs that one batch is published to at the same time."""
+"""Logs to which one batch is published concurrently."""
 
 _MAY_PASS: Final = (Away, Conflict, MissingPart)
-"""Errors that a batch need not meet again when it is written again."""
+"""Errors that may not occur again when a batch is repeated."""
 
 _Found = TypeVar("_Found")
 
 VERSIONS_TRIED_MAX: Final = 10
-"""Numbers under which a batch is published at least once: others may publish under the same app."""
+"""Attempts to find a free version for a batch that is published at least once, because others may use the same app.
+"""
 
 _AGAIN_SUFFIX: Final = ":at-least-once"
-"""What is published at least once has an app of its own: its numbers say nothing of batches."""
+"""Suffix of the app for at-least-once publishes, whose versions are not those of batches."""
 
 _RANDOM: Final = 2**20
-"""So much a number rises by at most: that nobody who publishes at the same time takes the same one."""
+"""Maximum of the random step between versions, so that concurrent publishers do not choose the same one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishTarget:
-    """Where batches go, and how; picklable.
+    """The target of batches, and how to publish to it; can be pickled.
 
-    ``topic`` empty: each row names its own. ``grants`` by the full names of topics, or of single partitions:
-    the epochs that lead them. Rows can be staged for topics that nobody leads yet, and not published.
+    ``topic`` empty: each row names its own. ``grants``: the epochs that lead, by full names of topics or of single
+    partitions. Rows can be staged for topics without a grant, but not published.
     """
 
     access: Access
     topic: str = ""
     grants: Mapping[str, Grant] = field(default_factory=dict)
     is_led: bool = False
-    """Whether a user's program leads, so that rows for other topics than it names are refused."""
+    """Whether a user's program leads; then rows for topics without its epoch are refused."""
     scheme: str = JAVA
     guarantee: str = EXACTLY_ONCE
     frame_rows: int = FRAME_ROWS
@@ -89,7 +90,7 @@ class PublishTarget:
         return app + _AGAIN_SUFFIX if self.guarantee == AT_LEAST_ONCE else app
 
     def grant(self, log: str) -> Grant | None:
-        """The epoch under which a log is written, if it is known by now. Raises Invalid."""
+        """The epoch under which a log is written, if it is known. Raises Invalid."""
         topic = str(log_name(log).base)
         found = self.grants.get(log, self.grants.get(topic))
         if found is None and self.is_led:
@@ -114,7 +115,7 @@ def stage(
 ) -> tuple[StagedLog, ...]:
     """Route and stage the rows of one task, its partition and attempt. Raises PipelineError.
 
-    What is staged of rows that end in an error goes.
+    If the rows end in an error, what was staged is dropped.
     """
     name = target.app(app)
     stagers: dict[str, Stager] = {}
@@ -147,11 +148,12 @@ def publish(
 ) -> dict[str, Publication]:
     """Publish what all tasks have staged, in their order, log by log. May be repeated.
 
-    Raises as ``Staging.publish`` does. Several logs are asked, all of them, whether they would be published to
-    before the first one is. Some may be all the same where another then raises: a note on the error says so.
+    Raises the errors of ``Staging.publish``. If there are several logs, all of them are asked first whether they
+    would accept the publish. If a later log fails nevertheless, some logs have the batch; a note on the error says
+    so.
     """
     parts = _parts_by_log(staged)
-    if not parts and target.topic:  # nobody has rows: may this driver go on?
+    if not parts and target.topic:  # no task has rows: check whether this driver still leads
         parts = {_first_log(target, app, version): []}
     _check_bounds(parts, target.app(app))
 
@@ -165,7 +167,7 @@ def publish(
 
 
 def discard(target: PublishTarget, app: str, version: int, staged: Iterable[StagedLog]) -> None:
-    """Drop what tasks have staged; nothing of others, and nothing that is published. May be repeated."""
+    """Drop what these tasks have staged. Published rows and rows of others stay. May be repeated."""
     for log, parts in _parts_by_log(staged).items():
         with Staging(target.access, log, target.app(app), version, target.grant(log)) as staging:
             staging.discard(parts)
@@ -185,7 +187,7 @@ def _parts_by_log(staged: Iterable[StagedLog]) -> dict[str, list[Part]]:
 
 
 def _check_bounds(parts: Mapping[str, Sequence[Part]], app: str) -> None:
-    """What would be refused of some logs is refused before others are published. Raises Invalid."""
+    """Raise Invalid for logs whose part is too large, before others are published."""
     check_topics({log_name(log).base for log in parts})
     _check_logs(parts)
     for log, of_log in parts.items():
@@ -216,7 +218,7 @@ def _check_logs(logs: Sized) -> None:
 def _side_by_side(
     one: Callable[[str], _Found], logs: Sequence[str]
 ) -> tuple[dict[str, _Found], dict[str, BaseException]]:
-    """What was found of each log, and what was raised by the others."""
+    """The results of the logs, and the errors of the others."""
     with ThreadPoolExecutor(PUBLISHES_AT_ONCE, thread_name_prefix="onewriter-publish") as pool:
         asked = {log: pool.submit(one, log) for log in logs}
     errors = {log: error for log, each in asked.items() if (error := each.exception()) is not None}
@@ -224,13 +226,13 @@ def _side_by_side(
 
 
 def _telling(errors: Mapping[str, BaseException]) -> tuple[str, BaseException]:
-    """Of several errors the one that tells most: what is refused whenever it is asked for."""
+    """The most informative of several errors: one that a retry would repeat."""
     return max(errors.items(), key=lambda each: not isinstance(each[1], _MAY_PASS))
 
 
 def _ask_all(target: PublishTarget, app: str, version: int, logs: Sequence[str]) -> None:
-    """What is known to be refused by one log is refused before others are published. Raises PipelineError."""
-    # At least once is published under numbers that nobody knows yet: none of them is a duplicate.
+    """Ask all logs before publishing to the first one. Raises PipelineError if one refuses."""
+    # At-least-once publishes choose their versions later, so none of them can be a duplicate.
     number = version if target.guarantee == EXACTLY_ONCE else VERSION_MAX - 1
 
     def ask(log: str) -> None:
@@ -276,11 +278,13 @@ def _publish_one(
         with Staging(access, log, target.app(app), version, grant) as staging:
             return staging.try_to_publish(parts)
 
-    held = attempt(0, ()).held or 0  # no rows: what is the newest number?
+    held = attempt(0, ()).held or 0  # no rows: only reads the newest version
     for _ in range(VERSIONS_TRIED_MAX):
         version = held + 1 + secrets.randbelow(_RANDOM)
         found = attempt(version, parts)
-        if found.held is None or found.held == version:  # else somebody else has gone on meanwhile
+        if (
+            found.held is None or found.held == version
+        ):  # otherwise another publisher has added versions meanwhile
             return found
         held = found.held
     raise Conflict(f"{log} is published to by others as {app} all the time: nothing was published")
@@ -298,7 +302,7 @@ def _first_log(target: PublishTarget, app: str, version: int) -> str:
 def _partitions(
     connection: Connection, target: PublishTarget, app: str, version: int, topic: TopicName
 ) -> int:
-    """Over how many partitions the rows of a version are routed: as many as when it was first asked."""
+    """The number of partitions for routing the rows of a version: the number when it was first requested."""
     path, owner = f"{staged_path(topic, app, version)}/layout", str(topic)
     is_noted, grant = target.guarantee == EXACTLY_ONCE, target.grant(owner)
     body: dict[str, object] = {"noted": is_noted}

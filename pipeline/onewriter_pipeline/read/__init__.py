@@ -1,1 +1,1 @@
-"""From what is asked for to record batches: bounds, ranges, tasks, and the spans they read."""
+"""Reading topics: selects logs and ranges, divides them among tasks, and reads spans as record batches."""

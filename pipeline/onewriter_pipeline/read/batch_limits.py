@@ -1,7 +1,7 @@
-"""How far a micro-batch may read so that it has no more messages than it should. Pure.
+"""Limits the number of messages in a micro-batch. Pure.
 
-Brokers tell how many messages a stretch of a log has, not where in it they are: where batches of clients
-differ in size, the entries are counted off one block after the other.
+Brokers return the number of messages in a stretch of a log, but not their positions within it. If the client's
+batches differ in size, the entries are counted block by block.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from onewriter_pipeline.read.offsets import Run, limited, messages_of
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EntryCounts:
-    """How many messages some entries of one ledger have that follow each other from ``first`` on."""
+    """The number of messages in consecutive entries of one ledger, beginning with ``first``."""
 
     first: Position
     messages: NDArray[np.int64]
 
 
 def shares(ahead: Mapping[str, Sequence[Run]], messages: int) -> dict[str, int | None]:
-    """How many messages of each log may be read so that all together stay within a bound.
+    """How many messages of each log may be read so that all together stay within a limit.
 
-    In proportion to what is ahead, at least one. None: all that there is.
+    Shares are proportional to the unread messages, and at least one. None: all of them.
     """
     total = sum(map(messages_of, ahead.values()))
     if total <= messages:
@@ -36,21 +36,21 @@ def shares(ahead: Mapping[str, Sequence[Run]], messages: int) -> dict[str, int |
 
 
 def is_even(runs: Iterable[Run]) -> bool:
-    """Whether each of their entries is one message, for certain."""
+    """Whether each entry is exactly one message."""
     return all(run.messages == run.entries for run in runs)
 
 
 def behind_entries(runs: Sequence[Run], entries: int) -> Position | None:
-    """The position behind the first so many entries of runs; None: there are no more."""
+    """The position after the first ``entries`` entries of the runs; None: the runs have no more."""
     return limited({"": runs}, entries=entries)[""]
 
 
 def behind_messages(
     counts: Iterable[EntryCounts], start: Position, messages: int
 ) -> Position | None:
-    """The position in front of the first entry with which there would be more messages than that.
+    """The position of the first entry that would exceed the number of messages.
 
-    Entries count from ``start`` on; the first one is passed in any case. None: there are not so many.
+    Entries are counted from ``start`` on. The first entry is included in any case. None: the limit is not reached.
     """
     left, has_one = messages, False
     for part in counts:

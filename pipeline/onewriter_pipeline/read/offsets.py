@@ -1,9 +1,8 @@
-"""What is read: positions, half-open ranges, and how they are divided among tasks. Pure functions.
+"""Offsets, half-open ranges of entries, and their division among tasks. Pure.
 
-An offset is the position in front of which everything was read, as text ``ledger:entry``. A **run** is
-a part of one ledger, [first, end); a **span** is what one task reads of one log in one go: runs that
-follow each other in the log. Ledgers have no holes as far as a broker's index shows them, so a span says
-exactly which entries have to come.
+An offset is a position, as text ``ledger:entry``; everything before it was read. A **run** is a part of one ledger,
+[first, end). A **span** is what a task reads of one log in one request: runs that follow each other in the log. A
+broker's index shows no holes within a ledger, so a span determines exactly which entries must arrive.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
 from onewriter_pipeline.brokers.segments import Segment
 
 END_OF_LOG: Final = Position(NUMBER_MAX, NUMBER_MAX)
-"""Behind every entry of every log."""
+"""After every entry of every log."""
 
 ENTRY_BYTES: Final = 64
-"""What an entry costs beside its bytes, when work is divided."""
+"""The cost of an entry, in addition to its bytes, when work is divided."""
 
 TASK_BYTES_MIN: Final = 4 * 1024 * 1024
-"""Less is not divided: a task costs 75 ms whatever it reads."""
+"""Smaller work is not divided, because any task costs 75 ms."""
 
 TASK_BYTES_MAX: Final = 128 * 1024 * 1024
-"""More is divided, so that a cluster has something for each of its cores."""
+"""Larger work is divided, so that a cluster has work for each of its cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Entries [first, end) of one ledger, about how many bytes they have, and at most how many messages."""
+    """Entries [first, end) of one ledger, their approximate size, and the maximum of their messages."""
 
     ledger: int
     epoch: int | None
@@ -43,23 +42,23 @@ class Run:
 
     @property
     def entries(self) -> int:
-        """How many they are."""
+        """The number of entries."""
         return self.end - self.first
 
     @property
     def weight(self) -> int:
-        """What it costs to read them."""
+        """The cost of reading the entries."""
         return self.bytes + ENTRY_BYTES * self.entries
 
     def part(self, first: int, end: int) -> Run:
-        """Some of its entries, at least one. Each entry that is left out had at least one message."""
+        """Some of the entries, at least one. Each omitted entry counts as at least one message."""
         left_out = self.entries - (end - first)
         share = self.bytes * (end - first) // self.entries
         messages = max(self.messages - left_out, end - first)
         return replace(self, first=first, end=end, bytes=share, messages=messages)
 
     def cut(self, entries: int) -> tuple[Run, Run]:
-        """The first so many entries, at least one and not all, and the others."""
+        """Split after the first ``entries`` entries: at least one, and fewer than all."""
         middle = self.first + entries
         head = self.part(self.first, middle)
         return head, replace(self.part(middle, self.end), bytes=self.bytes - head.bytes)
@@ -67,24 +66,24 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What one task reads of one log in one go; never empty."""
+    """What a task reads of one log in one request; never empty."""
 
     log: str
     runs: tuple[Run, ...]
 
     @property
     def start(self) -> Position:
-        """The first entry."""
+        """The position of the first entry."""
         return Position(self.runs[0].ledger, self.runs[0].first)
 
     @property
     def end(self) -> Position:
-        """Behind the last entry."""
+        """The position after the last entry."""
         return Position(self.runs[-1].ledger, self.runs[-1].end)
 
     @property
     def entries(self) -> int:
-        """How many there are."""
+        """The number of entries."""
         return sum(run.entries for run in self.runs)
 
     @property
@@ -96,7 +95,7 @@ class Span:
 def runs_between(
     segments: Iterable[Segment], start: Position = EARLIEST, end: Position = END_OF_LOG
 ) -> list[Run]:
-    """The entries of [start, end), in order; a large segment in several runs."""
+    """The entries of [start, end), in order; a large segment becomes several runs."""
     return [
         run
         for segment in segments
@@ -106,12 +105,12 @@ def runs_between(
 
 
 def runs_within(runs: Iterable[Run], start: Position, end: Position = END_OF_LOG) -> list[Run]:
-    """What of some runs lies in [start, end)."""
+    """The parts of runs within [start, end)."""
     return [part for run in runs for part in _clipped(run, start, end)]
 
 
 def _runs_of(segment: Segment) -> Iterator[Run]:
-    """A segment's stretches, which are measured apart."""
+    """The stretches of a segment, whose sizes are known."""
     if segment.first is None or segment.last is None:
         return
     behind = segment.last.entry + 1
@@ -135,23 +134,23 @@ def _clipped(run: Run, start: Position, end: Position) -> Iterator[Run]:
 
 
 def of_epochs(runs: Iterable[Run], epochs: Container[int]) -> list[list[Run]]:
-    """The runs of some topic epochs: those that follow each other in the log together."""
+    """The runs of some topic epochs, grouped by adjacency in the log."""
     grouped = itertools.groupby(runs, lambda run: run.epoch is not None and run.epoch in epochs)
     return [list(group) for wanted, group in grouped if wanted]
 
 
 def entries_of(runs: Iterable[Run]) -> int:
-    """How many entries they have together."""
+    """The total number of entries."""
     return sum(run.entries for run in runs)
 
 
 def messages_of(runs: Iterable[Run]) -> int:
-    """How many messages they have together at most."""
+    """The maximum of the total number of messages."""
     return sum(run.messages for run in runs)
 
 
 def bytes_of(runs: Iterable[Run]) -> int:
-    """How many bytes they have together, about."""
+    """The approximate total size."""
     return sum(run.bytes for run in runs)
 
 
@@ -161,10 +160,9 @@ def bytes_of(runs: Iterable[Run]) -> int:
 def limited(
     ahead: Mapping[str, Sequence[Run]], *, entries: int | None = None, bytes_: int | None = None
 ) -> dict[str, Position | None]:
-    """How far each log is read so that all together stay within a bound, in proportion.
+    """How far to read each log so that all together stay within a limit, in proportion.
 
-    Each log that has something gets at least one entry, so that none waits for ever. None: to the
-    end of its runs.
+    Each log with unread entries gets at least one, so that no log starves. None: to the end of its runs.
     """
     fraction = 1.0
     if entries is not None:
@@ -180,7 +178,7 @@ def limited(
 def _advanced(
     runs: Sequence[Run], fraction: float, entries: int | None, bytes_: int | None
 ) -> Position | None:
-    """The position behind a fraction of the runs: of their entries, and of their bytes."""
+    """The position after a fraction of the runs, by entries and by bytes."""
     entries_left = math.inf if entries is None else max(1, int(entries_of(runs) * fraction))
     bytes_left = math.inf if bytes_ is None else bytes_of(runs) * fraction
     position: Position | None = None
@@ -200,10 +198,10 @@ def _advanced(
 
 
 def tasks_for(weight: int, entries: int, *, cores: int, tasks_min: int, entries_max: int) -> int:
-    """Into how many tasks work is divided; 0 where there is none.
+    """The number of tasks for some work; 0 if there is no work.
 
-    ``cores`` are those that are known of, ``tasks_min`` is what a person asked for, ``entries_max``
-    bounds the entries of a task; 0: not.
+    ``cores``: the known cores; ``tasks_min``: the number that the user requested; ``entries_max``: limit of the
+    entries of a task, 0: none.
     """
     if not entries:
         return 0
@@ -217,10 +215,10 @@ def tasks_for(weight: int, entries: int, *, cores: int, tasks_min: int, entries_
 def divided(
     parts: Sequence[tuple[str, Sequence[Run]]], tasks: int, *, entries_max: int = 0
 ) -> list[list[Span]]:
-    """Divide parts of logs among about so many tasks, of about the same weight each.
+    """Divide parts of logs among approximately ``tasks`` tasks of similar weight.
 
-    The order is kept, inside a task and from one to the next. ``parts`` name their log; runs of two
-    parts are never joined. ``entries_max`` bounds the entries of a task; 0: not.
+    The order is kept, within a task and from one task to the next. Each part names its log. Runs of different parts
+    are never joined. ``entries_max`` limits the entries of a task; 0: no limit.
     """
     total = sum(run.weight for _, runs in parts for run in runs)
     bins = _Bins(max(1, math.ceil(total / max(1, tasks))), entries_max)
@@ -232,7 +230,7 @@ def divided(
 
 
 class _Bins:
-    """Tasks as they fill up."""
+    """Fills tasks one after the other."""
 
     def __init__(self, weight_max: int, entries_max: int) -> None:
         self._weight_max = weight_max
@@ -244,11 +242,11 @@ class _Bins:
         self._log = ""
 
     def begin(self, log: str) -> None:
-        """The runs that come now are another part."""
+        """Start the next part."""
         self._log, self._joins = log, False
 
     def add(self, run: Run) -> None:
-        """One more run, in pieces where it does not fit."""
+        """Add a run, in pieces if it does not fit."""
         while True:
             size = max(1.0, run.weight / run.entries)
             fits = math.ceil((self._weight_max - self._weight) / size)
@@ -284,7 +282,7 @@ class _Bins:
 
 
 def _joined(one: Run, other: Run) -> tuple[Run, ...]:
-    """Two runs that follow each other, as one if they are of one ledger."""
+    """Two consecutive runs, as one if they are of the same ledger."""
     if one.ledger != other.ledger:
         return one, other
     size, messages = one.bytes + other.bytes, one.messages + other.messages

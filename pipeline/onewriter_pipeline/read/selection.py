@@ -1,6 +1,6 @@
-"""From what a person asks for to runs of logs: topics by name or pattern, bounds by position, time, epoch.
+"""Converts a user's selection to logs and positions: topics by name or pattern, bounds by position, time or epoch.
 
-Asks brokers; what follows from their answers is decided in ``offsets``.
+This module sends requests to brokers; ``offsets`` computes with the answers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from onewriter_pipeline.brokers.segments import Segments
 from onewriter_pipeline.errors import Invalid, NotFound, Trimmed
 
 PATTERN_TOPICS_MAX: Final = 10_000
-"""Topics that one pattern may name."""
+"""Topics that one pattern may match."""
 
 BEGINNING: Final = Position(0, 1)
-"""In front of all that a log ever had."""
+"""Before all entries that a log ever had."""
 
 _DOMAIN: Final = "persistent://"
 
 
 class Kind(Enum):
-    """How a bound is given."""
+    """The kind of a bound."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -37,7 +37,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where a range begins or ends. ``positions`` by log; ``or_latest``: where a time is not reached."""
+    """The beginning or end of a range. ``positions`` by log; ``or_latest``: use the end of the log if no message is
+    that new.
+    """
 
     kind: Kind
     positions: Mapping[str, Position] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """Topic epochs: those listed, or all from the first to the last, both included."""
+    """Topic epochs: a list, or a range with both ends included."""
 
     listed: frozenset[int] = frozenset()
     first: int | None = None
@@ -55,7 +57,7 @@ class Epochs:
 
     @property
     def lowest(self) -> int | None:
-        """The first one that is named; None: they begin with whatever there is."""
+        """The lowest epoch that the selection names; None: it names none."""
         return min(self.listed) if self.listed else self.first
 
     def __contains__(self, epoch: object) -> bool:
@@ -70,7 +72,7 @@ class Epochs:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What is to be read: ``topics`` by name, or all whose full name matches ``pattern``."""
+    """What to read: ``topics`` by name, or all topics whose full name matches ``pattern``."""
 
     topics: tuple[str, ...] = ()
     pattern: str = ""
@@ -80,14 +82,14 @@ class Selection:
 
 
 def logs_of(broker: Broker, selection: Selection) -> list[str]:
-    """The logs of all topics that are selected, partitions apart, by their full names."""
+    """The full names of the selected logs: the topics, or their partitions."""
     topics = selection.topics or matching(broker.topic_names(), selection.pattern)
     found = dict.fromkeys(log for topic in topics for log in broker.logs(topic))
     return list(found)
 
 
 def matching(names: Iterable[str], pattern: str) -> list[str]:
-    """The names that match as a whole, with or without ``persistent://``, sorted. Raises Invalid."""
+    """The sorted names that match completely, with or without ``persistent://``. Raises Invalid."""
     try:
         wanted = re.compile(pattern)
     except re.error as error:
@@ -103,10 +105,10 @@ def matching(names: Iterable[str], pattern: str) -> list[str]:
 
 
 def selected(selection: Selection, logs: Iterable[str]) -> list[str]:
-    """Of the logs that a table has, those of the topics that are selected: as ``logs_of`` of brokers' logs.
+    """The selected logs of a table, as ``logs_of`` for brokers.
 
-    Partitions follow each other by their numbers. Raises Invalid, and NotFound for a topic by name of which
-    there is no log; a pattern may match none.
+    Partitions are in the order of their numbers. Raises Invalid, and NotFound if the table has no log of a named
+    topic; a pattern may match nothing.
     """
     by_topic: dict[str, list[str]] = {}
     for name in sorted(map(TopicName.parse, logs), key=lambda name: name.partition or 0):
@@ -126,7 +128,7 @@ def selected(selection: Selection, logs: Iterable[str]) -> list[str]:
 
 
 def full_positions(positions: Mapping[str, Position]) -> dict[str, Position]:
-    """Positions by the full names of their logs; raises Invalid."""
+    """Positions by the full names of their logs. Raises Invalid."""
     try:
         return {str(TopicName.parse(name)): position for name, position in positions.items()}
     except InvalidTopicName as error:
@@ -134,7 +136,7 @@ def full_positions(positions: Mapping[str, Position]) -> dict[str, Position]:
 
 
 def check_names(option: str, bound: Bound, logs: Sequence[str]) -> None:
-    """Positions must be given for the logs that are read, and for no others; raises Invalid."""
+    """Raise Invalid unless positions are given for exactly the logs that are read."""
     if bound.kind is not Kind.POSITIONS:
         return
     for log in logs:
@@ -146,7 +148,7 @@ def check_names(option: str, bound: Bound, logs: Sequence[str]) -> None:
 
 
 def resolved(broker: Broker, held: Segments, bound: Bound) -> Position:
-    """Where a bound lies in a log, as far as that is committed."""
+    """The position of a bound in the committed part of a log."""
     match bound.kind:
         case Kind.EARLIEST:
             return held.first
@@ -172,7 +174,7 @@ def _within(held: Segments, position: Position) -> Position:
 
 
 def check_kept(broker: Broker, held: Segments, start: Position, what: str = "") -> None:
-    """Raise Trimmed where entries from ``start`` on are gone: the broker knows. ``what``: what stood there."""
+    """Raise Trimmed if entries from ``start`` on are missing, according to the broker. ``what``: describes them."""
     if start < held.first:
         try:
             for _ in broker.frames(held.log, start, held.first):
@@ -187,7 +189,7 @@ def check_kept(broker: Broker, held: Segments, start: Position, what: str = "") 
 
 
 def check_epochs(broker: Broker, held: Segments, epochs: Epochs | None) -> None:
-    """Raise Trimmed where some of the topic epochs that are named is gone, or may be. ``held``: a whole log."""
+    """Raise Trimmed if entries of the named topic epochs are missing, or may be. ``held``: the whole log."""
     lowest = None if epochs is None else epochs.lowest
     if lowest is None or lowest > held.epoch:
         return
@@ -206,5 +208,5 @@ def check_epochs(broker: Broker, held: Segments, epochs: Epochs | None) -> None:
 
 
 def ends_of(broker: Broker, logs: Iterable[str]) -> dict[str, Position]:
-    """Behind what is committed of each log now."""
+    """The position after the last committed entry of each log."""
     return {log: broker.segments(log).end for log in logs}

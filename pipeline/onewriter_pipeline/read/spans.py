@@ -1,4 +1,4 @@
-"""A span of a log into record batches, with proof that every entry of it came."""
+"""Reads a span of a log as record batches, and checks that every entry of it arrived."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOOK_BACK_BYTES: Final = 1024 * 1024 * 1024
-"""How far in front of a span the first chunks of a large message are looked for."""
+"""How far before a span the reader looks for the first chunks of a large message."""
 
 log = logging.getLogger("onewriter")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How spans are read. ``fail_on_loss``: entries that are gone are an error, else a warning."""
+    """How to read spans. ``fail_on_loss``: missing entries are an error, otherwise a warning."""
 
     columns: Sequence[str]
     fail_on_loss: bool = True
@@ -49,9 +49,9 @@ def read_chunks(
     how: Reading,
     divide: Callable[[Chunk], Iterable[Chunk]] = lambda chunk: (chunk,),
 ) -> Iterator[tuple[Chunk, Iterator[pa.RecordBatch]]]:
-    """The chunks of a span, each with its messages: take all of these before the next one.
+    """The chunks of a span, each with its messages. Take all messages of a chunk before the next chunk.
 
-    ``divide`` may cut each chunk to smaller ones. Raises PipelineError.
+    ``divide`` may divide each chunk. Raises PipelineError.
     """
     decoder = Decoder(
         span.log,
@@ -79,7 +79,7 @@ def read_chunks(
 
 
 def _chunks(broker: Broker, span: Span, how: Reading) -> Iterator[Chunk]:
-    """The entries that are there; what lacks at either end shows when they are counted."""
+    """The entries that the log has. The count of entries shows what is missing at either end."""
     start = span.start
     try:
         try:
@@ -95,7 +95,7 @@ def _chunks(broker: Broker, span: Span, how: Reading) -> Iterator[Chunk]:
 
 
 def _earlier(broker: Broker, name: str, position: Position, entries: int) -> Iterable[Chunk]:
-    """So many entries in front of a position, or as many as may be looked through."""
+    """The last ``entries`` entries before a position, within LOOK_BACK_BYTES."""
     start, left, room = position, entries, LOOK_BACK_BYTES
     for run in reversed(runs_between(broker.segments(name).segments, end=position)):
         size = max(1, run.bytes // run.entries)
@@ -109,17 +109,17 @@ def _earlier(broker: Broker, name: str, position: Position, entries: int) -> Ite
 
 
 def trimmable_before(broker: Broker, name: str, position: Position) -> Position:
-    """Up to where a log may be trimmed whose messages in front of a position were read.
+    """The position up to which a log may be trimmed if its messages before a position were read.
 
-    A message that was sent in chunks counts as read with its last one: while it goes on behind the
-    position, its first ones are needed still. It does not go on where its holder's epoch is over.
+    A message that was sent in chunks is read with its last chunk. While chunks follow after the position, the first
+    ones are still needed. After the epoch of the holder no chunks follow.
     """
     held = broker.segments(name)
     over = {
         each.ledger for each in held.segments if each.epoch is not None and each.epoch < held.epoch
     }
     cut = position
-    for entries in LOOK_BACK_ENTRIES[1:]:  # far back only where something goes on
+    for entries in LOOK_BACK_ENTRIES[1:]:  # look far back only if a message continues
         before = _earlier(broker, name, position, entries)
         cut = whole_before(before, position, over.__contains__)
         if cut == position:
@@ -138,13 +138,13 @@ def _report(name: str, missing: Run, how: Reading) -> None:
 
 
 class Seen:
-    """Counts off the entries of a span, chunk by chunk."""
+    """Compares the entries that arrive with those of a span, chunk by chunk."""
 
     def __init__(self, span: Span) -> None:
         self._left = list(reversed(span.runs))
 
     def missing_before(self, chunk: Chunk) -> Run | None:
-        """The first entries that should have come up to the end of this chunk, and did not."""
+        """The first expected entries that are missing before the end of this chunk."""
         breaks = np.flatnonzero((np.diff(chunk.ledger) != 0) | (np.diff(chunk.entry) != 1)) + 1
         starts = [0, *breaks.tolist()]
         missing: Run | None = None
@@ -154,11 +154,13 @@ class Seen:
         return missing
 
     def missing_at_end(self) -> Run | None:
-        """The first entries that have not come at all."""
+        """The first entries that did not arrive at all."""
         return self._left.pop() if self._left else None
 
     def _came(self, ledger: int, first: int, end: int) -> Run | None:
-        """Entries [first, end) of a ledger came; what was expected in front of them."""
+        """Register entries [first, end) of a ledger. Returns the first expected entries before them that are
+        missing.
+        """
         missing: Run | None = None
         while self._left and (self._left[-1].ledger, self._left[-1].first) < (ledger, end):
             run = self._left.pop()

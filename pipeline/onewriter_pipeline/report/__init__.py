@@ -1,1 +1,1 @@
-"""The history of writers as pictures and as one page."""
+"""The history of holders as pictures and as a page."""

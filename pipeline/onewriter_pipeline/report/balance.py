@@ -1,4 +1,4 @@
-"""How many topics each host led at any time: what PIP-440's balance is about. Pure."""
+"""The number of topics that each host led over time, which PIP-440 balances. Pure."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """From ``times_ms[i]`` on, ``led[host][i]`` topics are led by a host."""
+    """From ``times_ms[i]`` on, a host leads ``led[host][i]`` topics."""
 
     times_ms: tuple[int, ...]
     led: Mapping[str, tuple[int, ...]]
 
     @property
     def spread(self) -> tuple[int, ...]:
-        """The most topics of a host less the fewest, among those that lead or have led."""
+        """At each time, the difference between the hosts with the most and the fewest topics."""
         return tuple(max(each) - min(each) for each in zip(*self.led.values(), strict=True))
 
 
 def host_of(tenure: Mapping[str, Any]) -> str:
-    """Where a holder ran, as far as it said; else its name."""
+    """The host of a holder, if it is known; otherwise the holder's name."""
     return str(tenure["host"] or tenure["producer"])
 
 
 def balance_of(timeline: Iterable[Mapping[str, Any]]) -> Balance:
-    """Out of tenures, in whatever order."""
+    """The balance from tenures in any order."""
     changes: list[tuple[int, str, int]] = []
     for tenure in timeline:
         if not tenure["producer"] or tenure["since_ms"] is None:

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: pictures are in it."""
+"""The report as one self-contained HTML page that includes its pictures."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from string import Template
 from typing import Any, Final
 
 ROWS_MAX: Final = 500
-"""Rows of a table; what is beyond them is counted."""
+"""Rows of a table; the page counts the others."""
 
 _PAGE: Final = Template("""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -54,7 +54,7 @@ def _cell(value: Any) -> str:
 
 
 def section(title: str, *parts: str) -> str:
-    """A part of the page; empty where it has nothing."""
+    """A section of the page; empty without contents."""
     content = "".join(parts)
     return f"<h2>{escape(title)}</h2>{content}" if content else ""
 
@@ -66,7 +66,7 @@ def listed(sentences: Sequence[str]) -> str:
 
 
 def picture(png: bytes, what: str) -> str:
-    """A picture, inside the page."""
+    """A picture, embedded in the page."""
     data = base64.b64encode(png).decode("ascii")
     return f'<img alt="{escape(what, quote=True)}" src="data:image/png;base64,{data}">'
 

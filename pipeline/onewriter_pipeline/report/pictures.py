@@ -1,4 +1,4 @@
-"""Pictures of the history of writers, as PNG. Nothing here asks for data or decides anything."""
+"""Draws the history of holders as PNG pictures, from data that others collected."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from onewriter_pipeline.report.balance import Balance
 
 SHOWN_TOPICS_MAX: Final = 40
-"""Topics of the timeline; those with the most tenures are shown."""
+"""Topics of the timeline: those with the most tenures."""
 
 NAMES_MAX: Final = 12
-"""Holders, hosts or causes that have a colour of their own; the others share one."""
+"""Holders, hosts or causes with a colour of their own; the others share one."""
 
 EPOCH_SHARE_MIN: Final = 0.03
-"""A tenure that takes less of the picture's width does not show its epoch."""
+"""Minimal share of the picture's width for a tenure that shows its epoch."""
 
 SHORTEST_MS: Final = 0.5
-"""Where windows stand that took less: they are known in whole milliseconds, and 0 has no place on the axis."""
+"""Where shorter periods are drawn: times are whole milliseconds, and a logarithmic axis has no 0."""
 
 LAST_SHARE: Final = 0.15
-"""How far behind the last change pictures go on, of the time up to it: the rest shows nothing new."""
+"""How long pictures continue after the last change, as a share of the time before it."""
 
 BARS_MAX: Final = 20
 """Holders in the picture of their load."""
@@ -83,12 +83,12 @@ def _png(figure: Figure) -> bytes:
 
 
 def _day(time_ms: float) -> float:
-    """As matplotlib counts: days since 1970."""
+    """A time in matplotlib's unit: days since 1970."""
     return time_ms / 86_400_000
 
 
 def _dated(axes: Axes) -> None:
-    # Its dates have no types.
+    # Its date functions have no types.
     locator = AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
     form = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
@@ -97,7 +97,7 @@ def _dated(axes: Axes) -> None:
 
 
 def _coloured(names: Sequence[str]) -> dict[str, str]:
-    """A colour for each name; those behind the first ones share one."""
+    """A colour for each name; those after the first ones share one."""
     return {
         name: _COLOURS[number] if number < NAMES_MAX else _OTHERS
         for number, name in enumerate(names)
@@ -117,14 +117,14 @@ def _ranked(rows: Sequence[Row], key: str) -> list[str]:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts numbers in names as numbers."""
+    """A sort key that orders numbers in names numerically."""
     return [
         (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
     ]
 
 
 def timeline(tenures: Sequence[Row], now_ms: int) -> bytes:
-    """Who led each topic, one row per topic; the windows in which nobody did."""
+    """The holder of each topic over time, one row per topic, and the periods without a writer."""
     with mpl.rc_context(_STYLE):
         topics = _ranked(tenures, "topic")[:SHOWN_TOPICS_MAX]
         places = {topic: number for number, topic in enumerate(sorted(topics, key=_natural))}
@@ -179,7 +179,7 @@ def _epoch(axes: Axes, row: Row, place: int) -> None:
 
 
 def _gap(axes: Axes, row: Row, place: int, now_ms: int) -> None:
-    """Without a writer: in front of a grant, and behind a fence that granted nobody anything."""
+    """Draw a period without a writer: before a grant, or after a fence without a new holder."""
     since = row["since_ms"]
     if not row["producer"]:
         start, end = since, row["until_ms"] or now_ms
@@ -198,7 +198,7 @@ def _counted(title: str, shown: int, total: int, what: str) -> str:
 
 
 def leaderless(tenures: Sequence[Row]) -> bytes:
-    """How long topics were without a writer, by why the one before no longer wrote."""
+    """How long topics were without a writer, by the cause that ended the previous tenure."""
     with mpl.rc_context(_STYLE):
         measured = [row for row in tenures if row["leaderless_ms"] is not None]
         figure, axes = _figure(4.2)
@@ -285,7 +285,7 @@ def load(holders: Sequence[Row]) -> bytes:
 
 
 def balance(led: Balance, now_ms: int) -> bytes:
-    """How many topics each host led, one on the other, and how far the hosts were apart."""
+    """The number of topics of each host, stacked, and the difference between hosts."""
     with mpl.rc_context(_STYLE):
         figure, axes = _figure(4.2)
         axes.set_title("Topics led by each host")
@@ -317,7 +317,7 @@ def balance(led: Balance, now_ms: int) -> bytes:
 
 
 def shown_until(tenures: Sequence[Row], now_ms: int) -> int:
-    """Where pictures over time end: now, or a little behind the last change."""
+    """Where pictures over time end: now, or a little after the last change."""
     begins = [int(row["since_ms"]) for row in tenures]
     if not begins or min(begins) == max(begins):
         return now_ms
@@ -328,7 +328,7 @@ def shown_until(tenures: Sequence[Row], now_ms: int) -> int:
 def pictures(
     tenures: Sequence[Row], holders: Sequence[Row], led: Balance, now_ms: int
 ) -> Iterator[tuple[str, bytes]]:
-    """All of them, by name."""
+    """All pictures, by name."""
     until_ms = shown_until(tenures, now_ms)
     yield "timeline", timeline(tenures, until_ms)
     yield "leaderless", leaderless(tenures)

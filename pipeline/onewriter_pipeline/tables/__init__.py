@@ -1,1 +1,1 @@
-"""Topics kept in tables: what they look like, committing to them, reading them, proving what they hold."""
+"""Tables that store topics: layout, commits, reading, and verification against the log."""

@@ -1,8 +1,8 @@
-"""A Delta log over Parquet files, by ``deltalake``.
+"""Tables with a Delta log over Parquet files, by ``deltalake``.
 
-A commit adds files and says, in one step, up to where everything was read (``onewriter.offsets``) and
-which number it has (a Delta transaction id): whoever commits from an older state is refused. So two that
-work at once never both count, and one that was killed leaves files that nobody reads.
+One commit adds files, records up to which positions all logs were read (``onewriter.offsets``), and has a number (a
+Delta transaction id). A commit from an outdated state is refused, so only one of two concurrent jobs succeeds. A
+job that was killed leaves files that no reader uses.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from onewriter_pipeline.tables.layout import (
 from onewriter_pipeline.tables.table import State
 
 APPLICATION: Final = "onewriter-offload"
-"""Whose transaction ids commits carry."""
+"""Application of the transaction ids of commits."""
 
 OFFSETS: Final = "onewriter.offsets"
 COVERAGE: Final = "onewriter.coverage"
 VERSION: Final = "onewriter.tableVersion"
 
 ATTEMPTS_MAX: Final = 15
-"""How often a commit is tried again behind one that does not touch it, such as a compaction."""
+"""Retries of a commit after another one that does not conflict, such as a compaction."""
 
 HISTORY_STEPS: Final = (1, 100, None)
-"""How many commits are looked at for the newest of ours; None: all that are kept."""
+"""How many commits are searched for one of ours, in turn; None: all that the log has."""
 
 T = TypeVar("T")
 
 
 def guarded(place: Place, what: Callable[[], T]) -> T:
-    """Run it; what the table's library or the disk says becomes one short sentence."""
+    """Run a function; errors of the table library and of the disk become one short sentence."""
     try:
         return what()
     except CommitFailedError as error:
@@ -83,9 +83,9 @@ class DeltaLog:
 
     @classmethod
     def opened(cls, place: Place, layout: Layout, *, create: bool) -> DeltaLog | None:
-        """The table at a place; None: there is none, and none was to be made.
+        """The table at a place; None if there is none and ``create`` is false.
 
-        Raises TableError, and Invalid for one that is not ours or newer than this code.
+        Raises TableError, and Invalid for a table that is not ours, or newer than this code.
         """
         delta = opened_delta(place)
         if delta is None:
@@ -98,7 +98,7 @@ class DeltaLog:
     # ------------------------------------------------------------ reading
 
     def state(self) -> State:
-        """See Table. What was committed meanwhile is seen."""
+        """See Table. Includes commits of other processes."""
         return self._newest(self._state)
 
     def files(self) -> list[TableFile]:
@@ -110,7 +110,7 @@ class DeltaLog:
         return self._newest(lambda: (self._state(), self._files()))
 
     def _newest(self, what: Callable[[], T]) -> T:
-        """The same with what was committed meanwhile, all of it as one commit left it."""
+        """A result from the newest commit. All of it is from the same commit."""
 
         def asked() -> T:
             self._delta.update_incremental()
@@ -122,14 +122,19 @@ class DeltaLog:
         batch = self._delta.transaction_version(APPLICATION)
         if batch is None:
             return State()
-        for limit in HISTORY_STEPS:
-            for commit in self._delta.history(limit):
-                if OFFSETS in commit:
-                    return State(batch, _object(commit[OFFSETS]))
+        for commits in self._history():
+            newest = next((commit for commit in commits if OFFSETS in commit), None)
+            if newest is not None:
+                return State(batch, _object(newest[OFFSETS]))
         raise TableError(
             f"{self.place.location} does not say any more how far it goes: others committed to it for"
             " longer than its log is kept"
         )
+
+    def _history(self) -> Iterator[list[dict[str, Any]]]:
+        """The newest commits, the newest one first, in windows that grow until the caller has found enough."""
+        for limit in HISTORY_STEPS:
+            yield guarded(self.place, partial(self._delta.history, limit))
 
     def _files(self) -> list[TableFile]:
         return [
@@ -149,8 +154,8 @@ class DeltaLog:
         if newest is None or newest == batch:
             return iter(())
         found: dict[int, list[list[Any]]] = {}
-        for limit in HISTORY_STEPS:
-            for commit in guarded(self.place, partial(self._delta.history, limit)):
+        for commits in self._history():
+            for commit in commits:
                 if COVERAGE in commit:
                     said = _object(commit[COVERAGE])
                     found[said["batch"]] = said["ranges"]
@@ -230,7 +235,7 @@ class DeltaLog:
         return count - len(self.files())
 
     def _again(self) -> CommitProperties:
-        """What a commit that adds no messages says: the same offsets as the one before it."""
+        """The metadata of a commit that adds no messages: the offsets of the previous commit."""
         state = self.state()
         said = {} if state.batch is None else {OFFSETS: json.dumps(state.offsets, sort_keys=True)}
         return CommitProperties(custom_metadata=said, max_commit_retries=ATTEMPTS_MAX)
@@ -241,7 +246,7 @@ def _created(place: Place, layout: Layout) -> DeltaTable:
     return DeltaTable.create(
         place.location,
         layout.schema,
-        mode="ignore",  # two that begin at once: one of them makes it
+        mode="ignore",  # if two processes create it concurrently, one succeeds
         partition_by=list(layout.partition_by) or None,
         name=f"onewriter {layout.name}",
         configuration={VERSION: str(TABLE_VERSION)} | statistics_of(layout.schema),
@@ -251,10 +256,10 @@ def _created(place: Place, layout: Layout) -> DeltaTable:
 
 
 def statistics_of(schema: pa.Schema) -> dict[str, str]:
-    """The properties of a table that say of which columns its log knows the least and greatest values.
+    """The table properties that name the columns with known bounds.
 
-    Without them delta-rs takes it that all columns have some, and where one has none it hands pyarrow "at
-    least null": filters on that column drop every file. Nor does it tell files in which a column has nulls.
+    Without them, delta-rs assumes that all columns have bounds. For a column without bounds it passes "at least
+    null" to pyarrow, so filters on it drop every file. It also does not know which columns of a file have nulls.
     """
     names = [name for name in BOUNDED if name in schema.names]
     if names:
@@ -263,7 +268,7 @@ def statistics_of(schema: pa.Schema) -> dict[str, str]:
 
 
 def action(file: TableFile) -> AddAction:
-    """What a commit says of a new file."""
+    """The description of a new file in a commit."""
     stats = {
         "numRecords": file.rows,
         "minValues": {name: _shown(name, low, 0) for name, (low, _) in file.bounds.items()},
@@ -276,7 +281,7 @@ def action(file: TableFile) -> AddAction:
 
 
 def _shown(column: str, value: int, more: int) -> int | str:
-    """A bound as Delta writes it; times in milliseconds, rounded away from the values."""
+    """A bound as Delta writes it. Times are in milliseconds, rounded away from the values."""
     if column != PUBLISH_TIME:
         return value
     seconds, milliseconds = divmod(value // 1000 + more, 1000)
@@ -294,7 +299,7 @@ def _object(said: Any) -> dict[str, Any]:
 
 
 def _rows(columns: Any) -> list[dict[str, Any]]:
-    """What the log says of files; times are microseconds, as in the bounds of files."""
+    """The log's description of files. Times are in microseconds, as in the bounds of files."""
     table = pa.table(columns)
     for number, field in enumerate(table.schema):
         if pa.types.is_timestamp(field.type):

@@ -1,10 +1,10 @@
-"""A digest of messages that is the same however they are divided: among batches, row groups, files. Pure.
+"""A digest of messages that does not depend on their division among batches, row groups and files. Pure.
 
-Each row becomes a number of 64 bits, made of all its columns; the digest of some rows is the sum of
-theirs. So digests of parts are added, and compaction changes none. It finds what is damaged, lost, doubled
-or mixed up; it is no signature: who can write the table can compute it.
+Each row has a hash of 64 bits over all columns. The digest of some rows is the sum of their hashes, so digests of
+parts can be added, and compaction changes none. A digest detects damaged, missing, duplicate and mixed-up values.
+It is not a signature: anyone who can write the table can compute it.
 
-What is kept in tables was made by this: another way of computing it is another version of the table.
+Tables store these digests. A different computation requires a new version of the table.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from onewriter_pipeline.binaries import Signed, Unsigned
 from onewriter_pipeline.decode.words import PADDING, words_of
 
 WORDS_BYTES_MAX: Final = 256
-"""Of longer values the CRC-32C counts, of others each word: the one costs a call for each, the other a step
-for each 8 bytes."""
+"""Longer values are hashed with CRC-32C, which costs a call for each value; shorter ones word by word, which costs
+a step for each 8 bytes.
+"""
 
 DIGESTS: Final = 1 << 64
 
@@ -39,12 +40,12 @@ _crc32c: Callable[[bytes], int] = google_crc32c.value
 
 
 def shown(digest: int) -> str:
-    """A digest as tables keep it."""
+    """A digest as tables store it."""
     return f"{digest:016x}"
 
 
 def row_hashes(batch: pa.RecordBatch, columns: pa.Schema) -> Unsigned:
-    """A number for each row. The columns may have other types of the same meaning in the batch."""
+    """A hash for each row. The columns of the batch may have other types with the same meaning."""
     found = np.zeros(batch.num_rows, np.uint64)
     for field, factor in zip(columns, _FACTORS[: len(columns)], strict=True):
         array = batch.column(field.name)
@@ -59,7 +60,7 @@ def total(hashes: Unsigned) -> int:
 
 
 def runs_of(values: Signed) -> Iterator[tuple[int, int, int]]:
-    """Stretches of equal values: the value, where it begins, where it ends."""
+    """Ranges of equal values: the value, the beginning, the end."""
     if len(values):
         edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
         for low, high in itertools.pairwise(edges):
@@ -70,7 +71,7 @@ def runs_of(values: Signed) -> Iterator[tuple[int, int, int]]:
 
 
 def _values(array: pa.Array) -> Unsigned:
-    """A number for each value; equal ones have equal numbers."""
+    """A hash for each value; equal values have equal hashes."""
     if pa.types.is_map(array.type):
         found = _maps(array)
     elif pa.types.is_string(array.type):
@@ -87,7 +88,7 @@ def _values(array: pa.Array) -> Unsigned:
 
 
 def _maps(array: pa.MapArray) -> Unsigned:
-    """By what is in them, whatever its order."""
+    """Hashes of maps, independent of the order of their entries."""
     offsets = array.offsets.to_numpy().astype(np.int64)
     first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
     keys, items = array.keys.slice(first, count), array.items.slice(first, count)
@@ -101,7 +102,7 @@ def _maps(array: pa.MapArray) -> Unsigned:
 
 
 def _texts(array: pa.StringArray) -> Unsigned:
-    """Names: there are few different ones."""
+    """Hashes of names, of which few are different."""
     encoded = array.dictionary_encode()
     if not len(encoded.dictionary):
         return np.zeros(len(array), np.uint64)
@@ -120,7 +121,7 @@ def _contents(array: pa.BinaryArray | pa.StringArray) -> Unsigned:
 
 
 def _pieces(data: bytes, starts: Signed, sizes: Signed) -> Unsigned:
-    """A number for each piece of some bytes, that end in PADDING."""
+    """A hash for each piece of a buffer that ends in PADDING."""
     found = sizes.astype(np.uint64) * _SIZE
     short = sizes <= WORDS_BYTES_MAX
     all_short = bool(short.all())
@@ -135,7 +136,7 @@ def _pieces(data: bytes, starts: Signed, sizes: Signed) -> Unsigned:
 
 
 def _add_words(found: Unsigned, words: Unsigned, starts: Signed, sizes: Signed) -> None:
-    """Add each word of each piece, times a factor of its place."""
+    """Add each word of each piece, multiplied by a factor of its place."""
     least, most = int(sizes.min()), int(sizes.max())
     for at in range(0, most, _WORD_BYTES):
         factor = _FACTORS[at // _WORD_BYTES]
@@ -148,12 +149,12 @@ def _add_words(found: Unsigned, words: Unsigned, starts: Signed, sizes: Signed) 
 
 
 def _spread(numbers: Unsigned) -> Unsigned:
-    """Another bijection, after which all bits of a factor count for the high bits of a number, too."""
+    """A bijection after which all bits of a factor influence the high bits of a number."""
     return numbers ^ (numbers >> _HALF)
 
 
 def _mixed(numbers: Unsigned) -> Unsigned:
-    """Each number as another one, by a bijection in which every bit counts (that of SplitMix64)."""
+    """A bijection of numbers in which every bit counts (that of SplitMix64)."""
     found = numbers ^ (numbers >> _SHIFTS[0])
     found *= _FIRST
     found ^= found >> _SHIFTS[1]
@@ -165,5 +166,6 @@ def _mixed(numbers: Unsigned) -> Unsigned:
 _FACTORS: Final = _mixed(
     np.arange(1, 1 + WORDS_BYTES_MAX // _WORD_BYTES).astype(np.uint64)
 ) | np.uint64(1)
-"""Odd ones, one for each column and for each word of a value: no single change goes unseen, and changes of
-several do not make up for each other."""
+"""Odd factors, one for each column and for each word of a value. Every single change alters the digest, and several
+changes do not cancel each other out.
+"""

@@ -1,7 +1,7 @@
-"""Files of tables: where they lie, and how messages get into them, on whatever machine a task runs.
+"""Files of tables: their places, and how tasks write messages to them on any machine.
 
-A task writes Parquet files under names that nobody else uses and tells what it wrote; none of it counts
-before it is committed. On local disks files are on the disk itself before they are told of.
+A task writes Parquet files with unique names, and reports them. They count only after a commit. On local disks,
+files are synced before they are reported.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from onewriter_pipeline.tables.layout import (
 
 GROUP_ROWS: Final = 256 * 1024
 GROUP_BYTES: Final = 32 * 1024 * 1024
-"""Rows of a Parquet row group, or bytes, whichever comes first: what a writer keeps in memory."""
+"""Limits of a Parquet row group in rows and bytes; a writer keeps one group in memory."""
 
 BATCH_READ_ROWS: Final = 64 * 1024
 BATCH_READ_BYTES: Final = 8 * 1024 * 1024
-"""What is read of a file at once: so many rows, or bytes, whichever is less."""
+"""Limits of one read of a file, in rows and bytes."""
 
 READ_AHEAD_BYTES: Final = 1024 * 1024
-"""What is fetched at once of a column of a file that is read."""
+"""How much of a column is fetched at once when a file is read."""
 
 ERROR_CHARACTERS_MAX: Final = 300
-"""Of what a library says; all of it is one line."""
+"""Characters of a library's error text that a message shows."""
 
 _LINK: Final = "\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}"
 _COLOURS: Final = re.compile(r"\x1b\[\d*m")
@@ -61,17 +61,17 @@ COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
 
 BOUNDED: Final = (LEDGER, ENTRY, PUBLISH_TIME)
-"""Columns whose least and greatest value the table's log knows: none that may be null (``table``)."""
+"""Columns whose bounds the table's log knows. They must not be nullable (``delta.statistics_of``)."""
 
 _MEASURED: Final = (*BOUNDED, EPOCH, SEQUENCE)
-"""Columns of which each row group of a file knows the same: there it is told which have nulls."""
+"""Columns whose bounds each row group of a file knows. Row groups also know which columns have nulls."""
 
 _FEW_VALUES: Final = (TOPIC, PRODUCER, EPOCH, LEDGER, BATCH_INDEX)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a table lies: a folder, or a URL of an object store with what it takes to reach it."""
+    """The place of a table: a folder, or a URL of an object store with its options."""
 
     location: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -82,22 +82,22 @@ class Place:
         return urlsplit(self.location).scheme in {"", "file"}
 
     def within(self, name: str) -> Place:
-        """A place below it."""
+        """A place within this one."""
         return replace(self, location=f"{self.location.rstrip('/')}/{name}")
 
     def files(self) -> Any:
-        """Its files, as pyarrow sees them: a file system that begins at this place."""
+        """A pyarrow file system that begins at this place."""
         if self.is_local:
             folder = self.location.removeprefix("file://")
             return pafs.SubTreeFileSystem(folder, pafs.LocalFileSystem())
-        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - local places do without
+        from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - not needed for local places
 
         handler = DeltaStorageHandler(self.location, dict(self.options))
         return pafs.PyFileSystem(handler)
 
 
 def place_of(location: str, options: Mapping[str, str] | None = None) -> Place:
-    """A place as a person names it; folders become absolute, since tasks run elsewhere."""
+    """A place from a user's text. Folders become absolute, because tasks run in other folders."""
     place = Place(location, options or {})
     if not place.is_local:
         return place
@@ -105,14 +105,14 @@ def place_of(location: str, options: Mapping[str, str] | None = None) -> Place:
 
 
 def made_folder(place: Place) -> None:
-    """See to it that a place is there; object stores have no folders. Raises TableError."""
+    """Create the folder of a place; object stores have no folders. Raises TableError."""
     if place.is_local:
         with told(place):
             Path(place.location.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
 
 
 def synced(place: Place, folder: str) -> None:
-    """See to it that a log's newest commit survives a power failure; for local places."""
+    """Make the newest commit of a log survive a power failure; for local places."""
     if not place.is_local:
         return
     path = Path(place.location) / folder
@@ -130,7 +130,7 @@ def synced_file(path: Path) -> None:
 
 
 class FileWriter:
-    """Writes one Parquet file; nobody reads it before it is closed and committed."""
+    """Writes one Parquet file. Readers use it only after it is closed and committed."""
 
     def __init__(
         self, place: Place, partition: Mapping[str, str], schema: pa.Schema, run: str = ""
@@ -159,7 +159,7 @@ class FileWriter:
 
     @property
     def bytes(self) -> int:
-        """What the file has up to now."""
+        """The size of the file so far."""
         return int(self._sink.tell())
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -194,7 +194,7 @@ class FileWriter:
         self._waiting_rows = self._waiting_bytes = 0
 
     def close(self) -> TableFile:
-        """Finish the file, and tell what it has."""
+        """Finish the file and describe it."""
         self._flush()
         self._writer.close()
         self._sink.close()
@@ -211,7 +211,7 @@ class FileWriter:
         )
 
     def discard(self) -> None:
-        """Remove what was written of it, as far as that can be done."""
+        """Remove the unfinished file, if possible."""
         with contextlib.suppress(OSError, pa.ArrowException):
             self._writer.close()
             self._sink.close()
@@ -222,9 +222,9 @@ class FileWriter:
 def opened_parquet(
     place: Place, path: str, *, read_dictionary: Sequence[str] = ()
 ) -> pq.ParquetFile:
-    """A file of a table to read in parts: READ_AHEAD_BYTES of each column at a time, not all of them.
+    """Open a file of a table for reading in parts: READ_AHEAD_BYTES of each column at a time.
 
-    ``read_dictionary``: columns of few values, to be read as such.
+    ``read_dictionary``: columns with few distinct values, to be read as dictionaries.
     """
     return pq.ParquetFile(
         path,
@@ -236,14 +236,14 @@ def opened_parquet(
 
 
 def rows_at_once(metadata: pq.FileMetaData) -> int:
-    """Rows of a batch to read of a file: BATCH_READ_ROWS, or those that have BATCH_READ_BYTES, by what it says of them."""
+    """The number of rows to read at once, from the file's metadata: BATCH_READ_ROWS rows or BATCH_READ_BYTES."""
     groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
     sizes = (int(group.total_byte_size) // max(1, int(group.num_rows)) for group in groups)
     return max(1, min(BATCH_READ_ROWS, BATCH_READ_BYTES // max(1, max(sizes, default=1))))
 
 
 def by_folder(files: Iterable[TableFile]) -> dict[str, list[TableFile]]:
-    """A table's files by the folders of their logs, each log's in its order."""
+    """A table's files by the folders of their logs, in the order of each log."""
     found: dict[str, list[TableFile]] = {}
     for file in sorted(files, key=_order):
         found.setdefault(file.partition.get(TOPIC_PARTITION, ""), []).append(file)
@@ -258,7 +258,7 @@ def _order(file: TableFile) -> tuple[tuple[int, int], tuple[int, int]]:
 def files_of(
     files: Iterable[TableFile], log: str, first_ledger: int, last_ledger: int
 ) -> list[TableFile]:
-    """Those of a table's files that may hold messages of some ledgers of a log, in the log's order."""
+    """The files that may have messages of some ledgers of a log, in the order of the log."""
     folder = folder_of(log)
     found = []
     for file in files:
@@ -270,7 +270,7 @@ def files_of(
 
 
 def check_there(place: Place, files: Sequence[TableFile]) -> None:
-    """Raise TableError where what tasks wrote cannot be seen from here, as they wrote it."""
+    """Raise TableError if files that tasks wrote are not visible here, or differ."""
     if not files:
         return
     with told(place):
@@ -284,14 +284,14 @@ def check_there(place: Place, files: Sequence[TableFile]) -> None:
 
 
 def discard(place: Place, files: Iterable[TableFile]) -> None:
-    """Remove files that were not committed; what cannot be removed is left to ``vacuum``."""
+    """Remove files that were not committed. ``vacuum`` removes the rest later."""
     for file in files:
         with contextlib.suppress(OSError, pa.ArrowException):
             place.files().delete_file(file.path)
 
 
 def discard_run(place: Place, run: str, folders: Iterable[str]) -> None:
-    """Remove all files of a run, whoever wrote them; as ``discard`` besides. ``folders``: where they are."""
+    """Remove all files of a run, of any task, like ``discard``. ``folders``: where they are."""
     files = place.files()
     for folder in folders:
         with contextlib.suppress(OSError, pa.ArrowException):
@@ -303,7 +303,7 @@ def discard_run(place: Place, run: str, folders: Iterable[str]) -> None:
 
 @contextlib.contextmanager
 def told(place: Place) -> Iterator[None]:
-    """What a disk or an object store says becomes a TableError of one sentence."""
+    """Errors of a disk or an object store in the block become a TableError of one sentence."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:
@@ -311,7 +311,7 @@ def told(place: Place) -> Iterator[None]:
 
 
 def line(error: Exception) -> str:
-    """What went wrong, as one short line: what failed, and why, out of the chain that delta-rs tells."""
+    """An error as one short line: what failed, and why, from the chain of errors of delta-rs."""
     said = _COLOURS.sub("", str(error)).strip()
     if not said:
         return type(error).__name__
@@ -322,13 +322,13 @@ def line(error: Exception) -> str:
 
 
 def _link(said: str) -> str:
-    """One link of such a chain; of what an object store answers its code and its sentence."""
+    """One link of such a chain. For an answer of an object store, its code and its message."""
     answer = _ANSWER.search(said)
     return ": ".join(answer.groups()) if answer else " ".join(said.split())
 
 
 def write_rows(place: Place, schema: pa.Schema, rows: Sequence[Mapping[str, object]]) -> TableFile:
-    """A file of a small table, written here. Raises TableError."""
+    """Write a file of a small table in this process. Raises TableError."""
     with told(place):
         writer = FileWriter(place, {}, schema)
         try:

@@ -1,7 +1,7 @@
-"""What the tables look like: their columns, how files are named and described. Pure.
+"""The layout of the tables: their columns, and the names and descriptions of files. Pure.
 
-A table's location holds three tables, each a folder with a log of its own: ``messages``, ``segments`` (what
-was offloaded of each ledger, and whose it was) and ``audit`` (the brokers' records of changes of hands).
+A place has three tables, each a folder with its own log: ``messages``, ``segments`` (what was offloaded of each
+ledger, and its holder) and ``audit`` (the brokers' audit records).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from onewriter_pipeline.schema import arrow_schema
 from onewriter_pipeline.tables.publishes import PublishRun
 
 TABLE_VERSION: Final = 2
-"""Of what is described here; a table with another one is not touched."""
+"""The version of this layout. Tables with another version are not touched."""
 
 TOPIC_PARTITION: Final = "topic"
 DATE_PARTITION: Final = "date"
-"""How messages are laid out in folders: by log, and by the day (UTC) on which a broker stored them."""
+"""Messages are in one folder for each log and day (UTC). The day is that on which a broker stored them."""
 
 RUN_DIGITS: Final = 16
-"""By which the files of one run are told from others; the other 16 digits are those of a task's file."""
+"""Digits of a file's name that identify the run; the other 16 digits identify the file."""
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _OLDEST: Final = "oldest"
@@ -39,7 +39,7 @@ _DELTA_FILE: Final = re.compile(r"part-\d{5}-[0-9a-f-]{36}(-c\d{3})?(\.\w+)?\.pa
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One of the tables: its name, the columns in its files, and what its folders are named by."""
+    """A table: its name, the columns of its files, and the columns that name its folders."""
 
     name: str
     columns: pa.Schema
@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """All columns, those of the folders last."""
+        """All columns; those of the folders are last."""
         kinds = {TOPIC_PARTITION: pa.string(), DATE_PARTITION: pa.date32()}
         fields = [pa.field(name, kinds[name]) for name in self.partition_by]
         return pa.schema([*self.columns, *fields])
@@ -123,7 +123,7 @@ LAYOUTS: Final = (MESSAGES, SEGMENTS, AUDIT)
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """A Parquet file of a table. ``path`` is relative to it; ``bounds``: least and greatest, by column."""
+    """A Parquet file of a table. ``path`` is relative to the table; ``bounds``: minimum and maximum by column."""
 
     path: str
     size: int
@@ -135,9 +135,10 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRow:
-    """A row of ``segments``, its columns in their order: what was offloaded of a ledger, and whose it was.
+    """A row of ``segments``, with its columns in order: what was offloaded of a ledger, and the holder of the
+    ledger.
 
-    ``oldest_ms`` and ``newest_ms`` are kept as the times ``oldest`` and ``newest``.
+    The table stores ``oldest_ms`` and ``newest_ms`` as the times ``oldest`` and ``newest``.
     """
 
     topic: str
@@ -163,7 +164,7 @@ class SegmentRow:
 
     @classmethod
     def of_list(cls, said: Sequence[Any], batch: int) -> SegmentRow:
-        """Out of what commit ``batch`` of ``messages`` carries."""
+        """A row from commit ``batch`` of ``messages``."""
         names = (each.name for each in fields(cls))
         values = dict(zip(names, [*said, batch], strict=True))
         if values["publishes"] is not None:
@@ -172,18 +173,18 @@ class SegmentRow:
 
     @classmethod
     def of_row(cls, row: Mapping[str, Any]) -> SegmentRow:
-        """Out of a row of the table's files."""
+        """A row from the table's files."""
         times = {name: _milliseconds(row[name]) for name in (_OLDEST, _NEWEST)}
         *said, batch = (times.get(name, row[name]) for name in SEGMENTS.columns.names)
         return cls.of_list(said, batch)
 
     def as_list(self) -> list[Any]:
-        """As a commit of ``messages`` carries it, in JSON: without ``batch``."""
+        """The row in a commit of ``messages``, as JSON, without ``batch``."""
         *said, _ = asdict(self).values()
         return said
 
     def as_row(self) -> dict[str, Any]:
-        """As the table's files have it."""
+        """The row in the table's files."""
         row = dict(zip(SEGMENTS.columns.names, asdict(self).values(), strict=True))
         for name in (_OLDEST, _NEWEST):
             row[name] = None if row[name] is None else row[name] * 1000
@@ -198,11 +199,10 @@ def _milliseconds(time: datetime | None) -> int | None:
 class Coverage:
     """Entries [first, end) of a ledger that were offloaded.
 
-    ``messages``: as their clients said; ``rows``: what was written. They differ where messages came in
-    chunks, were compacted away by their client, or were corrupt and left out. ``publishes``: the atomic
-    ones among them, None where they are too many. ``digest`` is that of the rows (``digest``);
-    ``chain`` the hash of the block that ends in front of ``end``, as it was read, empty where none does
-    there; ``day`` that of the folder: what is of several days is several parts.
+    ``messages``: their number according to the clients; ``rows``: the number of written rows. They differ if
+    messages came in chunks, were compacted by their client, or were corrupt and skipped. ``publishes``: the atomic
+    publishes among them; None: too many. ``digest``: the digest of the rows; ``chain``: the hash of the block that
+    ends before ``end``, or empty; ``day``: the day of the folder. Several days make several parts.
     """
 
     log: str
@@ -219,30 +219,30 @@ class Coverage:
 
     @property
     def entries(self) -> int:
-        """How many."""
+        """The number of entries."""
         return self.end - self.first
 
 
 def new_path(partition: Mapping[str, str], run: str = "") -> str:
-    """A path for a file that nobody else uses; ``run``: RUN_DIGITS hex digits that its name begins with."""
+    """A unique path for a file; ``run``: the first RUN_DIGITS hex digits of its name."""
     folders = [f"{name}={value}" for name, value in partition.items()]
     number = run + uuid.uuid4().hex[len(run) :]
     return "/".join([*folders, f"onewriter-{number}.parquet"])
 
 
 def is_of_run(path: str, run: str) -> bool:
-    """Whether a path was given to a file of that run."""
+    """Whether the path belongs to a file of that run."""
     return path.rsplit("/", 1)[-1].startswith(f"onewriter-{run}")
 
 
 def is_ours(path: str) -> bool:
-    """Whether a path is one that these tables, or their compaction, give to files."""
+    """Whether these tables, or their compaction, could have created the path."""
     name = path.rsplit("/", 1)[-1]
     return bool(_FILE.fullmatch(name) or _DELTA_FILE.fullmatch(name))
 
 
 def folder_of(log: str) -> str:
-    """The name of a log's folder: letters, digits, dots and dashes stay, ``__`` stands for a slash."""
+    """The name of a log's folder. Letters, digits, dots and dashes are unchanged; ``__`` stands for a slash."""
     name = TopicName.parse(log)
     return "__".join(map(_escaped, (name.tenant, name.namespace, name.local_name)))
 

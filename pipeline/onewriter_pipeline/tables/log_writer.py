@@ -1,7 +1,7 @@
-"""Messages of logs into files, by the tasks of an offload, and what they tell of it.
+"""The tasks of an offload: write messages of logs to files, and report what the files contain.
 
-A task reads spans, decodes them and writes files; beside these it tells, ledger by ledger, what they cover and
-the digest of what was written. A trim compares both with the files and the log.
+A task reads spans, decodes them and writes files. For each ledger it reports the range of entries and the digest of
+the written rows. A trim compares both with the files and with the log.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from onewriter_pipeline.tables.layout import (
 from onewriter_pipeline.tables.publishes import joined, publish_runs_of
 
 FILE_BYTES: Final = 512 * 1024 * 1024
-"""A file that has so much is closed, and another one begun."""
+"""A file of this size is closed, and the next one begins."""
 
 _DAY_MS: Final = 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
 class WriteSettings:
-    """What tasks need to know to write messages; can be pickled.
+    """What tasks need to write messages; can be pickled.
 
-    ``place``: that of the messages. ``run``: what the names of all files begin with, whoever writes them.
+    ``place``: the place of the messages. ``run``: the prefix of the names of all files.
     """
 
     access: Access
@@ -57,7 +57,7 @@ class WriteSettings:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What a task wrote, or why it could not: then ``error`` says it, and there is nothing."""
+    """What a task wrote. If ``error`` is not empty, the task failed and wrote nothing."""
 
     files: tuple[TableFile, ...] = ()
     coverage: tuple[Coverage, ...] = ()
@@ -65,7 +65,7 @@ class Stored:
 
 
 def store(spans: Sequence[Span], how: WriteSettings) -> Stored:
-    """Write the messages of spans to files. What is wrong is told, not raised: trying again is no use."""
+    """Write the messages of spans to files. Errors are returned, not raised, because a retry would not help."""
     writers = _Writers(how.place, how.run)
     coverage: list[Coverage] = []
     try:
@@ -97,7 +97,7 @@ def _store_span(
 
 
 def by_day(chunk: Chunk) -> Iterator[Chunk]:
-    """A chunk, divided where a broker's clock went past midnight (UTC)."""
+    """Divide a chunk where a broker's clock passed midnight (UTC)."""
     breaks = np.flatnonzero(np.diff(chunk.time_ms // _DAY_MS)) + 1
     if not len(breaks):
         yield chunk
@@ -118,14 +118,14 @@ def by_day(chunk: Chunk) -> Iterator[Chunk]:
 
 
 def _shifted(parts: Iterable[PublishPart], low: int, high: int) -> Iterator[PublishPart]:
-    """Those among the entries [low, high): days end between blocks."""
+    """The parts among the entries [low, high); days end between blocks."""
     for part in parts:
         if low <= part.start < high:
             yield part._replace(start=part.start - low, stop=part.stop - low)
 
 
 class Tally:
-    """What a chunk covers, and the rows that were made of it: give it all of these, in its order."""
+    """Counts what a chunk covers. Add all rows of the chunk, in its order."""
 
     def __init__(self, chunk: Chunk) -> None:
         breaks = np.flatnonzero((np.diff(chunk.ledger) != 0) | (np.diff(chunk.entry) != 1)) + 1
@@ -140,7 +140,7 @@ class Tally:
         }
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Rows of this chunk, with all columns."""
+        """Add rows of this chunk, with all columns."""
         hashes = row_hashes(batch, MESSAGES.columns)
         entries = batch.column(ENTRY).to_numpy()
         for ledger, low, high in runs_of(batch.column(LEDGER).to_numpy()):
@@ -151,7 +151,7 @@ class Tally:
                 self._digests[stretch] += total(hashes[low + begin : low + end])
 
     def coverage(self, log: str, day: str) -> Iterator[Coverage]:
-        """A part for each stretch of entries that follow each other."""
+        """One part for each range of consecutive entries."""
         chunk = self._chunk
         stretches = zip(itertools.pairwise(self._edges), self._rows, self._digests, strict=True)
         for (low, high), rows, digest in stretches:
@@ -173,7 +173,7 @@ class Tally:
 
 
 def join(coverage: list[Coverage], part: Coverage) -> None:
-    """Add a part behind others; one that goes on where the last ends, the same day, becomes part of that."""
+    """Append a part. If it continues the last part on the same day, the two are merged."""
     last = coverage[-1] if coverage else None
     follows = (part.log, part.ledger, part.first, part.day)
     if last is None or (last.log, last.ledger, last.end, last.day) != follows:
@@ -192,7 +192,7 @@ def join(coverage: list[Coverage], part: Coverage) -> None:
 
 
 class _Writers:
-    """The files of a task, one at a time: a log's days follow each other."""
+    """The files of a task, one at a time, because the days of a log follow each other."""
 
     def __init__(self, place: Place, run: str) -> None:
         self._place = place
@@ -202,7 +202,7 @@ class _Writers:
         self._done: list[TableFile] = []
 
     def writer(self, partition: dict[str, str]) -> FileWriter:
-        """Where the rows of a folder go now."""
+        """The writer for the rows of a folder."""
         current = self._current
         if current is None or partition != self._partition or current.bytes >= FILE_BYTES:
             self.close()
@@ -211,7 +211,7 @@ class _Writers:
         return current
 
     def close(self) -> list[TableFile]:
-        """All that were written; files without rows are not kept."""
+        """All written files; files without rows are removed."""
         if self._current is not None:
             file = self._current.close()
             self._current = None
@@ -222,7 +222,7 @@ class _Writers:
         return self._done
 
     def discard(self) -> None:
-        """Remove all of them."""
+        """Remove all files."""
         if self._current is not None:
             self._current.discard()
             self._current = None

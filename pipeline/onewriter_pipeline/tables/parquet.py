@@ -1,8 +1,8 @@
-"""The same tables without a Delta log: Parquet files that Spark's own log of file sinks lists.
+"""Tables without a Delta log: Parquet files that are listed in Spark's log of file sinks.
 
-Commit N is the file ``_spark_metadata/N``, which Spark reads when a folder is loaded as Parquet; it
-appears whole or not at all, and only once. It carries what a Delta log's commits do in fields that Spark passes
-over. For local disks, since it takes a link that fails where the name is taken.
+Commit N is the file ``_spark_metadata/N``, which Spark reads when it loads a folder as Parquet. It is created
+atomically and only once. Its additional fields, which Spark ignores, have what a commit of a Delta log has. This
+works on local disks, where creating a link fails if the name exists.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ParquetLog:
         return self._state(numbers), self._files(numbers)
 
     def _state(self, numbers: Sequence[int]) -> State:
-        """As the last of some commits left it."""
+        """The state after the last of some commits."""
         return State(numbers[-1], self._commit(numbers[-1])["offsets"]) if numbers else State()
 
     def _files(self, numbers: Sequence[int]) -> list[TableFile]:
@@ -96,7 +96,7 @@ class ParquetLog:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def _lines(self, numbers: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """The lines of commits, each once: those of one that lists all stand for those before it."""
+        """The lines of commits, each once. A commit that lists all files replaces the earlier ones."""
         for number in numbers:
             for line in self._text(number).splitlines()[1:]:
                 found: dict[str, Any] = json.loads(line)
@@ -125,7 +125,7 @@ class ParquetLog:
         offsets: Mapping[str, str],
         coverage: Sequence[Sequence[object]] = (),
     ) -> State:
-        """See Table. Without files there is nothing to put the offsets on."""
+        """See Table. Offsets are stored with files, so a commit without files does nothing."""
         if not files:
             return state
         number = state.next_batch
@@ -174,12 +174,12 @@ class ParquetLog:
     # ------------------------------------------------------------ keeping house
 
     def optimize(self, target_bytes: int) -> NoReturn:
-        """Not without a Delta log."""
+        """Not available without a Delta log."""
         del target_bytes
         raise Invalid("a table without a Delta log cannot be compacted")
 
     def expire(self, before: date) -> NoReturn:
-        """Not without a Delta log."""
+        """Not available without a Delta log."""
         del before
         raise Invalid("nothing expires in a table without a Delta log")
 

@@ -1,4 +1,4 @@
-"""Messages out of the tables: which files a range of a log lies in, and reading it from them."""
+"""Reads messages from tables: selects the files of a range, and reads the range from them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from onewriter_pipeline.tables.files import Place, line, opened_parquet, rows_at
 from onewriter_pipeline.tables.layout import MESSAGES, TableFile
 
 Bounds = Mapping[str, tuple[int, int]]
-"""The least and the greatest value of some columns."""
+"""Minimum and maximum by column."""
 
 _UNKNOWN: Final = (0, NUMBER_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one file has of [start, end) of a log; ``size`` is the file's, in bytes."""
+    """The part of [start, end) of a log in one file; ``size``: size of the file in bytes."""
 
     log: str
     path: str
@@ -39,7 +39,7 @@ class Piece:
 
 
 def pieces(log: str, files: Iterable[TableFile], start: Position, end: Position) -> list[Piece]:
-    """What the files of a log have of [start, end), in their order."""
+    """The parts of [start, end) in the files of a log, in order."""
     return [
         Piece(log, file.path, start, end, file.size)
         for file in files
@@ -48,12 +48,12 @@ def pieces(log: str, files: Iterable[TableFile], start: Position, end: Position)
 
 
 def lowest_of(bounds: Bounds) -> Position:
-    """No message of what has these bounds is before this one."""
+    """A position that is not after any message within these bounds."""
     return Position(bounds.get(LEDGER, _UNKNOWN)[0], bounds.get(ENTRY, _UNKNOWN)[0])
 
 
 def highest_of(bounds: Bounds) -> Position:
-    """And none behind this one."""
+    """A position that is not before any message within these bounds."""
     return Position(bounds.get(LEDGER, _UNKNOWN)[1], bounds.get(ENTRY, _UNKNOWN)[1])
 
 
@@ -78,7 +78,9 @@ def read_piece(
 
 
 def counts_of(place: Place, piece: Piece) -> Iterator[EntryCounts]:
-    """How many messages the entries of a piece have, in the log's order; those without one are left out."""
+    """The number of messages in each entry of a piece, in the order of the log; entries without messages are
+    omitted.
+    """
     last: tuple[int, int, int] | None = None
     for batch in read_piece(place, piece, [LEDGER, ENTRY], None, json=False):
         ledger, entry = batch.column(LEDGER).to_numpy(), batch.column(ENTRY).to_numpy()
@@ -89,7 +91,7 @@ def counts_of(place: Place, piece: Piece) -> Iterator[EntryCounts]:
             ledger[starts].tolist(), entry[starts].tolist(), rows.tolist(), strict=True
         ):
             if last is not None and last[:2] == (of, number):
-                count += last[2]  # noqa: PLW2901 - an entry of which two batches of rows have a part
+                count += last[2]  # noqa: PLW2901 - two batches of rows have parts of this entry
             elif last is not None:
                 yield _counts(*last)
             last = of, number, count
@@ -102,7 +104,7 @@ def _counts(ledger: int, entry: int, messages: int) -> EntryCounts:
 
 
 def _batches(place: Place, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a file in the log's order. Compaction keeps that only inside what it joined."""
+    """The rows of a file in the order of the log. Compaction keeps that order only within each file that it joined."""
     with opened(place, path) as parquet:
         stretches = _stretches(parquet)
         if len(stretches) == 1:
@@ -114,7 +116,7 @@ def _batches(place: Place, path: str, columns: Sequence[str]) -> Iterator[pa.Rec
 
 @contextlib.contextmanager
 def opened(place: Place, path: str) -> Iterator[pq.ParquetFile]:
-    """A file of a table, to be read in the block. Raises TableError."""
+    """Open a file of a table for the block. Raises TableError."""
     try:
         with opened_parquet(place, path) as parquet:
             yield parquet
@@ -123,7 +125,7 @@ def opened(place: Place, path: str) -> Iterator[pq.ParquetFile]:
 
 
 def _stretches(parquet: pq.ParquetFile) -> list[tuple[int, int]]:
-    """Ranges of rows that are in the log's order each, in that order themselves."""
+    """Ranges of rows that are in the order of the log, in that order themselves."""
     positions = parquet.read(columns=[LEDGER, ENTRY])
     ledger, entry = positions.column(LEDGER).to_numpy(), positions.column(ENTRY).to_numpy()
     back = (np.diff(ledger) < 0) | ((np.diff(ledger) == 0) & (np.diff(entry) < 0))
@@ -134,7 +136,7 @@ def _stretches(parquet: pq.ParquetFile) -> list[tuple[int, int]]:
 def _rows_between(
     parquet: pq.ParquetFile, start: int, end: int, columns: list[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Some rows of a file, by their numbers."""
+    """Rows of a file, by their numbers."""
     at, rows = 0, rows_at_once(parquet.metadata)
     for number in range(parquet.num_row_groups):
         behind = at + parquet.metadata.row_group(number).num_rows
@@ -168,7 +170,9 @@ def _of_epochs(batch: pa.RecordBatch, epochs: Epochs) -> NDArray[np.bool_]:
 
 
 def position_at(place: Place, files: Iterable[TableFile], time_ms: int) -> Position | None:
-    """The first entry in a log's files that its producer published at that time or later; None: there is none."""
+    """The first entry in a log's files that was published at that time or later, by its producer's clock; None:
+    none.
+    """
     found: Position | None = None
     for file in files:
         _, latest = file.bounds.get(PUBLISH_TIME, _UNKNOWN)
@@ -181,7 +185,7 @@ def position_at(place: Place, files: Iterable[TableFile], time_ms: int) -> Posit
 
 
 def _published(place: Place, file: TableFile, time_ms: int) -> Position | None:
-    """The same in one file."""
+    """The same for one file."""
     for batch in _batches(place, file.path, [LEDGER, ENTRY, PUBLISH_TIME]):
         times = batch.column(PUBLISH_TIME).cast(pa.int64()).fill_null(-1).to_numpy()
         late = np.flatnonzero(times >= time_ms * 1000)

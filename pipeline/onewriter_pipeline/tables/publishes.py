@@ -1,7 +1,7 @@
-"""Atomic publishes of a log, as tables remember them: few rows however many there are. Pure.
+"""The atomic publishes of a log, summarized for tables. Pure.
 
-A *run* of publishes is of one app, one behind the other, with versions that rise: what a stream writes in a
-ledger that nobody else writes to is one run.
+A *run* of publishes belongs to one app. Its publishes follow each other, with rising versions. If a stream is the
+only writer of a ledger, all its publishes are one run.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from typing import Final
 from onewriter_pipeline.brokers.frames import Chunk
 
 PUBLISH_RUNS_MAX: Final = 1_000
-"""Runs that are remembered of one part of a ledger; of more, only that there were too many."""
+"""Runs that are stored for a part of a ledger. If there are more, the table stores only that fact."""
 
 
 def publish_of(name: str) -> tuple[str, int]:
-    """App and version out of a block's ``publish``; -1: what no broker wrote, and so no entry's number."""
+    """App and version of a block's ``publish``. Version -1: brokers do not write such a name, and no entry matches
+    it.
+    """
     app, _, version = name.rpartition("/")
     return app, int(version) if version.isascii() and version.isdecimal() else -1
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRun:
-    """Entries [first, end) of a ledger: publishes of an app, from one version to another, as ``segments`` keeps them.
+    """Entries [first, end) of a ledger: publishes of one app with a range of versions, as ``segments`` stores them.
 
-    ``is_open``: the last entry of the last one is not among them.
+    ``is_open``: the last entry of the last publish is not included.
     """
 
     app: str
@@ -38,7 +40,7 @@ class PublishRun:
 
 
 def publish_runs_of(chunk: Chunk, low: int, high: int) -> tuple[PublishRun, ...] | None:
-    """Those of the entries [low, high) of a chunk, which follow each other. None: too many."""
+    """The runs among the entries [low, high) of a chunk, which are consecutive. None: too many."""
     found: list[PublishRun] = []
     for part in chunk.publishes:
         start, stop = max(part.start, low), min(part.stop, high)
@@ -53,14 +55,14 @@ def publish_runs_of(chunk: Chunk, low: int, high: int) -> tuple[PublishRun, ...]
 def joined(
     before: Sequence[PublishRun] | None, behind: Sequence[PublishRun] | None
 ) -> tuple[PublishRun, ...] | None:
-    """Those of two parts of a ledger, one behind the other. None: too many."""
+    """The runs of two consecutive parts of a ledger. None: too many."""
     if before is None or behind is None:
         return None
     return _few(extended(before, behind))
 
 
 def extended(before: Iterable[PublishRun], behind: Iterable[PublishRun]) -> tuple[PublishRun, ...]:
-    """The same, however many they are."""
+    """The runs of consecutive parts, without a limit."""
     found = list(before)
     for each in behind:
         _add(found, each)
@@ -68,7 +70,7 @@ def extended(before: Iterable[PublishRun], behind: Iterable[PublishRun]) -> tupl
 
 
 def torn(runs: Iterable[PublishRun], end: int) -> Iterator[PublishRun]:
-    """Those whose last publish is cut short: entries up to ``end`` follow, and are none of it."""
+    """Runs whose last publish is incomplete although other entries follow, up to ``end``."""
     return (each for each in runs if each.is_open and each.end < end)
 
 

@@ -1,4 +1,6 @@
-"""The files of a table, read back: what they have of some ledgers, and which are not as they were committed."""
+"""Reads the files of a table back: counts their rows of some ledgers, and finds files that changed since their
+commit.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from onewriter_pipeline.tables.table import Table
 from onewriter_pipeline.tables.verification import Counted, WantedRows
 
 COPY_BYTES: Final = 1024 * 1024
-"""What is taken at once of a file's bytes."""
+"""Size of one read of a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """A file that is not the one that was committed."""
+    """A file that changed since it was committed."""
 
     log: str
     path: str
@@ -36,9 +38,9 @@ class Altered:
 def read_back(
     table: Table, log: str, wanted: Mapping[int, WantedRows]
 ) -> tuple[dict[int, Counted], list[Altered]]:
-    """What the files have of some ledgers of a log, and the files that are not as they were committed.
+    """Count the rows of some ledgers of a log in the files, and list the files that changed since their commit.
 
-    Raises TableError where they cannot be reached.
+    Raises TableError if the files cannot be reached.
     """
     found: dict[int, Counted] = {}
     altered: list[Altered] = []
@@ -62,7 +64,7 @@ def read_back(
 def _read_file(
     table: Table, file: TableFile, wanted: Mapping[int, WantedRows], found: dict[int, Counted]
 ) -> str:
-    """Add what a file has; answers what is wrong with it, empty: nothing."""
+    """Count the rows of a file. Returns what is wrong with the file; empty: nothing."""
     rows = 0
     seen: dict[str, tuple[int, int]] = {}
     try:
@@ -85,7 +87,7 @@ def _read_file(
 
 
 def _check_readable(table: Table, file: TableFile, error: Exception) -> None:
-    """Raise TableError where it is not the file's content that is wrong, but nothing comes of it at all."""
+    """Raise TableError if the file cannot be read at all, instead of having wrong contents."""
     try:
         with table.place.files().open_input_stream(file.path) as stream:
             while stream.read(COPY_BYTES):
@@ -96,7 +98,7 @@ def _check_readable(table: Table, file: TableFile, error: Exception) -> None:
 
 
 def _widen(seen: dict[str, tuple[int, int]], batch: pa.RecordBatch, names: Iterable[str]) -> None:
-    """The least and greatest values of some columns, with those of one more batch."""
+    """Extend the bounds of some columns with those of a batch."""
     for name in names:
         if name not in batch.schema.names:
             continue

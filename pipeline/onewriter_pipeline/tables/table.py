@@ -1,4 +1,4 @@
-"""What jobs need of a table, whatever keeps it: files that are added, and counted, as a whole."""
+"""The interface of a table, for both formats: files are added atomically."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from onewriter_pipeline.tables.layout import Layout, TableFile
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A table as one commit left it.
+    """A table after one commit.
 
-    ``batch``: the number of the newest commit of ours, None before the first. ``offsets``: up to where
-    it holds everything, by log or bucket.
+    ``batch``: the number of our newest commit; None: none yet. ``offsets``: the position up to which the table is
+    complete, by log or bucket.
     """
 
     batch: int | None = None
@@ -29,13 +29,13 @@ class State:
 
 
 class Table(Protocol):
-    """What jobs need of a table, whatever keeps it."""
+    """What jobs need of a table, in any format."""
 
     place: Place
     layout: Layout
 
     def state(self) -> State:
-        """As it is now; raises TableError."""
+        """The state now. Raises TableError."""
 
     def commit(
         self,
@@ -44,26 +44,26 @@ class Table(Protocol):
         offsets: Mapping[str, str],
         coverage: Sequence[Sequence[object]] = (),
     ) -> State:
-        """Add files behind a state; answers the one that the table has then.
+        """Add files after a state. Returns the new state.
 
-        A table that keeps its offsets with its files (``ParquetLog``) commits nothing without files, and
-        answers the state that it was given. Raises Overtaken if that is not the newest one any more.
+        A table that stores its offsets with its files (``ParquetLog``) commits nothing without files, and returns
+        the given state. Raises Overtaken if the given state is not the newest.
         """
 
     def files(self) -> list[TableFile]:
-        """All files that count now."""
+        """All files of the newest commit."""
 
     def snapshot(self) -> tuple[State, list[TableFile]]:
-        """Both as one and the same commit left them: what each alone says may be of another one."""
+        """State and files of the same commit. Separate calls may see different commits."""
 
     def coverage_since(self, batch: int | None) -> Iterator[tuple[int, list[list[Any]]]]:
-        """Number and coverage of the commits behind one, oldest first, as far as they are kept."""
+        """Number and coverage of the commits after ``batch``, oldest first, as far as the log has them."""
 
     def unused(self, hours: int) -> list[str]:
-        """Files, also foreign ones, that no commit of the last hours counts or counted."""
+        """Files, including foreign ones, that no commit of the last hours uses or used."""
 
     def optimize(self, target_bytes: int) -> tuple[int, int]:
-        """Join small files to larger ones; rows stay as they are. Answers how many came and went."""
+        """Join small files into larger ones without changing rows. Returns the numbers of added and removed files."""
 
     def expire(self, before: date) -> int:
-        """Drop what was stored on the days before one; answers how many files went."""
+        """Drop what was stored on the days before a date. Returns the number of removed files."""

@@ -1,4 +1,4 @@
-"""The three tables of a place, together: opening them, what was offloaded, foreign files, cleaning."""
+"""The three tables of a place: opening them, segments, foreign files, deleting files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from onewriter_pipeline.tables.parquet import ParquetLog
 from onewriter_pipeline.tables.table import Table
 
 FOREIGN_SHOWN: Final = 20
-"""Foreign files that are named."""
+"""Foreign files that are listed."""
 
 _BATCH: Final = "batch"
 _OPEN: Final[dict[str, Callable[..., Table | None]]] = {
@@ -34,7 +34,7 @@ _OPEN: Final[dict[str, Callable[..., Table | None]]] = {
 
 
 class Tables:
-    """The tables of one place. Raises Invalid for a place that none can be at."""
+    """The tables of a place. Raises Invalid if the place cannot have tables."""
 
     def __init__(
         self, location: str, options: Mapping[str, str] | None = None, kind: str = DELTA
@@ -47,18 +47,18 @@ class Tables:
         self._kind = kind
 
     def opened(self, layout: Layout) -> Table | None:
-        """A table, None if there is none yet. Raises TableError, Invalid."""
+        """A table; None if it does not exist. Raises TableError, Invalid."""
         return _OPEN[self._kind](self.place.within(layout.name), layout, create=False)
 
     def existing(self, layout: Layout) -> Table:
-        """The same; raises TableError if there is none."""
+        """A table. Raises TableError if it does not exist."""
         found = self.opened(layout)
         if found is None:
             raise TableError(f"{self.place.location} has no {self._kind} table {layout.name}")
         return found
 
     def made(self, layout: Layout) -> Table:
-        """A table, made if there is none."""
+        """A table, created if it does not exist."""
         found = _OPEN[self._kind](self.place.within(layout.name), layout, create=True)
         if found is None:
             raise TableError(f"{self.place.location}: {layout.name} could not be made")
@@ -67,9 +67,9 @@ class Tables:
     # ------------------------------------------------------------ segments
 
     def catch_up(self) -> int:
-        """Bring ``segments`` up to ``messages``, whose commits carry its rows; answers how many rows.
+        """Add the rows that commits of ``messages`` have and ``segments`` lacks. Returns their number.
 
-        Called before and behind what is offloaded: a job that was killed between the two is made up for.
+        An offload calls it before and after its work, because a job may be killed between the two commits.
         """
         messages, segments = self.existing(MESSAGES), self.made(SEGMENTS)
         state = segments.state()
@@ -81,7 +81,7 @@ class Tables:
         try:
             segments.commit(state, files, {_BATCH: str(newest)})
         except Overtaken:
-            discard(segments.place, files)  # whoever did it has made up for the same commits
+            discard(segments.place, files)  # the other process has added the same rows
             return 0
         except TableError:
             discard(segments.place, files)
@@ -97,7 +97,7 @@ class Tables:
         return sorted(kept, key=lambda row: (row.batch, row.topic, row.ledger, row.first))
 
     def _stored_segments(self) -> tuple[list[SegmentRow], int | None]:
-        """What is in the table, and of which batch that is the last."""
+        """The rows of the table, and the number of the last batch in it."""
         table = self.opened(SEGMENTS)
         if table is None:
             return [], None
@@ -113,7 +113,7 @@ class Tables:
     # ------------------------------------------------------------ files
 
     def foreign(self) -> list[str]:
-        """Files in the tables' folders that are none of theirs; they are left alone."""
+        """Files in the tables' folders that do not belong to them. They are never deleted."""
         found = []
         for path in self._listed():
             table, _, rest = path.partition("/")
@@ -123,7 +123,7 @@ class Tables:
         return sorted(found)
 
     def orphans(self, hours: int) -> list[str]:
-        """Files of ours that no commit of the last hours needs: of jobs that were killed, of compaction."""
+        """Our files that no commit of the last hours uses: from killed jobs, and from compaction."""
         tables = [(layout, self.opened(layout)) for layout in LAYOUTS]
         return sorted(
             f"{layout.name}/{path}"
@@ -141,7 +141,7 @@ class Tables:
                 files.delete_file(path)
 
     def _listed(self) -> Iterator[str]:
-        """The paths of all files, without those that begin with a dot or an underscore, such as logs."""
+        """The paths of all files, except names that begin with a dot or an underscore, such as logs."""
         selector = pafs.FileSelector("", recursive=True, allow_not_found=True)
         with told(self.place):
             found = self.place.files().get_file_info(selector)
@@ -155,7 +155,7 @@ def _batch_of(offsets: Mapping[str, str]) -> int | None:
 
 
 def _rows_behind(messages: Table, batch: int | None) -> tuple[list[SegmentRow], int | None]:
-    """The rows of segments that commits of messages behind one carry, and the newest one's number."""
+    """The rows of segments in commits of messages after ``batch``, and the number of the newest one."""
     rows: list[SegmentRow] = []
     newest = None
     expected = 0 if batch is None else batch + 1

@@ -1,9 +1,8 @@
-"""Whether the tables hold what a log holds: the broker's index, what offload noted, and rows that were read. Pure.
+"""Compares tables with a log: the broker's index, the record of the offload, and the rows that are read back. Pure.
 
-Three things have to agree, ledger by ledger. The log is still the one that was read: its hash. All of it was
-offloaded: numbers of entries and messages. And the files hold what was written then: they are read back, all
-columns of all rows (``read_back``), and their digest is compared, so that a value that changed shows as a
-lost row does.
+Three comparisons are made for each ledger. The log's hash must be the one that was read. The number of entries and
+messages must show that everything was offloaded. And the rows in the files, read back with all columns
+(``read_back``), must have the digest that was recorded, so changed values are detected like lost rows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ DIFFERENCES_SHOWN: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """What a row of ``segments`` says was written of entries [first, end) of a ledger."""
+    """What a row of ``segments`` records about entries [first, end) of a ledger."""
 
     first: int
     end: int
@@ -34,7 +33,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """What is to be read back of a ledger: entries [first, last], and what was noted of those around them."""
+    """What to read back of a ledger: entries [first, last], and the records that overlap them."""
 
     first: int
     last: int
@@ -42,7 +41,7 @@ class WantedRows:
 
     @classmethod
     def of(cls, segment: Segment, rows: Iterable[SegmentRow]) -> WantedRows | None:
-        """Of a segment and the rows of ``segments`` of its ledger; None: it has no entries."""
+        """From a segment, and the rows of ``segments`` for its ledger; None: the segment has no entries."""
         if segment.first is None or segment.last is None:
             return None
         first, last = segment.first.entry, segment.last.entry
@@ -58,10 +57,10 @@ def _begins(noted: Noted) -> int:
 
 @dataclass(slots=True)
 class Counted:
-    """What the files have of the entries [first, last] of a ledger; ``entries``: different ones.
+    """What the files have of the entries [first, last] of a ledger; ``entries``: number of distinct entries.
 
-    ``at`` is the entry that was counted last, which may go on in the next rows. ``written``: rows and digest
-    of what was noted, by the entry that it begins at.
+    ``at`` is the last counted entry, which may continue in the next rows. ``written``: rows and digest of each
+    record, by its first entry.
     """
 
     rows: int = 0
@@ -74,19 +73,19 @@ class Counted:
     def add(
         self, entries: NDArray[np.int64], hashes: NDArray[np.uint64], wanted: WantedRows
     ) -> None:
-        """Add rows, in the order of a file: the entries that they are of, and their hashes."""
+        """Add rows in the order of a file: their entries and their hashes."""
         self._count(entries[(entries >= wanted.first) & (entries <= wanted.last)])
         firsts = np.array([each.first for each in wanted.noted], np.int64)
         which = np.searchsorted(firsts, entries, "right") - 1
         for number, begin, end in runs_of(which):
-            if number >= 0:  # those in front of all were written by nobody who noted it
+            if number >= 0:  # no record covers rows before the first one
                 at = wanted.noted[number].first
                 rows, digest = self.written.get(at, (0, 0))
                 digest = (digest + total(hashes[begin:end])) % DIGESTS
                 self.written[at] = rows + end - begin, digest
 
     def _count(self, entries: NDArray[np.int64]) -> None:
-        """Entries behind what was counted; one that is cut between two batches counts once."""
+        """Count entries after those counted so far. An entry that is divided between two batches counts once."""
         if not len(entries):
             return
         low, high = int(entries.min()), int(entries.max())
@@ -101,7 +100,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that is not the same in the log, or as it was written, and in the table."""
+    """A difference between the table and the log, or between the table and the record of the offload."""
 
     log: str
     ledger: int
@@ -119,11 +118,11 @@ class Difference:
 def differences(
     log: str, segment: Segment, rows: Sequence[SegmentRow], counted: Counted
 ) -> list[Difference]:
-    """What is not the same of a segment that is all offloaded.
+    """The differences of a completely offloaded segment.
 
-    ``rows``: those of the table ``segments`` for its ledger; ``counted``: of the files. Messages are compared
-    with the log where each became a row; those that came in chunks, or that their client had compacted
-    away, make fewer rows. What was written is compared always.
+    ``rows``: the rows of ``segments`` for its ledger; ``counted``: the counts of the files. Numbers of messages are
+    compared with the log if each message became a row. Messages that came in chunks, or that their client
+    compacted, make fewer rows. The record of the offload is always compared.
     """
     wanted = WantedRows.of(segment, rows)
     if wanted is None:
@@ -149,7 +148,7 @@ def differences(
 
 
 def _unlike(log: str, ledger: int, wanted: WantedRows, counted: Counted) -> Iterator[Difference]:
-    """What the files have not as it was written."""
+    """Differences between the files and the record of the offload."""
     for noted in wanted.noted:
         rows, digest = counted.written.get(noted.first, (0, 0))
         where = f"entries {noted.first} to {noted.end - 1}"
@@ -160,7 +159,7 @@ def _unlike(log: str, ledger: int, wanted: WantedRows, counted: Counted) -> Iter
 
 
 def _chain(rows: Iterable[SegmentRow], end: int) -> str:
-    """The hash of the block that ends in front of an entry, as offload read it; empty: it did not."""
+    """The hash of the block that ends before an entry, as the offload read it; empty: unknown."""
     return next((row.chain for row in rows if row.end == end and row.chain), "")
 
 

@@ -1,6 +1,6 @@
-"""Whether the files of a log still have what was offloaded of it, or days of it were dropped, or more.
+"""Checks whether the files of a log still have everything that was offloaded, or whether days were dropped.
 
-What is compared are the files as one commit left them, and the rows of ``segments`` up to that commit.
+It compares the files of one commit with the rows of ``segments`` up to that commit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from onewriter_pipeline.tables.pieces import Bounds, highest_of, lowest_of, open
 
 
 def first_kept(place: Place, files: Iterable[TableFile]) -> Position | None:
-    """Where the first message stands that a log's files have; None: there are none. Raises TableError."""
+    """The position of the first message in a log's files; None: there is none. Raises TableError."""
     return _first((file.bounds, partial(_first_of_file, place, file.path)) for file in files)
 
 
 def _first(parts: Iterable[tuple[Bounds, Callable[[], Position | None]]]) -> Position | None:
-    """The first position in some parts. Those whose bounds do not tell theirs are looked into, if need be."""
+    """The first position in some parts. If the bounds of a part do not determine it, the part is read, unless
+    another one comes first.
+    """
     found: Position | None = None
     for bounds, look in parts:
         lowest = lowest_of(bounds)
@@ -51,7 +53,7 @@ def _first_of_file(place: Place, path: str) -> Position | None:
 
 
 def _bounds_of(parquet: pq.ParquetFile, number: int) -> Bounds:
-    """What the file says of a row group."""
+    """The bounds of a row group."""
     group = parquet.metadata.row_group(number)
     columns = [group.column(each) for each in range(group.num_columns)]
     return {
@@ -78,9 +80,9 @@ def _first_of_group(parquet: pq.ParquetFile, number: int) -> Position | None:
 def check_whole(
     log: str, rows: Iterable[SegmentRow], start: Position, end: Position, kept: Position | None
 ) -> None:
-    """Raise Gap where the table does not have all of [start, end) that the log once had, as far as ``segments`` tells.
+    """Raise Gap if the table lacks parts of [start, end) that the log had, according to ``segments``.
 
-    ``rows``: those of the log, in its order; ``kept``: where the files begin, None: there are none.
+    ``rows``: the rows of the log, in its order; ``kept``: where the files begin; None: there are no files.
     """
     at = start
     for row in rows:
@@ -117,11 +119,12 @@ def check_rows(
     end: Position,
     kept: Position | None,
 ) -> None:
-    """Raise Gap where a log's files lack rows of [start, end) behind where they begin. As ``check_whole`` besides.
+    """Raise Gap if a log's files lack rows of [start, end) after the position where they begin. Otherwise as
+    ``check_whole``.
 
-    Days are dropped from the front of a log, unless the clock of a broker that took over at midnight was slow: then
-    one lies behind the next one's beginning. The number of all rows tells whether any lacks, and only then they are
-    counted. Raises TableError.
+    Retention drops days from the beginning of a log. If the clock of a broker that took over at midnight was slow,
+    one day continues after the beginning of the next. Rows are counted only if the total number shows that some are
+    missing. Raises TableError.
     """
     there = [row for row in rows if row.rows and kept is not None and _behind(row) > kept]
     if sum(row.rows for row in there) == sum(file.rows for file in files):
@@ -141,7 +144,7 @@ def check_rows(
 def _counted(
     place: Place, files: Iterable[TableFile], wanted: Sequence[SegmentRow]
 ) -> dict[Position, int]:
-    """How many rows the files have of some parts of the log, by where these begin."""
+    """The number of rows in the files for some parts of the log, by where the parts begin."""
     found = {_first_of(row): 0 for row in wanted}
     firsts: dict[int, list[int]] = {}
     for first in sorted(found):

@@ -17,7 +17,7 @@ from onewriter_broker.ownership.adoption import (
     Refuse,
     SameDataset,
     Verdict,
-    claimed,
+    acquired,
     forced,
     judge,
 )
@@ -213,7 +213,7 @@ def test_grants_are_known_when_the_last_recorded_one_is_in_the_dataset(
 def claim(
     record: Record, seen: Observation, answer: SameDataset | FirstRegistration | Adopt
 ) -> Record:
-    return claimed(record, 0, seen, answer, owner="broker-0~me", addresses=ADDRESSES)
+    return acquired(record, 0, seen, answer, owner="broker-0~me", addresses=ADDRESSES)
 
 
 def test_taking_the_same_dataset_changes_the_owner_and_reserves_a_block() -> None:

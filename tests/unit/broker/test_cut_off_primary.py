@@ -24,7 +24,7 @@ from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.retention import Retention
+from onewriter_broker.topic.retention.retention import Retention
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.fence_path_world import (
+from tests.unit.broker.topic.fence_path_world import (
     ORDERS,
     Gates,
     Told,
@@ -18,7 +18,7 @@ from tests.unit.broker.fence_path_world import (
     until,
 )
 
-from onewriter_broker.log.joint_append import Part, Together
+from onewriter_broker.log.joint_append import JointAppend, Part
 from onewriter_broker.log.store.api import (
     Binding,
     Block,
@@ -34,8 +34,8 @@ from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
 from onewriter_broker.log.topic_log.guards import FLOORS_MAX
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
-from onewriter_broker.topic.checking import raise_floor as seal
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.epoch_checks import raise_floor as seal
+from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, OnewriterError, Refused, Unavailable, Undecided
 from onewriter_core.ids import Position
@@ -104,7 +104,7 @@ async def test_entries_with_different_guards_never_share_a_block() -> None:
             world.send(producer, 1)
         await until(lambda: all(producer.pending == 0 for producer in producers))
         assert [count for _, count in await numbers(world)] == [4, 2, 2]
-        assert runner.logs[WHOLE].guarded == {}
+        assert runner.logs[WHOLE]._guarded == {}
         assert runner.logs[WHOLE].state[FIELD] == "5"
         assert (await world.store.read_state(ORDERS))[FIELD] == "5"
 
@@ -130,7 +130,7 @@ async def test_a_refused_guard_closes_its_producer_and_harms_nobody() -> None:
         assert (log.ledger_entries, log.entries_in, log.messages_in) == (7, 7, 7)
         assert log.next_entry == 8
         assert log.ledger_bytes == log.bytes_in
-        assert (log.waiting, log.undecided, log.guarded) == ([], [], {})
+        assert (log.waiting, log.undecided, log._guarded) == ([], [], {})
         assert world.deposed == []
         world.send(plain, 3)
         await until(lambda: plain.pending == 0)
@@ -264,7 +264,7 @@ async def test_a_floor_raised_while_a_fence_is_under_way_is_not_forgotten() -> N
 
 
 def fill(log: TopicLog, floors: int = FLOORS_MAX) -> None:
-    log.state |= {f"guard:persistent://shop/default/far-{number}": "1" for number in range(floors)}
+    log._state |= {f"guard:persistent://shop/default/far-{number}": "1" for number in range(floors)}
 
 
 def floors_of(log: TopicLog) -> int:
@@ -287,7 +287,7 @@ async def test_who_was_admitted_with_a_floor_too_many_is_refused_and_harms_nobod
         assert surplus_told.receipts == 0
         assert (plain_told.receipts, plain_told.drops) == (1, [])
         assert await numbers(world) == [("1-1", 1)]
-        assert (log.waiting, log.undecided, log.guarded) == ([], [], {})
+        assert (log.waiting, log.undecided, log._guarded) == ([], [], {})
         assert floors_of(log) == FLOORS_MAX
 
 
@@ -350,14 +350,14 @@ class Asked:
             Part(runner.logs[partition], Send(1, 0), memoryview(b"part %d" % partition), guard)
             for partition, guard in zip((0, 1), guards or (None, None), strict=True)
         ]
-        self.request = Together(parts, lambda: self.may_write)
+        self.request = JointAppend(parts, lambda: self.may_write)
         self.positions: list[Position] = []
         self.error: OnewriterError | None = None
         self.task = world.spawn(self._run(world))
 
     async def _run(self, world: World) -> None:
         try:
-            self.positions = await world.appender.together(self.request)
+            self.positions = await world.appender.append_jointly(self.request)
         except OnewriterError as error:
             self.error = error
 
@@ -459,9 +459,9 @@ async def test_together_what_cannot_be_one_block_is_refused() -> None:
         log = runner.logs[0]
         large = memoryview(bytes(200_000))
         with pytest.raises(Refused, match="bytes"):
-            Together([Part(log, Send(1, 0), large, None)] * 2, lambda: True)
+            JointAppend([Part(log, Send(1, 0), large, None)] * 2, lambda: True)
         parts = [Part(log, Send(1, 0), large[:1], guard) for guard in (None, floor(1))]
         with pytest.raises(Refused, match="one guard"):
-            Together(parts, lambda: True)
+            JointAppend(parts, lambda: True)
         with pytest.raises(Refused, match="at least one"):
-            Together([], lambda: True)
+            JointAppend([], lambda: True)

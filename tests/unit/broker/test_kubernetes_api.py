@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from tests.cluster.pki import Authority
 
 from onewriter_broker import kubernetes_api
-from onewriter_broker.kubernetes_api import ApiServer, KubernetesApi, in_cluster
+from onewriter_broker.kubernetes_api import ApiLimits, ApiServer, KubernetesApi, in_cluster
 from onewriter_core.errors import ConfigurationError, Unavailable
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -55,16 +55,19 @@ class Lab:
 
 
 @pytest.fixture
-async def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lab]:
-    monkeypatch.setattr(kubernetes_api, "CONNECT_SECONDS", 60.0)
-    monkeypatch.setattr(kubernetes_api, "REQUEST_SECONDS", 60.0)
+def limits() -> ApiLimits:
+    return ApiLimits(request_seconds=60.0, connect_seconds=60.0)
+
+
+@pytest.fixture
+async def lab(tmp_path: Path, limits: ApiLimits) -> AsyncIterator[Lab]:
     found = Lab(tmp_path)
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", found.answer)
     async with TestServer(application) as server:
         url = str(server.make_url("")).rstrip("/")
         where = ApiServer(url, found.ca_file, found.token_file, "shop")
-        found.api = KubernetesApi(where, now=found.clock)
+        found.api = KubernetesApi(where, limits=limits, now=found.clock)
         yield found
         await found.api.close()
 
@@ -78,27 +81,27 @@ async def test_an_object_goes_out_and_comes_back(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("code", [404, 409, 422])
-async def test_what_the_asker_did_wrong_is_an_answer(lab: Lab, code: int) -> None:
+async def test_client_errors_are_answers(lab: Lab, code: int) -> None:
     lab.says(code, '{"kind": "Status", "message": "no: spec.x"}')
     answer = await lab.api.get("/things/x")
     assert (answer.status, answer.is_done, answer.reason) == (code, False, "no: spec.x")
 
 
 @pytest.mark.parametrize("code", [401, 403, 500, 502, 504])
-async def test_what_the_server_has_against_it_is_unavailable(lab: Lab, code: int) -> None:
+async def test_server_errors_are_unavailable(lab: Lab, code: int) -> None:
     lab.says(code, '{"message": "because"}')
     with pytest.raises(Unavailable, match="because"):
         await lab.api.get("/things/x")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "<html>", "[" * 100_000, "\x00\xff"])
-async def test_what_is_no_object_is_an_empty_one(lab: Lab, text: str) -> None:
+async def test_a_body_that_is_not_an_object_is_an_empty_one(lab: Lab, text: str) -> None:
     lab.says(200, text)
     assert (await lab.api.get("/things/x")).document == {}
 
 
-async def test_a_long_answer_is_not_read(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_api, "ANSWER_BYTES_MAX", 100)
+@pytest.mark.parametrize("limits", [ApiLimits(response_bytes_max=100)])
+async def test_a_long_answer_is_not_read(lab: Lab) -> None:
     lab.says(200, json.dumps({"text": "x" * 100}))
     assert (await lab.api.get("/things/x")).document == {}
 
@@ -154,8 +157,8 @@ async def test_a_rotated_token_is_read_in_time(lab: Lab) -> None:
     assert lab.tokens == ["Bearer first", "Bearer first", "Bearer second"]
 
 
-async def test_a_slow_server_is_given_up(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubernetes_api, "REQUEST_SECONDS", 0.05)
+@pytest.mark.parametrize("limits", [ApiLimits(request_seconds=0.05)])
+async def test_a_slow_server_is_given_up(lab: Lab) -> None:
     forever = asyncio.Event()
 
     async def slow(request: web.Request) -> web.StreamResponse:

@@ -95,7 +95,7 @@ async def test_a_marker_is_given_with_its_fields_though_memory_has_none(
     server: FakeServer,
 ) -> None:
     story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
-    story.log.tail[0] = Marker(story.log.tail[0].position, {})
+    story.log._tail[0] = Marker(story.log.tail[0].position, {})
     (first, *_) = await Range(story.log, EARLIEST).read()
     assert isinstance(first, Marker)
     assert first.fields["producer"] == "alice"
@@ -124,7 +124,7 @@ async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one
     stored = stored_in(server.primary).logs[TOPIC].blocks
     del stored[gone]
     if gone.start == 0:
-        story.log.state[TRIMMED] = str(stored[0].position)
+        story.log._state[TRIMMED] = str(stored[0].position)
     with pytest.raises(Missing) as raised:
         await blocks.read()
     assert raised.value.asked == Position(5, 3)
@@ -143,7 +143,7 @@ async def test_a_range_behind_a_ledgers_end_is_empty_whatever_was_trimmed(
         assert blocks.at == blocks.end
         stored = stored_in(server.primary).logs[TOPIC].blocks
         stored[:] = [block for block in stored if block.position >= Position(6, 0)]
-        story.log.state[TRIMMED] = "6-0"
+        story.log._state[TRIMMED] = "6-0"
 
 
 async def test_what_stands_in_front_of_a_damaged_block_is_given(server: FakeServer) -> None:

@@ -18,7 +18,7 @@ from onewriter_broker.anchor.api import Addresses, Record
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.store.api import Binding, Outcome
 from onewriter_broker.ownership.acquisition import (
-    CLAIM_ATTEMPTS_MAX,
+    ACQUIRE_ATTEMPTS_MAX,
     BucketRefused,
 )
 from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK
@@ -154,7 +154,7 @@ async def test_a_registration_that_broke_off_is_taken_up_again(
     old = binding(broker)
     world.server.restart(world.server.primary)
     store = world.stores["broker-0~a"]
-    stamp, left = store.stamp, [2 * CLAIM_ATTEMPTS_MAX]
+    stamp, left = store.stamp, [2 * ACQUIRE_ATTEMPTS_MAX]
 
     async def mostly_unanswered(given: Binding, *, birthmark: str = "") -> Outcome:
         left[0] -= 1

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.broker.fence_path_world import Gates, World, serving, until
 from tests.unit.broker.test_guarded_appends import later
+from tests.unit.broker.topic.fence_path_world import Gates, World, serving, until
 
 from onewriter_broker.log import commits
 from onewriter_broker.log.commits import PROOF_ATTEMPTS_MAX
 from onewriter_broker.log.store.api import Durability, Standing
 from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
-from onewriter_broker.topic.checking import standing_of
+from onewriter_broker.topic.epoch_checks import standing_of
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Undecided
 from onewriter_core.topic.model import WHOLE, AccessMode
@@ -63,7 +63,7 @@ async def topic() -> AsyncIterator[Replicated]:
         replica = world.server.add_replica("node-1")
         runner = await world.load()
         log = runner.logs[WHOLE]
-        log.durability = log.wanted_durability = Durability.REPLICATED
+        log._durability = log._wanted_durability = Durability.REPLICATED
         yield Replicated(world, replica, runner)
 
 

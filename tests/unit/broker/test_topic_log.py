@@ -38,7 +38,7 @@ class Notebook:
 def log() -> TopicLog:
     log = TopicLog(TopicName.parse("orders"), FakeLogStore(lambda: None))
     log.open(LEDGER, Binding(0, "dataset", 1, "broker-a", 1), 0.0)
-    log.is_writable = True
+    log._is_writable = True
     return log
 
 
@@ -140,3 +140,14 @@ def test_the_oldest_blocks_leave_memory_and_the_newest_stays(log: TopicLog) -> N
     log.shrink_tail(0)
     assert [block.position for block in log.tail] == [Position(LEDGER, 20)]
     assert log.read_tail(Position(LEDGER, 3), 1, 1) is None
+
+
+def test_other_modules_cannot_assign_the_state_of_a_log(log: TopicLog) -> None:
+    configured = {"name", "store", "tail_bytes_max"}
+    fields = {slot for slot in TopicLog.__slots__ if not slot.startswith("__")}
+    assert {field for field in fields if not field.startswith("_")} == configured
+    for field in fields - configured:
+        public = field.removeprefix("_")
+        if hasattr(TopicLog, public):
+            with pytest.raises(AttributeError):
+                setattr(log, public, None)

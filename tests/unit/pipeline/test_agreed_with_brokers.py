@@ -1,7 +1,7 @@
-"""What pipelines and brokers have agreed on and each of them writes down: nothing of it differs.
+"""Constants and formats that both pipelines and brokers define must be equal.
 
-They do not import each other, and most of this is a broker's alone to refuse: whoever changes it on one
-side learns here where the other is.
+The two packages do not import each other, and most limits are enforced by brokers only. These tests detect a change
+on one side.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from onewriter_broker.http.onewriter import staging as http_staging
 from onewriter_broker.log.store import blocks as log_blocks
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.topic_log import atomic_publish
-from onewriter_broker.topic import staged_rows
-from onewriter_broker.topic.staging import PART_BYTES_MAX
+from onewriter_broker.topic.publish import staged_rows
+from onewriter_broker.topic.publish.staging import PART_BYTES_MAX
 from onewriter_core import publish_rights
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import observer
@@ -23,7 +23,7 @@ from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.publish import messages, parts, staging, transfer
 
 
-def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
+def test_broker_accepts_the_largest_packed_part() -> None:
     assert parts.MAGIC == staged_rows.MAGIC
     assert parts._FRAME.format == staged_rows._FRAME.format
     assert parts.PART_FRAMES == staged_rows.PART_FRAMES_MAX
@@ -34,12 +34,12 @@ def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
     assert len(parts.MAGIC) + parts.PART_BYTES + last <= PART_BYTES_MAX
 
 
-def test_a_row_with_its_key_and_the_longest_app_is_an_entry() -> None:
+def test_largest_row_with_key_and_app_fits_into_an_entry() -> None:
     most = parts.ROW_AND_KEY_BYTES_MAX + parts.ENTRY_HEAD_BYTES + publish_rights.APP_LENGTH_MAX
     assert most <= atomic_publish.ENTRY_BYTES_MAX
 
 
-def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
+def test_publish_limits_equal_those_of_the_broker() -> None:
     assert transfer.PUBLISH_BYTES_MAX == atomic_publish.PUBLISH_BYTES_MAX
     assert transfer.PUBLISH_ENTRIES_MAX == atomic_publish.PUBLISH_ENTRIES_MAX
     assert staging.VERSION_MAX == http_staging.VERSION_MAX
@@ -51,7 +51,7 @@ def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
     "app",
     ["a", "a" * 200, "a" * 201, "", "A.z_0:9-", "a/b", "a b", "ä", "a\n", "a+b", "a@b", "1"],
 )
-def test_an_app_may_publish_on_both_sides_or_on_none(app: str) -> None:
+def test_names_of_apps_are_valid_on_both_sides_or_on_none(app: str) -> None:
     if publish_rights.is_app(app):
         staging.check_app(app)
     else:
@@ -59,7 +59,7 @@ def test_an_app_may_publish_on_both_sides_or_on_none(app: str) -> None:
             staging.check_app(app)
 
 
-def test_the_stream_of_blocks_has_the_same_words() -> None:
+def test_stream_of_blocks_has_the_same_constants() -> None:
     assert frames.HEAD == packed.HEAD
     kinds = (frames._BLOCK, frames._MARKER, frames._END, frames._ERROR)
     assert kinds == (packed.BLOCK, packed.MARKER, packed.END, packed.ERROR)
@@ -72,7 +72,7 @@ def test_the_stream_of_blocks_has_the_same_words() -> None:
     )
 
 
-def test_blocks_are_chained_alike() -> None:
+def test_hash_chains_of_blocks_are_equal() -> None:
     block = Block(Position(7, 3), [2, 3], b"abcde", None, 1, log_blocks.CHAIN_START)
     (frame,) = frames.Frames().feed(packed.HEAD + packed.pack([block]))
     assert isinstance(frame, frames.BlockFrame)

@@ -1,7 +1,7 @@
-"""How far a reader of whole logs is: a durable subscription that follows it and never goes back.
+"""Positions of readers of whole logs: a durable subscription that follows the reader and never moves back.
 
-For whoever may consume the topic, not for administrators alone. What the subscription has not passed stays
-in the log, as for a consumer's.
+Identities that may consume the topic may use it, not only administrators. The log keeps the entries that the
+subscription has not passed, as for a consumer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def add_routes(router: Routes, site: Site) -> None:
         site.check_topic(request, name)
         topic_log, _, partition = await one_log(site, request)
         subscription = request.match_info["subscription"]
-        await site.clients.owning.check_follower(topic_log.name, subscription)
-        # Nothing is waited for from there until it has moved: no owner comes in between.
+        await site.clients.ownerships.check_follower(topic_log.name, subscription)
+        # There is no await from here until the subscription has moved, so no other owner can intervene.
         topic = topics.loaded.get(str(name.base))
         if topic is None or topic.runner.logs.get(partition) is not topic_log:
             raise Unavailable(f"{name} is moving")

@@ -1,8 +1,8 @@
-"""``GET .../blocks``: a range of a log as its stored blocks, streamed (docs/http.md, "Blocks").
+"""``GET .../blocks``: a range of a log as stored blocks, streamed (docs/http.md, "Blocks").
 
-Of one stream there is one read of the log in memory, and what its reader has not taken of it: the
-next part is read once that is in the socket. A reader that takes nothing for a while is cut off, and
-one that is slow costs others nothing. What goes wrong behind the answer's head is told in the stream.
+A stream keeps one read of the log in memory, plus what its reader has not accepted of it: the next part is
+read when this one is in the socket. A reader that accepts nothing for a while is disconnected. A slow reader
+costs others nothing. Errors after the head of the response are reported in the stream.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from onewriter_core.ids import EARLIEST, Position
 PATH: Final = TOPIC_PATH + "/blocks"
 
 STREAMS_MAX: Final = 16
-"""Streams at once; who asks for more is answered 429 and comes again."""
+"""Concurrent streams. Further requests are answered with 429, and clients retry."""
 
 BEGIN_SECONDS: Final = 30.0
-"""Within this time a stream has begun, or is answered that it cannot now."""
+"""Within this time, a stream has begun or is refused."""
 
 WRITE_SECONDS: Final = 60.0
-"""A reader that takes nothing for so long is cut off."""
+"""A reader that accepts nothing for this long is disconnected."""
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ def add_routes(router: Routes, site: Site) -> None:
 
 @contextmanager
 def one_more(streams: BlockStreams) -> Iterator[None]:
-    """Inside there is one more; raises Refusal where that would be too many."""
+    """Count one more stream while the context is open; raises Refusal at the limit."""
     if streams.open >= STREAMS_MAX:
         raise Refusal(
             429, f"{STREAMS_MAX} block streams are open, which is the maximum; retry later"
@@ -107,7 +107,7 @@ def _asked(request: web.Request) -> tuple[Position | None, Position | None]:
 
 
 class Gone:
-    """What was asked for is not kept any more; the log begins at ``first`` now."""
+    """The requested entries are no longer stored; the log begins at ``first`` now."""
 
     def __init__(self, topic_log: TopicLog, asked: Position, first: Position) -> None:
         trimmed = trimmed_of(topic_log)
@@ -121,7 +121,7 @@ class Gone:
         )
 
     def answer(self) -> web.Response:
-        """As the answer to a request."""
+        """As the response to a request."""
         return web.json_response({"reason": self.reason} | self.details, status=410)
 
     def frame(self) -> bytes:
@@ -130,7 +130,7 @@ class Gone:
 
 
 async def _gone(topic_log: TopicLog, asked: Position | None) -> Gone | None:
-    """What to answer where the log does not go back to there. Raises Undecided."""
+    """The response if the log does not go back that far. Raises Undecided."""
     if asked is None:
         return None
     first = (await first_block(topic_log)).position
@@ -141,9 +141,9 @@ async def _gone(topic_log: TopicLog, asked: Position | None) -> Gone | None:
 
 
 class Stream:
-    """One reader's stream. ``expires_at``: when its proof of identity ends, in Unix seconds.
+    """One reader's stream. ``expires_at``: the expiry of its proof of identity, in Unix seconds.
 
-    ``payload``: whether the entries' bytes are sent, too; ``publishers``: whether who published is.
+    ``payload``: whether to send the entries' bytes; ``publishers``: whether to name the publishers.
     """
 
     def __init__(
@@ -166,9 +166,9 @@ class Stream:
         self._publishers = publishers
 
     async def run(self, blocks: Range) -> None:
-        """Send the range; what goes wrong with reading it is the stream's last frame.
+        """Send the range. A read error becomes the last frame of the stream.
 
-        Raises TimeoutError for a reader that takes nothing, ConnectionError for one that has gone.
+        Raises TimeoutError for a reader that accepts nothing, ConnectionError for one that is gone.
         """
         await self._write(packed.HEAD)
         try:
@@ -191,7 +191,7 @@ class Stream:
             await self._write(data)
 
     async def _next(self, blocks: Range) -> bytes:
-        """The frames of the next part; empty: there is no more."""
+        """The frames of the next part; empty at the end."""
         at = blocks.at
         found = await blocks.read()
         first = found[0].position if found else at
@@ -205,7 +205,7 @@ class Stream:
         async with asyncio.timeout(self._write_seconds):
             await self._response.write(data)
         self._figures.bytes += len(data)
-        await asyncio.sleep(0)  # a fast reader of what is in memory leaves others their turn
+        await asyncio.sleep(0)  # a fast reader of blocks in memory must not block the event loop
 
 
 class _Ended(Exception):

@@ -1,4 +1,4 @@
-"""What tells much of a log at once, for pipelines: its segments, its audit; and trimming it."""
+"""Endpoints for pipelines that read whole logs: segments, audit, trim."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from onewriter_broker.http.site import Refusal, Site, flag, listing, number, obj
 from onewriter_broker.log.store.api import VERSION_PREFIX, LogStore, Unit
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
-from onewriter_broker.topic.retention import Stretch
-from onewriter_broker.topic.segments import Page, Segment, SegmentIndexes
-from onewriter_broker.topic.trimming import trim
+from onewriter_broker.topic.retention.retention import Stretch
+from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
+from onewriter_broker.topic.retention.trimming import trim
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName
@@ -33,7 +33,7 @@ _AUDIT: Final = Filtered(
 
 RECORDS_PER_PAGE: Final = 1_000
 RECORDS_PER_PAGE_MAX: Final = 5_000
-"""Records of the audit in one answer."""
+"""Audit records in one response."""
 
 
 def add_routes(router: Routes, site: Site) -> None:
@@ -44,9 +44,9 @@ def add_routes(router: Routes, site: Site) -> None:
 
 
 async def one_log(site: Site, request: web.Request) -> tuple[TopicLog, int, int]:
-    """The log that the path means, its bucket and its partition; loaded, as for a consumer.
+    """The log of the path, its bucket and its partition; loaded as for a consumer.
 
-    Raises Refusal, also for a partitioned topic: its partitions are logs of their own.
+    Raises Refusal, also for a partitioned topic, because its partitions are separate logs.
     """
     name, topic = await served(site, request)
     if name.partition is None and topic.entry.partitions > 0:
@@ -68,7 +68,7 @@ def _add_segments(router: Routes, site: Site) -> None:
         after = positions.asked(request, "after") or EARLIEST
         with_state = flag(request, "state")
         topic_log, bucket, _ = await one_log(site, request)
-        epoch = _epoch(topic_log)  # no newer one than the segments show
+        epoch = _epoch(topic_log)  # not newer than what the segments show
         try:
             page = await indexes.page(topic_log, bucket, after)
         except MalformedBlock as error:
@@ -82,7 +82,7 @@ def _add_segments(router: Routes, site: Site) -> None:
 
 
 async def _stored_state(store: LogStore, name: TopicName, bucket: int) -> dict[str, Any]:
-    """What the store remembers beside a log, read after its blocks. Raises Undecided."""
+    """What the store keeps beside a log, read after its blocks. Raises Undecided."""
     state = await store.read_state(name)
     unit = (await store.observe([bucket])).units.get(bucket, Unit())
     trimmed = state.get(TRIMMED)
@@ -104,7 +104,7 @@ def _number(state: Mapping[str, str], field: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
+def _page(topic_log: TopicLog, epoch: int, page: SegmentPage) -> dict[str, Any]:
     return {
         "topic": str(topic_log.name),
         "epoch": epoch,
@@ -117,14 +117,16 @@ def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
     }
 
 
-def _segments(page: Page) -> Iterable[dict[str, Any]]:
-    """A page's segments, taken when they are asked for; but the last, which may grow meanwhile, now."""
+def _segments(page: SegmentPage) -> Iterable[dict[str, Any]]:
+    """The segments of a page, converted when they are used. The last one may still grow, so it is converted
+    now.
+    """
     last = [_segment(each, page.last) for each in page.segments[-1:]]
     return chain((_segment(each, page.last) for each in page.segments[:-1]), last)
 
 
 def _segment(segment: Segment, end: Position) -> dict[str, Any]:
-    """A segment of a log that was committed so far."""
+    """A segment of a log, as far as it is committed."""
     marker = segment.marker or {}
     epoch = marker.get("epoch", "")
     return {
@@ -152,7 +154,7 @@ def _segment(segment: Segment, end: Position) -> dict[str, Any]:
 
 
 def _publisher(by: str) -> dict[str, Any]:
-    """Who published, as a block says it: whoever wrote the block may have written anything."""
+    """The publisher that a block names. The content of this field is not trusted."""
     try:
         told = msgspec.json.decode(by, type=dict[str, str])
     except msgspec.DecodeError:
@@ -209,7 +211,7 @@ def _add_trim(router: Routes, site: Site) -> None:
 
 
 def _epoch(topic_log: TopicLog) -> int:
-    """The newest epoch that was granted there."""
+    """The newest epoch that was granted for the log."""
     return int(topic_log.state.get("epoch", "0"))
 
 
@@ -257,7 +259,7 @@ def _add_audit(router: Routes, site: Site) -> None:
 
 
 async def _require_bucket(site: Site, request: web.Request, bucket: int) -> None:
-    """Return if the bucket is served here; else send the client to the broker that does."""
+    """Return if this broker serves the bucket; otherwise redirect the client to the broker that does."""
     owner = await wait_for_bucket(site.topics, bucket)
     if site.topics.ownership.holding(bucket) is not None:
         return
@@ -268,7 +270,7 @@ async def _require_bucket(site: Site, request: web.Request, bucket: int) -> None
 
 
 def _is_shown(site: Site, request: web.Request, fields: Mapping[str, str]) -> bool:
-    """Whether the caller may see an audit record; those of a whole bucket are for roles alone."""
+    """Whether the caller may see an audit record. Records of a whole bucket are shown to roles only."""
     topic = fields.get("topic")
     if topic is not None:
         return site.shows(request, topic)
@@ -279,7 +281,7 @@ def _is_shown(site: Site, request: web.Request, fields: Mapping[str, str]) -> bo
 
 
 def _record(record_id: str, fields: dict[str, str]) -> dict[str, Any]:
-    """A record as the topic's history shows it, and its time as a number, too."""
+    """A record in the format of the topic's history, with its time also as a number."""
     text = fields.get("t", fields.get("time", ""))
     record = history.shown(record_id, fields)
     record["timeMs"] = int(text) if text.isascii() and text.isdecimal() else None

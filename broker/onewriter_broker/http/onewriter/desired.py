@@ -1,4 +1,4 @@
-"""``/onewriter/v1/desired``: the operator says here what is wanted of topics and claims."""
+"""``/onewriter/v1/desired``: receives the desired state of topics and claims from the operator."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onewriter_core.errors import ConfigurationError
 PATH: Final = "/onewriter/v1/desired"
 
 WARNINGS_MAX: Final = 100
-"""Warnings that are answered; the rest is counted."""
+"""Warnings in a response; further ones are counted."""
 
 log = structlog.get_logger(__name__)
 
@@ -61,7 +61,7 @@ def _counted(revision: str | None, state: DesiredState) -> dict[str, Any]:
 
 
 async def _body(request: web.Request) -> bytes:
-    """The body, which may be larger here than elsewhere. Raises Refusal."""
+    """The body, which may be larger than elsewhere. Raises Refusal."""
     body = bytearray()
     async for chunk in request.content.iter_chunked(256 * 1024):
         body += chunk

@@ -1,30 +1,32 @@
-"""A topic's story out of the audit stream: what every broker that served it wrote down.
+"""A topic's history from the audit stream, as recorded by every broker that served it.
 
-The stream belongs to a bucket, so a reading passes over other topics' records; it is bounded, and
-says where to go on.
+The stream belongs to a bucket, so reading skips the records of other topics. A page is bounded, and contains
+the id from which the next page continues.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.audit_windows import AuditRecord, newest_records
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.transitions import LEADERLESS_MS, READY
+from onewriter_broker.topic.history.transitions import LEADERLESS_MS, READY
 from onewriter_core.topic.model import Purpose
 
 READ_RECORDS: Final = 512
 """Records that one read from the store asks for."""
 
 SCANNED_MAX: Final = 8_192
-"""Records that one request looks through at most."""
+"""Records that one request reads at most."""
 
 RECORDS_PER_TICK: Final = 50
-"""Of those, looked at before others get a turn of the event loop: a millisecond or two."""
+"""Records that are handled in one tick of the event loop: one or two milliseconds."""
 
 _NUMBERS: Final = frozenset(
     {"epoch", "oldEpoch", "ledger", "priority", "arrival", "leaderlessMs", "entries", "claimed"}
@@ -33,15 +35,15 @@ _DOCUMENTS: Final = frozenset({"previous", "nextWaiter", "former"})
 _NUMBER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
 
 RECORD_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}", re.ASCII)
-"""How the store names an audit record."""
+"""The id of an audit record in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     """Records of one topic, oldest first.
 
-    ``next``: the id to go on after, None when this is all there is now. ``is_cut``: earlier ones
-    may exist that this reading did not reach.
+    ``next``: the id after which the next page begins; None if there are no more records now. ``is_cut``:
+    there may be earlier records that were not read.
     """
 
     records: list[dict[str, Any]]
@@ -49,27 +51,36 @@ class Page:
     is_cut: bool
 
 
-async def newest(store: LogStore, bucket: int, topic: str, limit: int) -> Page:
-    """The last ``limit`` records. Raises Undecided."""
-    count = READ_RECORDS
-    while True:
-        found = await store.read_audit(bucket, count=count, reverse=True)
-        mine: list[dict[str, Any]] = []
+async def newest(
+    store: LogStore,
+    bucket: int,
+    topic: str,
+    limit: int,
+    *,
+    read_records: int = READ_RECORDS,
+    scanned_max: int = SCANNED_MAX,
+) -> Page:
+    """The last ``limit`` records of a topic. Raises Undecided."""
+    mine: list[dict[str, Any]] = []
+
+    async def has_enough(found: Sequence[AuditRecord]) -> bool:
+        mine.clear()
         ticks = Ticks(RECORDS_PER_TICK)
         for record_id, fields in reversed(found):
             await ticks.step()
             if _is_of(fields, topic):
                 _tell(mine, shown(record_id, fields))
-        is_all = len(found) < count
-        if is_all or len(mine) >= limit or count >= SCANNED_MAX:
-            last = found[0][0] if found else None
-            is_cut = not is_all or len(mine) > limit
-            return Page(mine[-limit:], last, is_cut)
-        count = min(count * 4, SCANNED_MAX)
+        return len(mine) >= limit
+
+    found, is_all = await newest_records(
+        store, bucket, has_enough, first=read_records, most=scanned_max
+    )
+    last = found[0][0] if found else None
+    return Page(mine[-limit:], last, not is_all or len(mine) > limit)
 
 
 async def following(store: LogStore, bucket: int, topic: str, after: str, limit: int) -> Page:
-    """Up to ``limit`` records behind ``after``. Raises Undecided."""
+    """Up to ``limit`` records after ``after``. Raises Undecided."""
     records: list[dict[str, Any]] = []
     scanned, ticks = 0, Ticks(RECORDS_PER_TICK)
     while len(records) < limit and scanned < SCANNED_MAX:
@@ -77,7 +88,7 @@ async def following(store: LogStore, bucket: int, topic: str, after: str, limit:
         for record_id, fields in found:
             await ticks.step()
             if _is_of(fields, topic):
-                # What ends the page's last grant is still told with it.
+                # Records that belong to the page's last grant are still added to it.
                 if len(records) == limit and fields.get("kind") != READY:
                     break
                 _tell(records, shown(record_id, fields))
@@ -89,12 +100,14 @@ async def following(store: LogStore, bucket: int, topic: str, after: str, limit:
 
 
 def _is_of(fields: dict[str, str], topic: str) -> bool:
-    """A topic's own records, those of its ownership, and those of its whole bucket (an adoption)."""
+    """Whether a record is about the topic, its ownership, or its whole bucket (an adoption)."""
     return fields.get("topic", fields.get("resource", topic)) == topic
 
 
 def _tell(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
-    """Add a record; one that says when a winner could write is told with its grant, if that is here."""
+    """Add a record. The time at which a winner could write is added to its grant instead, if that is in the
+    list.
+    """
     if record.get("kind") == READY:
         for granted in reversed(records):
             is_same = granted.get("ledger") == record.get("ledger")
@@ -105,7 +118,7 @@ def _tell(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
 
 
 def shown(record_id: str, fields: dict[str, str]) -> dict[str, Any]:
-    """A record with its numbers as numbers; what cannot be read stays as it is."""
+    """A record with its numbers as numbers. Invalid values stay unchanged."""
     record: dict[str, Any] = {"id": record_id}
     for name, text in fields.items():
         record[name] = text

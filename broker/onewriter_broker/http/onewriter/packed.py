@@ -1,6 +1,6 @@
-"""The packed stream of a log's blocks: how ``GET .../blocks`` writes them (docs/http.md, "Blocks").
+"""The packed stream of a log's blocks: the format of ``GET .../blocks`` (docs/http.md, "Blocks").
 
-Nothing here does I/O. All integers are little-endian; what is in a block is as the store has it.
+No I/O. All integers are little-endian. The contents of blocks are as in the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onewriter_broker.log.store.blocks import pack_u32
 from onewriter_core.ids import Position
 
 HEAD: Final = b"OWB2"
-"""What the stream begins with: its name and version."""
+"""The beginning of the stream: name and version of the format."""
 
 BLOCK: Final = 1
 MARKER: Final = 2
@@ -23,19 +23,20 @@ END: Final = 3
 ERROR: Final = 4
 
 HAS_COUNTS: Final = 1
-"""Flag: how many messages each entry has follows the lengths; else it is one each."""
+"""Flag: the numbers of messages per entry follow the lengths. Without it, each entry has one message."""
 
 IS_ATOMIC: Final = 2
-"""Flag: the block is a part of an atomic publish, whose name follows what is there of lengths and counts."""
+"""Flag: the block is a part of an atomic publish, whose name follows the lengths and counts."""
 
 ENDS_PUBLISH: Final = 4
-"""Flag: and the last one of it."""
+"""Flag: the block is the last one of its atomic publish."""
 
 NO_PAYLOAD: Final = 8
-"""Flag: the entries' bytes were not asked for, and are left out."""
+"""Flag: the entries' bytes were not requested and are left out."""
 
 NAMES_PUBLISHER: Final = 16
-"""Flag: the publisher's name, as the block has it, follows the name of the atomic publish; it may be empty."""
+"""Flag: the publisher's name, as stored in the block, follows the name of the atomic publish. It may be
+empty."""
 
 _BLOCK = struct.Struct("<IBQQQIB16s")
 _HEAD = struct.Struct("<IB")
@@ -44,13 +45,13 @@ _END = struct.Struct("<IBQQ")
 _NAME_LENGTH = struct.Struct("<H")
 _NAME_BYTES_MAX: Final = 0xFFFF
 _LENGTH_BYTES: Final = 4
-"""The length at the beginning of a frame does not count itself."""
+"""The length at the beginning of a frame does not include itself."""
 
 
 def pack(blocks: Iterable[StoredBlock], *, payload: bool = True, publishers: bool = False) -> bytes:
-    """Frames of blocks and markers, one behind the other.
+    """Frames of blocks and markers, concatenated.
 
-    ``payload``: with the entries' bytes; ``publishers``: with who published, of atomic publishes.
+    ``payload``: include the entries' bytes; ``publishers``: include the publishers of atomic publishes.
     """
     parts: list[bytes] = []
     for block in blocks:
@@ -80,7 +81,7 @@ def _block(block: Block, *, payload: bool, publishers: bool) -> tuple[bytes, ...
 
 
 def _name(text: str) -> bytes:
-    """A name behind its length; what no broker stores is cut off."""
+    """A name after its length. Names that are longer than any that brokers store are truncated."""
     name = text.encode()[:_NAME_BYTES_MAX]
     return _NAME_LENGTH.pack(len(name)) + name
 
@@ -92,11 +93,11 @@ def _marker(marker: Marker) -> tuple[bytes, bytes]:
 
 
 def pack_end(end: Position) -> bytes:
-    """The answer is whole: all that is committed in front of ``end`` was sent."""
+    """The end of a complete response: it contains all that is committed before ``end``."""
     return _END.pack(_END.size - _LENGTH_BYTES, END, *end)
 
 
 def pack_error(status: int, message: str, **details: str) -> bytes:
-    """The answer breaks off here; ``status`` is what the request would have been answered with."""
+    """The end of an incomplete response; ``status`` is the status that the request would have got."""
     body = json.dumps({"status": status, "message": message} | details).encode()
     return _HEAD.pack(_HEAD.size - _LENGTH_BYTES + len(body), ERROR) + body

@@ -14,12 +14,12 @@ _POSITION: Final = re.compile(r"([0-9]{1,16}):([0-9]{1,16})", re.ASCII)
 
 
 def shown(position: Position) -> str:
-    """A position as this API writes it."""
+    """A position in the format of this API."""
     return f"{position.ledger}:{position.entry}"
 
 
 def read(text: object, name: str) -> Position:
-    """The position that a text means; raises Refusal, naming the parameter."""
+    """Parse a position; raises Refusal that names the parameter."""
     match = _POSITION.fullmatch(text) if isinstance(text, str) else None
     if match is not None:
         position = Position(int(match[1]), int(match[2]))
@@ -29,6 +29,6 @@ def read(text: object, name: str) -> Position:
 
 
 def asked(request: web.Request, name: str) -> Position | None:
-    """A position of the query; None: it is not given. Raises Refusal."""
+    """A position of the query; None if it is not given. Raises Refusal."""
     text = request.query.get(name)
     return None if text is None else read(text, name)

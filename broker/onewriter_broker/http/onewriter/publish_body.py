@@ -1,4 +1,4 @@
-"""What the body of a publish asks for. It may have 4 MiB: nobody waits until all of it was looked at."""
+"""The body of a publish. It may have 4 MiB, so it is read in steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ import msgspec
 
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX, Claimed
+from onewriter_broker.topic.publish.staging import (
+    KEY_CHARACTERS_SHOWN,
+    PART_BYTES_MAX,
+    StagedPartRef,
+)
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.publish_rights import is_app
 
@@ -17,7 +21,7 @@ PARTS_MAX: Final = 10_000
 """Parts of one publish."""
 
 PARTS_PER_TICK: Final = 500
-"""Parts that are looked at before others get a turn of the event loop: a millisecond or two."""
+"""Parts that are read in one tick of the event loop: one or two milliseconds."""
 
 NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,14}")
 LABEL: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -26,10 +30,10 @@ _STAGED: Final = re.compile(rf"(?:{NUMBER.pattern})/{LABEL.pattern}/{LABEL.patte
 
 
 class Body(NamedTuple):
-    """Under which epoch which parts are to be published."""
+    """The epoch of a publish, and its parts."""
 
     epoch: int | None
-    parts: list[Claimed]
+    parts: list[StagedPartRef]
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False):
@@ -45,17 +49,17 @@ class _Asked(msgspec.Struct):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Asked)
-"""It passes over what nobody asked for without making objects of it, so what is made to take long does not."""
+"""It skips unknown fields without creating objects, so a body of many unknown fields is cheap."""
 
 
 async def read_body(body: bytes, prefix: str) -> Body:
-    """What a body asks for, whose parts begin with ``prefix``. Raises Refusal."""
+    """Parse a body whose parts begin with ``prefix``. Raises Refusal."""
     try:
         asked = _DECODER.decode(body)
         epoch = epoch_of(asked.epoch)
         if len(asked.parts) > PARTS_MAX:
             raise Refusal(413, f"a publish has at most {PARTS_MAX} parts")
-        parts, ticks = list[Claimed](), Ticks(PARTS_PER_TICK)
+        parts, ticks = list[StagedPartRef](), Ticks(PARTS_PER_TICK)
         for part in asked.parts:
             parts.append(_claimed(part))
             await ticks.step()
@@ -70,7 +74,7 @@ async def read_body(body: bytes, prefix: str) -> Body:
 
 
 def epoch_of(epoch: object) -> int | None:
-    """An epoch out of a body. Raises Refusal."""
+    """The epoch in a body. Raises Refusal."""
     if epoch is None:
         return None
     if type(epoch) is not int or not 0 < epoch <= NUMBER_MAX:
@@ -78,13 +82,13 @@ def epoch_of(epoch: object) -> int | None:
     return epoch
 
 
-def _claimed(part: _Part) -> Claimed:
+def _claimed(part: _Part) -> StagedPartRef:
     if not (_is_key(part.key) and part.rows >= 0 and 0 < part.bytes <= PART_BYTES_MAX):
         raise ValueError(f"no part is {part.key[:KEY_CHARACTERS_SHOWN]}")
-    return Claimed(part.key, part.rows, part.bytes, part.checksum)
+    return StagedPartRef(part.key, part.rows, part.bytes, part.checksum)
 
 
 def _is_key(key: str) -> bool:
-    """Whether staging may have answered this key."""
+    """Whether the key has the format of the keys that staging returns."""
     app, _, staged = key.partition("/")
     return is_app(app) and _STAGED.fullmatch(staged) is not None

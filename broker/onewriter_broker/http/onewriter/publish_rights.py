@@ -1,6 +1,7 @@
-"""By which right a request stages, publishes or drops: what it shows, verified, and ``may``'s decision.
+"""The right under which a request stages, publishes or drops: verifies the proof in the request, and asks
+``may``.
 
-Under an epoch that is the holder's registration, or a capability that the holder passed on
+Under an epoch, the proof is the holder's registration, or a capability that the holder passed on
 (``onewriter_core.publish_rights``). An epoch's number is public and proves nothing.
 """
 
@@ -11,9 +12,9 @@ from typing import Final
 from aiohttp import web
 
 from onewriter_broker.http.site import IDENTITY, Site
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Right
-from onewriter_broker.topic.staging import Changer
+from onewriter_broker.topic.publish.requests import PublishRight
+from onewriter_broker.topic.publish.staging import Changer
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, EpochResource, Proof
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Identity, TopicName
@@ -31,7 +32,7 @@ _MILLISECONDS: Final = 1000
 
 
 def shows_proof(request: web.Request) -> bool:
-    """Whether a request shows a registration or a capability, of whatever worth."""
+    """Whether a request contains a registration or a capability, valid or not."""
     return REGISTRATION_HEADER in request.headers or CAPABILITY_HEADER in request.headers
 
 
@@ -43,11 +44,11 @@ def under_epoch(
     topic: LoadedTopic | None,
     epoch: int | None = None,
     action: Action = Action.PUBLISH_UNDER_EPOCH,
-) -> Right:
-    """The right to publish (or to stage) as ``app`` under an epoch, by what the request shows.
+) -> PublishRight:
+    """The right to publish (or to stage) as ``app`` under an epoch, from the proof in the request.
 
-    ``epoch``: None means the one that leads the topic. ``topic``: None where it does not exist, or
-    where nothing is shown anyway. Raises Refused where the right is missing, Unavailable.
+    ``epoch``: None means the epoch that leads the topic. ``topic``: None if it does not exist, or if the
+    request contains no proof. Raises Refused if the right is missing, Unavailable.
     """
     tenure = None if topic is None else _tenure(topic, name)
     named = epoch if epoch is not None or tenure is None else tenure.epoch
@@ -56,19 +57,19 @@ def under_epoch(
     if shows_proof(request):
         proof = _proof(site, request, name, app, named, holder)
         if proof is Proof.REGISTRATION and holder is None:
-            holder = request[IDENTITY]  # a former holder may ask what became of its publish
+            holder = request[IDENTITY]  # a former holder may ask for the result of its publish
     resource = EpochResource(name, app, named, holder, proof)
     site.clients.authorization.require(request[IDENTITY], action, resource)
-    if named is None or holder is None:  # no proof can be given of it
+    if named is None or holder is None:  # it cannot be verified
         raise Unavailable(f"no producer holds {name}")
     passed_on = proof is Proof.CAPABILITY
-    return Right(named, holder, is_passed_on=passed_on, owner=owner_of(site, holder))
+    return PublishRight(named, holder, is_passed_on=passed_on, owner=owner_of(site, holder))
 
 
 def owner_of(site: Site, holder: Identity) -> str | None:
-    """The subject to which apps are bound that this holder publishes under; None: to nobody.
+    """The subject that apps of this holder are bound to; None if they are not bound.
 
-    Where everybody administers, subjects without a token are not told apart from others.
+    If every client is an administrator, clients without a token cannot be distinguished.
     """
     if holder.is_anonymous and site.clients.authorization.principal(holder).is_administrator:
         return None
@@ -80,7 +81,8 @@ def may_ask_of_ended(
 ) -> bool:
     """Whether a caller whose right cannot be verified may ask about an epoch that does not lead.
 
-    The broker forgets who held an epoch, so it cannot verify a capability of one that has ended.
+    The broker forgets the holders of former epochs, so it cannot verify a capability of an epoch that has
+    ended.
     """
     tenure = _tenure(topic, name)
     if REGISTRATION_HEADER in request.headers or (tenure is not None and tenure.epoch == epoch):
@@ -88,8 +90,10 @@ def may_ask_of_ended(
     return site.clients.authorization.allows(request[IDENTITY], Action.CONSUME, name)
 
 
-def changer_of(site: Site, request: web.Request, name: TopicName, right: Right | None) -> Changer:
-    """Whoever asks, as one who replaces or drops parts."""
+def changer_of(
+    site: Site, request: web.Request, name: TopicName, right: PublishRight | None
+) -> Changer:
+    """The caller as the changer (replacing or dropping) of parts."""
     identity = request[IDENTITY]
     shown = request.headers.get(REGISTRATION_HEADER)
 
@@ -117,7 +121,7 @@ def _proof(
     epoch: int | None,
     holder: Identity | None,
 ) -> Proof:
-    """What the request shows is worth. Raises Unavailable."""
+    """The right that the proof in the request gives. Raises Unavailable."""
     if epoch is None:
         return Proof.INVALID
     registration = request.headers.get(REGISTRATION_HEADER)

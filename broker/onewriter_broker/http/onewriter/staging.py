@@ -1,6 +1,8 @@
-"""Staged parts and atomic publishes: for the holder of a topic, and for whom it passes its right on to.
+"""Staged parts and atomic publishes, for the holder of a topic and the publishers to which it passes its
+right on.
 
-Which topic, who may, what the body says; the doing is topic/staging.py and topic/publishing.py.
+This module handles topics, rights and bodies. topic/publish/staging.py and topic/publish/atomic_publishes.py
+do the work.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
 from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere, TooLarge
-from onewriter_broker.topic.layouts import LAYOUT_PREFIX, Overtaken
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.publish_requests import Answer, Asked, Right
-from onewriter_broker.topic.staging import PART_BYTES_MAX, Changer, MissingPart
+from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX, Overtaken
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
+from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Changer, MissingPart
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
@@ -35,13 +37,13 @@ from onewriter_core.publish_rights import is_app
 from onewriter_core.topic.model import WHOLE, AccessMode
 
 PUBLISH_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
-"""The body that names the parts of a publish."""
+"""Size of the body that names the parts of a publish."""
 
 UPLOADS: Final = Capacity(places=8, each=3, kept=0, waiting=64)
-"""Parts that are received at once: each may take PART_BYTES_MAX of memory."""
+"""Parts that are received concurrently: each may use PART_BYTES_MAX of memory."""
 
 VERSION_MAX: Final = 10**15
-"""A version is a number that has 15 digits at most."""
+"""A version is a number of at most 15 digits."""
 
 _TOPIC: Final = "/onewriter/v1/topics/{tenant}/{namespace}/{topic:[^/]+}"
 _VERSION: Final = _TOPIC + "/staged/{app}/{version}"
@@ -83,7 +85,7 @@ def add_routes(router: Routes, site: Site) -> None:
                 raise Refusal(400, str(error)) from error
             except TooLarge as error:
                 raise Refusal(413, str(error)) from error
-            except Undecided as error:  # handing it in again does no harm
+            except Undecided as error:  # sending the part again does no harm
                 raise Unavailable(f"the store did not take it: {error}") from error
         return web.json_response(
             {"key": kept.key, "rows": kept.rows, "bytes": kept.bytes, "checksum": kept.checksum}
@@ -97,7 +99,7 @@ def add_routes(router: Routes, site: Site) -> None:
                 400, "epoch is missing: lead the topic, and name the epoch under which you do"
             )
         topic, right = await _led(site, request, name, app, body.epoch, version=version)
-        asked = Asked(app, version, body.epoch, body.parts, request[IDENTITY], right)
+        asked = PublishRequest(app, version, body.epoch, body.parts, request[IDENTITY], right)
         try:
             with _owner_named(site, request):
                 answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
@@ -184,13 +186,13 @@ def _add_dropping(router: Routes, site: Site) -> None:
         names = [name.with_partition(number) for number in range(partitions)] or [name]
         served = [(each, await site.topics.serve(each)) for each in names]
         prefixes = [VERSION_PREFIX] + ([] if name.partition is not None else [LAYOUT_PREFIX])
-        prefixes.append(OWNER_PREFIX)  # the version's, where there is one, is told
+        prefixes.append(OWNER_PREFIX)  # the response contains the version's owner, if there is one
         fields = [f"{each}{app}" for each in prefixes]
         topic = served[0][1]
         first = topic.runner.logs[topic.partition_of(names[0])]
         async with AsyncExitStack() as stillness:
             await stillness.enter_async_context(site.publishing.layouts.turn(first, app))
-            for each, topic in served:  # all of them, before the first forgets
+            for each, topic in served:  # check all partitions before the first one forgets
                 topic_log = topic.runner.logs[topic.partition_of(each)]
                 stillness.enter_context(site.publishing.keeping_still(topic_log, app))
             versions = [
@@ -208,7 +210,7 @@ def _add_dropping(router: Routes, site: Site) -> None:
 
 @contextmanager
 def _owner_named(site: Site, request: web.Request) -> Iterator[None]:
-    """Inside, a refusal of somebody else's app names its owner, where an administrator asks."""
+    """While the context is open, name the owner of another subject's app in refusals to administrators."""
     try:
         yield
     except BoundElsewhere as error:
@@ -220,18 +222,22 @@ def _owner_named(site: Site, request: web.Request) -> Iterator[None]:
 async def _forgotten(
     site: Site, topic: LoadedTopic, partition: int, app: str, fields: Sequence[str]
 ) -> int:
-    """The version of an app that a log knows no more; -1: it knew none. Raises Unavailable, Undecided."""
+    """Let a log forget the version of an app; the version, or -1 if the log had none. Raises Unavailable,
+    Undecided.
+    """
     topic_log = topic.runner.logs[partition]
-    state = await site.publishing.state_of(topic_log)  # this broker's memory may lack what is there
+    state = await site.publishing.state_of(
+        topic_log
+    )  # the memory of this broker may lack what the store has
     found = [field for field in fields if field in state]
     if not found:
         return -1
     version = state[found[0]].partition(" ")[0]
     if not version.isdecimal():
-        version = "0"  # what must be repaired is forgotten like any other
+        version = "0"  # a damaged version is forgotten like any other
     await topic_log.save_state({}, found)
     if found[0].startswith(VERSION_PREFIX):
-        topic.runner.story.audit(
+        topic.runner.history.audit(
             {"kind": "forget", "log": str(topic_log.name), "app": app, "version": version}
         )
     return int(version)
@@ -246,20 +252,20 @@ async def _led(
     *,
     version: int | None = None,
     action: Action = Action.PUBLISH_UNDER_EPOCH,
-) -> tuple[LoadedTopic, Right | None]:
+) -> tuple[LoadedTopic, PublishRight | None]:
     """The topic, served here, under whose epoch this caller may publish as ``app``.
 
-    ``epoch`` None: the one that leads. ``version``: one that may be on its way into the log; while it
-    is, Undecided comes before a refusal, which would say that it is not published. The right is None
-    where a capability cannot be verified, because its epoch has ended: who may read the topic may
-    then ask what became of a version, and publishes nothing. Raises Refused, Refusal, Unavailable,
-    Undecided, HTTPTemporaryRedirect.
+    ``epoch`` None: the epoch that leads. ``version``: a version that may be on its way into the log. Until
+    that is decided, the answer is Undecided instead of a refusal, because a refusal would mean that the
+    version is not published. The right is None if a capability cannot be verified because its epoch has
+    ended: a caller that may read the topic may then ask for the result of a version, but not publish. Raises
+    Refused, Refusal, Unavailable, Undecided, HTTPTemporaryRedirect.
     """
     if action is Action.PUBLISH_UNDER_EPOCH and not shows_proof(request):
         under_epoch(site, request, name, app, None, epoch)
     await site.require_owned(request, name)
     topic = await _existing(site, name)
-    right: Right | None
+    right: PublishRight | None
     try:
         right = under_epoch(site, request, name, app, topic, epoch, action)
     except Refused:
@@ -281,7 +287,7 @@ async def _led(
 
 
 async def _existing(site: Site, name: TopicName) -> LoadedTopic | None:
-    """The log's topic, loaded; None: there is no such log. Raises Unavailable, Undecided."""
+    """The log's topic, loaded; None if there is no such log. Raises Unavailable, Undecided."""
     entry = await site.topics.entry_of(name)
     partition = WHOLE if name.partition is None else name.partition
     if entry is None or partition not in entry.log_numbers:
@@ -290,18 +296,18 @@ async def _existing(site: Site, name: TopicName) -> LoadedTopic | None:
 
 
 async def _check_undivided(site: Site, name: TopicName) -> None:
-    """Raises Refusal for a topic that has partitions; Undecided."""
+    """Raise Refusal for a partitioned topic; raises Undecided."""
     if name.partition is None and (await site.topics.partitions_of(name) or 0) > 0:
         raise Refusal(400, f"{name} has partitions: name the one that is to be published to")
 
 
 async def _right_to_stage(
     site: Site, request: web.Request, name: TopicName, app: str
-) -> Right | None:
-    """The right to stage under the epoch that leads; None: the caller may produce, and no more.
+) -> PublishRight | None:
+    """The right to stage under the epoch that leads; None if the caller may only produce.
 
-    What it shows may be of an epoch that has ended, or does not lead this partition: then its own right
-    to produce is enough to stage, and the publish decides. Raises as ``_led``.
+    The proof may be for an epoch that has ended or does not lead this partition. Then the caller's own right
+    to produce suffices for staging, and the publish decides. Raises as ``_led``.
     """
     refusal: Refused | None = None
     if shows_proof(request):
@@ -319,7 +325,7 @@ async def _right_to_stage(
 
 
 async def _changer(site: Site, request: web.Request, name: TopicName, app: str) -> Changer:
-    """Whoever asks for parts to be dropped; each part decides who may drop it. Raises as ``_led``."""
+    """The caller, who wants to drop parts. Each part decides who may drop it. Raises as ``_led``."""
     right = None
     if shows_proof(request):
         with suppress(Refused):  # the secret of a former epoch may drop what was staged under it
@@ -331,7 +337,7 @@ async def _changer(site: Site, request: web.Request, name: TopicName, app: str) 
 
 
 def _check_share(site: Site, name: TopicName) -> None:
-    """Raises Refused where the topic's share of the store is used up."""
+    """Raise Refused if the topic's share of the store is used up."""
     is_declared = site.topics.desired.topic(name.base) is not None
     share = site.topics.shares.now(name.namespace_name, is_declared=is_declared)
     if share.refusal:
@@ -355,7 +361,7 @@ async def _admitted(site: Site, request: web.Request, name: TopicName) -> Loaded
         for mode in _MODES
     ]
     if not any(isinstance(each, Granted) for each in decisions):
-        # the first mode's refusal is counted and answered
+        # The refusal of the first mode is counted and returned.
         authorization.require(identity, Action.PRODUCE, resource, AskedProducer(_MODES[0]))
     await site.require_owned(request, name)
     await _check_undivided(site, name)
@@ -365,7 +371,7 @@ async def _admitted(site: Site, request: web.Request, name: TopicName) -> Loaded
 
 
 async def _body(request: web.Request, bytes_max: int) -> bytes:
-    """A body that is larger than others may be. Raises Refusal."""
+    """A body that may be larger than those of other routes. Raises Refusal."""
     found, size = [], 0
     async for chunk in request.content.iter_any():
         found.append(chunk)
@@ -397,7 +403,7 @@ def _label(request: web.Request, name: str) -> str:
 
 
 async def _layout_asked(request: web.Request) -> tuple[int | None, bool]:
-    """Under which epoch it is asked for, and whether it is noted. Raises Refusal."""
+    """The epoch of the request, and whether the layout is to be recorded. Raises Refusal."""
     asked = await object_body(request)
     is_noted = asked.get("noted", True)
     if not isinstance(is_noted, bool):
@@ -405,7 +411,7 @@ async def _layout_asked(request: web.Request) -> tuple[int | None, bool]:
     return epoch_of(asked.get("epoch")), is_noted
 
 
-def _told(answer: Answer, asked: Asked) -> dict[str, Any]:
+def _told(answer: PublishResult, asked: PublishRequest) -> dict[str, Any]:
     where = answer.where
     return {
         "outcome": "duplicate" if answer.is_duplicate else "published",

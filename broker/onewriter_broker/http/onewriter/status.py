@@ -1,4 +1,4 @@
-"""The status of a topic that is served here: what ``GET .../topics/...`` and the watch both show."""
+"""The status of a topic that this broker serves, for ``GET .../topics/...`` and for the watch."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from onewriter_broker.connection.lookups import why_not_served
 from onewriter_broker.http.onewriter import views
 from onewriter_broker.http.site import Site
 from onewriter_broker.log.store.api import Observation
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.ids import TopicName
 
 
 def place(
     site: Site, name: TopicName, entry: CatalogEntry, *, is_secure: bool = False
 ) -> dict[str, Any]:
-    """What is known of any topic: where it is served, and if not, why."""
+    """The part of the status that is known for every topic: where it is served, or why it is not."""
     topics = site.topics
     bucket = topics.bucket_of(name)
     is_declared = topics.desired.topic(name) is not None
@@ -36,7 +36,7 @@ def place(
 def served_status(
     site: Site, topic: LoadedTopic, seen: Observation | None, *, is_secure: bool = False
 ) -> dict[str, Any]:
-    """A loaded topic's status; ``seen`` is the store as it was last looked at."""
+    """The status of a loaded topic; ``seen`` is the latest observation of the store."""
     clients = site.clients
     return (
         place(site, topic.name, topic.entry, is_secure=is_secure)
@@ -49,12 +49,12 @@ def served_status(
 
 
 def losses(site: Site, name: TopicName) -> list[dict[str, Any]]:
-    """Acknowledged entries of the topic that were found missing."""
+    """Losses of acknowledged entries of the topic."""
     return [views.loss(each) for each in site.losses if each.topic.base == name]
 
 
 def owner(site: Site, name: TopicName, *, is_secure: bool = False) -> dict[str, str] | None:
-    """Where the topic is served, for a caller who came over TLS or not; None when that is not known."""
+    """The address of the topic's broker, for a caller over TLS or not; None if it is not known."""
     found = site.topics.ownership.owner_of(site.topics.bucket_of(name))
     if found is None:
         return None
@@ -62,6 +62,6 @@ def owner(site: Site, name: TopicName, *, is_secure: bool = False) -> dict[str, 
 
 
 def addresses(site: Site, found: Addresses, *, is_secure: bool = False) -> dict[str, str]:
-    """A broker's addresses as answers show them; ``is_secure``: the caller came over TLS."""
+    """A broker's addresses in the format of responses; ``is_secure``: the caller uses TLS."""
     named = site.clients.named(found, is_secure=is_secure)
     return {"brokerUrl": named.broker_url, "httpUrl": named.http_url}

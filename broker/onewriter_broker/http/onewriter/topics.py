@@ -1,4 +1,4 @@
-"""onewriter's own API: topics and who writes them, their story, fencing and handing over."""
+"""Topics in onewriter's own API: writers, queues, history, fences and handovers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from onewriter_broker.http.site import (
     topic_of,
 )
 from onewriter_broker.ownership.placement import name_of
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.api.common import DNS_LABEL
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
@@ -40,10 +40,10 @@ RECORDS_PER_PAGE: Final = 50
 RECORDS_PER_PAGE_MAX: Final = 1_000
 
 STATES_AT_ONCE: Final = 16
-"""Logs' states read from the store at the same time, for topics that are not loaded."""
+"""States of logs that are read concurrently from the store, for topics that are not loaded."""
 
 DECISION_SECONDS: Final = 5.0
-"""How long a fence, or a handover of an undeclared topic, is waited for."""
+"""Time that a request waits for a fence, or for the handover of an undeclared topic."""
 
 NAME_LENGTH_MAX: Final = 512
 
@@ -95,7 +95,7 @@ def _add_topics(router: Routes, site: Site) -> None:
 
 
 async def _list(site: Site, request: web.Request) -> dict[str, Any]:
-    """A page of topics, by name; details of those that this broker serves."""
+    """A page of topics, ordered by name, with details of those that this broker serves."""
     wanted = request.query.get("namespace")
     after = request.query.get("after", "")
     limit = number(request, "limit", TOPICS_PER_PAGE, TOPICS_PER_PAGE_MAX)
@@ -120,7 +120,7 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
             async with gate:
                 states = await _states(site, name, entry)
             return found | views.stored_summary(list(states.values()))
-        return found  # its owner knows more
+        return found  # the owner knows more
 
     return {
         "topics": await asyncio.gather(*(row(text) for text in page)),
@@ -129,7 +129,7 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
 
 
 async def _names(site: Site, request: web.Request) -> list[TopicName]:
-    """The topics that a body names and the caller may see. Raises Refusal, InvalidTopicName."""
+    """The topics of a body that the caller may see. Raises Refusal, InvalidTopicName."""
     names = (await object_body(request)).get("topics")
     if not isinstance(names, list) or not all(isinstance(each, str) for each in names):
         raise Refusal(400, "topics: must be a list of topic names")
@@ -140,7 +140,7 @@ async def _names(site: Site, request: web.Request) -> list[TopicName]:
 
 
 async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
-    """What is known of some topics; of those that another broker serves, which knows more, only that."""
+    """The status of several topics. For topics of another broker, only what every broker knows."""
     topics = site.topics
     gate = asyncio.Semaphore(STATES_AT_ONCE)
     found: dict[str, Any] = {}
@@ -194,7 +194,7 @@ async def _status(
 
 
 async def _states(site: Site, name: TopicName, entry: CatalogEntry) -> dict[int, dict[str, str]]:
-    """The states of a topic's logs as stored; empty ones when the store does not answer."""
+    """The stored states of a topic's logs; empty if the store does not answer."""
     found: dict[int, dict[str, str]] = {}
     for partition, log_name in zip(entry.log_numbers, entry.log_names(name), strict=True):
         if len(found) >= views.PARTITIONS_SHOWN_MAX:
@@ -301,7 +301,7 @@ def _add_orders(router: Routes, site: Site) -> None:
 
 
 def _if_epoch(body: Mapping[str, Any]) -> int | None:
-    """The epoch that an order is about; None: whichever. Raises Refusal."""
+    """The epoch that an order applies to; None for any epoch. Raises Refusal."""
     if_epoch = body.get("ifEpoch")
     if if_epoch is not None and (type(if_epoch) is not int or not 0 <= if_epoch <= NUMBER_MAX):
         raise Refusal(400, "ifEpoch is a topic epoch")
@@ -314,7 +314,7 @@ def _refusal(answer: Answer, if_epoch: int | None) -> Refusal:
 
 
 async def _served(site: Site, request: web.Request) -> LoadedTopic:
-    """The topic, loaded here; else the client is sent to its owner."""
+    """The topic, loaded here; otherwise redirects the client to its owner."""
     name = topic_of(request)
     if name.partition is not None:
         raise Refusal(400, f"the partitions of {name.base} change hands together: name the topic")
@@ -330,7 +330,7 @@ async def _decided(
     identifier: str,
     seconds: float,
 ) -> Answer:
-    """The machine's answer, in time; raises Refusal 504 when nobody can say yet."""
+    """The decision of the topic machine; raises Refusal 504 if there is none in time."""
     try:
         async with asyncio.timeout(seconds):
             answer = await topic.runner.administer(event, identifier)

@@ -1,7 +1,7 @@
-"""A topic as onewriter's own API shows it: who writes, since when, who is next, what happened.
+"""A topic in the format of onewriter's own API: the writer, the queue, the transitions.
 
-Pure translation of what the broker knows (or, for a topic that is not loaded, of what the log's
-state in the store says) to JSON. Every list is bounded, and says how much it leaves out.
+Pure translation to JSON of what the broker knows or, for a topic that is not loaded, of the log's state in
+the store. Every list is bounded, and the number of omitted items is part of the response.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from onewriter_broker.auth.refusals import Refusal
 from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
 from onewriter_broker.log.store.api import Observation
 from onewriter_broker.log.topic_log.losses import Loss
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.loaded import LoadedTopic
+from onewriter_broker.topic.history.tenures import tenure_of
+from onewriter_broker.topic.history.transitions import Transition, Writer
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
-from onewriter_broker.topic.tenures import tenure_of
-from onewriter_broker.topic.transitions import Person, Transition
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.lookups import exclusive_owner
 from onewriter_core.topic.model import (
@@ -42,7 +42,7 @@ SHARED_SHOWN_MAX: Final = 100
 
 
 def summary(name: str, entry: CatalogEntry, *, is_declared: bool, owner: Json | None) -> Json:
-    """What every topic in a list has."""
+    """The part of a topic that every list shows."""
     return {
         "name": name,
         "partitions": entry.partitions,
@@ -54,7 +54,7 @@ def summary(name: str, entry: CatalogEntry, *, is_declared: bool, owner: Json | 
 
 
 def loaded_summary(topic: LoadedTopic) -> Json:
-    """What a list says besides of a topic that is served here."""
+    """The part of a list that is only known for topics that this broker serves."""
     state = topic.runner.topic
     return {
         "loaded": True,
@@ -66,7 +66,7 @@ def loaded_summary(topic: LoadedTopic) -> Json:
 
 
 def stored_summary(states: Sequence[Mapping[str, str]]) -> Json:
-    """The same of a topic that nobody has loaded, out of its logs' states."""
+    """The same for a topic that is not loaded, from its logs' states."""
     return {
         "loaded": False,
         "epoch": max((_epoch(state) for state in states), default=0),
@@ -77,7 +77,7 @@ def stored_summary(states: Sequence[Mapping[str, str]]) -> Json:
 
 
 def refusal(found: Refusal) -> Json:
-    """Somebody who lacks a right to a topic."""
+    """An identity that lacks a right to a topic."""
     return {
         "subject": found.subject or None,
         "podUID": found.pod_uid or None,
@@ -88,7 +88,7 @@ def refusal(found: Refusal) -> Json:
 
 
 def state_of(topic: Topic) -> str:
-    """The topic in a word; for a partitioned one, of its first partition."""
+    """The state of the topic in one word; for a partitioned topic, that of its first partition."""
     if topic.pending_fence is not None and topic.pending_fence.group is not None:
         return "ChangingHands"
     return _state_word(topic.partitions[0]) if topic.partitions else "Idle"
@@ -109,7 +109,7 @@ def _state_word(partition: Partition) -> str:
 
 
 def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
-    """All that the broker knows of a topic it serves."""
+    """The status of a topic that this broker serves."""
     runner = topic.runner
     state = runner.topic
     waiters = in_order(state.queue, state)
@@ -130,12 +130,12 @@ def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
         ],
         "slotsOmitted": max(0, len(partitions) - PARTITIONS_SHOWN_MAX),
         "durability": runner.logs[partitions[0].number].durability.value if partitions else None,
-        "transitions": [transition(each) for each in runner.story.history],
+        "transitions": [transition(each) for each in runner.history.transitions],
     }
 
 
 def stored_status(base: TopicName, states: Mapping[int, Mapping[str, str]]) -> Json:
-    """What the store says of a topic that nobody has loaded. ``base`` names it in no field."""
+    """The status of a topic that is not loaded, from the store. Its fields do not name ``base``."""
     del base
     shown = list(states.items())[:PARTITIONS_SHOWN_MAX]
     return stored_summary(list(states.values())) | {
@@ -181,7 +181,7 @@ def holder(runner: TopicRunner, group: ProducerGroup) -> Json:
 
 
 def waiter(runner: TopicRunner, group: ProducerGroup, place: int, wall_ms: int) -> Json:
-    """Somebody in line; ``place`` 1 is next."""
+    """A waiter in the queue; ``place`` 1 is the first."""
     asked = [
         runner.producers[member.registration].since_ms
         for member in group.members
@@ -284,7 +284,7 @@ def _tenure(tenure: Tenure | None) -> Json | None:
 
 
 def transition(found: Transition) -> Json:
-    """One line of the story, as the broker remembers it."""
+    """One transition, as the broker remembers it."""
     return {
         "at": iso(found.at_ms),
         "kind": found.kind,
@@ -299,7 +299,7 @@ def transition(found: Transition) -> Json:
     }
 
 
-def _person(person: Person | None) -> Json | None:
+def _person(person: Writer | None) -> Json | None:
     if person is None:
         return None
     return _identified(person.identity) | {
@@ -311,7 +311,7 @@ def _person(person: Person | None) -> Json | None:
 
 
 def _identified(identity: Identity) -> Json:
-    """An identity, and the pod that it stands for."""
+    """An identity, and its pod."""
     return {
         "identity": str(identity),
         "subject": identity.subject or None,

@@ -1,8 +1,8 @@
 """``GET /onewriter/v1/watch``: every topic that this broker serves, and each change, as lines of JSON.
 
-A watcher has a set of topics that changed, not a queue of what happened: what it reads slowly, it
-reads once and as it is by then. So it costs the broker no more than a set of names, can never be
-behind by more than one round, and one that takes nothing at all is cut off.
+A watcher has a set of changed topics, not a queue of events. A slow reader gets each topic once, in its
+latest state. So a watcher costs the broker only a set of names, is never more than one round behind, and is
+disconnected if it accepts nothing.
 """
 
 from __future__ import annotations
@@ -24,20 +24,8 @@ from onewriter_core.authorization import Action
 
 PATH: Final = "/onewriter/v1/watch"
 
-GATHER_SECONDS: Final = 0.1
-"""At most one line per topic in this time; the latest state counts."""
-
-LOOK_SECONDS: Final = 1.0
-"""How often is looked whether other buckets are served, or wait."""
-
-PING_SECONDS: Final = 5.0
-"""Between two lines that say no more than that the broker is there."""
-
-WRITE_SECONDS: Final = 10.0
-"""A watcher that takes nothing for so long is cut off."""
-
 TOPICS_PER_TICK: Final = 16
-"""Topics told before others get a turn of the loop."""
+"""Topics that are sent in one tick of the event loop."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +57,7 @@ def add_routes(router: Routes, site: Site) -> None:
 
 
 class _Stream:
-    """One watcher's lines. ``expires_at``: when its proof of identity ends, in Unix seconds."""
+    """The lines of one watcher. ``expires_at``: the expiry of its proof of identity, in Unix seconds."""
 
     def __init__(
         self,
@@ -79,6 +67,7 @@ class _Stream:
         expires_at: float | None,
     ) -> None:
         self._site = site
+        self._intervals = site.watchers.intervals
         self._watcher = watcher
         self._response = response
         self._expires_at = expires_at
@@ -86,7 +75,7 @@ class _Stream:
         self._told_buckets: dict[str, Any] = {}
 
     async def run(self) -> None:
-        """Tell what there is, then every change, until the broker stops or the proof expires.
+        """Send the present state, then every change, until the broker stops or the proof expires.
 
         Raises TimeoutError, ConnectionError.
         """
@@ -95,18 +84,20 @@ class _Stream:
         await self._tell_buckets()
         synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
         await self._write([{"type": "SYNCED"} | synced])
-        ping_at = loop.time() + PING_SECONDS
+        ping_at = loop.time() + self._intervals.ping_seconds
         while not self._watcher.is_ended and not self._is_expired():
             if loop.time() >= ping_at:
                 await self._write([{"type": "PING"}])
-                ping_at = loop.time() + PING_SECONDS
+                ping_at = loop.time() + self._intervals.ping_seconds
             await self._tell_buckets()
             try:
-                async with asyncio.timeout_at(min(ping_at, loop.time() + LOOK_SECONDS)):
+                async with asyncio.timeout_at(
+                    min(ping_at, loop.time() + self._intervals.poll_seconds)
+                ):
                     await self._watcher.woken.wait()
             except TimeoutError:
                 continue
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(self._intervals.gather_seconds)
             await self._tell_changes()
 
     async def _tell_changes(self) -> None:
@@ -116,7 +107,7 @@ class _Stream:
             await asyncio.sleep(0)
 
     async def _tell_buckets(self) -> None:
-        """Which buckets are served here, and which should be and wait: where that has changed."""
+        """Send the buckets that this broker serves, and those that it waits for, if they have changed."""
         ownership = self._site.topics.ownership
         found = {
             "type": "BUCKETS",
@@ -142,7 +133,7 @@ class _Stream:
     async def _write(self, lines: Iterable[dict[str, Any]]) -> None:
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines if line)
         if text:
-            async with asyncio.timeout(WRITE_SECONDS):
+            async with asyncio.timeout(self._intervals.write_seconds):
                 await self._response.write(text.encode())
 
     def _is_expired(self) -> bool:

@@ -1,4 +1,4 @@
-"""Pulsar's admin API for what stands above namespaces: clusters, tenants, brokers."""
+"""Pulsar's admin API for the levels above namespaces: clusters, tenants, brokers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _add_tenants(router: Routes, site: Site) -> None:
 
 
 def _addresses(site: Site) -> dict[str, str]:
-    """This broker's, as Pulsar describes a cluster."""
+    """This broker's addresses, in Pulsar's format of a cluster."""
     plain, tls = site.clients.over_plain(site.addresses), site.clients.over_tls(site.addresses)
     found = {"serviceUrl": plain.http_url, "brokerServiceUrl": plain.broker_url}
     if tls.http_url:
@@ -134,7 +134,7 @@ def _add_brokers(router: Routes, site: Site) -> None:
         return web.json_response([host_of(address) for address in addresses()])
 
     async def leader(request: web.Request) -> web.Response:
-        del request  # no broker leads here; Pulsar's tools only want one that answers
+        del request  # no broker leads here; Pulsar's tools need only one that answers
         first = addresses()[0]
         return web.json_response({"serviceUrl": first.http_url, "brokerId": host_of(first)})
 

@@ -1,4 +1,4 @@
-"""Pulsar's admin API for compaction by key: have it done, and ask how it went."""
+"""Pulsar's admin API for compaction by key: start it, and ask for its result."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from aiohttp import web
 from onewriter_broker.http.pulsar.topics import PATH, partition_numbers, served
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import NO_CONTENT, Refusal, Site
-from onewriter_broker.topic.compacting import Progress, Story
+from onewriter_broker.topic.compaction.schedule import CompactionStatus, Progress
 from onewriter_core.authorization import Action
 
 _WORST = (Progress.RUNNING, Progress.ERROR, Progress.NOT_RUN, Progress.SUCCESS)
-"""Which of several partitions' answers is told."""
+"""The order in which the answers of several partitions count."""
 
 
 def add_routes(router: Routes, site: Site) -> None:
@@ -32,16 +32,16 @@ def add_routes(router: Routes, site: Site) -> None:
     async def status(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
         logs = topic.runner.logs
-        stories = [
-            site.compactions.story(logs[partition]) for partition in partition_numbers(name, topic)
+        statuses = [
+            site.compactions.status(logs[partition]) for partition in partition_numbers(name, topic)
         ]
-        return web.json_response(status_of(stories))
+        return web.json_response(status_of(statuses))
 
     router.add_put(PATH + "/compaction", trigger, on_topic(Action.ADMINISTER_TOPIC))
     router.add_get(PATH + "/compaction", status, on_topic(Action.OBSERVE))
 
 
-def status_of(stories: Sequence[Story]) -> dict[str, object]:
+def status_of(statuses: Sequence[CompactionStatus]) -> dict[str, object]:
     """Pulsar's status of a long-running process, for one log or for all of a topic's."""
-    told = min(stories, key=lambda story: _WORST.index(story.progress))
+    told = min(statuses, key=lambda status: _WORST.index(status.progress))
     return {"status": told.progress.value, "lastError": told.last_error}

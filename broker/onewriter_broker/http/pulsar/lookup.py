@@ -21,11 +21,11 @@ from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName
 
 WHOLE_RANGE = "0x00000000_0xffffffff"
-"""What is answered for a topic's bundle: Pulsar's bundles do not exist here, buckets do."""
+"""The bundle in responses. Topics here belong to buckets, not to Pulsar's bundles."""
 
 
 BROKERS_NAMED_MAX: Final = 16
-"""Brokers that a look-up names: a client needs one that answers."""
+"""Brokers in a response: a client needs one that answers."""
 
 
 def add_routes(router: Routes, site: Site) -> None:
@@ -77,7 +77,7 @@ def add_routes(router: Routes, site: Site) -> None:
 
 
 def _with_others(site: Site, owner: Addresses) -> list[Addresses]:
-    """The owner of a topic, then other brokers that are alive: a client begins with any of them."""
+    """The owner of a topic, then other brokers that are alive: a client may begin with any of them."""
     members = site.membership.observer.members().values()
     others = {address for address, is_alive in members if is_alive} | {site.addresses}
     ordered = sorted(others - {owner}, key=lambda each: each.broker_url)
@@ -85,7 +85,7 @@ def _with_others(site: Site, owner: Addresses) -> list[Addresses]:
 
 
 def _service_url(urls: list[str]) -> str:
-    """One service URL out of those of single brokers, ``pulsar://a:6650,b:6650``; empty: there is none."""
+    """One service URL from those of several brokers, ``pulsar://a:6650,b:6650``; empty if there are none."""
     schemes = {url.partition("://")[0] for url in urls if url}
     if len(schemes) != 1:
         return next((url for url in urls if url), "")

@@ -1,4 +1,6 @@
-"""Pulsar's admin API for single messages: by id, by time, behind a cursor; and the end of a topic."""
+"""Pulsar's admin API for single messages (by id, by time, after a cursor), and for the termination of a
+topic.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,10 @@ from onewriter_broker.http.pulsar.topics import (
 )
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site
+from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.entries import Entry, entries_of
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.termination import terminate
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.termination import terminate
 from onewriter_core.authorization import Action
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, Position
@@ -33,15 +36,13 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import EARLIEST_ID, MessageId
 
 CONTENT_BYTES_MAX: Final = 16 * 1024 * 1024
-"""What a compressed entry may become; the stored bytes of a larger one are given as they are."""
+"""Size up to which a compressed entry is decompressed. A larger one is returned as stored."""
 
 PEEKED_MAX: Final = 1_000
-"""How many unacknowledged entries behind its cursor a subscription is looked through."""
-
-READ_BYTES: Final = 1024 * 1024
+"""Unacknowledged entries after its cursor that a subscription's peek may reach."""
 
 INSTANT_MS_MAX: Final = 253_402_300_799_999
-"""The last moment of the year 9999; what a client says beyond is no time, and shown as a number."""
+"""The last moment of the year 9999. A later value is shown as a number."""
 
 _PREFIX = "X-Pulsar-"
 
@@ -54,7 +55,7 @@ def add_routes(router: Routes, site: Site) -> None:
 
 def _add_messages(router: Routes, site: Site) -> None:
     async def one_log(request: web.Request, what: str) -> tuple[LoadedTopic, int]:
-        """The single log that the path means."""
+        """The single log of the path."""
         name, topic = await served(site, request)
         if len(partition_numbers(name, topic)) > 1 or (
             name.partition is None and topic.entry.partitions
@@ -88,7 +89,7 @@ def _add_messages(router: Routes, site: Site) -> None:
         wanted = _number(request, "position")
         if not 1 <= wanted <= PEEKED_MAX:
             raise Refusal(400, f"a position is a whole number from 1 to {PEEKED_MAX}")
-        # Pulsar makes a subscription that does not exist; here it is shown what it would have.
+        # Pulsar creates a subscription that does not exist. Here, the response shows what it would get.
         cursor = None if subscription is None else subscription.cursor
         after = EARLIEST if cursor is None else cursor.mark_delete
         while True:
@@ -144,7 +145,7 @@ def _number(request: web.Request, name: str) -> int:
 
 
 def _position_object(last: Position) -> dict[str, object]:
-    """The last entry of a terminated log; an empty one has none."""
+    """The last entry of a terminated log; an empty log has none."""
     found = EARLIEST_ID if last.entry == 0 else MessageId(last.ledger, last.entry)
     return _id_object(found, None)
 
@@ -163,7 +164,7 @@ def _id_object(message_id: MessageId, partition: int | None) -> dict[str, object
 
 
 def _message(entry: Entry) -> web.Response:
-    """An entry as Pulsar shows it: metadata as headers, the content or the whole batch as body.
+    """An entry in Pulsar's format: metadata as headers, the content or the whole batch as body.
 
     Raises ProtocolError for damaged metadata.
     """
@@ -210,16 +211,16 @@ _PLAIN: Final = {
     "num_chunks_from_msg": "num-chunks-from-msg",
     "total_chunk_msg_size": "total-chunk-msg-size",
 }
-"""Fields that are shown as they are, by the names of their headers."""
+"""Fields that are returned unchanged, by the names of their headers."""
 
 
 def _may_stand(text: str) -> bool:
-    """Whether it can be a header's value: it must not end the header."""
+    """Whether it can be the value of a header: it must not end the header."""
     return text.isprintable() or not text
 
 
 def _instant(milliseconds: int) -> str:
-    """A time as Java writes an instant: with milliseconds only where there are some."""
+    """A time in the format of Java's Instant: milliseconds only if they are not zero."""
     if milliseconds > INSTANT_MS_MAX:
         return str(milliseconds)
     moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
@@ -228,7 +229,7 @@ def _instant(milliseconds: int) -> str:
 
 
 def _uncompressed(metadata: pb.MessageMetadata, content: bytes) -> bytes:
-    """The content as it was before compression; as stored where it is encrypted or too large."""
+    """The decompressed content; as stored if it is encrypted or too large."""
     size = metadata.uncompressed_size
     if (
         metadata.encryption_keys

@@ -1,4 +1,4 @@
-"""Pulsar's admin API for namespaces: making and deleting them, their topics."""
+"""Pulsar's admin API for namespaces: create and delete them, and list their topics."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _ROOT = "/admin/v2/namespaces/{tenant}"
 _PATH = _ROOT + "/{namespace}"
 
 BOUNDARIES: Final = ("0x00000000", "0xffffffff")
-"""Pulsar's bundles do not exist here; tools are told of a single one."""
+"""Tools get one bundle: topics here belong to buckets, not to Pulsar's bundles."""
 
 DELETED_AT_ONCE_MAX: Final = 10_000
-"""Topics that deleting a namespace by force deletes at most in one call."""
+"""Topics that one forced deletion of a namespace deletes at most."""
 
 
 def add_routes(router: Routes, site: Site) -> None:
@@ -95,7 +95,7 @@ def _add_namespaces(router: Routes, site: Site) -> None:
 
 
 async def _delete_topic(site: Site, request: web.Request, name: TopicName) -> None:
-    """Delete one topic of a namespace, where it is served."""
+    """Delete one topic of a namespace, at the broker that serves it."""
     if site.topics.is_owned(name):
         await delete_topic(site.topics, name)
         return
@@ -106,7 +106,7 @@ async def _delete_topic(site: Site, request: web.Request, name: TopicName) -> No
     if entry is None:
         return
     parts = "/partitions" if entry.partitions else ""
-    # Without declared partitions its one log names it, also where its own name ends like a partition's.
+    # Without declared partitions its single log names it, also if its name ends like that of a partition.
     named = name if entry.partitions else entry.log_names(name)[0]
     local = quote(named.local_name, safe="")
     path = f"/admin/v2/persistent/{name.tenant}/{name.namespace}/{local}{parts}"
@@ -152,7 +152,7 @@ async def log_names(site: Site, request: web.Request, namespace: str) -> list[st
 
 
 def _policies_object(site: Site, namespace: str) -> dict[str, object]:
-    """A namespace in the shape of Pulsar's Policies."""
+    """A namespace in Pulsar's format of Policies."""
     known = site.namespaces.policies(namespace)
     found: dict[str, object] = {
         "auth_policies": {

@@ -1,8 +1,8 @@
 """Pulsar's policies over HTTP, of namespaces and of single topics.
 
-A few have an effect here, or are refused because leaving them without one would be a lie about
-security. All others are kept and given back, so that tools and test suites can set what they
-always set, and the answer says that they have no effect (docs/http.md, "Policies").
+A few have an effect here. Some are refused, because accepting them without effect would suggest a protection
+that does not exist. All others are stored and returned, so that tools and test suites work, and the response
+says that they have no effect (docs/http.md, "Policies").
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from onewriter_broker.http.site import (
     object_body,
 )
 from onewriter_broker.namespaces import text_of
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.own_policies import set_own
-from onewriter_broker.topic.policies import (
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.policies import (
     COMPACTION_THRESHOLD,
     DEDUPLICATION,
     SCHEMA_STRATEGY,
     deduplicates,
+    set_own,
 )
-from onewriter_broker.topic.schema_rules import Strategy
+from onewriter_broker.topic.schemas.rules import Strategy
 from onewriter_core.authorization import Action
 from onewriter_core.ids import TopicName
 
@@ -67,13 +67,13 @@ _STRATEGIES: Final = frozenset({"UNDEFINED", *(each.value for each in Strategy)}
 
 
 def done_with(path: str) -> web.Response:
-    """Done; what has no effect says so."""
+    """A successful response; it says if the policy has no effect."""
     headers = {} if path in WITH_EFFECT else {"Warning": NO_EFFECT}
     return web.Response(status=NO_CONTENT, headers=headers)
 
 
 def _checked(path: str, value: object) -> object:
-    """The value, where it may be set; raises Refusal."""
+    """The value, if it may be set; raises Refusal."""
     if path in {DEDUPLICATION.of_namespace, DEDUPLICATION.of_topic} and type(value) is not bool:
         raise Refusal(400, f"{path} is true or false")
     if path == COMPACTION_THRESHOLD.of_topic and (type(value) is not int or value < 0):
@@ -199,7 +199,7 @@ def _add_quotas(router: Routes, site: Site) -> None:
 
 
 async def _own(site: Site, request: web.Request) -> tuple[TopicName, Mapping[str, object]]:
-    """The topic of the path and its own policies; raises Refusal when it does not exist."""
+    """The topic of the path and its own policies; raises Refusal if the topic does not exist."""
     name, _ = await existing(site, request)
     entry = await site.topics.entry_of(name)
     if entry is None:
@@ -210,14 +210,14 @@ async def _own(site: Site, request: web.Request) -> tuple[TopicName, Mapping[str
 async def _change(
     site: Site, request: web.Request, policy: str, change: Callable[[object], object]
 ) -> None:
-    """Set one of a topic's policies to what ``change`` makes of the present one; None removes it."""
+    """Set one of a topic's policies to the result of ``change``; None removes it."""
     name, _ = await existing(site, request)
     await site.require_owned(request, name)
 
     def bounded(present: object) -> object:
         value = change(present)
         if value is not None:
-            text_of(value)  # raises Invalid for what is too large
+            text_of(value)  # raises Invalid for a value that is too large
         return value
 
     await set_own(site.topics, name.base, policy, bounded)
@@ -233,7 +233,7 @@ def _add_topic_policy(router: Routes, site: Site, policy: Policy) -> None:
 
     async def set_(request: web.Request) -> web.Response:
         value = await json_body(request)
-        if value is None and policy.path in request.query:  # Pulsar's way to set messageTTL
+        if value is None and policy.path in request.query:  # this is how Pulsar sets messageTTL
             value = _whole(request.query[policy.path])
         _checked(policy.path, value)
         await _change(site, request, policy.path, lambda _: value)
@@ -251,7 +251,7 @@ def _add_topic_policy(router: Routes, site: Site, policy: Policy) -> None:
 
 
 def _applied(site: Site, name: TopicName, policy: Policy) -> object:
-    """What counts for a topic that has no policy of its own."""
+    """The policy in effect for a topic without a policy of its own."""
     if policy.path == DEDUPLICATION.of_topic:
         return deduplicates(name, CatalogEntry(), site.namespaces)
     from_namespace = inherited(policy)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from onewriter_broker.namespaces import STANDALONE
-from onewriter_broker.topic.policies import (
+from onewriter_broker.topic.registry.policies import (
     COMPACTION_THRESHOLD,
     DEDUPLICATION,
     SCHEMA_AUTO_UPDATE,
@@ -16,7 +16,7 @@ from onewriter_broker.topic.policies import (
 )
 
 NO_EFFECT: Final = '299 onewriter "kept and given back, without effect here: see docs/http.md"'
-"""The Warning header of an answer to a policy that changes nothing."""
+"""The Warning header of responses for policies without effect."""
 
 PERMISSION: Final = "permissions/"
 QUOTA: Final = "backlogQuota/"
@@ -24,10 +24,10 @@ QUOTA: Final = "backlogQuota/"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """A policy: its path, its field in Pulsar's Policies object, and what it is when never set.
+    """A policy: its path, its field in Pulsar's Policies object, and its default.
 
-    ``default`` None: an empty answer, as Pulsar gives. ``inherits``: the namespace's policy that
-    counts for a topic without one of its own.
+    ``default`` None: an empty response, as in Pulsar. ``inherits``: the namespace's policy that applies to a
+    topic without one of its own.
     """
 
     path: str
@@ -128,7 +128,7 @@ WITH_EFFECT: Final = frozenset(
         "properties",
     }
 )
-"""What is set here counts; properties are for people and tools alone."""
+"""Policies with an effect here. Properties are only for people and tools."""
 
 NOT_OFFERED: Final[Mapping[str, tuple[object, str]]] = {
     "encryptionRequired": (
@@ -140,16 +140,16 @@ NOT_OFFERED: Final[Mapping[str, tuple[object, str]]] = {
         "subscriptions are not bound to roles here: nothing would refuse another name",
     ),
 }
-"""Values that promise protection which is not there."""
+"""Values that would promise a protection that does not exist here."""
 
 
 def inherited(policy: Policy) -> Policy | None:
-    """The namespace's policy that counts for a topic without one of its own."""
+    """The namespace's policy that applies to a topic without one of its own."""
     return next((each for each in NAMESPACE_POLICIES if each.path == policy.inherits), None)
 
 
 def under(policies: Mapping[str, object], prefix: str) -> dict[str, object]:
-    """The policies whose names begin so, by the rest of their names."""
+    """The policies whose names begin with the prefix, by the rest of their names."""
     return {
         name.removeprefix(prefix): value
         for name, value in policies.items()

@@ -1,4 +1,4 @@
-"""Pulsar's admin API for the schemas of a topic: shown, tried, set, deleted."""
+"""Pulsar's admin API for the schemas of a topic: get, test, set, delete."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from onewriter_broker.connection.schemas import kept_of, schemas_of
 from onewriter_broker.http.pulsar.topics import checked, existing
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, creator_of, flag, object_body
-from onewriter_broker.topic.schema_rules import KeptSchema, Schema, parts
-from onewriter_broker.topic.schemas import TopicSchemas, find
+from onewriter_broker.topic.schemas.rules import KeptSchema, Schema, parts
+from onewriter_broker.topic.schemas.topic_schemas import TopicSchemas, find
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused
 from onewriter_core.ids import TopicName
@@ -61,7 +61,7 @@ def _add_writes(router: Routes, site: Site) -> None:
         return schemas_of(site.clients, topic, creator_of(request))
 
     async def served_or_made(request: web.Request) -> TopicSchemas:
-        """As in Pulsar a schema may be there before its topic."""
+        """As in Pulsar, a schema may exist before its topic."""
         name: TopicName = checked(site, request)
         await site.require_owned(request, name)
         creator = creator_of(request)
@@ -76,7 +76,9 @@ def _add_writes(router: Routes, site: Site) -> None:
     async def delete(request: web.Request) -> web.Response:
         schemas = await served(request)
         version = await schemas.delete(for_good=flag(request, "force"))
-        return web.json_response({"version": version})  # a bare number, unlike where it is set
+        return web.json_response(
+            {"version": version}
+        )  # a bare number, unlike in the response to a new schema
 
     async def try_(request: web.Request) -> web.Response:
         schemas, schema = await served(request), _posted(await object_body(request))

@@ -1,6 +1,6 @@
-"""Topic statistics in the shapes of Pulsar's admin API, as far as there are facts for them.
+"""Topic statistics in the format of Pulsar's admin API, as far as the broker knows them.
 
-A field that would have to be guessed is left out; clients read an absent number as 0.
+Unknown fields are left out. Clients read an absent number as 0.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Final
 from onewriter_broker.log.store.compacted import view_of
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.topic.compacting import Story
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.producer import Producer
+from onewriter_broker.topic.compaction.schedule import CompactionStatus
+from onewriter_broker.topic.producers.producer import Producer
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.topic.model import AccessMode
 
 MODE_NAMES: Final = {
@@ -53,14 +53,14 @@ def producers_of(topic: LoadedTopic, partition: int) -> list[Producer]:
 
 
 def consumers_of(topic: LoadedTopic, partition: int) -> int:
-    """How many consumers of one log are connected."""
+    """The number of connected consumers of one log."""
     subscriptions = topic.subscriptions[partition]
     found = (subscriptions.get(name) for name in subscriptions.names())
     return sum(len(subscription.consumers) for subscription in found if subscription is not None)
 
 
 def topic_stats(topic: LoadedTopic, partition: int, now: float, owner: str) -> dict[str, object]:
-    """One log. Rates in are averages since the present ledger was opened."""
+    """The statistics of one log. Incoming rates are averages since the present ledger was opened."""
     topic_log = topic.runner.logs[partition]
     state = topic.runner.topic.partition(partition)
     producers = producers_of(topic, partition)
@@ -91,7 +91,7 @@ def topic_stats(topic: LoadedTopic, partition: int, now: float, owner: str) -> d
 
 
 def publisher(producer: Producer) -> dict[str, object]:
-    """One granted producer."""
+    """One active producer."""
     request = producer.request
     return {
         "accessMode": MODE_NAMES[request.mode],
@@ -124,7 +124,7 @@ def summed(parts: Iterable[dict[str, object]]) -> dict[str, object]:
 
 
 def internal_stats(topic_log: TopicLog, now: float, wall_ms: int) -> dict[str, object]:
-    """One log's ledger. Earlier ledgers are in the store; ``onewriter verify`` reads them."""
+    """The present ledger of one log. Earlier ledgers are in the store; ``onewriter verify`` reads them."""
     opened_ms = wall_ms - int((now - topic_log.opened_at) * 1000)
     pending = sum(len(block.entries) for block in topic_log.undecided) + len(topic_log.waiting)
     committed = topic_log.committed
@@ -153,7 +153,7 @@ def internal_stats(topic_log: TopicLog, now: float, wall_ms: int) -> dict[str, o
 
 
 def compacted_ledger(topic_log: TopicLog) -> dict[str, object]:
-    """Of a log's internal statistics: its compacted view, under the ledger that it reaches to."""
+    """The compacted view in a log's internal statistics, under the ledger that it reaches."""
     view = view_of(topic_log.state)
     ledger, entries, size = -1, -1, -1
     if view is not None:
@@ -169,13 +169,13 @@ def compacted_ledger(topic_log: TopicLog) -> dict[str, object]:
     }
 
 
-def compaction_stats(story: Story) -> dict[str, object]:
-    """Of a log's statistics: its compactions since it is served here."""
+def compaction_stats(status: CompactionStatus) -> dict[str, object]:
+    """The compactions in a log's statistics, since this broker serves it."""
     return {
-        "lastCompactionRemovedEventCount": story.removed,
-        "lastCompactionSucceedTimestamp": story.succeeded_ms,
-        "lastCompactionFailedTimestamp": story.failed_ms,
-        "lastCompactionDurationTimeInMills": story.duration_ms,
+        "lastCompactionRemovedEventCount": status.removed,
+        "lastCompactionSucceedTimestamp": status.succeeded_ms,
+        "lastCompactionFailedTimestamp": status.failed_ms,
+        "lastCompactionDurationTimeInMills": status.duration_ms,
     }
 
 
@@ -194,7 +194,7 @@ def _number(value: object) -> float:
 
 
 def _add(total: dict[str, object], part: Mapping[str, object]) -> None:
-    """Add numbers, chain lists; of anything else the first one counts."""
+    """Add numbers and concatenate lists; of other values, keep the first one."""
     for name, value in part.items():
         known = total.get(name)
         if known is None or isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Pulsar's admin API for subscriptions: made, listed, moved, skipped, deleted."""
+"""Pulsar's admin API for subscriptions: create, list, move, skip, delete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onewriter_core.authorization import Action
 from onewriter_core.wire.values import EARLIEST_ID, LATEST_ID, MessageId
 
 SKIPPED_MAX: Final = 1_000_000
-"""Entries that one call may skip; skip_all has no bound."""
+"""Entries that one call may skip; skip_all has no limit."""
 
 _INT64_MAX = 2**63 - 1
 SUBSCRIPTION_PATH: Final = PATH + "/subscription/{subscription:[^/]+}"
@@ -63,7 +63,7 @@ def _add_lists(router: Routes, site: Site) -> None:
 async def _on_each(
     site: Site, request: web.Request, work: Callable[[Subscriptions, str], Awaitable[None]]
 ) -> web.Response:
-    """Do something to the subscription on every log that the path means."""
+    """Do something with the subscription on every log of the path."""
     name, topic = await served(site, request)
     subscription = request.match_info["subscription"]
     logs = [topic.subscriptions[partition] for partition in partition_numbers(name, topic)]
@@ -97,7 +97,7 @@ def _add_moves(router: Routes, site: Site) -> None:
         )
         body = await json_body(request)
         at = _message_id(body)
-        # Java's client writes "excluded", the documentation "isExcluded".
+        # Java's client sends "excluded", the documentation says "isExcluded".
         behind = isinstance(body, dict) and True in (
             body.get("excluded"),
             body.get("isExcluded"),

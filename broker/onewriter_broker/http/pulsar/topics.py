@@ -1,4 +1,4 @@
-"""Pulsar's admin API for topics: made, listed, partitioned, unloaded, measured, deleted."""
+"""Pulsar's admin API for topics: create, list, partition, unload, measure, delete."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from onewriter_broker.http.site import (
     topic_of,
 )
 from onewriter_broker.topic.deletion import delete as delete_topic
-from onewriter_broker.topic.loaded import LoadedTopic
-from onewriter_broker.topic.own_policies import set_own
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.policies import set_own
 from onewriter_core.api.topic import PARTITIONS_MAX
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused, ServerError
@@ -42,7 +42,7 @@ _ROOT = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
 PATH: Final = _ROOT + "/{topic:[^/]+}"
 
 PARTITIONS_SHOWN_MAX: Final = 64
-"""Partitions whose own statistics are in a partitioned topic's."""
+"""Partitions with own statistics in those of a partitioned topic."""
 
 _LATER: Final = {
     "offload": "offloading is not done by the broker",
@@ -71,12 +71,12 @@ def checked(site: Site, request: web.Request) -> TopicName:
 
 
 def not_found(name: TopicName) -> Refusal:
-    """The topic does not exist."""
+    """The response for a topic that does not exist."""
     return Refusal(404, f"Topic {name} not found")
 
 
 async def existing(site: Site, request: web.Request) -> tuple[TopicName, int]:
-    """The topic of the path and its partitions; it exists. Raises Refusal."""
+    """The existing topic of the path, and its partitions. Raises Refusal."""
     name = checked(site, request)
     partitions = await site.topics.partitions_of(name)
     if partitions is None or (name.partition is not None and 0 < partitions <= name.partition):
@@ -85,7 +85,7 @@ async def existing(site: Site, request: web.Request) -> tuple[TopicName, int]:
 
 
 async def served(site: Site, request: web.Request) -> tuple[TopicName, LoadedTopic]:
-    """The topic of the path, loaded here; else the client is sent to its owner."""
+    """The topic of the path, loaded here; otherwise redirects the client to its owner."""
     name, partitions = await existing(site, request)
     await site.require_owned(request, name)
     topic = await site.topics.serve_existing(name.base)
@@ -99,7 +99,7 @@ async def served(site: Site, request: web.Request) -> tuple[TopicName, LoadedTop
 
 
 def partition_numbers(name: TopicName, topic: LoadedTopic) -> list[int]:
-    """The partitions that a path's topic means: one log, or all partitions."""
+    """The partitions of a path's topic: one log, or all partitions."""
     if name.partition is None and topic.entry.partitions > 0:
         return sorted(topic.subscriptions)
     return [topic.partition_of(name)]
@@ -176,7 +176,7 @@ def _add_topic(router: Routes, site: Site) -> None:
 
 
 async def _has_log(site: Site, name: TopicName) -> bool:
-    """Whether the very log exists: a topic that partitions were made of by name has no other."""
+    """Whether this very log exists. A topic whose partitions were created by name has no other log."""
     entry = await site.topics.entry_of(name)
     if entry is None:
         return False
@@ -186,7 +186,7 @@ async def _has_log(site: Site, name: TopicName) -> bool:
 
 
 async def _check_declared_by(site: Site, request: web.Request) -> None:
-    """Raise Refusal where the request names another namespace than the one that has the topic."""
+    """Raise Refusal if the request names another namespace than the topic's."""
     name, declared_by = topic_of(request).base, request.query.get("declaredBy", "")
     entry = await site.topics.entry_of(name) if declared_by else None
     if entry is not None and entry.declared_by not in {"", declared_by}:
@@ -195,7 +195,7 @@ async def _check_declared_by(site: Site, request: web.Request) -> None:
 
 
 async def _delete(site: Site, request: web.Request, topic: LoadedTopic) -> None:
-    """Delete it unless somebody is connected (by force, all the same), or if it is empty."""
+    """Delete the topic if no client is connected (or by force), or if it is empty."""
     if not flag(request, "force"):
         connected = sum(
             len(producers_of(topic, partition)) + consumers_of(topic, partition)
@@ -273,7 +273,7 @@ def _add_partitions(router: Routes, site: Site) -> None:
 
 
 def properties_of(value: object) -> dict[str, object]:
-    """A topic's properties, names to texts; raises Refusal for anything else than that."""
+    """A topic's properties, which map names to texts; raises Refusal for anything else."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(text, str) for text in value.values()):
@@ -282,7 +282,7 @@ def properties_of(value: object) -> dict[str, object]:
 
 
 def _partitions(body: object) -> int:
-    """A number of partitions, bare or inside Pulsar's partitioned topic metadata."""
+    """A number of partitions, bare or in Pulsar's partitioned topic metadata."""
     if isinstance(body, dict):
         body = body.get("partitions")
     if isinstance(body, bool) or not isinstance(body, int):
@@ -306,7 +306,9 @@ def _add_stats(router: Routes, site: Site) -> None:
         partition = topic.partition_of(name)
         await topic.subscriptions[partition].measure_backlogs()
         stats = topic_stats(topic, partition, clients.now(), owner)
-        stats["compaction"] = compaction_stats(site.compactions.story(topic.runner.logs[partition]))
+        stats["compaction"] = compaction_stats(
+            site.compactions.status(topic.runner.logs[partition])
+        )
         return web.json_response(_shown(request, stats))
 
     async def partitioned(request: web.Request) -> web.Response:
@@ -348,7 +350,7 @@ def _add_stats(router: Routes, site: Site) -> None:
         )
 
     def _shown(request: web.Request, stats: dict[str, object]) -> dict[str, object]:
-        """Without what the caller does not want to see."""
+        """The statistics without the parts that the caller excludes."""
         if flag(request, "excludePublishers"):
             stats["publishers"] = []
         subscriptions = stats["subscriptions"]
@@ -388,7 +390,7 @@ def _add_stats(router: Routes, site: Site) -> None:
 
 
 def signed(value: int) -> int:
-    """A 64-bit number as Java shows it."""
+    """A 64-bit number in the signed representation of Java."""
     return value - 2**64 if value >= 2**63 else value
 
 

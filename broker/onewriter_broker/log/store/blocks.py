@@ -31,6 +31,9 @@ BLOCK_BYTES_MAX = 256 * 1024
 CALL_BYTES_MAX = 1024 * 1024
 """Payload bytes of one append call; one larger block may stand alone."""
 
+READ_BYTES = 1024 * 1024
+"""Bytes that one read of blocks aims at: the reader asks for as many blocks as the largest one so far suggests."""
+
 PUBLISH_BLOCKS_MAX = 2_560
 """Blocks of one atomic publish; the state names where they stand while it is open. More are not made of
 256 MiB in 262,144 entries: 512 blocks may be full by entries, and of the others two that follow one

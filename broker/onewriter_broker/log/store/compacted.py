@@ -2,7 +2,7 @@
 
 A view is a key of its own beside the log, a hash of numbered blocks, written whole and then switched
 to in the log's state: readers see the old one or the new one, never a part. Two keys take turns, the
-*slots*; the one that the state does not name is scratch. What makes a view, and when, is decided in topic/compaction.py;
+*slots*; the one that the state does not name is scratch. What makes a view, and when, is decided in topic/compaction/passes.py;
 how it is read, in topic_log/compacted_log.py. docs/log-format.md describes keys and fields.
 """
 

@@ -319,9 +319,9 @@ class Publishes:
                 self._has_hole = True
             return False
         app, version = publish_of(pending.block.publish)
-        topic_log.state[f"{VERSION_PREFIX}{app}"] = str(version)
+        topic_log.note_state({f"{VERSION_PREFIX}{app}": str(version)})
         if pending.owner:
-            topic_log.state[f"{OWNER_PREFIX}{app}"] = pending.owner
+            topic_log.note_state({f"{OWNER_PREFIX}{app}": pending.owner})
         if self._has_hole:
             topic_log.forget_tail()
         for block in self._held:
@@ -370,14 +370,14 @@ def abandon(
     """
     if publish.is_formed:
         dropped = set(stored)
-        topic_log.undecided[:] = [each for each in topic_log.undecided if each not in dropped]
+        topic_log.drop_undecided(lambda each: each in dropped)
         if topic_log.publishes is not None:
             topic_log.publishes.forget_held(leaves_hole=True)
         return False
     publish.fail(StoodStill(f"{why}; nothing was published; retry later"))
     if not publish.has_begun:
         return False
-    topic_log.undecided[:] = [each for each in topic_log.undecided if each.publish is not publish]
+    topic_log.drop_undecided(lambda each: each.publish is publish)
     topic_log.forget_tail()  # there may be blocks that it does not have
     if topic_log.publishes is not None:
         topic_log.publishes.forget_held()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from onewriter_broker.log.store.api import Binding
-from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.store.blocks import READ_BYTES, MalformedBlock
 from onewriter_broker.log.store.compacted import (
     COMPACTED,
     CompactedBlock,
@@ -28,9 +28,6 @@ from onewriter_core.ids import EARLIEST, Position
 
 if TYPE_CHECKING:
     from onewriter_broker.log.topic_log.log import TopicLog
-
-READ_BYTES = 1024 * 1024
-"""What one read of a view aims at."""
 
 READ_BLOCKS_MAX = 64
 """Blocks that one such read asks for at most."""
@@ -120,9 +117,9 @@ class CompactedLog:
         if self.log.state.get(COMPACTED, "") != text:  # a compaction has ended meanwhile
             return text
         if view is None:
-            self.log.state.pop(COMPACTED, None)
+            self.log.note_state({}, [COMPACTED])
             return ""
-        self.log.state[COMPACTED] = stored
+        self.log.note_state({COMPACTED: stored})
         return stored
 
     # ------------------------------------------------------------ reading

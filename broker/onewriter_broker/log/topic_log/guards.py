@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
@@ -50,7 +51,7 @@ def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Gu
     return guard
 
 
-def has_room(state: dict[str, str], guard: Guard | None) -> bool:
+def has_room(state: Mapping[str, str], guard: Guard | None) -> bool:
     """Whether a log can remember the floor that an append under this guard leaves."""
     if guard is None or guard.kind is not GuardKind.FLOOR or _is_known(state, guard):
         return True
@@ -83,39 +84,10 @@ async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None
             f" subject has at most {FLOORS_PER_SUBJECT_MAX}"
         )
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
-    state[guard.guardian_field] = (
-        whose  # a concurrent guard must count it while it is being written
-    )
+    # Noted first: a concurrent guard must count it while it is being written.
+    topic_log.note_state({guard.guardian_field: whose})
     await topic_log.save_state({guard.guardian_field: whose})
 
 
-def _is_known(state: dict[str, str], guard: Guard) -> bool:
+def _is_known(state: Mapping[str, str], guard: Guard) -> bool:
     return guard.floor_field in state or guard.guardian_field in state
-
-
-def refuse_surplus(topic_log: TopicLog) -> bool:
-    """Refuse whoever waits in front of all with a guard that there is no room for; is one left?
-
-    More may have been admitted than there is room for. Such a sender has nothing on its way: its
-    first block would have noted the floor.
-    """
-    while topic_log.waiting:
-        sender = topic_log.waiting[0][0]
-        guarded = topic_log.guarded.get(sender)
-        if guarded is None or has_room(topic_log.state, guarded.guard):
-            return True
-        own = [entry for entry in topic_log.waiting if entry[0] is sender]
-        topic_log.waiting = [entry for entry in topic_log.waiting if entry[0] is not sender]
-        size = sum(len(payload) for _, _, payload in own)
-        guarded.guard_refused(len(own), size, Outcome.AHEAD)
-    return False
-
-
-def note_floor(state: dict[str, str], guard: Guard | None) -> None:
-    """Remember what an append is about to leave as a floor.
-
-    Before it is sent: what a fence writes must not be below what the call leaves.
-    """
-    if guard is not None and guard.kind is GuardKind.FLOOR:
-        floor = int(state.get(guard.floor_field, "0"))
-        state[guard.floor_field] = str(max(floor, guard.number))

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import itemgetter
 
@@ -20,17 +20,18 @@ from onewriter_broker.log.store.api import (
     Block,
     Durability,
     Guard,
+    GuardKind,
     LogStore,
     Marker,
     Outcome,
     StoredBlock,
 )
-from onewriter_broker.log.store.blocks import CHAIN_START, chain
+from onewriter_broker.log.store.blocks import CHAIN_START, READ_BYTES, chain
 from onewriter_broker.log.store.compacted import COMPACTED
 from onewriter_broker.log.topic_log.atomic_publish import Publish, Publishes
 from onewriter_broker.log.topic_log.compacted_log import CompactedLog
 from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
-from onewriter_broker.log.topic_log.guards import GuardedSender, cut, note_floor, refuse_surplus
+from onewriter_broker.log.topic_log.guards import GuardedSender, cut, has_room
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry, Sender
 from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
@@ -56,9 +57,6 @@ STORED_ENTRY_BYTES = 16
 STORED_BLOCK_BYTES = 200
 """What an entry, and a block, take in the store besides their payload, about."""
 
-READ_BYTES = 1024 * 1024
-"""What one read from the store aims at."""
-
 READ_BLOCKS_MAX = 256
 """Blocks that one read from the store asks for at most."""
 
@@ -75,62 +73,328 @@ class LedgerSummary:
     bytes: int
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
 class TopicLog:
-    """One log. Not fenced until ``open``; then entries are accepted while ``is_writable``."""
+    """One log. Not fenced until ``open``; then it accepts entries while ``is_writable``.
 
-    name: TopicName
-    store: LogStore
-    tail_bytes_max: int = 4 * 1024 * 1024
-    wanted_durability: Durability = Durability.LOCAL
-    """What acknowledgements are to promise from the next ledger on."""
-    state: dict[str, str] = field(default_factory=dict)
-    """The log's state as last read or written: cursors and what the machine needs."""
-    exists: bool = False
-    durability: Durability = Durability.NONE
-    """What they promise in the present ledger; nothing while there is none."""
-    binding: Binding | None = None
-    ledger: int = 0
-    next_entry: int = 1
-    chain: bytes = CHAIN_START
-    is_writable: bool = False
-    was_refused: bool = False
-    """A write was refused or the dataset changed: after the next fence, compare the tails."""
-    committed: Position = Position(0, 0)
-    """The watermark: the last position that may be read."""
-    given_up_before: Position = Position(0, 0)
-    """What lies in front of it this broker has trimmed, or may have: nobody durable begins there."""
-    ends: list[Position] = field(default_factory=list)
-    """The last committed entry of each ledger written here: what the store must have."""
-    is_closed: bool = False
-    """Not served here any more, for good: whoever serves the log next has an object of its own."""
-    ledger_bytes: int = 0
-    ledger_entries: int = 0
-    opened_at: float = 0.0
-    entries_in: int = 0
-    messages_in: int = 0
-    bytes_in: int = 0
-    blocks_in: int = 0
-    """What this broker gathered into blocks of this log, over all ledgers; for statistics."""
-    size_before: int = 0
-    """What the log stored besides what came in here, less what was trimmed here; see ``size``."""
-    is_measured: bool = False
-    """``size`` is what the log stores; else only what came in here."""
-    share: Share = field(default_factory=Share)
-    """The limit that it has in common with others."""
-    guarded: dict[Sender, GuardedSender] = field(default_factory=dict)
-    """Who of those with entries on their way has a guard."""
-    waiting: list[PendingEntry] = field(default_factory=list)
-    undecided: list[PendingBlock] = field(default_factory=list)
-    tail: list[StoredBlock] = field(default_factory=list)
-    tail_bytes: int = 0
-    watchers: list[Callable[[], None]] = field(default_factory=list)
-    """Called, in turn, whenever the watermark has moved."""
-    publishes: Publishes | None = None
-    """Atomic publishes to it; None: there never was one."""
-    _largest_block_bytes: float = float(BLOCK_BYTES_MAX)
-    _compacted: CompactedLog | None = None
-    _trimming: asyncio.Lock | None = None
+    Other modules read its state by properties and change it by methods only.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_binding",
+        "_blocks_in",
+        "_bytes_in",
+        "_chain",
+        "_committed",
+        "_compacted",
+        "_durability",
+        "_ends",
+        "_entries_in",
+        "_exists",
+        "_given_up_before",
+        "_guarded",
+        "_is_closed",
+        "_is_measured",
+        "_is_writable",
+        "_largest_block_bytes",
+        "_ledger",
+        "_ledger_bytes",
+        "_ledger_entries",
+        "_messages_in",
+        "_next_entry",
+        "_opened_at",
+        "_publishes",
+        "_share",
+        "_size_before",
+        "_state",
+        "_tail",
+        "_tail_bytes",
+        "_trimming",
+        "_undecided",
+        "_waiting",
+        "_wanted_durability",
+        "_was_refused",
+        "_watchers",
+        "name",
+        "store",
+        "tail_bytes_max",
+    )
+
+    def __init__(
+        self,
+        name: TopicName,
+        store: LogStore,
+        tail_bytes_max: int = 4 * 1024 * 1024,
+        wanted_durability: Durability = Durability.LOCAL,
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.tail_bytes_max = tail_bytes_max
+        self._wanted_durability = wanted_durability
+        self._state: dict[str, str] = {}
+        self._exists = False
+        self._durability = Durability.NONE
+        self._binding: Binding | None = None
+        self._ledger = 0
+        self._next_entry = 1
+        self._chain = CHAIN_START
+        self._is_writable = False
+        self._was_refused = False
+        self._committed = Position(0, 0)
+        self._given_up_before = Position(0, 0)
+        self._ends: list[Position] = []
+        self._is_closed = False
+        self._ledger_bytes = 0
+        self._ledger_entries = 0
+        self._opened_at = 0.0
+        self._entries_in = 0
+        self._messages_in = 0
+        self._bytes_in = 0
+        self._blocks_in = 0
+        self._size_before = 0  # what the log stored besides what came in here; see ``size``
+        self._is_measured = False
+        self._share = Share()
+        self._guarded: dict[Sender, GuardedSender] = {}  # of those with entries on their way
+        self._waiting: list[PendingEntry] = []
+        self._undecided: list[PendingBlock] = []
+        self._tail: list[StoredBlock] = []
+        self._tail_bytes = 0
+        self._watchers: list[Callable[[], None]] = []
+        self._publishes: Publishes | None = None  # None: there never was an atomic publish
+        self._largest_block_bytes = float(BLOCK_BYTES_MAX)
+        self._compacted: CompactedLog | None = None
+        self._trimming: asyncio.Lock | None = None
+
+    # ------------------------------------------------------------ what others read
+
+    @property
+    def state(self) -> Mapping[str, str]:
+        """The log's state as last read or written: cursors, and what the topic machine needs."""
+        return self._state
+
+    @property
+    def exists(self) -> bool:
+        """Whether the store has the log."""
+        return self._exists
+
+    @property
+    def durability(self) -> Durability:
+        """What acknowledgements promise in the present ledger; NONE while there is none."""
+        return self._durability
+
+    @property
+    def wanted_durability(self) -> Durability:
+        """What acknowledgements promise from the next ledger on."""
+        return self._wanted_durability
+
+    @property
+    def binding(self) -> Binding | None:
+        """The right to write under which the log is open; None: it is not open."""
+        return self._binding
+
+    @property
+    def ledger(self) -> int:
+        """The ledger that the last fence opened; 0 before the first."""
+        return self._ledger
+
+    @property
+    def next_entry(self) -> int:
+        """The entry number of the next block."""
+        return self._next_entry
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether entries are appended now."""
+        return self._is_writable
+
+    @property
+    def was_refused(self) -> bool:
+        """A write was refused or the dataset changed: after the next fence, compare the tails."""
+        return self._was_refused
+
+    @property
+    def committed(self) -> Position:
+        """The watermark: the last position that may be read."""
+        return self._committed
+
+    @property
+    def given_up_before(self) -> Position:
+        """This broker has trimmed what is before it, or may have: no durable cursor begins there."""
+        return self._given_up_before
+
+    @property
+    def ends(self) -> Sequence[Position]:
+        """The last committed entry of each ledger written here: what the store must have."""
+        return self._ends
+
+    @property
+    def is_closed(self) -> bool:
+        """This broker no longer serves the log; a later owner has an object of its own."""
+        return self._is_closed
+
+    @property
+    def ledger_bytes(self) -> int:
+        """Bytes of entries in the present ledger."""
+        return self._ledger_bytes
+
+    @property
+    def ledger_entries(self) -> int:
+        """Entries in the present ledger."""
+        return self._ledger_entries
+
+    @property
+    def opened_at(self) -> float:
+        """When the present ledger was opened."""
+        return self._opened_at
+
+    @property
+    def entries_in(self) -> int:
+        """Entries that this broker gathered into blocks of this log, over all ledgers."""
+        return self._entries_in
+
+    @property
+    def messages_in(self) -> int:
+        """Messages of these entries."""
+        return self._messages_in
+
+    @property
+    def bytes_in(self) -> int:
+        """Bytes of these entries."""
+        return self._bytes_in
+
+    @property
+    def blocks_in(self) -> int:
+        """These blocks."""
+        return self._blocks_in
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether ``size`` is what the log stores; if not, it counts only what came in here."""
+        return self._is_measured
+
+    @property
+    def share(self) -> Share:
+        """The limit that the log has in common with others."""
+        return self._share
+
+    @property
+    def waiting(self) -> Sequence[PendingEntry]:
+        """Entries that no call has taken yet."""
+        return self._waiting
+
+    @property
+    def undecided(self) -> Sequence[PendingBlock]:
+        """Blocks handed to the store whose result is not known or not durable yet."""
+        return self._undecided
+
+    @property
+    def tail(self) -> Sequence[StoredBlock]:
+        """The newest blocks, kept in memory."""
+        return self._tail
+
+    @property
+    def tail_bytes(self) -> int:
+        """What ``tail`` weighs."""
+        return self._tail_bytes
+
+    @property
+    def publishes(self) -> Publishes | None:
+        """Atomic publishes to the log; None: there never was one."""
+        return self._publishes
+
+    # ------------------------------------------------------------ what others change
+
+    def load(self, state: Mapping[str, str]) -> None:
+        """The store was read: this is the log's state; empty: there is no log yet."""
+        self._state = dict(state)
+        self._exists = "ledger" in self._state
+        self._is_measured = not self._exists
+
+    def load_unserved(self, state: Mapping[str, str], binding: Binding, ledger: int) -> None:
+        """Prepare a log that is trimmed without being served: nothing beyond ``ledger`` is read."""
+        self._state = dict(state)
+        self._binding = binding
+        self._ledger = ledger
+        self._committed = Position(ledger, 0)
+
+    def recall(self, state: Mapping[str, str], ends: Sequence[Position]) -> None:
+        """Add what this broker knew of the log before it closed it, and compare the tails later."""
+        if not self._state:
+            self.load(state)
+        if ends:
+            self._ends = list(ends)
+            self._committed = ends[-1]
+            self._was_refused = True
+
+    def note_state(self, fields: Mapping[str, str], remove: Iterable[str] = ()) -> None:
+        """A call has set and removed these fields in the store, or is about to."""
+        for name, value in fields.items():  # ``update`` makes room for twice as many
+            self._state[name] = value
+        for name in remove:
+            self._state.pop(name, None)
+
+    def note_floor(self, guard: Guard | None) -> None:
+        """Remember the floor that an append under this guard is about to leave.
+
+        Call it before the append is sent: a fence must not write a lower floor than the append leaves.
+        """
+        if guard is not None and guard.kind is GuardKind.FLOOR:
+            floor = int(self._state.get(guard.floor_field, "0"))
+            self._state[guard.floor_field] = str(max(floor, guard.number))
+
+    def note_end(self, end: Position) -> None:
+        """The store has this last entry of the newest ledger before the present one."""
+        self._ends.append(end)
+
+    def promise(self, durability: Durability) -> None:
+        """Acknowledgements promise this from the next ledger on."""
+        self._wanted_durability = durability
+
+    def join(self, share: Share) -> None:
+        """The log counts against this share from now on."""
+        self._share = share
+
+    def allow_writes(self) -> None:
+        """Append what waits: the fence is stored and the tails were compared."""
+        self._is_writable = True
+
+    def stop_writes(self, *, was_refused: bool = False) -> None:
+        """Append nothing until the next fence. ``was_refused``: as ``expect_comparison``."""
+        self._is_writable = False
+        if was_refused:
+            self._was_refused = True
+
+    def expect_comparison(self) -> None:
+        """After the next fence the tails have to be compared."""
+        self._was_refused = True
+
+    def tails_compared(self) -> None:
+        """The comparison after a fence is done."""
+        self._was_refused = False
+
+    def give_up_before(self, position: Position) -> None:
+        """Blocks before this position are being trimmed, or, after a refusal, are not."""
+        self._given_up_before = position
+
+    def dropped(self, size: int) -> None:
+        """A trim has removed ``size`` bytes from the store."""
+        self._size_before -= size
+
+    def watch(self, moved: Callable[[], None]) -> None:
+        """Call ``moved`` whenever the watermark has moved; callbacks run in the order of this call."""
+        self._watchers.append(moved)
+
+    def unwatch(self, moved: Callable[[], None]) -> None:
+        """Undo ``watch``."""
+        self._watchers.remove(moved)
+
+    def add_guarded(self, sender: Sender, guarded: GuardedSender) -> None:
+        """The sender has a guard, and from now on entries on their way."""
+        self._guarded[sender] = guarded
+
+    def remove_guarded(self, sender: Sender) -> None:
+        """The sender has no entries on their way any more."""
+        self._guarded.pop(sender, None)
 
     @property
     def compacted(self) -> CompactedLog:
@@ -151,9 +415,9 @@ class TopicLog:
 
         What is trimmed of a log with a compacted view is in the view: then it begins where it is to.
         """
-        if COMPACTED in self.state:
+        if COMPACTED in self._state:
             return mark_delete
-        ledger, entry = self.given_up_before
+        ledger, entry = self._given_up_before
         return max(mark_delete, Position(ledger, max(entry - 1, 0)))
 
     def keep_uncompacted(self, *, is_wanted: bool) -> None:
@@ -163,99 +427,99 @@ class TopicLog:
 
     def compacted_limit(self, limit: Position) -> Position:
         """Below what the log may be cut at most: what no compacted view has yet stays."""
-        if self._compacted is None and COMPACTED not in self.state:
+        if self._compacted is None and COMPACTED not in self._state:
             return limit
         return self.compacted.trim_limit(limit)
 
     @property
     def size(self) -> int:
         """About so many bytes the log takes in the store."""
-        return max(0, self.size_before + self._came_in)
+        return max(0, self._size_before + self._came_in)
 
     @property
     def _came_in(self) -> int:
-        return stored_size(self.bytes_in, self.entries_in, self.blocks_in)
+        return stored_size(self._bytes_in, self._entries_in, self._blocks_in)
 
     def measured(self, size: int) -> None:
         """Somebody has seen that it takes so much now."""
-        self.size_before = size - self._came_in
-        self.is_measured = True
+        self._size_before = size - self._came_in
+        self._is_measured = True
 
     # ------------------------------------------------------------ writing
 
     def accept(self, entry: PendingEntry) -> None:
         """Buffer an entry for the next call. The caller checked that its sender may write."""
-        self.waiting.append(entry)
+        self._waiting.append(entry)
 
     def publish(self, publish: Publish) -> None:
         """Have the next calls take along an atomic publish. The caller checked, as for ``accept``.
 
         Raises Refused, Unavailable.
         """
-        if not self.is_writable:
+        if not self._is_writable:
             raise Unavailable(f"the holder of {self.name} is changing")
-        self.publishes = self.publishes or Publishes()
-        self.publishes.add(publish, self)
+        self._publishes = self._publishes or Publishes()
+        self._publishes.add(publish, self)
 
     @property
     def is_publishing(self) -> bool:
         """Whether entries have to wait behind an atomic publish."""
-        return self.publishes is not None and self.publishes.is_first(self)
+        return self._publishes is not None and self._publishes.is_first(self)
 
     @property
     def has_more(self) -> bool:
         """Whether there is something for the next block."""
-        if self.publishes is not None and self.publishes.is_first(self):
-            return self.publishes.has_block(self)
-        return bool(self.waiting) and not self.share.is_held
+        if self._publishes is not None and self._publishes.is_first(self):
+            return self._publishes.has_block(self)
+        return bool(self._waiting) and not self._share.is_held
 
     def open(self, ledger: int, binding: Binding, now: float) -> None:
         """A fence opened ``ledger``: entries go there once ``is_writable`` is set again."""
-        if self.is_closed:
+        if self._is_closed:
             return
-        self.ledger = ledger
-        self.binding = binding
-        self.durability = self.wanted_durability
-        self.next_entry = 1
-        self.chain = CHAIN_START
-        self.ledger_bytes = 0
-        self.ledger_entries = 0
-        self.opened_at = now
-        self.exists = True
-        if self.publishes is not None:
-            self.publishes.fenced()
+        self._ledger = ledger
+        self._binding = binding
+        self._durability = self._wanted_durability
+        self._next_entry = 1
+        self._chain = CHAIN_START
+        self._ledger_bytes = 0
+        self._ledger_entries = 0
+        self._opened_at = now
+        self._exists = True
+        if self._publishes is not None:
+            self._publishes.fenced()
 
     def summary(self) -> LedgerSummary:
         """The present ledger, for the audit of the fence that ends it."""
-        return LedgerSummary(self.committed, self.ledger_entries, self.ledger_bytes)
+        return LedgerSummary(self._committed, self._ledger_entries, self._ledger_bytes)
 
     def refuse_waiting(self) -> None:
         """Drop what no call has taken yet: it belongs to an epoch that is ending."""
-        waiting, self.waiting = self.waiting, []
+        waiting, self._waiting = self._waiting, []
         for sender, _, payload in waiting:
             sender.refused(len(payload))
-        if self.publishes is not None:
-            self.publishes.refuse()
+        if self._publishes is not None:
+            self._publishes.refuse()
 
     def next_block(self, time_ms: int) -> PendingBlock | None:
         """Gather the next block out of what waits; None when nothing does."""
-        if not self.is_writable or self.binding is None:
+        if not self._is_writable or self._binding is None:
             return None
-        if self.publishes is not None and self.publishes.is_first(self):
-            publishing = self.publishes.next_block(self, time_ms)
-            if publishing is not None or self.publishes.is_first(self):
+        if self._publishes is not None and self._publishes.is_first(self):
+            publishing = self._publishes.next_block(self, time_ms)
+            if publishing is not None or self._publishes.is_first(self):
                 return publishing
-        if not self.waiting or self.share.is_held:
+        if not self._waiting or self._share.is_held:
             return None
-        if self.guarded and not refuse_surplus(self):
+        if self._guarded and not self._refuse_surplus():
             return None
-        waiting = self.waiting
+        waiting = self._waiting
         # Entries are mostly alike: so many as long as the first, and no more than may fit.
         likely = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
-        if self.publishes is not None:
-            likely = self.publishes.limit(self, likely)
+        if self._publishes is not None:
+            likely = self._publishes.limit(self, likely)
         entries = waiting[:likely]
-        guard = cut(entries, self.guarded) if self.guarded else None
+        guard = cut(entries, self._guarded) if self._guarded else None
         payloads = [payload for _, _, payload in entries]
         lengths = list(map(len, payloads))
         size = sum(lengths)
@@ -275,49 +539,49 @@ class TopicLog:
         publish: Publish | None = None,
     ) -> PendingBlock:
         """The next block, of just these entries; the guard has room. Raises Unavailable: not open."""
-        if self.binding is None:
+        if self._binding is None:
             raise Unavailable(f"{self.name} is not open here")
-        position = Position(self.ledger, self.next_entry)
+        position = Position(self._ledger, self._next_entry)
         payload = b"".join(payloads)
         size = len(payload)
         counts = [send.num_messages for _, send, _ in entries]
         if min(counts) < 1:  # what a client claims about its entry is not checked: take it for one
             counts = [max(1, count) for count in counts]
-        chain_before = self.chain
-        self.chain = chain(self.chain, position, lengths, payload)
-        self.next_entry += len(entries)
-        self.ledger_bytes += size
-        self.ledger_entries += len(entries)
-        self.entries_in += len(entries)
-        self.messages_in += sum(counts)
-        self.bytes_in += size
-        self.blocks_in += 1
+        chain_before = self._chain
+        self._chain = chain(self._chain, position, lengths, payload)
+        self._next_entry += len(entries)
+        self._ledger_bytes += size
+        self._ledger_entries += len(entries)
+        self._entries_in += len(entries)
+        self._messages_in += sum(counts)
+        self._bytes_in += size
+        self._blocks_in += 1
         block = Block(
             position,
             lengths,
             payload,
             None if counts.count(1) == len(counts) else counts,
             time_ms,
-            self.chain,
+            self._chain,
             publish="" if publish is None else publish.name,
             commits=publish is not None and publish.is_formed,
             by="" if publish is None else publish.by,
         )
-        token = self.binding.token(self.ledger)
+        token = self._binding.token(self._ledger)
         pending = PendingBlock(block, token, entries, guard=guard, chain_before=chain_before)
         pending.publish = publish
-        note_floor(self.state, guard)
-        self.undecided.append(pending)
+        self.note_floor(guard)
+        self._undecided.append(pending)
         return pending
 
     def put_back(self, pending: PendingBlock) -> None:
         """A block that is certainly not in the log: its entries wait again, in front of all."""
-        self.undecided.remove(pending)
-        self.waiting[:0] = pending.entries
+        self._undecided.remove(pending)
+        self._waiting[:0] = pending.entries
 
     def give_up(self, pending: PendingBlock, *, is_definite: bool) -> None:
         """A block that this broker cannot append: refused for certain, or nobody can say."""
-        self.undecided.remove(pending)
+        self._undecided.remove(pending)
         if pending.publish is not None:
             pending.publish.given_up(pending.block, is_definite=is_definite)
             return
@@ -327,25 +591,99 @@ class TopicLog:
             else:
                 sender.unknown(len(payload))
 
+    # ------------------------------------------------------------ blocks that a guard refused
+
+    def roll_back(
+        self, refused: PendingBlock, held: Sequence[PendingBlock], outcome: Outcome
+    ) -> None:
+        """A guard refused a block: continue as if that block had never been formed.
+
+        Only for blocks whose single attempt was answered: STALE or AHEAD for ``refused``, HELD for
+        the ``held`` blocks after it. No copy of them is under way, so their positions are free again.
+        Positions and chain continue before the refused block, so the log has no gap. The entries of
+        held blocks wait again, before all others. A refused sender loses all its queued entries,
+        including later ones: the guard may hold again by then, and a gap in what one sender sent
+        would be a loss. An atomic publish is refused with its first block, because its version is
+        known; only its own blocks come after that.
+        """
+        for pending in reversed(held):
+            self._take_back(pending)
+            if pending.publish is None:
+                self._waiting[:0] = pending.entries
+        self._take_back(refused)
+        if refused.publish is not None:
+            refused.publish.duplicate()
+            return
+        senders = {sender: self._guarded.get(sender) for sender, _, _ in refused.entries}
+        later = [entry for entry in self._waiting if entry[0] in senders]
+        self._waiting = [entry for entry in self._waiting if entry[0] not in senders]
+        for sender, guarded in senders.items():
+            own = [entry for entry in (*refused.entries, *later) if entry[0] is sender]
+            size = sum(len(payload) for _, _, payload in own)
+            if guarded is not None:
+                guarded.guard_refused(len(own), size, outcome)
+
+    def withdraw(self, pending: PendingBlock, outcome: Outcome) -> None:
+        """The store did not append a block, because it rejected another block of the same request."""
+        self._take_back(pending)
+        if pending.joint_append is not None:
+            pending.joint_append.refused_by_store(outcome)
+        for sender, _, payload in pending.entries:
+            sender.refused(len(payload))
+
+    def _take_back(self, pending: PendingBlock) -> None:
+        """Undo what forming the log's last block changed."""
+        self._undecided.remove(pending)
+        self._next_entry = pending.block.position.entry
+        self._chain = pending.chain_before
+        counts = pending.block.counts
+        self._ledger_bytes -= pending.size
+        self._ledger_entries -= len(pending.entries)
+        self._entries_in -= len(pending.entries)
+        self._messages_in -= len(pending.entries) if counts is None else sum(counts)
+        self._bytes_in -= pending.size
+        self._blocks_in -= 1
+
+    def _refuse_surplus(self) -> bool:
+        """Reject senders at the head of the queue whose guard has no room; whether entries are left.
+
+        More senders may have been admitted than there is room for. Such a sender has no block under
+        way: its first block would have noted the floor.
+        """
+        while self._waiting:
+            sender = self._waiting[0][0]
+            guarded = self._guarded.get(sender)
+            if guarded is None or has_room(self._state, guarded.guard):
+                return True
+            own = [entry for entry in self._waiting if entry[0] is sender]
+            self._waiting = [entry for entry in self._waiting if entry[0] is not sender]
+            size = sum(len(payload) for _, _, payload in own)
+            guarded.guard_refused(len(own), size, Outcome.AHEAD)
+        return False
+
+    def drop_undecided(self, is_dropped: Callable[[PendingBlock], bool]) -> None:
+        """Wait no more for the result of these blocks of an abandoned publish."""
+        self._undecided = [each for each in self._undecided if not is_dropped(each)]
+
     def close(self) -> None:
         """This broker serves the log no longer: nothing more is appended or read here."""
-        self.is_closed = True
-        self.is_writable = False
-        self.binding = None
-        for pending in list(self.undecided):
+        self._is_closed = True
+        self._is_writable = False
+        self._binding = None
+        for pending in list(self._undecided):
             self.give_up(pending, is_definite=not pending.was_sent)
         self.refuse_waiting()
         self.forget_tail()
 
     def forget_tail(self) -> None:
         """Keep no block in memory: what is read next comes from the store."""
-        self.tail.clear()
-        self.tail_bytes = 0
+        self._tail.clear()
+        self._tail_bytes = 0
 
     def block_committed(self, pending: PendingBlock) -> None:
         """The oldest undecided block is stored and durable: tell its senders, move the watermark."""
-        self.undecided.remove(pending)
-        if self.publishes and pending.publish and not self.publishes.reaches(self, pending):
+        self._undecided.remove(pending)
+        if self._publishes and pending.publish and not self._publishes.reaches(self, pending):
             return
         block = pending.block
         ledger, number = block.position
@@ -357,34 +695,34 @@ class TopicLog:
             sender.stored(entries, Position(ledger, number + start), sum(block.lengths[start:stop]))
             start = stop
         self.remember(block)
-        if self.ends and self.ends[-1].ledger == ledger:
-            self.ends[-1] = block.last
+        if self._ends and self._ends[-1].ledger == ledger:
+            self._ends[-1] = block.last
         else:
-            self.ends.append(block.last)
-            del self.ends[:-LEDGERS_REMEMBERED_MAX]
+            self._ends.append(block.last)
+            del self._ends[:-LEDGERS_REMEMBERED_MAX]
         self.advance(block.last)
 
     @property
     def kept_ends(self) -> list[Position]:
         """``ends`` without what retention has dropped on purpose, or may have."""
-        trimmed = self.state.get(TRIMMED)
+        trimmed = self._state.get(TRIMMED)
         horizon = None if trimmed is None else Position.parse(trimmed)
-        return [end for end in self.ends if horizon is None or end >= horizon]
+        return [end for end in self._ends if horizon is None or end >= horizon]
 
     def forget_after(self, survived: Position) -> None:
         """The store has nothing behind ``survived`` any more: nor does this memory of it."""
-        while self.tail and last_position(self.tail[-1]) > survived:
-            self.tail_bytes -= stored_bytes(self.tail.pop())
-        while self.ends and self.ends[-1] > survived:
-            last = self.ends.pop()
+        while self._tail and last_position(self._tail[-1]) > survived:
+            self._tail_bytes -= stored_bytes(self._tail.pop())
+        while self._ends and self._ends[-1] > survived:
+            last = self._ends.pop()
             if last.ledger == survived.ledger and survived.entry > 0:
-                self.ends.append(survived)
+                self._ends.append(survived)
 
     def advance(self, position: Position) -> None:
         """Move the watermark and tell those who watch it."""
-        if position > self.committed:
-            self.committed = position
-            for watcher in self.watchers:
+        if position > self._committed:
+            self._committed = position
+            for watcher in self._watchers:
                 watcher()
 
     def marker_committed(self, marker: Marker) -> None:
@@ -394,21 +732,21 @@ class TopicLog:
 
     def remember(self, block: StoredBlock) -> None:
         """Keep the newest block of the log in memory."""
-        self.tail.append(block)
-        self.tail_bytes += stored_bytes(block)
+        self._tail.append(block)
+        self._tail_bytes += stored_bytes(block)
         self.shrink_tail(self.tail_bytes_max)
 
     def shrink_tail(self, bytes_max: int) -> None:
         """Forget the oldest blocks in memory until they weigh no more; the newest one stays."""
-        if self.tail_bytes <= bytes_max:
+        if self._tail_bytes <= bytes_max:
             return
         # Somewhat below, so that blocks leave by the dozen: a list moves up for each time.
         bytes_max -= bytes_max // 16
         forgotten = 0
-        while self.tail_bytes > bytes_max and forgotten < len(self.tail) - 1:
-            self.tail_bytes -= stored_bytes(self.tail[forgotten])
+        while self._tail_bytes > bytes_max and forgotten < len(self._tail) - 1:
+            self._tail_bytes -= stored_bytes(self._tail[forgotten])
             forgotten += 1
-        del self.tail[:forgotten]
+        del self._tail[:forgotten]
 
     async def save_state(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
         """Set and remove fields of the log's state, under its token.
@@ -417,18 +755,16 @@ class TopicLog:
         and Unavailable (this broker does not own the log now; nothing was written).
         """
         while True:
-            binding, ledger = self.binding, self.ledger
+            binding, ledger = self._binding, self._ledger
             if binding is None:
                 raise Unavailable(f"{self.name} is not open here")
             outcome = await self.store.set_state(
                 binding, self.name, binding.token(ledger), fields, remove
             )
             if outcome is Outcome.DONE:
-                self.state.update(fields)
-                for name in remove:
-                    self.state.pop(name, None)
+                self.note_state(fields, remove)
                 return
-            if (binding, ledger) == (self.binding, self.ledger):
+            if (binding, ledger) == (self._binding, self._ledger):
                 if outcome is Outcome.REFENCE:  # whoever follows the store binds the bucket anew
                     raise Undecided(f"{self.name} is reconnecting to the store")
                 raise Unavailable(f"{self.name} has moved on: {outcome.value}")
@@ -437,16 +773,16 @@ class TopicLog:
 
     def read_tail(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun] | None:
         """Entries behind ``after`` out of memory; None when they are not all there."""
-        if after >= self.committed:
+        if after >= self._committed:
             return []
-        if not self.tail or after < self.tail[0].position.previous:
+        if not self._tail or after < self._tail[0].position.previous:
             return None
-        index = len(self.tail)
-        while index > 0 and self.tail[index - 1].position > after:
+        index = len(self._tail)
+        while index > 0 and self._tail[index - 1].position > after:
             index -= 1
         start = max(index - 1, 0)
-        blocks = [self.tail[i] for i in range(start, len(self.tail))]
-        return runs_behind(blocks, after, self.committed, entries_max, bytes_max)
+        blocks = [self._tail[i] for i in range(start, len(self._tail))]
+        return runs_behind(blocks, after, self._committed, entries_max, bytes_max)
 
     async def read(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun]:
         """Committed entries behind ``after``, in order; empty at the end of the log.
@@ -460,11 +796,11 @@ class TopicLog:
             blocks = await self._read_stored(after)
             if not blocks:
                 return []
-            found = runs_behind(blocks, after, self.committed, entries_max, bytes_max)
+            found = runs_behind(blocks, after, self._committed, entries_max, bytes_max)
             if found:
                 return found
             after = max(after, last_position(blocks[-1]))
-            if after >= self.committed:
+            if after >= self._committed:
                 return []
 
     async def read_blocks(
@@ -474,7 +810,7 @@ class TopicLog:
 
         A primary that was cut off still answers, with what its successors never had.
         """
-        replid = "" if self.binding is None else self.binding.replid
+        replid = "" if self._binding is None else self._binding.replid
         return await self.store.read_blocks(
             self.name, start, end, count=count, reverse=reverse, replid=replid
         )
@@ -483,7 +819,7 @@ class TopicLog:
         """Blocks of the store from the one that holds the position behind ``after``."""
         wanted = Position(after.ledger, after.entry + 1)
         count = max(1, min(READ_BLOCKS_MAX, int(READ_BYTES / self._largest_block_bytes)))
-        blocks = await self.read_blocks(wanted, self.committed, count=count)
+        blocks = await self.read_blocks(wanted, self._committed, count=count)
         if not blocks or blocks[0].position != wanted:
             # Who reads on begins with a block; else one in front of it may hold the position.
             holding = await self.read_blocks(

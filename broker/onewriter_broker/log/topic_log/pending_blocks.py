@@ -12,7 +12,7 @@ from onewriter_core.ids import Position
 from onewriter_core.wire.values import Send
 
 if TYPE_CHECKING:
-    from onewriter_broker.log.joint_append import Together
+    from onewriter_broker.log.joint_append import JointAppend
     from onewriter_broker.log.topic_log.atomic_publish import Publish
 
 
@@ -56,7 +56,7 @@ class PendingBlock:
     """What all its entries depend on."""
     chain_before: bytes = CHAIN_START
     """The chain hash of the block in front of it in the ledger."""
-    together: Together | None = None
+    joint_append: JointAppend | None = None
     """It is stored only with blocks of other logs: if it is not, it never waits again."""
     publish: Publish | None = None
     """It counts only with the other blocks of an atomic publish; nor does it wait again."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from onewriter_broker.log.store.api import Block, StoredBlock
-from onewriter_broker.log.store.blocks import BLOCK_BYTES_MAX, MalformedBlock
+from onewriter_broker.log.store.blocks import BLOCK_BYTES_MAX, READ_BYTES, MalformedBlock
 from onewriter_broker.log.topic_log.log import (
     LEDGER_ENDS,
     TRIMMED,
@@ -21,9 +21,6 @@ from onewriter_broker.log.topic_log.log import (
 )
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
-
-READ_BYTES = 1024 * 1024
-"""What one read aims at; a single larger block may exceed it."""
 
 READ_BLOCKS_MAX = 32
 """Blocks of one read at most: where small ones are followed by full ones, that is 8 MiB."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from onewriter_broker.auth import refusals
 from onewriter_broker.auth.refusals import PER_TOPIC_MAX, TEXT_LENGTH_MAX, TopicRefusals
 from onewriter_core.authorization import Action
 from onewriter_core.ids import Identity, TopicName, is_printable
@@ -35,9 +32,8 @@ def test_of_a_topic_the_latest_are_kept() -> None:
     assert "subject-4" not in subjects
 
 
-def test_of_topics_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(refusals, "TOPICS_MAX", 2)
-    kept = TopicRefusals(lambda: 0)
+def test_of_topics_the_latest_are_kept() -> None:
+    kept = TopicRefusals(lambda: 0, topics_max=2)
     names = [TopicName.parse(name) for name in ("a", "b", "a", "c")]
     for name in names:
         kept.note(name, Identity("mallory"), Action.CONSUME)

@@ -15,12 +15,13 @@ from tests.unit.broker.auth.test_tokens import rsa_key
 
 from onewriter_broker.auth import token_review
 from onewriter_broker.auth.authentication import PEER, EitherAuthenticator
-from onewriter_broker.auth.token_review import ClusterKeys, TokenReviewAuthenticator
+from onewriter_broker.auth.token_review import ClusterKeys, ReviewLimits, TokenReviewAuthenticator
 from onewriter_broker.auth.tokens import Expected, StaticTokenAuthenticator, VerificationKey
 from onewriter_broker.kubernetes_api import Answer, ApiServer, KubernetesApi
 from onewriter_core.errors import Refused, Unavailable
 from onewriter_core.ids import Identity
 
+LIMITS = ReviewLimits()
 SUBJECT = "system:serviceaccount:shop:writer"
 GOOD = {
     "authenticated": True,
@@ -75,9 +76,11 @@ def reviewer() -> Reviewer:
     return Reviewer()
 
 
-def judge(reviewer: Reviewer, *, is_required: bool = True) -> TokenReviewAuthenticator:
+def judge(
+    reviewer: Reviewer, *, is_required: bool = True, limits: ReviewLimits = LIMITS
+) -> TokenReviewAuthenticator:
     return TokenReviewAuthenticator(
-        reviewer, ClusterKeys(reviewer), "onewriter", is_required=is_required
+        reviewer, ClusterKeys(reviewer), "onewriter", is_required=is_required, limits=limits
     )
 
 
@@ -108,14 +111,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("status", BAD.values(), ids=BAD)
-async def test_what_is_no_proof_is_refused(reviewer: Reviewer, status: object) -> None:
+async def test_an_invalid_proof_is_refused(reviewer: Reviewer, status: object) -> None:
     reviewer.status = status
     with pytest.raises(Refused):
         await judge(reviewer).authenticate("token", ABC)
 
 
 @pytest.mark.parametrize("status", [None, [], "yes", 7])
-async def test_what_is_no_answer_is_unavailable(reviewer: Reviewer, status: object) -> None:
+async def test_an_invalid_response_is_unavailable(reviewer: Reviewer, status: object) -> None:
     reviewer.status = status
     with pytest.raises(Unavailable):
         await judge(reviewer).authenticate("token", ABC)
@@ -144,7 +147,7 @@ async def test_an_error_that_quotes_the_token_is_not_passed_on(reviewer: Reviewe
     assert ABC.decode() not in found.value.message
 
 
-async def test_who_brings_no_token(reviewer: Reviewer) -> None:
+async def test_a_client_without_a_token_is_anonymous_or_refused(reviewer: Reviewer) -> None:
     assert (await judge(reviewer, is_required=False).authenticate("none", b"")).identity == (
         Identity()
     )
@@ -155,11 +158,8 @@ async def test_who_brings_no_token(reviewer: Reviewer) -> None:
     assert reviewer.asked == []
 
 
-async def test_answers_are_remembered_up_to_a_bound(
-    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_review, "ANSWERS_MAX", 3)
-    authenticator = judge(reviewer)
+async def test_answers_are_remembered_up_to_a_bound(reviewer: Reviewer) -> None:
+    authenticator = judge(reviewer, limits=ReviewLimits(answers_max=3))
     for name in "abcada":  # d: b was unused for the longest
         await authenticator.authenticate("token", made(name))
     assert [each["token"].encode() for each in reviewer.asked] == [made(name) for name in "abcd"]
@@ -167,11 +167,8 @@ async def test_answers_are_remembered_up_to_a_bound(
     assert len(reviewer.asked) == 5
 
 
-async def test_reviews_under_way_are_bounded(
-    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_review, "REVIEWS_MAX", 2)
-    authenticator = judge(reviewer)
+async def test_reviews_under_way_are_bounded(reviewer: Reviewer) -> None:
+    authenticator = judge(reviewer, limits=ReviewLimits(reviews_max=2))
     reviewer.gate.clear()
     async with asyncio.TaskGroup() as tasks:
         let_in = [
@@ -184,7 +181,7 @@ async def test_reviews_under_way_are_bounded(
     assert [each.result().identity.pod_uid for each in let_in] == ["u1", "u1"]
 
 
-async def test_who_waits_for_a_review_that_is_broken_off_may_come_again(
+async def test_requests_that_wait_for_a_cancelled_review_may_retry(
     reviewer: Reviewer,
 ) -> None:
     authenticator = judge(reviewer)
@@ -280,7 +277,7 @@ HOPELESS = {
 
 
 @pytest.mark.parametrize("token", HOPELESS.values(), ids=HOPELESS)
-async def test_what_cannot_be_good_costs_no_review(reviewer: Reviewer, token: bytes) -> None:
+async def test_tokens_that_cannot_be_valid_cost_no_review(reviewer: Reviewer, token: bytes) -> None:
     authenticator = TokenReviewAuthenticator(
         reviewer, ClusterKeys(reviewer), AUDIENCE, is_required=True, unix_seconds=lambda: 1_000.0
     )
@@ -312,13 +309,10 @@ async def test_where_the_clusters_keys_are_known_more_costs_no_review(token: byt
     assert len(cluster.asked) == 3, "a key may be newer than those that are known"
 
 
-async def test_made_up_tokens_push_no_good_answer_out(
-    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_review, "ANSWERS_MAX", 3)
-    monkeypatch.setattr(token_review, "REFUSALS_MAX", 3)
-    monkeypatch.setattr(token_review, "REFUSED_PER_ADDRESS_MAX", 1_000)
-    authenticator = judge(reviewer)
+async def test_made_up_tokens_push_no_good_answer_out(reviewer: Reviewer) -> None:
+    authenticator = judge(
+        reviewer, limits=ReviewLimits(answers_max=3, refusals_max=3, refused_per_address_max=1_000)
+    )
     await authenticator.authenticate("token", ABC)
     reviewer.status = changed(authenticated=False)
     for number in range(20):
@@ -353,7 +347,7 @@ async def test_an_address_that_makes_tokens_up_costs_few_reviews_and_harms_no_ot
         cluster, keys, AUDIENCE, is_required=True, now=lambda: now
     )
     cluster.status = changed(authenticated=False)
-    most = token_review.REFUSED_PER_ADDRESS_MAX
+    most = LIMITS.refused_per_address_max
     assert await refusals(authenticator, "10.0.0.1", 5 * most) == most
     assert len(cluster.asked) == most
     assert await refusals(authenticator, "10.0.0.2", 1) == 1
@@ -380,8 +374,8 @@ async def test_an_address_does_not_take_all_reviews_under_way() -> None:
         others = [begin(f"10.0.1.{number}", signed(f"o{number}")) for number in range(20)]
         await asyncio.sleep(0)
         cluster.gate.set()
-    assert _let_in(made_up) == token_review.UNPROVED_PER_ADDRESS_MAX
-    assert _let_in(real) == token_review.REVIEWS_PER_ADDRESS_MAX - _let_in(made_up)
+    assert _let_in(made_up) == LIMITS.unproved_per_address_max
+    assert _let_in(real) == LIMITS.reviews_per_address_max - _let_in(made_up)
     assert _let_in(others) == len(others)
 
 
@@ -389,19 +383,16 @@ def _let_in(tasks: list[asyncio.Task[object]]) -> int:
     return sum(not isinstance(task.result(), Unavailable) for task in tasks)
 
 
-async def test_the_addresses_that_are_remembered_are_bounded(
-    reviewer: Reviewer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(token_review, "ADDRESSES_MAX", 3)
+async def test_the_addresses_that_are_remembered_are_bounded(reviewer: Reviewer) -> None:
     reviewer.status = changed(authenticated=False)
-    authenticator = judge(reviewer)
+    authenticator = judge(reviewer, limits=ReviewLimits(addresses_max=3))
     for number in range(9):
         assert await refusals(authenticator, f"10.0.0.{number}", 1) == 1
     assert len(authenticator._reviews._refused) == 3
     assert not authenticator._reviews._all
 
 
-async def test_what_a_key_of_ours_refuses_goes_to_nobody_else(reviewer: Reviewer) -> None:
+async def test_a_token_that_its_issuer_refuses_is_not_passed_on(reviewer: Reviewer) -> None:
     secret = bytes(range(32))
     expected = Expected("onewriter", "https://ours", expiry_required=True, allows_accounts=False)
     static = StaticTokenAuthenticator(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.unit.broker.fence_path_world import ORDERS, serving, until
+from tests.unit.broker.topic.fence_path_world import ORDERS, serving, until
 
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_core.api import ExclusiveTopic

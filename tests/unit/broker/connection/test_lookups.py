@@ -20,7 +20,7 @@ from onewriter_broker.connection.lookups import (
 )
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_plain, over_tls
-from onewriter_broker.topic.topics import Topics
+from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import ServerError, Undecided
 from onewriter_core.ids import Identity, TopicName

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from onewriter_broker.connection import named_partitions
 from onewriter_broker.connection.named_partitions import NamedPartitions
 from onewriter_core.ids import TopicName
 
@@ -61,10 +60,8 @@ def test_other_names_are_ignored(topic: str) -> None:
     assert not named.competes_alone(1, FIRST)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named_partitions, "NAMES_MAX", 1)
-    monkeypatch.setattr(named_partitions, "PRODUCERS_MAX", 1)
-    named = NamedPartitions()
+def test_remembered_names_and_producers_are_bounded() -> None:
+    named = NamedPartitions(names_max=1, producers_max=1)
     named.asked(str(FIRST))
     named.asked(str(OTHER))
     assert named.competes_alone(1, FIRST)

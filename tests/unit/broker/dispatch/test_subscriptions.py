@@ -254,7 +254,7 @@ async def test_a_cursor_is_restored_and_crosses_ledgers() -> None:
 async def test_a_cursor_behind_the_logs_end_is_set_back_and_a_broken_one_begins_anew() -> None:
     async with world() as w:
         await w.publish(3)
-        w.log.state = {
+        w.log._state = {
             "cursor:ahead": '{"v":1,"m":"5-900","r":[[5,902,5,903]]}',
             "cursor:broken": "{",
             "cursor:of the future": '{"v":7,"m":"5-2","z":1}',
@@ -280,11 +280,11 @@ async def test_the_slowest_durable_subscription_holds_the_log() -> None:
 
 
 @pytest.mark.parametrize("how", ["subscribe", "create", "reset", "seek"])
-async def test_nobody_durable_begins_in_front_of_what_is_being_trimmed(how: str) -> None:
+async def test_durable_subscriptions_begin_after_what_is_being_trimmed(how: str) -> None:
     async with world() as w:
         stored = await w.publish(10)
         await w.subscriptions.create("known", at=LATEST_ID)
-        w.log.given_up_before = Position(5, 4)
+        w.log._given_up_before = Position(5, 4)
         socket = Socket()
         match how:
             case "subscribe":
@@ -307,7 +307,7 @@ async def test_nobody_durable_begins_in_front_of_what_is_being_trimmed(how: str)
 async def test_a_reader_that_holds_nothing_sees_what_is_still_there() -> None:
     async with world() as w:
         stored = await w.publish(10)
-        w.log.given_up_before = Position(5, 4)
+        w.log._given_up_before = Position(5, 4)
         socket = Socket()
         await w.subscribe(socket, durable=False)
         await w.settle()

@@ -147,7 +147,7 @@ class World:
         fence = Fence(binding, ledger, (fenced,), {"what": "grant"})
         assert await self.store.fence(fence) is Outcome.DONE
         self.log.open(ledger, binding, 0.0)
-        self.log.is_writable = True
+        self.log._is_writable = True
         self.log.marker_committed(Marker(Position(ledger, 0), {}))
 
     def load(self, budget: ReadBudget | None = None) -> Subscriptions:
@@ -174,7 +174,7 @@ class World:
         state = await self.store.read_state(self.log.name)
         end, ledger = self.log.committed, self.log.ledger
         self.log = TopicLog(self.log.name, self.store)
-        self.log.exists, self.log.state, self.log.committed = True, state, end
+        self.log._exists, self.log._state, self.log._committed = True, state, end
         await self.open(ledger + 2)
         return self.load()
 

@@ -15,7 +15,7 @@ from aiohttp.test_utils import TestServer
 from onewriter_broker.http.onewriter import watch as watch_module
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
-from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers
+from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers, WatchIntervals
 from onewriter_core.ids import TopicName
 
 
@@ -50,7 +50,11 @@ class World:
     """A site with topics whose status is a number, and a server that only watches it."""
 
     def __init__(self) -> None:
-        self.watchers = Watchers()
+        self.watchers = Watchers(
+            WatchIntervals(
+                gather_seconds=0.01, poll_seconds=0.01, ping_seconds=0.3, write_seconds=1.0
+            )
+        )
         self.loaded: dict[str, int] = {}
         self.padding = ""
         self.served: list[int] = [0, 1]
@@ -122,12 +126,6 @@ async def session() -> AsyncIterator[ClientSession]:
         yield session
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch_module, "GATHER_SECONDS", 0.01)
-    monkeypatch.setattr(watch_module, "PING_SECONDS", 0.3)
-
-
 async def test_all_topics_then_synced_then_changes_and_goings(
     world: World, session: ClientSession
 ) -> None:
@@ -154,9 +152,8 @@ async def test_all_topics_then_synced_then_changes_and_goings(
 
 
 async def test_buckets_that_wait_are_told_and_so_is_their_end(
-    world: World, session: ClientSession, monkeypatch: pytest.MonkeyPatch
+    world: World, session: ClientSession
 ) -> None:
-    monkeypatch.setattr(watch_module, "LOOK_SECONDS", 0.01)
     async with session.get(world.url) as answer:
         reader = Reader(aiter(answer.content))
         await reader.until("SYNCED")
@@ -184,10 +181,9 @@ async def test_pings_come_while_changes_do(world: World, session: ClientSession)
         busy.cancel()
 
 
-async def test_who_does_not_read_is_cut_off_and_holds_nobody_up(
-    world: World, session: ClientSession, monkeypatch: pytest.MonkeyPatch
+async def test_a_watcher_that_does_not_read_is_disconnected_and_delays_no_other(
+    world: World, session: ClientSession
 ) -> None:
-    monkeypatch.setattr(watch_module, "WRITE_SECONDS", 0.2)
     world.padding = "x" * 100_000
     for number in range(500):  # 50 MB: more than any socket's buffers
         world.set(f"t{number}", number)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,9 @@ async def test_data_outlive_a_clean_stop_and_a_new_start(settings: EmbeddedSetti
         assert server.process_id != first_pid
 
 
-async def test_it_is_run_as_the_protocol_needs_it(settings: EmbeddedSettings) -> None:
+async def test_the_server_runs_with_the_configuration_that_the_protocol_needs(
+    settings: EmbeddedSettings,
+) -> None:
     async with running(settings) as server, connected(server) as client:
         wanted = {
             "appendonly": "yes",
@@ -149,10 +152,9 @@ async def test_a_killed_server_is_restarted_with_its_data(settings: EmbeddedSett
 
 
 async def test_a_server_that_ran_steadily_is_restarted_without_delay(
-    settings: EmbeddedSettings, monkeypatch: pytest.MonkeyPatch
+    settings: EmbeddedSettings,
 ) -> None:
-    monkeypatch.setattr(embedded, "STEADY_SECONDS", 0.0)
-    monkeypatch.setattr(embedded, "RESTART_SECONDS", 3600.0)
+    settings = replace(settings, steady_seconds=0.0, restart_seconds=3600.0)
     restarted = asyncio.Event()
     async with running(settings) as server, asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(server.watch(restarted.set))
@@ -199,9 +201,9 @@ async def test_data_that_vanish_under_a_running_server_end_the_watch(
 
 
 async def test_a_second_server_on_the_same_directory_is_refused(
-    settings: EmbeddedSettings, monkeypatch: pytest.MonkeyPatch
+    settings: EmbeddedSettings,
 ) -> None:
-    monkeypatch.setattr(embedded, "ORPHAN_SECONDS_MAX", 0.1)
+    settings = replace(settings, orphan_seconds_max=0.1)
     async with running(settings) as server:
         with pytest.raises(ConfigurationError, match=f"process id {server.process_id}"):
             await EmbeddedServer(settings).start()

@@ -27,12 +27,14 @@ from onewriter_broker.local.supervisor import (
     ChildFailed,
     ChildSpec,
     Heartbeat,
+    RestartDelays,
     Supervisor,
     Watch,
 )
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 
+DELAYS = RestartDelays()
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 # A child as small as a broker can be: it beats, and says how it was stopped.
@@ -106,8 +108,11 @@ async def supervising(
     children: Sequence[ChildSpec],
     told: Callable[[str, ChildEvent, int], None],
     server: EmbeddedServer | None = None,
+    delays: RestartDelays = DELAYS,
 ) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(directory, lambda: children, server=server, on_event=told)
+    supervisor = Supervisor(
+        directory, lambda: children, server=server, delays=delays, on_event=told
+    )
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())
         try:
@@ -153,12 +158,11 @@ async def test_a_child_that_dies_is_replaced_and_the_others_are_left_alone(tmp_p
 
 
 async def test_a_child_that_ran_steadily_is_replaced_without_delay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "STEADY_SECONDS", 0.0)
-    monkeypatch.setattr(supervisor_module, "RESTART_SECONDS", 3600.0)
+    delays = RestartDelays(first_seconds=3600.0, longest_seconds=3600.0, steady_seconds=0.0)
     told = Told()
-    async with supervising(tmp_path, [child(tmp_path)], told):
+    async with supervising(tmp_path, [child(tmp_path)], told, delays=delays):
         await eventually(lambda: len(names(tmp_path, "up-*")) == 1)
         os.kill(told.processes(ChildEvent.STARTED)[0], signal.SIGKILL)
         await eventually(lambda: len(names(tmp_path, "up-*")) == 2)

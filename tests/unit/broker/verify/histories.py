@@ -17,13 +17,13 @@ from onewriter_broker.log.store.blocks import BLOCK_ENTRIES_MAX
 from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
-from onewriter_broker.topic.catalog import CatalogEntry
-from onewriter_broker.topic.tenures import (
+from onewriter_broker.topic.history.tenures import (
     audit_fields,
     group_fields,
     marker_fields,
     state_fields,
 )
+from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_core.ids import Identity, Position, TopicName, bucket_of
 from onewriter_core.publishers import (
     CAPABILITY,
@@ -218,9 +218,9 @@ class Story:
         for number, part in zip(numbers, parts, strict=True):
             topic_log = self.logs[number]
             topic_log.open(self.ledger, self.binding, 0.0)
-            topic_log.state.update(part.state)
+            topic_log._state.update(part.state)
             topic_log.marker_committed(Marker(Position(self.ledger, 0), part.marker))
-            topic_log.is_writable = True
+            topic_log._is_writable = True
             partition = self.partitions[number]
             tenure = dict(tenures)[number]
             if purpose is Purpose.GRANT and tenure is not None:

@@ -65,16 +65,16 @@ class Script:
 
 
 def _load(*names: str) -> Script:
-    """The last one is the script, the others are what it is built on."""
+    """The last name is the script; guard.lua and the other names are its includes."""
     folder = resources.files("onewriter_broker.log.store") / "scripts"
     source = b"\n".join((folder / f"{name}.lua").read_bytes() for name in ("guard", *names))
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest())
 
 
 STAMP = _load("stamp")
-FENCE = _load("fence")
-APPEND = _load("blocks", "append")
-TOGETHER = _load("blocks", "together")
+FENCE = _load("publish", "fence")
+APPEND = _load("publish", "blocks", "append")
+TOGETHER = _load("publish", "blocks", "together")
 SET_STATE = _load("set_state")
 TRIM = _load("trim")
 AUDIT = _load("audit")

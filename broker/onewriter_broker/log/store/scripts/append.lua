@@ -1,4 +1,4 @@
--- Append blocks to logs of any number of buckets.
+-- Append blocks to logs of any buckets. Runs after its includes guard.lua, publish.lua and blocks.lua.
 --
 -- KEYS  per bucket: unit, then per log of the bucket: stream state, then the hash that each of its
 --       blocks names by a guard of kind epoch or ownership
@@ -8,26 +8,26 @@
 --       per block:  id never_sent (1|0) lengths payload time chain counts ('' = one message each)
 --                   guard: '' | epoch|ownership|floor field number
 --                   publish: '' | app version opens commits (1|0) owner ('' = none)
---                   by ('' = nobody)
+--                   by ('' = not proven)
 -- Reply one code per block, in the order of ARGV:
 --       OK | REFENCE | FENCED | LOST | UNKNOWN | STALE | AHEAD | HELD | BROKEN ...
 --
--- Invariant: a block enters its log only behind the marker of its own ledger, directly by its
--- owner, at most once, and only while its guard holds. After a block that was refused, no later
--- block of the same log in this call is appended. The blocks of an atomic publish stand one behind the
--- other in one ledger, nothing between them; the last one, and it alone, notes the version of the app,
--- together with being appended. FENCED means: this block is certainly not in the
--- log. STALE, AHEAD (by its guard, or its version) and HELD (behind such a one) mean the same, and are answered only
--- to what was never sent before: no copy under way can make them a lie, and the id is free again. A
--- block that was sent before is looked for; where it is not, REFENCE: only behind the next ledger
--- can it be taken for absent. BROKEN says nothing of earlier attempts, and stands for the logs of
--- that key alone.
+-- Invariant: a block enters its log only after the marker of its own ledger, only from the owner that
+-- the log's token names, at most once, and only while its guard holds. After a rejected block, this call
+-- appends no later block of the same log. The blocks of an atomic publish are consecutive in one ledger;
+-- the append of the last one, and no other, records the version of the app.
+--
+-- FENCED: the block is certainly not in the log. STALE, AHEAD (by its guard or its version) and HELD
+-- (after such a block) mean the same. They are answered only for a block that was never sent before:
+-- no copy of it is under way, so its id is free again. A block that was sent before is looked for; if
+-- it is not found, the answer is REFENCE: its absence is certain only after the next ledger's marker.
+-- BROKEN says nothing about earlier attempts, and concerns only the logs of that key.
 
 local dataset = dataset_here()
 local codes = {}
 
--- Append where the guard holds, and leave its number as the floor for those to come. The answer, and
--- the publish that is open then.
+-- Appends a block if its guard holds, and leaves the guard's number as the floor for later writers.
+-- Returns the answer, and the publish that is open then.
 local function append_guarded(stream, state, open, unit, generation, block)
   local guard = block.guard
   local refused = publish_refusal(state, open, block.publish)

@@ -1,6 +1,6 @@
--- Put in front of the scripts that append blocks, behind guard.lua; it is no script of its own.
+-- Blocks: an include of append.lua and together.lua, after guard.lua and publish.lua; not a script itself.
 --
--- KEYS and ARGV are read one after the other, from `key` and `at` on.
+-- The functions next_* read KEYS and ARGV one after the other, from `key` and `at` on.
 
 local key, at = 0, 1
 
@@ -22,9 +22,9 @@ local function at_or_below(left, right)
   return tonumber(left_entry) <= tonumber(right_entry)
 end
 
--- What can be said about a block that may not be appended (any more). An earlier attempt of it can
--- only stand under its own id. Its absence is proof only while the log still begins at or below
--- that id: a successor may have trimmed it.
+-- The answer for a block that may not be appended (any more). An earlier attempt of it can only be stored
+-- under its own id. Its absence is proof only while the log still begins at or below that id: a
+-- successor may have trimmed it.
 local function settle(stream, unit, is_owner, block)
   local found = redis.pcall('XRANGE', stream, block.id, block.id)
   if broken(stream, found) then return broken(stream, found) end
@@ -84,53 +84,15 @@ local function next_publish()
   }
 end
 
--- id never_sent (1|0) lengths payload time chain counts ('' = one message each), the guard: '' or
--- epoch|ownership|floor field number, and the atomic publish that it is a part of: '' or app version
--- opens commits (1|0) owner. The first block of a publish opens it: `opens` is the ledger and the entry
--- of each of its blocks. The last one commits it. `owner` is the subject to which the app is bound with
--- it; '': it is bound to nobody, and published whoever it is bound to. `by` says who published; '': nobody
--- proved who he was.
+-- The first block of a publish opens it: `opens` is the ledger and the entry of each of its blocks. The last
+-- one commits it. `owner` is the subject to which the app is bound with it; '': the app is bound to no
+-- subject, and published whatever subject it is bound to. `by` names the publisher; '': it is not proven.
 local function next_block(state, unit)
   return {
     id = next_argument(), never_sent = next_argument() == '1', lengths = next_argument(),
     payload = next_argument(), time = next_argument(), chain = next_argument(),
     counts = next_argument(), guard = next_guard(state, unit), publish = next_publish(),
   }
-end
-
--- The atomic publish that is open in a log: its name, or nil. The state is known to be a hash.
-local function open_publish(state)
-  local open = redis.call('HGET', state, 'open')
-  return open and (string.match(open, '^%S+') or open)
-end
-
--- nil when the block may stand here by what is published as a whole, otherwise STALE (this version, or
--- a later one of the app, is published, or the app is another subject's) or REFENCE: nothing else enters behind blocks of which it is
--- not yet certain whether they count, and no part of a publish without the parts before it.
-local function publish_refusal(state, open, publish)
-  if not publish then return open and 'REFENCE' end
-  if publish.opens == '' then return open ~= publish.name and 'REFENCE' end
-  if open then return 'REFENCE' end
-  local held = redis.call('HGET', state, publish.field)
-  if held and (tonumber(held) or math.huge) >= tonumber(publish.version) then return 'STALE' end
-  local owner = publish.owner ~= '' and redis.call('HGET', state, publish.owner_field)
-  if owner and owner ~= publish.owner then return 'STALE' end
-  return nil
-end
-
--- What follows from a part of a publish that was just appended; the publish that is open then.
-local function note_publish(state, open, publish)
-  if not publish then return open end
-  if not publish.commits then
-    if publish.opens ~= '' then
-      redis.call('HSET', state, 'open', publish.name .. ' ' .. publish.opens)
-    end
-    return publish.name
-  end
-  redis.call('HSET', state, publish.field, publish.version)
-  if publish.owner ~= '' then redis.call('HSET', state, publish.owner_field, publish.owner) end
-  if open then redis.call('HDEL', state, 'open') end
-  return nil
 end
 
 local function raise_floor(guard)

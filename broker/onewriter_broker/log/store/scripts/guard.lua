@@ -1,15 +1,14 @@
--- Put in front of every other script of this folder; it is no script of its own.
+-- The guard of every write: an include of every script of this folder; not a script itself.
 --
--- Invariant: a binding may write only to the dataset it was made for, while the bucket's record
--- names this very binding: owner and version, so that an owner which lost the bucket and took it
--- again cannot be spoken for by what it sent the first time; and not after a newer registration of
--- the dataset. One call reads the dataset's identity once, so no part of the call can see another
--- dataset than the rest.
+-- Invariant: a binding writes only to the dataset it was made for, only while the bucket's record names
+-- this binding (owner and version), and not after a newer registration of the dataset. The version
+-- rejects late calls of an owner that lost the bucket and acquired it again. One call reads the
+-- dataset's identity once, so all parts of a call see the same dataset.
 --
--- A key that holds what no broker wrote there (another type, a number that is none) is answered
--- 'BROKEN <key>: <reason>'. Nothing was written then of what the answer is for, and no other key's
--- writes suffer. Errors that are the server's condition (full, read-only, too few replicas) are
--- none of a key's own: they end the call, which is sent again.
+-- A key with content that no broker wrote (another type, a field that is not a number) is answered
+-- 'BROKEN <key>: <reason>'. The script then wrote nothing of what the answer is for, and writes to other
+-- keys are not affected. Errors of the server's condition (full, read-only, too few replicas) do not
+-- belong to a key: they end the call, and the broker sends it again.
 
 local function dataset_here()
   return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
@@ -38,6 +37,23 @@ local function refusal(unit, dataset, replid, generation, owner, version)
   if tonumber(record[1]) > tonumber(generation) then return 'REFENCE' end
   if record[2] ~= owner then return 'FENCED' end
   if record[3] ~= version then return 'REFENCE' end
+  return nil
+end
+
+-- Lua's stack holds about 8000 words, and a log's whole state may be more: long commands go out in parts.
+local words_max = 2000
+
+local function set_fields(key, first, last)
+  for at = first, last, words_max do
+    redis.call('HSET', key, unpack(ARGV, at, math.min(last, at + words_max - 1)))
+  end
+end
+
+-- The value of a name in a flat list of names and values; nil: the name is not in it.
+local function value_of(list, name)
+  for i = 1, #list, 2 do
+    if list[i] == name then return list[i + 1] end
+  end
   return nil
 end
 

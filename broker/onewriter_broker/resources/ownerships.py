@@ -1,0 +1,276 @@
+"""All ownerships of the buckets that this broker holds: the door to this package.
+
+Sessions ask here on behalf of owners and readers, and whoever checks a guarded write asks here which
+generation counts. Implements BucketEvents.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import structlog
+
+from onewriter_broker.ownership.acquisition import Holding
+from onewriter_broker.ownership.bucket_events import LostReason
+from onewriter_broker.resources.dependencies import SECONDS_PER_DAY, ResourceDependencies
+from onewriter_broker.resources.records import OwnerEnd, OwnershipRecord
+from onewriter_broker.resources.resource_bucket import ResourceBucket
+from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_core.errors import OnewriterError, Refused, ServerError
+from onewriter_core.ids import TopicName
+from onewriter_core.own.names import own_field, resource_bucket, split_field, topic_of
+from onewriter_core.own.table import Ownership, OwnershipDenied, OwnershipGranted
+from onewriter_core.property_names import GENERATION_PROPERTY, NONCE_PROPERTY
+from onewriter_core.topic.model import WHOLE
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class OwnershipStatistics:
+    """What the metrics show."""
+
+    granted: Counter[str] = field(default_factory=Counter)
+    """Grants by cause."""
+    denied: Counter[str] = field(default_factory=Counter)
+    """Denials by code."""
+    readers_refused: int = 0
+    readers_closed: int = 0
+
+    def answered(self, answer: OwnershipGranted | OwnershipDenied) -> None:
+        """Count one resource's answer."""
+        if isinstance(answer, OwnershipGranted):
+            self.granted[answer.cause.value] += 1
+        else:
+            self.denied[answer.code.name] += 1
+
+
+class GuardStanding(NamedTuple):
+    """The number under which guarded writes count now, and the highest one that is over or current.
+
+    Without a record of an ownership the former is 0, and the latter its floor: its owner is one no more.
+    ``first_subject``: the subject that owned the resource first and has not released it; None if there is no such
+    subject, or if the resource is a topic.
+    """
+
+    current: int
+    highest: int
+    first_subject: str | None = None
+
+
+def standing_in(ownership: Ownership) -> GuardStanding:
+    """The same of a record."""
+    owner = ownership.owner
+    subject = None if owner is None else owner.identity.subject
+    return GuardStanding(ownership.generation, ownership.generation, subject)
+
+
+class Ownerships:
+    """See the module. ``topics`` serves the same ``buckets``, which is their number.
+
+    ``kept_days``: so long after its owner a record stays, before it may make room for others.
+    ``may_drop``: whether all brokers keep floors; no record is dropped while one may not.
+    """
+
+    def __init__(
+        self, topics: Topics, buckets: int, kept_days: float, may_drop: Callable[[], bool]
+    ) -> None:
+        self.statistics = OwnershipStatistics()
+        self._topics = topics
+        self._buckets = buckets
+        self._kept_seconds = kept_days * SECONDS_PER_DAY
+        self._may_drop = may_drop
+        self._resource_buckets: dict[int, ResourceBucket] = {}
+        self._dependencies: ResourceDependencies
+
+    def serve_with(self, dependencies: TopicDependencies) -> None:
+        """Complete the construction, as ``Topics.serve_with`` does."""
+        self._dependencies = ResourceDependencies(
+            store=dependencies.store,
+            appender=dependencies.appender,
+            ownership=dependencies.ownership,
+            spawn=dependencies.spawn,
+            now=dependencies.now,
+            wall_ms=dependencies.wall_ms,
+            incarnation=dependencies.incarnation,
+            promises=lambda: self._topics.promises,
+            reserved_until=lambda bucket: self._topics.resume_windows.until(bucket) or 0.0,
+            deposed=self._close_readers,
+            kept_seconds=self._kept_seconds,
+            may_drop=self._may_drop,
+        )
+
+    # ------------------------------------------------------------ BucketEvents
+
+    def bucket_acquired(self, bucket: int, holding: Holding) -> None:
+        """Records are read when somebody asks for one."""
+        del holding
+        self._close(bucket)
+
+    def bucket_lost(self, bucket: int, reason: LostReason) -> None:
+        """Its owners go on where it is served next."""
+        del reason
+        self._close(bucket)
+
+    def dataset_changed(self, bucket: int, holding: Holding) -> None:
+        """The store failed over: write what it may have forgotten."""
+        del holding
+        resource_bucket = self._resource_buckets.get(bucket)
+        if resource_bucket is not None:
+            self._dependencies.spawn(_bind(resource_bucket))
+
+    async def drain(self, bucket: int) -> None:
+        """Send the owners on, let changes end."""
+        resource_bucket = self._resource_buckets.get(bucket)
+        self._close(bucket)
+        if resource_bucket is not None:
+            await resource_bucket.settled()
+
+    def _close(self, bucket: int) -> None:
+        resource_bucket = self._resource_buckets.pop(bucket, None)
+        if resource_bucket is not None:
+            resource_bucket.close("the ownership is moving to another broker")
+
+    # ------------------------------------------------------------ asking
+
+    def bucket_of(self, resource: str) -> int:
+        """The bucket that keeps a resource's records. Raises InvalidTopicName."""
+        return resource_bucket(resource, self._buckets)
+
+    async def resource_bucket(self, bucket: int) -> ResourceBucket:
+        """A held bucket's records, loaded. Raises Unavailable, Undecided, BrokenKey."""
+        resource_bucket = self._resource_buckets.get(bucket)
+        if resource_bucket is None:
+            resource_bucket = self._resource_buckets[bucket] = ResourceBucket(
+                bucket, self._dependencies
+            )
+        await resource_bucket.loaded()
+        return resource_bucket
+
+    def resource_buckets(self) -> Iterator[ResourceBucket]:
+        """Those that somebody asked for."""
+        return iter(list(self._resource_buckets.values()))
+
+    def left(self, end: OwnerEnd) -> None:
+        """A connection is gone."""
+        for each in self.resource_buckets():
+            each.left(end)
+
+    async def standing(self, group: str, resource: str) -> GuardStanding:
+        """What guards on the resource depend on. Raises as ``resource_bucket`` does, and InvalidTopicName."""
+        resource_bucket = await self.resource_bucket(self.bucket_of(resource))
+        entry = resource_bucket.entries.get(own_field(group, resource))
+        if entry is None:
+            return GuardStanding(0, resource_bucket.floors.of(group))
+        return standing_in(entry.ownership)
+
+    # ------------------------------------------------------------ single readers
+
+    async def check_reader(
+        self,
+        topic: TopicName,
+        subscription: str,
+        properties: Mapping[str, str],
+        end: OwnerEnd,
+    ) -> None:
+        """Refuse a consumer that does not read for the group's present owner of the topic.
+
+        Where the group has never owned the topic, only who says that it does is refused: it would
+        be no single reader. Raises Refused, and as ``resource_bucket``.
+        """
+        resource_bucket = await self.resource_bucket(self._topics.bucket_of(topic))
+        if (
+            GENERATION_PROPERTY in properties
+            and _covering(resource_bucket, topic, subscription) is None
+        ):
+            self.statistics.readers_refused += 1
+            text = f"group {subscription} never owned {topic}, so no consumer is its single reader"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        self.check_reader_now(topic, subscription, properties, end)
+
+    def check_reader_now(
+        self,
+        topic: TopicName,
+        subscription: str,
+        properties: Mapping[str, str],
+        end: OwnerEnd,
+    ) -> None:
+        """The same of records that are loaded; raises Refused."""
+        resource_bucket = self._resource_buckets.get(self._topics.bucket_of(topic))
+        entry = None if resource_bucket is None else _covering(resource_bucket, topic, subscription)
+        if entry is None:
+            return
+        refusal = _reader_refusal(entry, subscription, properties, end, self._dependencies.now())
+        if refusal is not None:
+            self.statistics.readers_refused += 1
+            raise refusal
+
+    async def check_follower(self, topic: TopicName, subscription: str) -> None:
+        """Refuse to move a subscription for somebody who is no consumer: its group owns the topic.
+
+        Holds until the caller waits for something. Raises Refused, and as ``resource_bucket``.
+        """
+        resource_bucket = await self.resource_bucket(self._topics.bucket_of(topic))
+        if _covering(resource_bucket, topic, subscription) is not None:
+            self.statistics.readers_refused += 1
+            text = f"group {subscription} owns its topics: only their owners' consumers acknowledge"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+
+    def _close_readers(self, resource_bucket: ResourceBucket, record: str) -> None:
+        """Another owner: whoever reads for the group now does so no more."""
+        group, resource = split_field(record)
+        name = topic_of(resource)
+        loaded = None if name is None or not group else self._topics.loaded.get(str(name.base))
+        if name is None or loaded is None:
+            return
+        for partition, subscriptions in loaded.subscriptions.items():
+            whole = name.base if partition == WHOLE else name.base.with_partition(partition)
+            is_meant = name == whole or (
+                name.partition is None
+                and own_field(group, str(whole)) not in resource_bucket.entries
+            )
+            if is_meant:
+                self.statistics.readers_closed += subscriptions.disconnect(group)
+
+
+def _covering(
+    resource_bucket: ResourceBucket, topic: TopicName, group: str
+) -> OwnershipRecord | None:
+    """The record that says who reads a topic for a group: the partition's own before the topic's."""
+    entry = resource_bucket.entries.get(own_field(group, str(topic)))
+    if entry is None and topic.partition is not None:
+        entry = resource_bucket.entries.get(own_field(group, str(topic.base)))
+    return entry
+
+
+def _reader_refusal(
+    entry: OwnershipRecord, group: str, properties: Mapping[str, str], end: OwnerEnd, now: float
+) -> Refused | None:
+    current = entry.current(now)
+    asked = properties.get(GENERATION_PROPERTY)
+    if asked is None:
+        text = f"group {group} owns its topics: subscribe with the property {GENERATION_PROPERTY}"
+        return Refused(ServerError.NOT_ALLOWED_ERROR, text)
+    if asked != str(current.generation):
+        text = f"generation {asked[:20]} does not read for group {group}: the current one is"
+        return Refused(ServerError.PRODUCER_FENCED, f"{text} {current.generation}")
+    nonce = properties.get(NONCE_PROPERTY, "")
+    is_owners = current.owner is not None and nonce != "" and nonce == current.owner.nonce
+    if entry.end is end or (current.is_owned and is_owners):
+        return None
+    if is_owners:
+        text = f"the owner of generation {asked} of group {group} has not come back yet"
+        return Refused(ServerError.SERVICE_NOT_READY, text)
+    text = f"generation {asked} of group {group} is not owned by this connection"
+    return Refused(ServerError.NOT_ALLOWED_ERROR, text)
+
+
+async def _bind(resource_bucket: ResourceBucket) -> None:
+    try:
+        await resource_bucket.bind()
+    except OnewriterError as error:  # the next request tries again
+        log.warning("ownerships.unbound", bucket=resource_bucket.bucket, reason=str(error))

@@ -1,0 +1,519 @@
+"""The ownerships of one bucket, from when it is first asked for until the bucket leaves.
+
+One change at a time, each written under the bucket's guard before anybody hears of it. A grant
+opens a ledger, as the fence of a topic does: so the anchor's note of the last ledger covers it, and
+a dataset that has forgotten one is recognised (``own.table.floor_of``). After a failover of the store
+what memory knows is written into the new dataset before anything else is granted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import structlog
+
+from onewriter_broker.log.store.api import Binding, Durability, Outcome, OwnWrite
+from onewriter_broker.ownership.acquisition import Holding
+from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_broker.resources.dependencies import ResourceDependencies, WantedResource
+from onewriter_broker.resources.expiry import dropping, dropping_again, is_idle, oldest, returned
+from onewriter_broker.resources.records import (
+    OwnerEnd,
+    OwnershipRecord,
+    audit_fields,
+    decode,
+    unanswered_in,
+)
+from onewriter_core.errors import ServerError, Unavailable, Undecided
+from onewriter_core.own.floors import Floors, is_floor
+from onewriter_core.own.floors import decode as decode_floors
+from onewriter_core.own.names import split_field
+from onewriter_core.own.table import (
+    SERVE_SECONDS_MAX,
+    Owner,
+    Ownership,
+    OwnershipDenied,
+    OwnershipGranted,
+    OwnRequest,
+    decide,
+    floor_of,
+)
+
+RECORDS_PER_BUCKET_MAX = 10_000
+"""Records of one bucket. One that is dropped leaves its group a floor: no generation restarts."""
+
+RECORDS_PER_WRITE_MAX = 100
+"""Records, with their audit, in one call of the store."""
+
+RETRY_SECONDS = 0.2
+"""Between attempts at what must succeed before a grant is answered."""
+
+log = structlog.get_logger(__name__)
+
+
+class ResourceBucket:
+    """See the module."""
+
+    def __init__(self, bucket: int, parts: ResourceDependencies) -> None:
+        self.bucket = bucket
+        self.entries: dict[str, OwnershipRecord] = {}
+        self._dependencies = parts
+        self._turn = asyncio.Lock()
+        self._bound: Binding | None = None
+        self._is_closed = False
+        self._is_unsure = False
+        """A grant was begun, and whether it is stored was not seen: the store is asked first."""
+        self._fields: dict[OwnerEnd, set[str]] = {}
+        """What each connection owns, so that a lost one is not looked for in all records."""
+        self.floors = Floors()
+        """Above which resources without a record begin."""
+        self._quiet_until = 0.0
+        """Until then a grant that the store has forgotten may let somebody serve."""
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether ``entries`` is what is stored, or newer."""
+        return self._bound is not None
+
+    # ------------------------------------------------------------ asking
+
+    async def loaded(self) -> None:
+        """Wait until the records are known. Raises Unavailable, Undecided, BrokenKey."""
+        if self._bound is None:
+            await self.bind()
+
+    async def bind(self) -> None:
+        """Have memory and store agree under the binding that counts now. Raises as ``loaded``."""
+        async with self._turn:
+            await self._bind()
+
+    async def own(
+        self,
+        asker: Owner,
+        end: OwnerEnd,
+        wanted: Sequence[WantedResource],
+        *,
+        only_returns: bool = False,
+    ) -> list[OwnershipGranted | OwnershipDenied]:
+        """Decide on each resource, in order; what is granted is durable when this returns, and its
+        former owners do not serve any more (``Owner.serve_seconds``).
+
+        Raises Unavailable (the bucket leaves), Undecided and BrokenKey: then it may be granted all
+        the same, and asking again with the same nonce says so.
+        """
+        async with self._turn:
+            while True:
+                await self._bind()
+                if not only_returns:
+                    await self._make_room(wanted)
+                answers, before, after = self._decide(asker, wanted, only_returns=only_returns)
+                changed = {field: each for field, each in after.items() if each.is_new}
+                if changed:
+                    self._is_unsure = True
+                    is_done = await self._grant(changed, before)
+                else:
+                    is_done = not after or await self._prove()
+                if is_done:
+                    break
+            for field, granted in after.items():
+                self._apply(field, granted, end)
+            self._is_unsure = False
+            moments = [self.entries[field].answer_at for field in after]
+            answer_at = max([*moments, self._quiet_until] if after else [0.0])
+        while (seconds := answer_at - self._dependencies.now()) > 0:  # noqa: ASYNC110 - for a moment, not for news
+            await asyncio.sleep(seconds)
+        return answers
+
+    async def disown(self, end: OwnerEnd, wanted: Sequence[WantedResource]) -> None:
+        """Give up what ``end`` owns of these; what it does not own is left alone. Raises as ``own``."""
+        async with self._turn:
+            await self._bind()
+            released: list[str] = []
+            for each in wanted:
+                entry = self.entries.get(each.field)
+                is_its = entry is not None and entry.end is end
+                if entry is not None and is_its and entry.ownership.generation == each.generation:
+                    entry.ownership = entry.ownership.released()
+                    self._connect(each.field, entry, None)
+                    entry.left_at, entry.left_ms = (
+                        self._dependencies.now(),
+                        self._dependencies.wall_ms(),
+                    )
+                    released.append(each.field)
+                    self._dependencies.deposed(self, each.field)
+            while not await self._put(released, {}, is_grant=False):
+                await self._bind()
+
+    # ------------------------------------------------------------ leaving
+
+    def left(self, end: OwnerEnd) -> None:
+        """A connection is gone: what it owned nobody owns now."""
+        left = self._fields.pop(end, None)
+        if left is None:
+            return
+        for field in left:
+            entry = self.entries[field]
+            entry.end = None
+            entry.ownership = entry.ownership.left()
+            entry.left_at, entry.left_ms = self._dependencies.now(), self._dependencies.wall_ms()
+        self._dependencies.spawn(self._note_left(sorted(left)))
+
+    def close(self, message: str) -> None:
+        """The bucket leaves: all owners are told to go on where it is served next."""
+        self._is_closed = True
+        owned, self._fields = self._fields, {}
+        for end, fields in owned.items():
+            for field in sorted(fields):
+                entry = self.entries[field]
+                entry.end = None
+                end.ownership_lost(
+                    field, entry.ownership.generation, message, current=None, is_moving=True
+                )
+
+    async def settled(self) -> None:
+        """Wait until no change is under way."""
+        async with self._turn:
+            return
+
+    async def _note_left(self, fields: Sequence[str]) -> None:
+        """So that the next broker does not wait for them; best effort."""
+        try:
+            async with self._turn:
+                await self._bind()
+                still = [
+                    field
+                    for field in fields
+                    if (entry := self.entries.get(field)) is not None and entry.end is None
+                ]
+                await self._put(still, {}, is_grant=False)
+        except (Unavailable, Undecided) as error:
+            log.debug("ownerships.unnoted", bucket=self.bucket, reason=str(error))
+
+    # ------------------------------------------------------------ dropping
+
+    async def drop(self, fields: Sequence[str]) -> list[str]:
+        """Drop those of these records that nobody owns; their names.
+
+        Raises as ``own``, and Unavailable while a broker is there that knows of no floors.
+        """
+        async with self._turn:
+            if not self._dependencies.may_drop():
+                raise Unavailable("not all brokers are known to be of a version that keeps floors")
+            await self._bind()
+            return await self._drop(fields, "ordered")
+
+    async def _make_room(self, wanted: Sequence[WantedResource]) -> None:
+        """Where the bucket is full, drop what nobody has owned for long."""
+        names = {each.field for each in wanted}
+        new = names - self.entries.keys()
+        surplus = len(self.entries) + len(new) - RECORDS_PER_BUCKET_MAX
+        if not new or surplus <= 0 or not self._dependencies.may_drop():
+            return
+        count = max(surplus, RECORDS_PER_WRITE_MAX)
+        before_ms = self._dependencies.wall_ms() - int(self._dependencies.kept_seconds * 1000)
+        now = self._dependencies.now()
+        old = oldest(self.entries, count, now=now, before_ms=before_ms, spared=names)
+        await self._drop(old, "room")
+
+    async def _drop(self, fields: Sequence[str], cause: str) -> list[str]:
+        gone: list[str] = []
+        for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
+            binding, now = self._require().binding, self._dependencies.now()
+            chunk = {
+                field: entry.ownership.generation
+                for field in fields[start : start + RECORDS_PER_WRITE_MAX]
+                if (entry := self.entries.get(field)) is not None and is_idle(entry, now)
+            }
+            if binding != self._bound or not chunk:
+                continue
+            floors, write = dropping(
+                binding,
+                self.floors,
+                chunk,
+                broker=self._dependencies.incarnation,
+                cause=cause,
+                time_ms=self._dependencies.wall_ms(),
+            )
+            self._is_unsure = True  # what is not answered is looked at, and written anew, first
+            outcome = await self._dependencies.store.own(write)
+            self._is_unsure = False
+            if outcome is not Outcome.DONE:
+                await self._refused(binding, outcome)
+                break
+            self.floors = floors
+            for field in chunk:
+                del self.entries[field]
+            gone += chunk
+        if gone:
+            log.info("ownerships.dropped", bucket=self.bucket, records=len(gone), cause=cause)
+        return gone
+
+    # ------------------------------------------------------------ deciding
+
+    def _decide(
+        self, asker: Owner, wanted: Sequence[WantedResource], *, only_returns: bool
+    ) -> tuple[
+        list[OwnershipGranted | OwnershipDenied], dict[str, Ownership], dict[str, OwnershipGranted]
+    ]:
+        """The answers; the records as they are; and what changes, one grant per record."""
+        now = self._dependencies.now()
+        known_since = self._require().known_since
+        answers: list[OwnershipGranted | OwnershipDenied] = []
+        before: dict[str, Ownership] = {}
+        after: dict[str, OwnershipGranted] = {}
+        room = RECORDS_PER_BUCKET_MAX - len(self.entries)
+        for each in wanted:
+            entry = self.entries.get(each.field)
+            last = None if entry is None else entry.ownership.owner
+            objection = each.objection(None if last is None else last.identity)
+            if objection is not None:
+                answers.append(OwnershipDenied(objection.code, objection.message, 0))
+                continue
+            if entry is None and each.field not in before:
+                if room <= 0:
+                    text = f"bucket {self.bucket} has {RECORDS_PER_BUCKET_MAX} ownerships already"
+                    answers.append(OwnershipDenied(ServerError.NOT_ALLOWED_ERROR, text, 0))
+                    continue
+                room -= 1
+            if each.field not in before:
+                nothing = floor_of(Ownership(), registration=0, known_since=known_since)
+                if entry is None:
+                    before[each.field] = self.floors.begin(split_field(each.field)[0], nothing)
+                else:
+                    before[each.field] = entry.current(now)
+            earlier = after.get(each.field)
+            present = before[each.field] if earlier is None else earlier.after
+            request = OwnRequest(asker, each.generation, only_returns, each.may_reset)
+            answer = decide(present, request)
+            answers.append(answer)
+            if isinstance(answer, OwnershipGranted) and (earlier is None or answer.is_new):
+                after[each.field] = answer
+        return answers, before, after
+
+    async def _grant(
+        self, changed: Mapping[str, OwnershipGranted], before: Mapping[str, Ownership]
+    ) -> bool:
+        """Write grants; False: the bucket was bound anew meanwhile, decide again."""
+        time_ms = self._dependencies.wall_ms()
+        audits = {
+            field: audit_fields(
+                field,
+                granted,
+                before[field],
+                broker=self._dependencies.incarnation,
+                time_ms=time_ms,
+            )
+            for field, granted in changed.items()
+        }
+        coming = {
+            field: OwnershipRecord(granted.after, time_ms, waits_seconds=self._waits(field))
+            for field, granted in changed.items()
+        }
+        is_first = not self.entries
+        is_done = await self._put(list(changed), audits, coming=coming, is_grant=True)
+        return is_done and (not is_first or await self._settle(self._require().binding))
+
+    def _waits(self, field: str) -> float:
+        """For so long whoever owned it last may act as its owner yet."""
+        entry = self.entries.get(field)
+        if entry is None:
+            return 0.0
+        owner = entry.ownership.owner
+        served = 0.0 if owner is None else owner.serve_seconds
+        return max(served, entry.answer_at - self._dependencies.now())
+
+    def _apply(self, field: str, granted: OwnershipGranted, end: OwnerEnd) -> None:
+        """Let a grant that is durable count. Tells who owned the resource before."""
+        entry = self.entries.setdefault(field, OwnershipRecord(Ownership()))
+        former, generation = entry.end, entry.ownership.generation
+        if granted.is_new:
+            entry.waits_seconds = self._waits(field)
+            entry.answer_at = self._dependencies.now() + entry.waits_seconds
+        entry.reserved_until = 0.0
+        self._connect(field, entry, None if end.is_gone else end)
+        entry.ownership = replace(granted.after, is_owned=entry.end is not None)
+        if entry.end is None:
+            entry.left_at, entry.left_ms = self._dependencies.now(), self._dependencies.wall_ms()
+        if granted.is_new:
+            entry.since_ms = self._dependencies.wall_ms()
+            entry.registration = self._bound.generation if self._bound is not None else 0
+        is_other = former is not None and former is not end
+        if granted.is_new or is_other:
+            self._dependencies.deposed(self, field)
+        if former is not None and (granted.is_new or is_other):
+            message = f"another owner has it: {granted.cause.value}"
+            current = granted.after.generation
+            former.ownership_lost(field, generation, message, current=current, is_moving=False)
+
+    def _connect(self, field: str, entry: OwnershipRecord, end: OwnerEnd | None) -> None:
+        """Let this connection own a record, or none."""
+        if entry.end is not None:
+            fields = self._fields[entry.end]
+            fields.remove(field)
+            if not fields:
+                del self._fields[entry.end]
+        entry.end = end
+        if end is not None:
+            self._fields.setdefault(end, set()).add(field)
+
+    def _raise(self, field: str, found: OwnershipRecord) -> None:
+        """Let a grant count that is stored and whose asker was not answered: nobody owns the record
+        now, its owner may return, and all others go above it.
+        """
+        former = self.entries.get(field)
+        end = None if former is None else former.end
+        if former is not None:
+            self._connect(field, former, None)
+        self.entries[field] = found
+        self._dependencies.deposed(self, field)
+        if former is not None and end is not None:
+            generation, current = former.ownership.generation, found.ownership.generation
+            message = "another owner asked for it"
+            end.ownership_lost(field, generation, message, current=current, is_moving=False)
+
+    # ------------------------------------------------------------ storing
+
+    def _require(self) -> Holding:
+        holding = self._dependencies.ownership.holding(self.bucket)
+        if holding is None or self._is_closed:
+            raise Unavailable(f"bucket {self.bucket} is not served here")
+        return holding
+
+    async def _bind(self) -> None:
+        while (holding := self._require()).binding != self._bound or self._is_unsure:
+            binding = holding.binding
+            everything = await self._dependencies.store.read_owned(
+                self.bucket, replid=binding.replid
+            )
+            stored = {name: record for name, record in everything.items() if not is_floor(name)}
+            floors = decode_floors({name: each.generation for name, each in everything.items()})
+            self.floors = self.floors.joined(floors)
+            if self._bound is None:
+                until = self._dependencies.reserved_until(self.bucket)
+                now = self._dependencies.now()
+                if 0 < holding.known_since == binding.generation:
+                    self._quiet_until = now + SERVE_SECONDS_MAX
+                self.entries = {
+                    field: decode(
+                        record,
+                        known_since=holding.known_since,
+                        reserved_until=until,
+                        now=now,
+                        wall_ms=self._dependencies.wall_ms(),
+                    )
+                    for field, record in stored.items()
+                }
+            dropped = returned(stored, self.entries.keys(), self.floors)
+            now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
+            unanswered = unanswered_in(stored, self.entries, dropped, now=now, wall_ms=wall_ms)
+            forgotten = [
+                field
+                for field, entry in self.entries.items()
+                if (found := stored.get(field)) is None
+                or found.generation < entry.ownership.generation
+            ]
+            if self._require() == holding and await self._put(
+                [*forgotten, *unanswered],
+                {},
+                coming=self.entries | unanswered,
+                is_grant=True,
+                binding=binding,
+            ):
+                for field, entry in unanswered.items():
+                    self._raise(field, entry)
+                # Nothing recorded guards nothing: who only reads needs no store that takes writes.
+                is_empty = not self.entries and self.floors == Floors()
+                if await self._drop_again(binding, floors, dropped) and (
+                    is_empty or await self._settle(binding)
+                ):
+                    self._bound, self._is_unsure = binding, False
+
+    async def _drop_again(
+        self, binding: Binding, stored: Floors, dropped: Mapping[str, int]
+    ) -> bool:
+        """Have the dataset know of all floors, and not of what was dropped; ``stored``: its floors."""
+        names = list(dropped)
+        for start in range(0, max(len(names), self.floors != stored), RECORDS_PER_WRITE_MAX):
+            chunk = {name: dropped[name] for name in names[start : start + RECORDS_PER_WRITE_MAX]}
+            broker, time_ms = self._dependencies.incarnation, self._dependencies.wall_ms()
+            write = dropping_again(binding, self.floors, chunk, broker=broker, time_ms=time_ms)
+            outcome = await self._dependencies.store.own(write)
+            if outcome is not Outcome.DONE:
+                return await self._refused(binding, outcome)
+        return True
+
+    async def _settle(self, binding: Binding) -> bool:
+        """Let the records guard writes: from now on they are what was granted, in this dataset."""
+        outcome = await self._dependencies.store.own(OwnWrite(binding, settles=True))
+        return outcome is Outcome.DONE or await self._refused(binding, outcome)
+
+    async def _prove(self) -> bool:
+        """Whether the store itself says that this broker still serves the bucket."""
+        binding = self._require().binding
+        outcome = await self._dependencies.store.own(OwnWrite(binding))
+        return outcome is Outcome.DONE or await self._refused(binding, outcome)
+
+    async def _put(
+        self,
+        fields: Sequence[str],
+        audits: Mapping[str, Mapping[str, str]],
+        *,
+        is_grant: bool,
+        coming: Mapping[str, OwnershipRecord] | None = None,
+        binding: Binding | None = None,
+    ) -> bool:
+        """Write records, ``coming`` ones or as they are; False: bound anew meanwhile, begin again."""
+        bound = self._bound if binding is None else binding
+        for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
+            chunk = fields[start : start + RECORDS_PER_WRITE_MAX]
+            ledger = (
+                await self._dependencies.ownership.reserve_ledger(self.bucket) if is_grant else 0
+            )
+            current = self._require().binding
+            if current != bound:
+                return False
+            records = {}
+            for field in chunk:
+                entry = self.entries[field] if coming is None else coming[field]
+                entry.registration = current.generation
+                records[field] = entry.encode(current.generation)
+            lines = tuple(audits[field] for field in chunk if field in audits)
+            write = OwnWrite(current, ledger, records, lines)
+            is_kept = Durability.LOCAL in self._dependencies.promises()
+            durability = Durability.LOCAL if is_kept else Durability.NONE
+            outcome = await self._dependencies.appender.own(write, durability)
+            if outcome is not Outcome.DONE:
+                return await self._refused(current, outcome)
+            if is_grant:
+                await self._note(ledger)
+            if self._require().binding != current:
+                return False
+        return True
+
+    async def _refused(self, binding: Binding, outcome: Outcome) -> bool:
+        """Find out what became of the bucket. False: begin again; raises Unavailable if it is lost."""
+        answer = await self._dependencies.ownership.refence(self.bucket, binding, outcome)
+        log.warning(
+            "ownerships.refused", bucket=self.bucket, outcome=outcome.value, answer=answer.value
+        )
+        if answer is Refenced.LOST:
+            raise Unavailable(f"bucket {self.bucket} is served elsewhere now")
+        return False
+
+    async def _note(self, ledger: int) -> None:
+        """Have the anchor know of a grant before anybody else does, however long that takes."""
+        ownership, is_told = self._dependencies.ownership, False
+        while True:
+            try:
+                await ownership.record_use(self.bucket, ledger)
+                await ownership.record_grant(self.bucket, ledger)
+            except Unavailable as unavailable:
+                self._require()
+                if not is_told:
+                    log.warning("ownership.unrecorded", bucket=self.bucket, reason=str(unavailable))
+                    is_told = True
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                return

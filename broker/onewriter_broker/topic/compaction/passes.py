@@ -1,0 +1,442 @@
+"""Compaction by key: a view of the log in which each key has its newest message only.
+
+Two passes, as in Pulsar: the first finds the newest message of each key, the second copies what the
+first has found, at its original position. Both read the view before, if there is one, and then the
+log behind its horizon up to the watermark; an empty message removes its key, messages without a key
+are left out, and what cannot be opened is kept as it is. The log itself is not touched: its markers,
+its token and its epochs stay whatever becomes of an attempt.
+
+An attempt writes to a slot that no reader sees, and only its last step makes that the view. It is
+given up, and nothing is changed, whenever the store does not answer or the log has moved on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Final
+
+from onewriter_broker.log.store.api import Binding, Block, Outcome
+from onewriter_broker.log.store.blocks import CHAIN_START, READ_BYTES
+from onewriter_broker.log.store.compacted import (
+    COMPACTED,
+    COMPACTING,
+    DROP_BLOCKS_MAX,
+    SLOTS,
+    Attempt,
+    CompactedBlock,
+    Piece,
+    View,
+    chain,
+    view_of,
+)
+from onewriter_broker.log.topic_log.batches import (
+    Content,
+    Cost,
+    content_of,
+    cost_of,
+    without,
+)
+from onewriter_broker.log.topic_log.compacted_log import READ_BLOCKS_MAX as VIEW_BLOCKS_MAX
+from onewriter_broker.log.topic_log.log import (
+    BLOCK_BYTES_MAX,
+    BLOCK_ENTRIES_MAX,
+    TopicLog,
+)
+from onewriter_broker.topic.compaction.newest_messages import (
+    CompactionRefused,
+    Newest,
+    NoRoom,
+    footprint,
+)
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import EARLIEST, Position
+
+READ_ENTRIES: Final = 4096
+"""Entries that one read of the log asks for."""
+
+TICK_ENTRIES: Final = 16
+"""Entries looked at before others get a turn of the event loop,"""
+
+TICK_BYTES: Final = 32 * 1024
+"""or so many bytes of them, opened,"""
+
+TICK_MESSAGES: Final = 512
+"""or so many messages; an entry with more of either is opened in a thread."""
+
+ROLL_LOOKS: Final = 5
+ROLL_LOOK_SECONDS: Final = 0.2
+"""How often, and how far apart, a write is tried that was refused while the log rolled."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """Lets others have their turn of the event loop."""
+
+    entries: int = 0
+    size: int = 0
+    messages: int = 0
+
+    async def content(self, entry: memoryview) -> Content:
+        """Take an entry apart, a large one in a thread."""
+        cost = _cost(entry)
+        await self.turn(cost)
+        if _is_large(cost):
+            return await asyncio.to_thread(content_of, entry)
+        return content_of(entry)
+
+    async def without(self, entry: memoryview, kept: set[int]) -> bytes:
+        """An entry less some of its messages."""
+        if _is_large(_cost(entry)):
+            return await asyncio.to_thread(without, entry, kept)
+        return without(entry, kept)
+
+    async def turn(self, cost: Cost) -> None:
+        """So much was or will be done."""
+        self.entries += 1
+        self.size += cost.size
+        self.messages += cost.messages
+        is_due = self.entries >= TICK_ENTRIES or self.messages >= TICK_MESSAGES
+        if is_due or self.size >= TICK_BYTES:
+            self.entries = self.size = self.messages = 0
+            await asyncio.sleep(0)
+
+
+def _cost(entry: memoryview) -> Cost:
+    """As ``cost_of``; of what is stored as something large not even the metadata is looked at."""
+    return Cost(len(entry), 1) if len(entry) > TICK_BYTES else cost_of(entry)
+
+
+def _is_large(cost: Cost) -> bool:
+    return cost.size > TICK_BYTES or cost.messages > TICK_MESSAGES
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an attempt reads, the same in both passes."""
+
+    topic_log: TopicLog
+    view: View | None
+    horizon: Position
+    check: Callable[[], None]
+    """Raises when the attempt is to be given up."""
+
+    async def blocks(self) -> AsyncIterator[Block]:
+        """Consecutive entries, in order."""
+        after = EARLIEST
+        if self.view is not None:
+            number = 0
+            while number < self.view.blocks:
+                self.check()
+                # One by one when they are large: what is in memory at once is bounded.
+                found = await self.topic_log.compacted.read_blocks(
+                    self.view, number, max(1, min(VIEW_BLOCKS_MAX, READ_BYTES // BLOCK_BYTES_MAX))
+                )
+                if not found:
+                    raise CompactionRefused("a block of the present view is gone")
+                number += len(found)
+                for block in found:
+                    for piece in block.pieces():
+                        yield piece
+            after = self.view.horizon
+        while after < self.horizon:
+            self.check()
+            runs = await self.topic_log.read(after, READ_ENTRIES, READ_BYTES)
+            if not runs:
+                return
+            for run in runs:
+                if run.position > self.horizon:
+                    return
+                yield _cut(run.block, run.start, run.stop)
+                after = run.last
+
+
+def _cut(block: Block, start: int, stop: int) -> Block:
+    """Some of a block's entries."""
+    if (start, stop) == (0, len(block.lengths)):
+        return block
+    ends = [0, *accumulate(block.lengths)]
+    return replace(
+        block,
+        position=Position(block.position.ledger, block.position.entry + start),
+        lengths=block.lengths[start:stop],
+        payload=block.payload[ends[start] : ends[stop]],
+        counts=None if block.counts is None else block.counts[start:stop],
+    )
+
+
+async def _unbounded() -> float:
+    return math.inf
+
+
+@dataclass(slots=True)
+class ViewWriter:
+    """Gathers entries into blocks, and writes each to the attempt's slot.
+
+    Where a block has no room any more, all of them are dropped, and what would follow is weighed only:
+    ``finish`` raises NoRoom then, which says what is needed.
+    """
+
+    topic_log: TopicLog
+    attempt: Attempt
+    check: Callable[[], None]
+    room_bytes: float = math.inf
+    """As much of the store's memory it may take,"""
+    observed_room_bytes: Callable[[], Awaitable[float]] = _unbounded
+    """and no more with the next block than that: others use up the store's memory, too."""
+    lacked_bytes: float | None = None
+    """As much it could take, when that was too little."""
+    blocks: int = 0
+    entries: int = 0
+    size: int = 0
+    last: Position = EARLIEST
+    chain: bytes = CHAIN_START
+    _first: Position = EARLIEST
+    _offsets: list[int] = field(default_factory=list)
+    _payloads: list[bytes] = field(default_factory=list)
+    _counts: list[int] = field(default_factory=list)
+    _masks: dict[int, int] = field(default_factory=dict)
+    _gathered: int = 0
+
+    async def add(self, position: Position, entry: bytes, messages: int, mask: int | None) -> None:
+        """The next entry that stays; ``mask`` as in CompactedBlock."""
+        offset = position.entry - self._first.entry
+        is_full = (
+            position.ledger != self._first.ledger
+            or offset >= 2**32
+            or len(self._offsets) >= BLOCK_ENTRIES_MAX
+            or self._gathered + len(entry) > BLOCK_BYTES_MAX
+        )
+        if is_full:
+            await self.flush()
+        if not self._offsets:
+            self._first, offset = position, 0
+        if mask is not None:
+            self._masks[len(self._offsets)] = mask
+        self._offsets.append(offset)
+        self._payloads.append(entry)
+        self._counts.append(messages)
+        self._gathered += len(entry)
+
+    async def finish(self) -> None:
+        """Write what is left. Raises NoRoom."""
+        await self.flush()
+        if self.lacked_bytes is not None:
+            raise NoRoom(footprint(self.size, self.entries), self.lacked_bytes)
+
+    async def _has_room(self, size: int, entries: int) -> bool:
+        """Whether another block of so many bytes may be written; if not, nothing stays written."""
+        if self.lacked_bytes is None:
+            taken = footprint(self.size, self.entries)
+            room = min(self.room_bytes - taken, await self.observed_room_bytes())
+            if footprint(size, entries) > room:
+                self.lacked_bytes = taken + room
+                await drop_slot(self.topic_log, self.attempt.slot)
+        return self.lacked_bytes is None
+
+    async def flush(self) -> None:
+        """Write what was gathered."""
+        if not self._offsets:
+            return
+        payload, lengths = b"".join(self._payloads), [len(entry) for entry in self._payloads]
+        if await self._has_room(len(payload), len(lengths)):
+            await self._write(payload, lengths)
+        self.entries += len(lengths)
+        self.size += len(payload)
+        self._offsets.clear()
+        self._payloads.clear()
+        self._counts.clear()
+        self._masks.clear()
+        self._gathered = 0
+
+    async def _write(self, payload: bytes, lengths: list[int]) -> None:
+        self.chain = chain(self.chain, self._first, self._offsets, lengths, payload)
+        counts = None if self._counts.count(1) == len(self._counts) else list(self._counts)
+        block = CompactedBlock(
+            self._first,
+            list(self._offsets),
+            lengths,
+            payload,
+            counts,
+            dict(self._masks),
+            self.chain,
+        )
+        self.check()
+        store, name = self.topic_log.store.compacted, self.topic_log.name
+        await guarded(
+            self.topic_log,
+            lambda binding, token: store.write(
+                binding, name, token, self.attempt, self.blocks, block
+            ),
+        )
+        self.blocks += 1
+        self.last = block.last
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction has done."""
+
+    view: View
+    former: View | None
+    removed: int
+    """Messages that were left out."""
+
+
+async def compact(
+    topic_log: TopicLog,
+    *,
+    keys_max: int,
+    wall_ms: Callable[[], int],
+    check: Callable[[], None],
+    room_bytes: Callable[[], Awaitable[float]] = _unbounded,
+) -> Compacted:
+    """Compact a log up to its watermark, and make that the view that counts.
+
+    ``check`` is called again and again and raises what is to end the attempt. ``room_bytes`` is asked
+    once it is known what the view weighs, and of the store's memory it takes no more than that; and
+    before each block, which takes no more than that, either. Raises
+    CompactionRefused, Undecided and Unavailable: then nothing has changed. The former view is still
+    there for those who read it; ``drop_unused`` drops it.
+    """
+    compacted = topic_log.compacted
+    horizon, view = topic_log.committed, await compacted.view()
+    source = Source(topic_log, view, horizon, check)
+    compacted.is_running = True
+    try:
+        attempt = await _begin(topic_log)
+        newest, since = await _find(source, keys_max)
+        room = await room_bytes()
+        if newest.footprint > room:
+            raise NoRoom(newest.footprint, room)
+        writer = ViewWriter(topic_log, attempt, check, room, room_bytes)
+        await _copy(source, newest, newest.chunks(since), writer)
+        made = View(
+            slot=attempt.slot,
+            horizon=horizon,
+            blocks=writer.blocks,
+            entries=writer.entries,
+            size=writer.size,
+            last=writer.last,
+            chain=writer.chain,
+            made_ms=wall_ms(),
+        )
+        await _finish(topic_log, attempt, made)
+    finally:
+        compacted.is_running = False
+    return Compacted(made, view, newest.removed)
+
+
+async def _begin(topic_log: TopicLog) -> Attempt:
+    """Empty the slot that does not count, and have it to oneself."""
+    store, name = topic_log.store.compacted, topic_log.name
+    binding, _ = binding_of(topic_log)
+    counts = view_of({COMPACTED: await store.named(name, replid=binding.replid)})
+    slot = 0 if counts is None else (counts.slot + 1) % SLOTS
+    attempt = Attempt(slot, uuid.uuid4().hex)
+    await guarded(topic_log, lambda binding, token: store.begin(binding, name, token, attempt))
+    topic_log.note_state({COMPACTING: attempt.encode()})
+    await drop_slot(topic_log, slot)
+    return attempt
+
+
+async def _find(source: Source, keys_max: int) -> tuple[Newest, int]:
+    """The first pass: the newest messages, and how many entries the view before has."""
+    newest, pace, ordinal, since = Newest(keys_max), Pace(), 0, 0
+    async for block in source.blocks():
+        if source.view is not None and block.position <= source.view.horizon:
+            since = ordinal + len(block.lengths)
+        for _, entry, _ in _entries(block):
+            newest.add(ordinal, await pace.content(entry), len(entry))
+            ordinal += 1
+    return newest, since
+
+
+async def _copy(source: Source, newest: Newest, chunks: set[int], writer: ViewWriter) -> None:
+    """The second pass."""
+    pace, ordinal = Pace(), 0
+    async for block in source.blocks():
+        masks = block.masks if isinstance(block, Piece) else {}
+        for index, (position, entry, messages) in enumerate(_entries(block)):
+            kept = newest.kept(ordinal, await pace.content(entry), chunks)
+            ordinal += 1
+            if kept is None:
+                await writer.add(position, bytes(entry), messages, masks.get(index))
+            elif kept:
+                left = sum(1 << message for message in kept)
+                await writer.add(position, await pace.without(entry, kept), messages, left)
+    await writer.finish()
+
+
+def _entries(block: Block) -> list[tuple[Position, memoryview, int]]:
+    """A block's entries: where each stands, its bytes, how many permits it costs."""
+    ledger, first = block.position
+    view, start = memoryview(block.payload), 0
+    found: list[tuple[Position, memoryview, int]] = []
+    for index, length in enumerate(block.lengths):
+        messages = 1 if block.counts is None else block.counts[index]
+        found.append((Position(ledger, first + index), view[start : start + length], messages))
+        start += length
+    return found
+
+
+async def _finish(topic_log: TopicLog, attempt: Attempt, view: View) -> None:
+    store, name = topic_log.store.compacted, topic_log.name
+    await guarded(
+        topic_log, lambda binding, token: store.finish(binding, name, token, attempt, view)
+    )
+    topic_log.note_state({COMPACTED: view.encode()})
+
+
+async def drop_unused(topic_log: TopicLog) -> None:
+    """Drop what no reader sees of a log's views, whoever left it. Raises Undecided, Unavailable."""
+    binding, _ = binding_of(topic_log)
+    named = await topic_log.store.compacted.named(topic_log.name, replid=binding.replid)
+    counts = view_of({COMPACTED: named})
+    for slot in range(SLOTS):
+        if counts is None or slot != counts.slot:
+            await drop_slot(topic_log, slot)
+    await topic_log.save_state({}, [COMPACTING])
+
+
+async def drop_slot(topic_log: TopicLog, slot: int) -> None:
+    """Drop a slot that does not count, in bounded steps. Raises Undecided, Unavailable."""
+    left: Outcome | int = DROP_BLOCKS_MAX
+    while left != 0:
+        binding, token = binding_of(topic_log)
+        left = await topic_log.store.compacted.drop(binding, topic_log.name, token, slot)
+        if isinstance(left, Outcome):
+            raise Unavailable(f"{topic_log.name} has moved on: {left.value}")
+
+
+async def guarded(topic_log: TopicLog, write: Callable[[Binding, str], Awaitable[Outcome]]) -> None:
+    """Make a guarded write under the log's present token; what is refused was not written.
+
+    A token that was out of date is no end: the log rolls now and then. Raises Undecided and
+    Unavailable.
+    """
+    for _ in range(ROLL_LOOKS):
+        binding, token = binding_of(topic_log)
+        outcome = await write(binding, token)
+        if outcome is Outcome.DONE:
+            return
+        if outcome is Outcome.REFENCE:
+            raise Undecided(f"{topic_log.name} is reconnecting to the store")
+        if outcome is not Outcome.FENCED:
+            break
+        await asyncio.sleep(ROLL_LOOK_SECONDS)
+        if binding_of(topic_log) == (binding, token):
+            break
+    raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
+
+
+def binding_of(topic_log: TopicLog) -> tuple[Binding, str]:
+    """What a log is written under now; raises Unavailable when it is not open here."""
+    binding = topic_log.binding
+    if binding is None or topic_log.is_closed:
+        raise Unavailable(f"{topic_log.name} is not open here")
+    return binding, binding.token(topic_log.ledger)

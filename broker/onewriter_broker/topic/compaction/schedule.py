@@ -1,0 +1,317 @@
+"""When logs are compacted: on request, when enough has come behind the horizon, when retention waits.
+
+One log after the other, whoever asked first. What one attempt does is compaction.py's. Near the end of
+the store's memory only those are compacted that retention waits for, because that frees memory, and
+only if the view fits into what is left: the log is not cut without it, and says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import structlog
+
+from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING, View
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.settings import Settings
+from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, NoRoom
+from onewriter_broker.topic.compaction.passes import compact, drop_unused
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.retention.retention import Measured, measure
+from onewriter_core.errors import OnewriterError, Unavailable
+from onewriter_core.ids import TopicName
+
+LOOK_SECONDS: Final = 2.0
+"""Between two looks at which logs are due."""
+
+LINGER_SECONDS: Final = 60.0
+"""How long a view that counts no more is kept for those who still read it."""
+
+RETRY_SECONDS: Final = 30.0
+"""After an attempt that failed, before a log is compacted again of the broker's own accord."""
+
+NO_ROOM_RETRY_SECONDS: Final = 600.0
+"""The same after one whose view did not fit into the store, unless there is room for it earlier."""
+
+REQUESTS_MAX: Final = 10_000
+"""Logs that may wait to be compacted."""
+
+log = structlog.get_logger(__name__)
+
+
+class Progress(enum.Enum):
+    """Of a log's newest compaction here; the values are Pulsar's words."""
+
+    NOT_RUN = "NOT_RUN"
+    RUNNING = "RUNNING"
+    SUCCESS = "SUCCESS"
+    ERROR = "ERROR"
+
+
+@dataclass(slots=True)
+class CompactionStatus:
+    """What is known of one log's compactions, since this broker serves it."""
+
+    progress: Progress = Progress.NOT_RUN
+    last_error: str = ""
+    removed: int = 0
+    succeeded_ms: int = 0
+    failed_ms: int = 0
+    duration_ms: int = 0
+
+
+@dataclass(slots=True)
+class _Log:
+    topic_log: TopicLog
+    status: CompactionStatus = field(default_factory=CompactionStatus)
+    behind: Measured | None = None
+    """What lies behind the horizon."""
+    not_before: float = 0.0
+    needed_bytes: int = 0
+    """Of the store's memory, when there was no room for it."""
+    former: View | None = None
+    """Counts no more and is still there, until ``drop_at`` at the latest."""
+    drop_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of one broker, for its metrics."""
+
+    succeeded: int = 0
+    failed: int = 0
+    messages_removed: int = 0
+    last_success_ms: int = 0
+
+
+class ServedTopics(Protocol):
+    """The topics served here (topics.Topics)."""
+
+    @property
+    def loaded(self) -> dict[str, LoadedTopic]: ...
+
+
+class StoreRoom(Protocol):
+    """What this needs of the watch over the store (store_watch.StoreWatch)."""
+
+    def room_bytes(self, *, is_needed: bool) -> float: ...
+
+    async def observed_room_bytes(self, *, is_needed: bool) -> float: ...
+
+
+class Compactions:
+    """The compactions of one broker. ``run`` is the caller's task.
+
+    ``store`` says how much a second view may take; without any room nothing is compacted, and what
+    was begun is given up.
+    """
+
+    def __init__(
+        self,
+        topics: ServedTopics,
+        settings: Settings,
+        *,
+        now: Callable[[], float],
+        wall_ms: Callable[[], int],
+        store: StoreRoom,
+    ) -> None:
+        self.totals = Totals()
+        self._topics = topics
+        self._settings = settings
+        self._now = now
+        self._wall_ms = wall_ms
+        self._store = store
+        self._logs: dict[TopicName, _Log] = {}
+        self._requests: dict[TopicName, None] = {}
+        self._wake = asyncio.Event()
+
+    # ------------------------------------------------------------ asking
+
+    def request(self, topic_log: TopicLog) -> bool:
+        """Have a log compacted soon; False: that is under way already. Raises Unavailable."""
+        if len(self._requests) >= REQUESTS_MAX:
+            raise Unavailable(f"{REQUESTS_MAX} logs wait to be compacted")
+        known = self._of(topic_log)
+        if known.status.progress is Progress.RUNNING:
+            return False
+        known.status.progress, known.status.last_error = Progress.RUNNING, ""
+        self._requests[topic_log.name] = None
+        self._wake.set()
+        return True
+
+    def status(self, topic_log: TopicLog) -> CompactionStatus:
+        """What is known of a log's compactions."""
+        known = self._logs.get(topic_log.name)
+        return (
+            known.status
+            if known is not None and known.topic_log is topic_log
+            else CompactionStatus()
+        )
+
+    @property
+    def held_back(self) -> int:
+        """Logs that retention may not cut, because they could not be compacted."""
+        return sum(
+            each.topic_log.compacted.is_waited_for and each.status.progress is Progress.ERROR
+            for each in self._logs.values()
+        )
+
+    def _of(self, topic_log: TopicLog) -> _Log:
+        known = self._logs.get(topic_log.name)
+        if known is None or known.topic_log is not topic_log:
+            known = self._logs[topic_log.name] = _Log(topic_log)
+        return known
+
+    # ------------------------------------------------------------ doing
+
+    async def run(self) -> None:
+        """Look and compact until cancelled."""
+        while True:
+            self._wake.clear()
+            await self.look()
+            await self.compact_requested()
+            try:
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def compact_requested(self) -> None:
+        """Compact what was asked for, one log after the other."""
+        while self._requests:
+            name = next(iter(self._requests))
+            del self._requests[name]
+            await self._compact(self._logs[name])
+
+    async def look(self) -> None:
+        """Ask for what is due; drop what nobody reads any more; forget what is not served here."""
+        for name in [name for name, each in self._logs.items() if each.topic_log.is_closed]:
+            del self._logs[name]
+            self._requests.pop(name, None)
+        for topic in list(self._topics.loaded.values()):
+            threshold = topic.compaction_threshold
+            for topic_log in list(topic.runner.logs.values()):
+                if topic_log.binding is None:
+                    continue
+                if threshold or COMPACTED in topic_log.state or COMPACTING in topic_log.state:
+                    await self._look_at(self._of(topic_log), threshold)
+
+    async def _look_at(self, known: _Log, threshold: int) -> None:
+        compacted = known.topic_log.compacted
+        try:
+            await self._drop_former(known)
+            room = self._room_bytes(known)
+            has_room_now = 0 < known.needed_bytes <= room
+            if self._now() < known.not_before and not has_room_now:
+                return
+            if room <= 0 and not compacted.is_waited_for:
+                return  # what retention waits for is tried, so that it is told why it waits
+            is_due = compacted.is_waited_for or (
+                threshold > 0 and await self._is_due(known, threshold)
+            )
+        except OnewriterError as error:
+            log.info("compaction.waits", topic=str(known.topic_log.name), reason=str(error))
+            return
+        if is_due and known.status.progress is not Progress.RUNNING:
+            self.request(known.topic_log)
+
+    def _room_bytes(self, known: _Log) -> float:
+        return self._store.room_bytes(is_needed=known.topic_log.compacted.is_waited_for)
+
+    async def _is_due(self, known: _Log, threshold: int) -> bool:
+        """Whether enough lies behind the horizon. What is copied each time must be worth it."""
+        topic_log = known.topic_log
+        view, binding = await topic_log.compacted.view(), topic_log.binding
+        horizon = topic_log.compacted.horizon
+        behind = known.behind
+        if binding is None:
+            return False
+        if behind is None or behind.generation != binding.generation:
+            behind = known.behind = Measured(topic_log, binding.generation, reaches=horizon)
+        await measure(behind)
+        size = sum(stretch.bytes for stretch in behind.stretches)
+        return size >= max(threshold, 0 if view is None else view.size // 2)
+
+    async def _drop_former(self, known: _Log) -> None:
+        """Drop what readers have left; what another broker left is nobody's."""
+        topic_log, former = known.topic_log, known.former
+        if COMPACTING not in topic_log.state or known.status.progress is Progress.RUNNING:
+            return
+        if former is not None:
+            if topic_log.compacted.is_read(former) and self._now() < known.drop_at:
+                return
+            topic_log.compacted.retire(former)
+            known.former = None
+        await drop_unused(topic_log)
+
+    async def _compact(self, known: _Log) -> None:
+        topic_log, status, began = known.topic_log, known.status, self._now()
+        topic = str(topic_log.name)
+        if known.former is not None:  # its slot is needed
+            topic_log.compacted.retire(known.former)
+            known.former = None
+
+        def check() -> None:
+            if topic_log.is_closed:
+                raise Unavailable(f"{topic} is not served here any more")
+            if self._room_bytes(known) <= 0:
+                raise CompactionRefused("the store is nearly full: give it more memory")
+
+        try:
+            check()
+            done = await compact(
+                topic_log,
+                keys_max=self._settings.compaction_keys_max,
+                wall_ms=self._wall_ms,
+                check=check,
+                room_bytes=lambda: self._store.observed_room_bytes(
+                    is_needed=topic_log.compacted.is_waited_for
+                ),
+            )
+        except NoRoom as error:
+            log.warning("compaction.failed", topic=topic, reason=str(error))
+            self._failed(known, str(error), NO_ROOM_RETRY_SECONDS, error.needed_bytes)
+            return
+        except OnewriterError as error:
+            log.warning("compaction.failed", topic=topic, reason=str(error))
+            self._failed(known, str(error))
+            return
+        except Exception:
+            log.exception("compaction.failed", topic=topic)
+            self._failed(known, "see the broker's log")
+            return
+        topic_log.compacted.is_waited_for = False
+        known.behind, known.former, known.needed_bytes = None, done.former, 0
+        known.drop_at = self._now() + LINGER_SECONDS
+        status.progress, status.removed = Progress.SUCCESS, done.removed
+        status.succeeded_ms = self.totals.last_success_ms = self._wall_ms()
+        status.duration_ms = int((self._now() - began) * 1000)
+        self.totals.succeeded += 1
+        self.totals.messages_removed += done.removed
+        log.info(
+            "compaction.done",
+            topic=topic,
+            horizon=str(done.view.horizon),
+            entries=done.view.entries,
+            bytes=done.view.size,
+            removed=done.removed,
+        )
+
+    def _failed(
+        self,
+        known: _Log,
+        reason: str,
+        retry_seconds: float = RETRY_SECONDS,
+        needed_bytes: int = 0,
+    ) -> None:
+        if known.topic_log.compacted.is_waited_for:
+            reason = f"{reason}. Retention waits for it: nothing is dropped that no view has"
+        known.status.progress, known.status.last_error = Progress.ERROR, reason
+        known.status.failed_ms = self._wall_ms()
+        known.not_before = self._now() + retry_seconds
+        known.needed_bytes = needed_bytes
+        self.totals.failed += 1

@@ -1,0 +1,231 @@
+"""How a topic's ownership stands in the store: markers, state fields and audit records.
+
+Pure translation between the topic machine's values and the strings that the log store keeps; the
+fields are described in docs/log-format.md. Written by every fence, read when a topic is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from onewriter_broker.log.topic_log.log import LedgerSummary
+from onewriter_broker.topic.history.transitions import LEADERLESS_MS, former_fields, identity_fields
+from onewriter_core.ids import Identity
+from onewriter_core.topic.effects import NEW_EPOCH, Fence
+from onewriter_core.topic.lookups import tenure_of as tenure_of_partition
+from onewriter_core.topic.model import (
+    WHOLE,
+    Departure,
+    Partition,
+    ProducerGroup,
+    PromotionPolicy,
+    Purpose,
+    Reserved,
+    Tenure,
+    Vacant,
+)
+
+PRESENT: Final = "present"
+"""State field: 1 while the holder is connected, as far as it was noted."""
+
+ABSENT_SINCE: Final = "absentSince"
+"""State field: since when it is not, in milliseconds by the wall clock; empty: it is there, or that
+is not known."""
+
+
+PRESENT_SINCE: Final = "presentSince"
+"""State field: since when it is, or was when it was noted last; milliseconds by the wall clock."""
+
+
+LEADS: Final = "leads"
+"""State field: the epoch of the tenure in ``holder``, 0 for none: what guarded writes depend on."""
+
+
+SERVES: Final = "serves"
+"""State field: for how many milliseconds a holder may act in the topic's name after it was assured
+that it holds it; the longest of those whose time may not have passed when this was written."""
+
+
+def marker_fields(fence: Fence, partition: int, ledger: int, time_ms: int) -> dict[str, str]:
+    """What the marker that opens ``ledger`` says of one partition."""
+    tenure = dict(fence.tenures)[partition]
+    epoch = ledger if tenure is None or tenure.epoch == NEW_EPOCH else tenure.epoch
+    fields = {"cause": fence.purpose.value, "t": str(time_ms)}
+    if tenure is not None:
+        fields |= {
+            "mode": "exclusive",
+            "epoch": str(epoch),
+            "producer": tenure.producer_name,
+            "subject": str(tenure.identity),
+        }
+    else:
+        fields["mode"] = "none" if fence.purpose is Purpose.DEPOSE else "shared"
+    return fields
+
+
+def state_fields(fence: Fence, partition: Partition, ledger: int, time_ms: int) -> dict[str, str]:
+    """What the log's state holds from this fence on."""
+    tenure = dict(fence.tenures)[partition.number]
+    changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    fields = {"epoch": str(ledger if changes_hands else partition.epoch)}
+    if tenure is None:
+        fields |= {"holder": "", LEADS: "0"}
+    else:
+        epoch = ledger if tenure.epoch == NEW_EPOCH else tenure.epoch
+        fields[LEADS] = str(epoch)
+        fields["holder"] = json.dumps(
+            {
+                "epoch": epoch,
+                "producer": tenure.producer_name,
+                "subject": tenure.identity.subject,
+                "podUID": tenure.identity.pod_uid,
+                "pod": tenure.identity.pod,
+                "node": tenure.identity.node,
+                "claim": tenure.claim,
+            }
+        )
+    winner = fence.group if fence.purpose is Purpose.GRANT else None
+    serve_seconds = max(partition.serve_seconds, 0.0 if winner is None else winner.serve_seconds)
+    fields[SERVES] = str(round(serve_seconds * 1000))
+    if fence.purpose is Purpose.SHARE:
+        fields[ABSENT_SINCE] = ""  # somebody writes, and it is not noted how long
+    if changes_hands:
+        fields["since"] = str(time_ms)
+        is_granted = fence.purpose is Purpose.GRANT
+        fields |= {
+            PRESENT: "1" if is_granted else "0",
+            PRESENT_SINCE: str(time_ms) if is_granted else "",
+            ABSENT_SINCE: "" if is_granted else str(time_ms),
+        }
+        deposed = dict(fence.deposed)[partition.number]
+        fields["deposed"] = json.dumps([[name.subject, name.pod_uid] for name in deposed])
+    return fields
+
+
+def audit_fields(
+    fence: Fence,
+    topic: str,
+    ledger: int,
+    first: Partition,
+    incarnation: str,
+    previous: Mapping[int, LedgerSummary],
+    time_ms: int,
+) -> dict[str, str]:
+    """The audit record of a fence: who, why, after whom, and who would have been next.
+
+    ``first`` is the fence's first partition as it was before.
+    """
+    old_epoch = first.epoch
+    tenures = dict(fence.tenures)
+    tenure = tenures[fence.partitions[0]]
+    changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
+    kept = old_epoch if tenure is None else tenure.epoch
+    fields = {
+        "kind": fence.purpose.value,
+        "topic": topic,
+        "partitions": ",".join(
+            str(partition) for partition in fence.partitions if partition != WHOLE
+        ),
+        "ledger": str(ledger),
+        "epoch": str(ledger if changes_hands else kept),
+        "oldEpoch": str(old_epoch),
+        "cause": _cause(fence, first).value,
+        "broker": incarnation,
+        "t": str(time_ms),
+        "previous": json.dumps(
+            {
+                str(partition): [str(summary.last), summary.entries, summary.bytes]
+                for partition, summary in previous.items()
+            }
+        ),
+    }
+    if fence.purpose is Purpose.GRANT and fence.stops and not first.serve_seconds:
+        fields[LEADERLESS_MS] = "0"  # any other gap is told once it is over
+    if tenure is not None:
+        fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
+    former = tenure_of_partition(first)
+    if changes_hands and former is not None:
+        fields |= former_fields(former)
+    if fence.group is not None:
+        fields |= group_fields(fence.group) | {"policy": fence.policy.value}
+    is_balanced = fence.policy is PromotionPolicy.BALANCED
+    if fence.group is not None and is_balanced:
+        fields |= {"host": fence.group.host, "load": str(fence.load)}
+    if fence.best_loser is not None:
+        loser = fence.best_loser
+        chosen_by = {"host": loser.host, "load": fence.best_loser_load} if is_balanced else {}
+        fields["nextWaiter"] = json.dumps(
+            {
+                "producer": loser.producer_name,
+                "priority": loser.priority,
+                "arrival": loser.arrival,
+                "slots": loser.partitions,
+            }
+            | chosen_by
+        )
+    return fields
+
+
+def _cause(fence: Fence, first: Partition) -> Departure:
+    """Why the last writer no longer writes: it was deposed by this fence, or had left before."""
+    is_vacant = isinstance(first.ownership, Vacant | Reserved)
+    return first.departure if fence.purpose is Purpose.GRANT and is_vacant else fence.departure
+
+
+def group_fields(group: ProducerGroup) -> dict[str, str]:
+    """A group as the audit describes it."""
+    return {
+        "producer": group.producer_name,
+        "subject": str(group.identity),
+        "mode": group.mode.name,
+        "priority": str(group.priority),
+        "arrival": str(group.arrival),
+        "claim": group.claim,
+        "address": group.address,
+        "incarnation": group.group_id,
+    } | identity_fields(group.identity)
+
+
+def partition_of(
+    number: int,
+    state: Mapping[str, str],
+    *,
+    may_resume: bool,
+    reserved_until: float | None,
+    vacant_since: float | None = None,
+) -> Partition:
+    """A partition as its log's state describes it; this broker has not fenced it yet.
+
+    ``reserved_until``: until when the holder may come back before anybody else; None: no longer.
+    ``vacant_since``: since when nobody writes, by this broker's clock; None: it is not known.
+    """
+    epoch = int(state.get("epoch", "0"))
+    deposed = tuple(
+        Identity(subject, pod_uid) for subject, pod_uid in json.loads(state.get("deposed", "[]"))
+    )
+    tenure = tenure_of(state) if may_resume else None
+    ownership: Vacant | Reserved = Vacant(tenure)
+    if tenure is not None and reserved_until is not None and state.get(PRESENT) == "1":
+        ownership = Reserved(tenure, reserved_until)
+    return Partition(
+        number,
+        epoch=epoch,
+        ownership=ownership,
+        departure=Departure.NONE if tenure is None else Departure.MOVED,
+        vacant_since=vacant_since,
+        deposed=deposed,
+        serve_seconds=int(state.get(SERVES, "0")) / 1000,
+    )
+
+
+def tenure_of(state: Mapping[str, str]) -> Tenure | None:
+    """The tenure that the state keeps; None when nobody may resume."""
+    if not state.get("holder"):
+        return None
+    holder = json.loads(state["holder"])
+    identity = Identity(
+        holder["subject"], holder["podUID"], holder.get("pod", ""), holder.get("node", "")
+    )
+    return Tenure(holder["epoch"], holder["producer"], identity, holder.get("claim", ""))

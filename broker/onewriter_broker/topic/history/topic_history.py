@@ -1,0 +1,191 @@
+"""A topic's story: its transitions, in memory, in the logs and in the audit stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import structlog
+
+from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
+from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.history.tenures import group_fields
+from onewriter_broker.topic.history.transitions import (
+    HISTORY_MAX,
+    LEADERLESS_MS,
+    READY,
+    UNANSWERED,
+    Transition,
+    forced,
+    noted,
+)
+from onewriter_core.errors import OnewriterError, Unavailable, Undecided
+from onewriter_core.ids import TopicName
+from onewriter_core.topic.effects import Record, Suspect
+from onewriter_core.topic.model import WHOLE, Purpose
+
+RECALL_SECONDS = 1.0
+"""Between two attempts to read what happened before the topic came here."""
+
+RECALL_ATTEMPTS_MAX = 30
+
+SUSPECT_SECONDS = 10.0
+"""Between two records of one topic that somebody claims an epoch which was never granted."""
+
+log = structlog.get_logger(__name__)
+
+
+class TopicHistory:
+    """Tells what happened to one topic. ``transitions`` has the latest transitions, oldest first.
+
+    They are shown when they are stored: the machine tells of a fence when it is.
+    """
+
+    __slots__ = (
+        "_bucket",
+        "_dependencies",
+        "_name",
+        "_since_ms",
+        "_spawn",
+        "_suspected_at",
+        "transitions",
+    )
+
+    def __init__(
+        self,
+        name: TopicName,
+        bucket: int,
+        dependencies: TopicDependencies,
+        spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
+    ) -> None:
+        self.transitions: list[Transition] = []
+        self._name = name
+        self._bucket = bucket
+        self._dependencies = dependencies
+        self._spawn = spawn
+        self._since_ms = dependencies.wall_ms()
+        self._suspected_at: float | None = None
+
+    def record(self, record: Record) -> None:
+        """A transition: remember it, log it, audit it where no fence did."""
+        self.transitions.append(noted(record, self._dependencies.wall_ms()))
+        del self.transitions[:-HISTORY_MAX]
+        self._dependencies.moved(self._name, record)
+        holder, former = record.holder, record.former
+        log.info(
+            "topic.transition",
+            topic=str(self._name),
+            partitions=[partition for partition in record.partitions if partition != WHOLE],
+            kind=record.purpose.value,
+            cause=record.departure.value,
+            old_epoch=record.old_epoch,
+            epoch=record.epoch,
+            ledger=record.ledger,
+            old_holder=None if former is None else former.producer_name,
+            old_identity=None if former is None else str(former.identity),
+            holder=None if holder is None else holder.producer_name,
+            identity=None if holder is None else str(holder.identity),
+            address=None if holder is None else holder.address,
+            leaderless_ms=milliseconds(record.leaderless_seconds),
+        )
+        leaderless_ms = milliseconds(record.leaderless_seconds)
+        gap = {} if leaderless_ms is None else {LEADERLESS_MS: str(leaderless_ms)}
+        numbers = {"epoch": str(record.epoch), "ledger": str(record.ledger)} | gap
+        if record.purpose is Purpose.RESUME and holder is not None:
+            told = {"kind": record.purpose.value, "cause": record.departure.value}
+            self.audit(told | numbers | group_fields(holder))
+        elif record.purpose is Purpose.GRANT and record.leaderless_seconds:
+            # What the fence wrote could not know when it would be over.
+            self.audit({"kind": READY} | numbers)
+
+    def suspect(self, suspect: Suspect) -> None:
+        """Note it, but not at a client's pace: the audit keeps so many records and no more."""
+        now = self._dependencies.now()
+        if self._suspected_at is not None and now - self._suspected_at < SUSPECT_SECONDS:
+            return
+        self._suspected_at = now
+        log.warning(
+            "epoch.ahead",
+            topic=str(self._name),
+            registration=suspect.registration,
+            claimed_epoch=suspect.claimed_epoch,
+            stored_epoch=suspect.stored_epoch,
+        )
+        epoch, claimed = str(suspect.stored_epoch), str(suspect.claimed_epoch)
+        self.audit({"kind": "suspect", "epoch": epoch, "claimed": claimed})
+
+    async def recall(self) -> None:
+        """Put what the audit tells of the time before in front; it is no hurry."""
+        audit_tail = self._dependencies.audit_tail
+        if audit_tail is None:
+            return
+        for _ in range(RECALL_ATTEMPTS_MAX):
+            try:
+                before = await audit_tail.before(
+                    self._bucket, self._name, self._dependencies.incarnation, self._since_ms
+                )
+            except OnewriterError as error:
+                log.info("story.unread", topic=str(self._name), reason=str(error))
+                await asyncio.sleep(RECALL_SECONDS)
+            else:
+                self.transitions[:0] = before
+                del self.transitions[:-HISTORY_MAX]
+                self._dependencies.changed(self._name)
+                return
+
+    def unanswered(self, epoch: int) -> None:
+        """Whoever held ``epoch`` was told of its end, and gave no sign of life since."""
+        for place, each in enumerate(self.transitions):
+            if each.previous is not None and each.previous.epoch == epoch:
+                told = forced(each, each.epoch)
+                if told is not each:
+                    self.transitions[place] = told
+                    self.audit({"kind": UNANSWERED, "epoch": str(each.epoch)})
+                    log.warning("writer.unanswered", topic=str(self._name), epoch=epoch)
+                    self._dependencies.changed(self._name)
+
+    def audit(self, fields: dict[str, str]) -> None:
+        """Write an audit record that belongs to no fence; the fence's own are written with it."""
+        record = self._record(fields)
+
+        async def write() -> None:
+            holding = self._dependencies.ownership.holding(self._bucket)
+            if holding is None:
+                return
+            try:
+                outcome = await self._dependencies.store.write_audit(holding.binding, record)
+            except Undecided as undecided:
+                log.warning("audit.undecided", record=record, reason=str(undecided))
+            except BrokenKey as broken:  # the topic itself is well
+                log.warning("audit.broken", record=record, reason=str(broken))
+            else:
+                if outcome is not Outcome.DONE:
+                    log.warning("audit.refused", record=record, outcome=outcome.value)
+
+        self._spawn(write())
+
+    async def attest(self, binding: Binding, fields: dict[str, str]) -> None:
+        """Write an audit record without which nothing further may happen; return once it is stored.
+
+        Raises Unavailable if the store did not confirm the record. A record may be stored twice.
+        """
+        record = self._record(fields)
+        try:
+            outcome = await self._dependencies.store.write_audit(binding, record)
+        except Undecided as undecided:
+            raise Unavailable(f"the audit record was not confirmed: {undecided}") from undecided
+        if outcome is not Outcome.DONE:
+            log.info("audit.refused", record=record, outcome=outcome.value)
+            raise Unavailable(f"the store refused the audit record: {outcome.value}")
+
+    def _record(self, fields: dict[str, str]) -> dict[str, str]:
+        return {
+            "topic": str(self._name),
+            "broker": self._dependencies.incarnation,
+            "t": str(self._dependencies.wall_ms()),
+        } | fields
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    """Whole milliseconds, rounded; None stays None."""
+    return None if seconds is None else round(seconds * 1000)

@@ -1,0 +1,176 @@
+"""A topic's changes of hands as its status shows them, and how they are read back from the audit.
+
+They are noted as they happen. When a topic comes to another broker that one reads what its
+predecessors wrote: the newest records of the bucket's audit stream, once for all of its topics, and
+a bounded number, so that an old change of a quiet topic in a busy bucket may be missing here. All of
+them are in the audit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from onewriter_core.ids import Identity
+from onewriter_core.topic.effects import Record
+from onewriter_core.topic.model import WHOLE, Departure, ProducerGroup, Purpose, Tenure
+
+HISTORY_MAX: Final = 10
+"""Transitions kept per topic, the latest ones."""
+
+UNANSWERED: Final = "unanswered"
+"""Kind of the audit record which says that a writer that was taken over from gave no answer."""
+
+READY: Final = "ready"
+"""Kind of the audit record which says that the winner of a ledger may write, and after what gap."""
+
+LEADERLESS_MS: Final = "leaderlessMs"
+"""Field of an audit record: for how long nobody could write before the winner could."""
+
+FORCED: Final = "Forced"
+"""Cause of such a takeover: the former writer was not asked, and may still believe it writes."""
+
+_SHOWN: Final = {Purpose.GRANT.value, Purpose.DEPOSE.value, Purpose.RESUME.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote or writes: a producer, its identity, its claim, and under which epoch."""
+
+    producer_name: str
+    identity: Identity
+    claim: str = ""
+    address: str = ""
+    epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One line of a topic's story.
+
+    ``previous`` is whose tenure ended with it; a resume ends nobody's. ``cause`` says why that one
+    no longer writes.
+    """
+
+    at_ms: int
+    kind: str
+    cause: str
+    old_epoch: int
+    epoch: int
+    ledger: int
+    holder: Writer | None
+    previous: Writer | None
+    leaderless_ms: int | None
+    partitions: tuple[int, ...]
+
+
+def noted(record: Record, at_ms: int) -> Transition:
+    """A transition as the topic machine told it."""
+    is_resume = record.purpose is Purpose.RESUME
+    former = None if is_resume else record.former
+    return Transition(
+        at_ms,
+        record.purpose.value,
+        record.departure.value,
+        record.old_epoch,
+        record.epoch,
+        record.ledger,
+        None if record.holder is None else _holder(record.holder, record.epoch),
+        None if former is None else _former(former),
+        None if record.leaderless_seconds is None else round(record.leaderless_seconds * 1000),
+        tuple(partition for partition in record.partitions if partition != WHOLE),
+    )
+
+
+def _holder(group: ProducerGroup, epoch: int) -> Writer:
+    return Writer(group.producer_name, group.identity, group.claim, group.address, epoch)
+
+
+def _former(tenure: Tenure) -> Writer:
+    return Writer(tenure.producer_name, tenure.identity, tenure.claim, "", tenure.epoch)
+
+
+# ------------------------------------------------------------ in the audit
+
+
+def identity_fields(identity: Identity) -> dict[str, str]:
+    """The parts of an identity, less what is empty."""
+    parts = {"podUID": identity.pod_uid, "pod": identity.pod, "node": identity.node}
+    return {name: value for name, value in parts.items() if value}
+
+
+def former_fields(tenure: Tenure) -> dict[str, str]:
+    """The audit's word for whose tenure a fence ended."""
+    person = {
+        "epoch": tenure.epoch,
+        "producer": tenure.producer_name,
+        "subject": tenure.identity.subject,
+        "claim": tenure.claim,
+    }
+    return {"former": json.dumps(person | identity_fields(tenure.identity))}
+
+
+def read_back(fields: Mapping[str, str]) -> Transition | None:
+    """The transition that an audit record tells; None for one that tells none."""
+    if fields.get("kind") not in _SHOWN:
+        return None
+    if fields["kind"] == Purpose.RESUME.value and "previous" in fields:
+        return None  # the ledger that a resume had to wait for; it has a record of its own
+    try:
+        epoch = int(fields["epoch"])
+        leaderless = fields.get(LEADERLESS_MS)
+        partitions = fields.get("partitions", "")
+        return Transition(
+            int(fields["t"]),
+            fields["kind"],
+            fields.get("cause", ""),
+            int(fields.get("oldEpoch", epoch)),
+            epoch,
+            int(fields["ledger"]),
+            _holder_back(fields, epoch),
+            _former_back(fields.get("former")),
+            None if leaderless is None else int(leaderless),
+            tuple(int(partition) for partition in partitions.split(",")) if partitions else (),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # not written by a broker; `onewriter verify` says so
+
+
+def _holder_back(fields: Mapping[str, str], epoch: int) -> Writer | None:
+    if not fields.get("producer"):
+        return None
+    pod_uid = fields.get("podUID", "")
+    subject = fields.get("subject", "").removesuffix(f" (pod {pod_uid})")
+    if subject == str(Identity()):
+        subject = ""
+    identity = Identity(subject, pod_uid, fields.get("pod", ""), fields.get("node", ""))
+    return Writer(
+        fields["producer"], identity, fields.get("claim", ""), fields.get("address", ""), epoch
+    )
+
+
+def _former_back(text: str | None) -> Writer | None:
+    if not text:
+        return None
+    found = json.loads(text)
+    identity = Identity(
+        found["subject"], found.get("podUID", ""), found.get("pod", ""), found.get("node", "")
+    )
+    return Writer(found["producer"], identity, found.get("claim", ""), "", int(found["epoch"]))
+
+
+def forced(transition: Transition, epoch: int) -> Transition:
+    """The transition, told anew if it is the takeover that led to ``epoch``."""
+    if transition.epoch != epoch or transition.cause != Departure.TAKEN_OVER.value:
+        return transition
+    return replace(transition, cause=FORCED)
+
+
+def with_gap(transition: Transition, fields: Mapping[str, str]) -> Transition:
+    """The transition, with the gap before it if the record tells of its ledger."""
+    gap = fields.get(LEADERLESS_MS, "")
+    if not gap.isdecimal() or str(transition.ledger) != fields.get("ledger"):
+        return transition
+    return replace(transition, leaderless_ms=int(gap))

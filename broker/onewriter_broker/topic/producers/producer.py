@@ -1,0 +1,440 @@
+"""One producer of one connection: the shell's side of a registration, and its log's Sender.
+
+The topic machine decides whether it may write; here that decision is one flag, ``is_active``,
+looked at before each entry is buffered. What happened to an entry comes back through ``stored``,
+``refused`` and ``unknown`` and is passed on to the connection.
+
+Receipts leave in the order of the SENDs: clients close their connection otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from onewriter_broker.log.store.api import Guard, Outcome
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
+from onewriter_broker.topic.producers.deduplication import NOTHING_STORED, Deduplication, Filter
+from onewriter_broker.topic.producers.resends import (
+    POSITION_UNKNOWN,
+    Floor,
+    Mark,
+    Resends,
+    Run,
+    Seen,
+    end_of,
+    mark_of,
+    pending_entry,
+    stored_entries,
+)
+from onewriter_core.errors import ProtocolError, ServerError
+from onewriter_core.ids import Position
+from onewriter_core.topic.model import AccessMode, Request
+from onewriter_core.wire.encoding import encode_send_receipt, encode_send_receipts
+from onewriter_core.wire.messages import content_checksum
+from onewriter_core.wire.values import Send
+
+RECENT_MIN = 1_024
+"""Stored entries remembered per lineage, to answer a resend with the original position; somewhat
+more, because they are forgotten by the run."""
+
+IDLE_CALLS_MAX = 16
+"""CLOSE_PRODUCER commands of one producer that wait for its receipts; a client sends one."""
+
+SETTLE_LOOK_SECONDS = 0.2
+"""Between two looks whether what was handed in before is refused, if nothing is stored meanwhile."""
+
+
+class ProducerChannel(Protocol):
+    """The connection as a producer sees it. Nothing here waits."""
+
+    @property
+    def client_version(self) -> str:
+        """What the client calls itself, for statistics."""
+        ...
+
+    def producer_ready(self, producer: Producer, epoch: int | None) -> None:
+        """Answer the PRODUCER command: it may write."""
+        ...
+
+    def producer_waits(self, producer: Producer) -> None:
+        """Answer the PRODUCER command: it waits for its turn."""
+        ...
+
+    def producer_refused(self, producer: Producer, code: ServerError, message: str) -> None:
+        """Answer the PRODUCER command with an error."""
+        ...
+
+    def producer_closed(self, producer: Producer) -> None:
+        """Tell a producer that had been granted that it is closed."""
+        ...
+
+    def send_answered(self, frames: bytes, size: int) -> None:
+        """Write receipts; the ``size`` bytes that they answer are no longer pending."""
+        ...
+
+    def send_dropped(self, size: int) -> None:
+        """So many bytes are no longer pending and get no receipt."""
+        ...
+
+    def guard_refused(self, producer: Producer, outcome: Outcome) -> None:
+        """Close a producer whose guard does not hold; everything it handed in is answered."""
+        ...
+
+    def drop(self, reason: str) -> None:
+        """Close the connection: its clients reconnect and resend what they have no receipt for."""
+        ...
+
+    def probe(self) -> None:
+        """Send a PING now and expect an answer soon."""
+        ...
+
+    @property
+    def hears_of_queue(self) -> bool:
+        """Whether the client understands how many wait behind it."""
+        ...
+
+    def queue_changed(self, producer: Producer, waiting: int) -> None:
+        """Tell a holder, whose client understands it, how many wait behind it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Lineage:
+    """What the connections of one producer have in common, however often it had to reconnect.
+
+    ``newest`` is the connection that counts now. ``recent`` are the latest stored entries of all of
+    them, oldest first; ``floor`` says what is stored in front of these.
+    """
+
+    newest: Producer
+    recent: list[Run] = field(default_factory=list)
+    floor: Floor | None = None
+    _remembered: int = 0
+
+    def resends(self, topic_log: TopicLog) -> Resends:
+        """What the newest connection may send again: stored entries, then those still pending."""
+        known = [entry for run in self.recent for entry in stored_entries(run)]
+        pending = [entry for block in topic_log.undecided for entry in block.entries]
+        pending += topic_log.waiting
+        known += [pending_entry(entry[1], entry[2]) for entry in pending if self._has_sent(entry)]
+
+        def contents(position: Position) -> int | None:
+            found = topic_log.read_tail(position.previous, 1, 1)
+            try:
+                return content_checksum(found[0].payload) if found else None
+            except ProtocolError:
+                return None
+
+        # A Shared producer's name may be a namesake's: only exact copies are taken for its own.
+        return Resends(known, self.floor, contents if self.newest.is_exclusive else None)
+
+    def note(self, run: Run) -> None:
+        """These entries are stored, behind those known."""
+        # A list, because an empty deque takes ten times its memory, for each idle producer.
+        self.recent.append(run)
+        self._remembered += len(run.marks)
+        while self._remembered - len(self.recent[0].marks) >= RECENT_MIN:
+            forgotten = self.recent.pop(0)
+            self._remembered -= len(forgotten.marks)
+            self.floor = forgotten.floor
+
+    @property
+    def newest_stored(self) -> Floor | None:
+        """The latest entry that is certainly stored."""
+        return self.recent[-1].floor if self.recent else self.floor
+
+    def _has_sent(self, entry: PendingEntry) -> bool:
+        sender = entry[0]
+        return isinstance(sender, Producer) and sender.lineage is self
+
+
+class Producer:
+    """A registered producer, waiting or writing."""
+
+    __slots__ = (
+        "_elsewhere",
+        "_has_published",
+        "_last_progress_at",
+        "_on_idle",
+        "asked_priority",
+        "channel",
+        "epoch",
+        "filter",
+        "gathered",
+        "guard",
+        "is_active",
+        "is_answered",
+        "is_granted",
+        "is_stopped",
+        "lineage",
+        "name",
+        "pending",
+        "producer_id",
+        "properties",
+        "request",
+        "request_id",
+        "resends",
+        "since_ms",
+        "topic_log",
+    )
+
+    def __init__(
+        self,
+        channel: ProducerChannel,
+        producer_id: int,
+        request_id: int,
+        request: Request,
+        topic_log: TopicLog,
+        gathered: Callable[[TopicLog], None],
+        *,
+        asked_priority: int = 0,
+        properties: Mapping[str, str] = MappingProxyType({}),
+        guard: Guard | None = None,
+    ) -> None:
+        self.channel = channel
+        self.producer_id = producer_id
+        self.request_id = request_id
+        self.request = request
+        self.name = request.producer_name
+        self.topic_log = topic_log
+        self.gathered = gathered
+        self.is_active = False
+        self.is_granted = False
+        self.is_stopped = False
+        """A fence that ends its right to write is under way."""
+        self.is_answered = False
+        """The client was told that it may write; not so while its lineage is read from the log."""
+        self.epoch: int | None = None
+        self.asked_priority = asked_priority
+        self.properties = properties
+        self.guard = guard
+        """What all its writes depend on."""
+        self.since_ms = 0  # when the topic was asked for, by the wall clock
+        self.pending = 0
+        self._on_idle: tuple[Callable[[], None], ...] = ()
+        self._has_published = False
+        self._elsewhere = 0
+        self._last_progress_at = 0.0
+        self.lineage = Lineage(self)
+        self.resends: Resends | None = None
+        self.filter: Filter | None = None
+        """While its log is deduplicated: takes what is new."""
+
+    @property
+    def is_exclusive(self) -> bool:
+        return self.request.mode is not AccessMode.SHARED
+
+    @property
+    def last_sequence_id(self) -> int:
+        """What PRODUCER_SUCCESS says that the name has stored; nothing without deduplication."""
+        return NOTHING_STORED if self.filter is None else self.filter.last_sequence_id
+
+    def deduplicate(self, deduplication: Deduplication | None) -> None:
+        """From now on deduplication is on, or off: what waits for receipts must come again."""
+        is_owing = self.resends is not None and self.resends.is_owing
+        if is_owing or (self.filter is not None and self.filter.held_bytes):
+            self.channel.drop("deduplication of the topic begins or ends")
+        self.filter = None if deduplication is None else Filter(deduplication, self.name)
+
+    def continues(self, predecessor: Producer) -> None:
+        """Go on for the connection before this one: what that handed in counts as this one's."""
+        self.lineage = predecessor.lineage
+        self.lineage.newest = self
+        self.resends = self.lineage.resends(self.topic_log)
+
+    def publish(self, send: Send, payload: memoryview) -> None:
+        """Buffer one entry, or answer it when it is a resend of one that is known."""
+        if self.resends is not None and not self.resends.is_over:
+            known = self.resends.seen(send, payload)
+            if known is not Seen.NEW:
+                if isinstance(known, Position):
+                    size = len(payload) + ENTRY_BYTES
+                    self._receipt(send.sequence_id, send.highest_sequence_id, known, size)
+                return
+            self.resends.is_over = True
+            self._forget_resends_once_answered()
+        if self.filter is not None and not self.filter.takes(send, payload):
+            self._answer_duplicate(send, len(payload) + ENTRY_BYTES, self.filter)
+            return
+        self.pending += 1
+        self._has_published = True
+        if self.guard is not None:
+            self.topic_log.add_guarded(self, self)
+        self.topic_log.accept((self, send, payload))
+        self.gathered(self.topic_log)
+
+    def handed_in(self) -> None:
+        """Something of its own is on its way that is answered elsewhere; ``answered`` ends that."""
+        self.pending += 1
+        self._has_published = True
+
+    def answered(self) -> None:
+        """What ``handed_in`` announced is answered."""
+        self._answered(1)
+
+    @contextlib.contextmanager
+    def progressing(self) -> Iterator[None]:
+        """Inside, something is published in its turn that it has not sent."""
+        self._elsewhere += 1
+        try:
+            yield
+        finally:
+            self._elsewhere -= 1
+            self._has_published = True
+
+    def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
+        lineage = self.lineage
+        marks = [mark_of(send, payload) for _, send, payload in entries]
+        lineage.note(Run(first, marks, *end_of(entries[-1][2])))
+        numbers = [(send.sequence_id, send.highest_sequence_id) for _, send, _ in entries]
+        size += ENTRY_BYTES * len(entries)
+        if self.filter is None:
+            frames = encode_send_receipts(self.producer_id, *first, numbers)
+        else:
+            self.filter.note(entries)
+            frames, held_bytes = self.filter.receipts(self.producer_id, first, numbers)
+            size += held_bytes
+        self.channel.send_answered(frames, size)
+        if lineage.newest is not self:
+            ledger, entry = first
+            for number, (mark, (_, highest)) in enumerate(zip(marks, numbers, strict=True), entry):
+                lineage.newest.predecessor_stored(mark, highest, Position(ledger, number))
+        self._answered(len(entries))
+
+    def refused(self, size: int) -> None:
+        self.channel.send_dropped(size + ENTRY_BYTES)
+        newest = self.lineage.newest  # it may be waiting for this entry's receipt
+        if newest.is_active:  # not deposed by us: what it sends next must not stand behind a gap
+            newest.channel.drop("the store refused a message")
+        self._answered(1)
+
+    def guard_refused(self, entries: int, size: int, outcome: Outcome) -> None:
+        """See GuardedSender; the client is told by CLOSE_PRODUCER, once it has all its receipts.
+
+        It then asks for the producer again, and the answer says whether the guard is over. A
+        SEND_ERROR would cost C++ and Go clients their whole connection.
+        """
+        self.channel.send_dropped(size + ENTRY_BYTES * entries)
+        newest = self.lineage.newest
+        if newest is not self:  # it may be waiting for these entries' receipts
+            newest.channel.drop("the guard of a message was refused")
+        if self.is_active:
+            self.is_active = False
+            # In front of a close by the client: SUCCESS would say that all was stored.
+            self._on_idle = (lambda: self.channel.guard_refused(self, outcome), *self._on_idle)
+        self._answered(entries)
+
+    def unknown(self, size: int) -> None:
+        self.channel.send_dropped(size + ENTRY_BYTES)
+        self.channel.drop("the fate of a message is unknown")
+        if self.lineage.newest is not self:  # it may be waiting for this entry's receipt
+            self.lineage.newest.channel.drop("the fate of a message is unknown")
+        self._answered(1)
+
+    def stop(self) -> None:
+        """Publish nothing more; resends that are still unanswered get no receipt."""
+        self.is_active = False
+        if self.filter is not None:
+            self.channel.send_dropped(self.filter.held_bytes)
+            self.filter.forget_held()
+        if self.resends is not None:
+            self.channel.send_dropped(self.resends.unanswered_bytes)
+            self.resends = None
+            self._tell_if_idle()
+
+    def _answer_duplicate(self, send: Send, size: int, filter_: Filter) -> None:
+        """Not stored again; its receipt stands behind those of what was sent before."""
+        if self.pending:
+            filter_.hold(send, size, behind=self.pending)
+        else:
+            self._receipt(send.sequence_id, send.highest_sequence_id, POSITION_UNKNOWN, size)
+
+    def _answered(self, entries: int) -> None:
+        self.pending -= entries
+        if self.guard is not None and self.pending == 0:
+            self.topic_log.remove_guarded(self)
+        self._tell_if_idle()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything handed in is answered, resends of what is still pending included."""
+        return self.pending == 0 and (self.resends is None or not self.resends.is_owing)
+
+    def when_idle(self, then: Callable[[], None]) -> None:
+        """Call ``then`` once everything handed in is answered; at once if it is.
+
+        Raises ProtocolError when IDLE_CALLS_MAX wait for that already.
+        """
+        if self.is_idle:
+            then()
+        elif len(self._on_idle) >= IDLE_CALLS_MAX:
+            raise ProtocolError("a producer is closed again and again")
+        else:
+            self._on_idle += (then,)
+
+    def _tell_if_idle(self) -> None:
+        if self._on_idle and self.is_idle:
+            on_idle, self._on_idle = self._on_idle, ()
+            for then in on_idle:
+                then()
+
+    def idle_seconds(self, now: float) -> float:
+        """How long it has not published, as seen by whoever asks regularly."""
+        is_publishing = self._has_published or self.pending > 0 or self._elsewhere > 0
+        if is_publishing or self._last_progress_at == 0.0:
+            self._has_published = False
+            self._last_progress_at = now
+        return now - self._last_progress_at
+
+    def predecessor_stored(self, mark: Mark, highest_sequence_id: int, position: Position) -> None:
+        """An entry of the connection before this one is stored: answer its resend, if it came."""
+        if self.resends is None:
+            return
+        size = self.resends.now_stored(mark, position)
+        if size is not None:
+            self._receipt(mark[0], highest_sequence_id, position, size)
+        self._forget_resends_once_answered()
+        self._tell_if_idle()
+
+    def _forget_resends_once_answered(self) -> None:
+        if self.resends is not None and self.resends.is_over and not self.resends.is_awaiting:
+            self.resends = None
+
+    def _receipt(
+        self, sequence_id: int, highest_sequence_id: int, position: Position, size: int
+    ) -> None:
+        self.channel.send_answered(
+            encode_send_receipt(
+                self.producer_id,
+                sequence_id,
+                position.ledger,
+                position.entry,
+                highest_sequence_id,
+            ),
+            size,
+        )
+
+
+async def settled(topic_log: TopicLog, producer_name: str) -> None:
+    """Wait until nothing that producers of that name handed in is on its way into the log."""
+    pending = [entry for block in topic_log.undecided for entry in block.entries]
+    senders = {entry[0] for entry in (*pending, *topic_log.waiting)}
+    named = [s for s in senders if isinstance(s, Producer) and s.name == producer_name]
+    if not any(sender.pending for sender in named):
+        return
+    moved = asyncio.Event()
+    topic_log.watch(moved.set)
+    try:
+        while any(sender.pending for sender in named):
+            moved.clear()
+            # An entry may also be refused, which moves nothing.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(moved.wait(), SETTLE_LOOK_SECONDS)
+    finally:
+        topic_log.unwatch(moved.set)

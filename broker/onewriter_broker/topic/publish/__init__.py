@@ -1,0 +1,1 @@
+"""Atomic publishes: staged parts, their layout, and publishing them under one epoch."""

@@ -1,0 +1,106 @@
+"""Who publishes under an epoch, in the bucket's audit: written before the first publish is.
+
+A block names its publisher, but a process that can write to the log can write any name. The audit record
+repeats the name and adds the right under which it published; ``onewriter verify`` compares both. One
+record per log, epoch, app and publisher is enough, so a broker remembers what it wrote. A broker that
+takes the topic over writes the record again before its own first publish.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final
+from weakref import WeakKeyDictionary
+
+from onewriter_broker.log.store.api import Binding
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.topic.history.transitions import identity_fields
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishRight
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.errors import Refused, ServerError, Unavailable
+from onewriter_core.publishers import (
+    CAPABILITY,
+    EVERY_POD,
+    HELD,
+    PUBLISHER,
+    Publisher,
+    publisher_of,
+)
+
+PUBLISHERS_PER_EPOCH_MAX: Final = 256
+"""Records that name a pod, per log and epoch. Later ones stand for all pods of a subject: a program
+that is started again and again has another pod each time."""
+
+RECORDS_PER_EPOCH_MAX: Final = 512
+"""Records per log and epoch; a publish that needs one more is refused."""
+
+
+@dataclass(slots=True)
+class _Recorded:
+    """What the audit says of one log, as this broker wrote it under one epoch and binding."""
+
+    epoch: int = -1
+    binding: Binding | None = None
+    known: set[tuple[str, Publisher]] = field(default_factory=set)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class PublisherRecords:
+    """The publishers that this broker recorded, of the logs that it serves."""
+
+    def __init__(self) -> None:
+        self._of: WeakKeyDictionary[TopicLog, _Recorded] = WeakKeyDictionary()
+
+    async def record(
+        self, runner: TopicRunner, topic_log: TopicLog, asked: PublishRequest
+    ) -> Binding:
+        """Return once the audit names who asks, with the binding under which it was written.
+
+        Only a block that is appended under that binding certainly follows the record. Raises Unavailable if
+        the store did not confirm the record, and Refused if there are too many.
+        """
+        right = asked.right
+        if right is None:
+            raise Refused(ServerError.AUTHORIZATION_ERROR, "the right to publish was not proved")
+        recorded = self._of.setdefault(topic_log, _Recorded())
+        async with recorded.writing:
+            binding = topic_log.binding
+            if binding is None or right.epoch < recorded.epoch:
+                raise Unavailable("the topic has changed hands; nothing was published")
+            if (right.epoch, binding) != (recorded.epoch, recorded.binding):
+                recorded.known.clear()
+                recorded.epoch, recorded.binding = right.epoch, binding
+            publisher = publisher_of(asked.identity)
+            if (asked.app, publisher) in recorded.known:
+                return binding
+            if len(recorded.known) >= PUBLISHERS_PER_EPOCH_MAX and publisher.pod_uid:
+                publisher = publisher._replace(pod_uid=EVERY_POD)
+                if (asked.app, publisher) in recorded.known:
+                    return binding
+            if len(recorded.known) >= RECORDS_PER_EPOCH_MAX:
+                text = (
+                    f"{topic_log.name} was published to by {RECORDS_PER_EPOCH_MAX} publishers and"
+                    f" apps under epoch {right.epoch} already: publish under the next epoch"
+                )
+                raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+            fields = _fields(topic_log, asked, right, publisher)
+            await runner.history.attest(binding, fields)
+            recorded.known.add((asked.app, publisher))
+            return binding
+
+
+def _fields(
+    topic_log: TopicLog, asked: PublishRequest, right: PublishRight, publisher: Publisher
+) -> dict[str, str]:
+    """The record, less what every audit record says."""
+    who = {} if publisher.pod_uid == EVERY_POD else identity_fields(asked.identity)
+    told = {"subject": publisher.subject, "podUID": publisher.pod_uid} | who
+    return {
+        "kind": PUBLISHER,
+        "log": str(topic_log.name),
+        "epoch": str(right.epoch),
+        "app": asked.app,
+        "right": CAPABILITY if right.is_passed_on else HELD,
+        "holder": str(right.holder),
+    } | {name: value for name, value in told.items() if value}

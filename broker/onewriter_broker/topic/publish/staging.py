@@ -1,0 +1,392 @@
+"""Parts that executors hand in for atomic publishes: kept in the store until published, or expired.
+
+A part that is lost is never taken for an empty one: who publishes says what each part holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import structlog
+
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.staged_parts import (
+    CHUNK_BYTES,
+    Damaged,
+    StagedPart,
+    Stager,
+    decode_part,
+)
+from onewriter_broker.log.topic_log.atomic_publish import (
+    PUBLISH_BYTES_MAX,
+    PUBLISH_ENTRIES_MAX,
+    TooLarge,
+)
+from onewriter_broker.ticks import Ticks
+from onewriter_broker.topic.publish import staged_rows
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided
+from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+
+PART_BYTES_MAX: Final = 16 * 1024 * 1024
+"""One part; whoever has more to stage makes several."""
+
+STAGED_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""All parts of one namespace in one bucket together, where no other namespace has staged any there."""
+
+STAGED_PARTS_MAX: Final = 5_000
+"""As many parts at most: all of a bucket are looked through with each one that comes."""
+
+OTHERS_COUNT: Final = 0.5
+"""The part of what other namespaces have staged in the bucket by which a namespace's room shrinks. So
+there is room for each, and all of them together have at most twice the room of one."""
+
+NOTED_PER_TICK: Final = 200
+"""Of those, looked at before others get a turn of the event loop: a millisecond or two."""
+
+STAGED_SECONDS: Final = 6 * 3600.0
+"""For so long a part is kept; a batch that takes longer fails."""
+
+LOOK_SECONDS: Final = 5.0
+"""Between two looks for buckets whose parts are not known yet."""
+
+LOOKS_PER_SWEEP: Final = 12
+"""Every so many looks all buckets are looked through for what has expired."""
+
+ENTRY_MEMORY_BYTES: Final = 256
+"""What an entry of a publish takes in memory beside its bytes, roughly."""
+
+LOADED_BYTES_MAX: Final = PUBLISH_BYTES_MAX + ENTRY_MEMORY_BYTES * PUBLISH_ENTRIES_MAX
+"""Memory for the publishes of all topics: the largest one alone fits."""
+
+TOPIC_MEMORY_BYTES: Final = 32 * 1024 * 1024
+"""Memory for the publishes of one topic that they need not share with larger ones."""
+
+SMALL_TOPICS_MAX: Final = 4
+"""As many topics may fill theirs at once."""
+
+KEY_CHARACTERS_SHOWN: Final = 200
+"""Of a part that is refused, in the answer."""
+
+CHUNKS_AT_ONCE: Final = 4
+"""Chunks of one part that are on their way to the store, or from it: 2 MiB, which others wait behind."""
+
+log = structlog.get_logger(__name__)
+
+
+class MissingPart(OnewriterError):
+    """A part that is to be published is not there, or is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changer:
+    """Somebody who stages parts, or replaces and drops what is staged.
+
+    ``epoch``: the one that leads, where the caller proved to be its holder, or to act for it.
+    ``was_holder`` says of another epoch whether the caller proved to have held it.
+    """
+
+    identity: Identity
+    epoch: int | None = None
+    is_administrator: bool = False
+    was_holder: Callable[[int], bool] = lambda _epoch: False
+
+    @property
+    def stager(self) -> Stager:
+        """What is noted of the parts that it stages."""
+        return Stager(self.identity, self.epoch)
+
+    def may_change(self, part: StagedPart) -> bool:
+        """Whether it may replace or drop a part: its stager, the holder, an administrator."""
+        if self.epoch is not None or self.is_administrator:
+            return True
+        stager = part.stager
+        if stager is None:
+            return False
+        return stager.identity == self.identity or (
+            stager.epoch is not None and self.was_holder(stager.epoch)
+        )
+
+
+BROKER: Final = Changer(Identity(), is_administrator=True)
+"""The broker itself, which drops what is published."""
+
+
+class StagedPartRef(NamedTuple):
+    """A part as whoever staged it was told: its key and what it holds."""
+
+    key: str
+    rows: int
+    bytes: int
+    checksum: str
+
+
+class Staging:
+    """The parts of the buckets that this broker holds. ``run`` must be running."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        bucket_of: Callable[[TopicName], int],
+        held: Callable[[], Sequence[int]],
+        wall_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._bucket_of = bucket_of
+        self._held = held
+        self._wall_ms = wall_ms
+        self._sizes: dict[int, Counter[str]] = {}
+        """Bytes that are staged in each held bucket that was looked through, by topic."""
+        self._small_bytes: Counter[TopicName] = Counter()
+        self._loaded_bytes: Counter[TopicName] = Counter()
+
+    def sizes(self) -> Counter[TopicName]:
+        """How many bytes are staged for each topic in the held buckets, as far as they were looked through."""
+        found: Counter[TopicName] = Counter()
+        for bucket in self._held():
+            for text, size in self._sizes.get(bucket, {}).items():
+                with suppress(InvalidTopicName):
+                    found[TopicName.parse(text, is_stored=True).base] += size
+        return found
+
+    async def keep(
+        self, topic: TopicName, key: str, body: bytes, changer: Changer = BROKER
+    ) -> StagedPartRef:
+        """Keep a part; one of the same key is replaced as a whole.
+
+        Raises ProtocolError for a part that nobody could read, TooLarge where its version alone is too
+        much, Refused where too much is staged, or somebody else staged a part of that key; Undecided:
+        hand it in again.
+        """
+        rows = await staged_rows.check(body)
+        bucket, name = self._bucket_of(topic), _name(topic, key)
+        noted = await self._sweep(bucket)
+        others = {other: part.bytes for other, part in noted.items() if other != name}
+        _check_room(others, topic, key.rsplit("/", 2)[0], len(body))
+        staged = self._store.staged
+        present = noted.get(name)
+        if present is not None:
+            if not changer.may_change(present):
+                raise _not_the_stager(key)
+            await staged.drop(bucket, name, present.chunks)
+        until = self._wall_ms() + int(1000 * STAGED_SECONDS)
+        unfinished = StagedPart(-1, len(body), "", until, changer.stager)
+        self._count(bucket, name, len(body) - (0 if present is None else present.bytes))
+        await staged.note(bucket, name, unfinished)
+        await self._write(bucket, name, body)
+        checksum = await staged_rows.checksum(body)
+        part = StagedPart(rows, len(body), checksum, until, changer.stager)
+        await staged.note(bucket, name, part)
+        return StagedPartRef(key, rows, part.bytes, part.checksum)
+
+    async def _write(self, bucket: int, name: str, body: bytes) -> None:
+        """Several chunks at once: a store that syncs each write to its disk does so once for them."""
+        for some in _in_turns(len(body)):
+            writes = [
+                self._store.staged.write(
+                    bucket, name, number, body[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+                )
+                for number in some
+            ]
+            # None of them is left on its way: what is written behind the part's end would stay for ever.
+            for outcome in await asyncio.gather(*writes, return_exceptions=True):
+                if outcome is not None:
+                    raise outcome
+
+    @contextmanager
+    def loading(self, topic: TopicName, parts: Sequence[StagedPartRef]) -> Iterator[None]:
+        """Inside, these parts may be in memory.
+
+        Raises TooLarge; Refused where too many are. A topic whose publishes do not end leaves the
+        others theirs, as far as those are small.
+        """
+        size = _check_size(parts)
+        size += ENTRY_MEMORY_BYTES * min(sum(part.rows for part in parts), PUBLISH_ENTRIES_MAX)
+        small = self._small_bytes
+        if (
+            small[topic] + size <= TOPIC_MEMORY_BYTES
+            and small.total() + size <= SMALL_TOPICS_MAX * TOPIC_MEMORY_BYTES
+        ):
+            with _taken(small, topic, size):
+                yield
+        elif self._loaded_bytes.total() + size <= LOADED_BYTES_MAX:
+            with _taken(self._loaded_bytes, topic, size):
+                yield
+        else:
+            text = "other publishes use all memory for publishes; retry later"
+            raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+
+    async def load(self, topic: TopicName, part: StagedPartRef) -> bytes:
+        """A part's bytes. Raises MissingPart, Undecided."""
+        bucket, name = self._bucket_of(topic), _name(topic, part.key)
+        chunks: list[bytes] = []
+        for some in _in_turns(part.bytes):
+            reads = (self._store.staged.read(bucket, name, number) for number in some)
+            for chunk in await asyncio.gather(*reads):
+                if chunk is None:
+                    raise MissingPart(f"the staged part {part.key} is not there any more")
+                chunks.append(chunk)
+        body = b"".join(chunks)
+        checksum = await staged_rows.checksum(body)
+        if len(body) != part.bytes or checksum != part.checksum:
+            raise MissingPart(f"the staged part {part.key} is another one")
+        rows = await staged_rows.count(body)
+        if rows != part.rows:
+            raise MissingPart(f"the staged part {part.key} has {rows} rows, not {part.rows}")
+        return body
+
+    async def drop(self, topic: TopicName, prefix: str, changer: Changer = BROKER) -> int:
+        """Forget the parts whose keys begin so and that ``changer`` may drop; how many.
+
+        Raises Undecided.
+        """
+        start = _name(topic, prefix)
+        noted = await self._sweep(self._bucket_of(topic))
+        meant = {
+            name: part
+            for name, part in noted.items()
+            if name.startswith(start) and changer.may_change(part)
+        }
+        return await self._drop(topic, meant)
+
+    async def drop_parts(
+        self, topic: TopicName, keys: Collection[str], changer: Changer = BROKER
+    ) -> int:
+        """Forget these parts and no others; how many there were.
+
+        Raises Refused, and forgets none, where ``changer`` may not drop one of them; Undecided.
+        """
+        noted = await self._sweep(self._bucket_of(topic))
+        meant = {name: noted[name] for key in keys if (name := _name(topic, key)) in noted}
+        for name, part in meant.items():
+            if not changer.may_change(part):
+                raise _not_the_stager(name.rpartition("|")[2])
+        return await self._drop(topic, meant)
+
+    async def _drop(self, topic: TopicName, parts: Mapping[str, StagedPart]) -> int:
+        bucket = self._bucket_of(topic)
+        for name, part in parts.items():
+            await self._store.staged.drop(bucket, name, part.chunks)
+            self._count(bucket, name, -part.bytes)
+        return len(parts)
+
+    def _count(self, bucket: int, name: str, size: int) -> None:
+        """Add staged bytes of a name to the sum. The next sweep computes all sums again."""
+        sizes = self._sizes.get(bucket)
+        if sizes is not None:
+            sizes[_topic(name)] += size
+
+    async def run(self) -> None:
+        """Forget what has expired, and learn what is staged, until cancelled."""
+        for look in itertools.count(1):
+            await asyncio.sleep(LOOK_SECONDS)
+            held = self._held()
+            self._sizes = {bucket: self._sizes[bucket] for bucket in held if bucket in self._sizes}
+            for bucket in held:
+                if bucket in self._sizes and look % LOOKS_PER_SWEEP:
+                    continue
+                try:
+                    await self._sweep(bucket)
+                except Undecided as error:
+                    log.info("staging.waits", bucket=bucket, reason=str(error))
+                    break
+
+    async def _sweep(self, bucket: int) -> dict[str, StagedPart]:
+        """What a bucket keeps, less what has expired."""
+        kept: dict[str, StagedPart] = {}
+        sizes: Counter[str] = Counter()
+        ticks = Ticks(NOTED_PER_TICK)
+        for name, text in (await self._store.staged.noted(bucket)).items():
+            await ticks.step()
+            try:
+                part = decode_part(text)
+            except Damaged as error:
+                log.warning("staging.damaged", part=name, reason=str(error))
+                continue
+            if part.until_ms < self._wall_ms():
+                await self._store.staged.drop(bucket, name, part.chunks)
+            else:
+                kept[name] = part
+                sizes[_topic(name)] += part.bytes
+        self._sizes[bucket] = sizes
+        return kept
+
+
+def _not_the_stager(key: str) -> Refused:
+    text = (
+        f"the staged part {key[:KEY_CHARACTERS_SHOWN]} was staged by another subject: that subject, the"
+        " topic's holder, or an administrator may replace or drop it"
+    )
+    return Refused(ServerError.AUTHORIZATION_ERROR, text)
+
+
+def _check_size(parts: Sequence[StagedPartRef]) -> int:
+    """The bytes of a publish. Raises TooLarge."""
+    size = sum(part.bytes for part in parts)
+    if size > PUBLISH_BYTES_MAX:
+        raise TooLarge(f"at most {PUBLISH_BYTES_MAX} bytes are published as a whole")
+    return size
+
+
+def _check_room(others: Mapping[str, int], topic: TopicName, version: str, size: int) -> None:
+    """Whether a bucket that has these takes one more, of a topic and a ``version`` of an app.
+
+    Raises TooLarge where that version alone fills the room of its namespace, so that nothing is to be
+    waited for; else Refused.
+    """
+    start = f"{topic.domain}://{topic.namespace_name}/"
+    own = {name: each for name, each in others.items() if name.startswith(start)}
+    foreign_parts = len(others) - len(own)
+    foreign_bytes = sum(others.values()) - sum(own.values())
+    parts_max = STAGED_PARTS_MAX - int(OTHERS_COUNT * foreign_parts)
+    bytes_max = STAGED_BYTES_MAX - int(OTHERS_COUNT * foreign_bytes)
+    if len(own) < parts_max and sum(own.values()) + size <= bytes_max:
+        return
+    of_version = [
+        each for name, each in own.items() if name.rpartition("|")[2].startswith(f"{version}/")
+    ]
+    room = (
+        f"a bucket takes {STAGED_PARTS_MAX} parts and {STAGED_BYTES_MAX} bytes of staged rows of a"
+        " namespace"
+    )
+    if len(of_version) >= STAGED_PARTS_MAX or sum(of_version) + size > STAGED_BYTES_MAX:
+        raise TooLarge(
+            f"{room}, and {version} has {len(of_version)} parts of {sum(of_version)} bytes in the topic's"
+            " bucket: each task stages at least one for each partition it has rows for, so use fewer"
+            " tasks (coalesce), or smaller batches. What earlier attempts have staged counts until it"
+            " is dropped, or expires"
+        )
+    text = f"{room}, and others fill the topic's bucket: fewer tasks (coalesce) need fewer parts"
+    raise Refused(ServerError.TOO_MANY_REQUESTS, text)
+
+
+def _in_turns(size: int) -> Iterator[range]:
+    """The numbers of the chunks of so many bytes, as many at a time as may be on their way."""
+    chunks = -(-size // CHUNK_BYTES)
+    for start in range(0, chunks, CHUNKS_AT_ONCE):
+        yield range(start, min(chunks, start + CHUNKS_AT_ONCE))
+
+
+def _name(topic: TopicName, key: str) -> str:
+    return f"{topic}|{key}"
+
+
+def _topic(name: str) -> str:
+    """The topic of a part's name. Its key has no ``|``."""
+    return name.rpartition("|")[0]
+
+
+@contextmanager
+def _taken(memory: Counter[TopicName], topic: TopicName, size: int) -> Iterator[None]:
+    memory[topic] += size
+    try:
+        yield
+    finally:
+        memory[topic] -= size
+        if not memory[topic]:
+            del memory[topic]

@@ -1,0 +1,1 @@
+"""Which topics this broker serves: catalog, loading, declarations, policies, termination."""

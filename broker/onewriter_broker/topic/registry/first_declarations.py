@@ -1,0 +1,162 @@
+"""Which Kubernetes namespace declared a topic first: the topic stays with it, also without an object.
+
+It is noted in the topic's catalog entry when a declaration is first met, and counts until the log is
+deleted or an administrator reassigns the topic. A declaration by another namespace counts as none: the
+topic is neither served nor read nor deleted by it. Where ``tenancy_enforced`` is off, as on one machine,
+nothing is noted and nothing refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Final, Protocol
+
+import structlog
+
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_core.api import ExclusiveTopic
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.errors import OnewriterError
+from onewriter_core.ids import TopicName
+
+RETRY_SECONDS: Final = 1.0
+"""Between two attempts to note what the store did not take."""
+
+TOPICS_PER_TICK: Final = 64
+"""Topics that are looked at before others get the event loop."""
+
+log = structlog.get_logger(__name__)
+
+
+class Catalog(Protocol):
+    """What is needed of the topics of this broker."""
+
+    def is_owned(self, name: TopicName) -> bool:
+        """Whether this broker serves the topic's bucket."""
+        ...
+
+    def change_entry(
+        self, base: TopicName, change: Callable[[CatalogEntry | None], CatalogEntry]
+    ) -> Awaitable[None]:
+        """Change a topic's entry; see Topics."""
+        ...
+
+    def known_entry(self, name: TopicName) -> Awaitable[CatalogEntry | None]:
+        """A topic's entry as stored, of a bucket that this broker serves."""
+        ...
+
+
+class FirstDeclarations:
+    """The rule for one broker. ``changed`` is called when other declarations count than before."""
+
+    def __init__(self, catalog: Catalog, changed: Callable[[], None], *, is_enforced: bool) -> None:
+        self._catalog = catalog
+        self._changed = changed
+        self._is_enforced = is_enforced
+        self._first: dict[TopicName, str] = {}
+        self._wanted = DesiredState()
+        self._woken = asyncio.Event()
+
+    # ------------------------------------------------------------ what counts
+
+    def counting(self, desired: DesiredState) -> DesiredState:
+        """The declarations that count, of those that are wanted."""
+        self._wanted = desired
+        self._woken.set()
+        if not self._is_enforced:
+            return desired
+        return desired.without(
+            topic.topic_name for topic in desired.topics if self._is_foreign(topic)
+        )
+
+    def _is_foreign(self, declared: ExclusiveTopic) -> bool:
+        first = self._first.get(declared.topic_name, "")
+        return first not in {"", declared.metadata.namespace}
+
+    def with_first(
+        self, base: TopicName, entry: CatalogEntry, declared: ExclusiveTopic | None
+    ) -> CatalogEntry:
+        """The entry with the namespace that declares the topic, where none did before."""
+        self.seen(base, entry)
+        if not self._is_enforced or declared is None or entry.declared_by:
+            return entry
+        return replace(entry, declared_by=declared.metadata.namespace)
+
+    def seen(self, base: TopicName, entry: CatalogEntry | None) -> None:
+        """A topic's entry was read or written: what it says of the first declaration counts."""
+        if not self._is_enforced:
+            return
+        first = "" if entry is None else entry.declared_by
+        if first == self._first.get(base, ""):
+            return
+        if first:
+            self._first[base] = first
+        else:
+            del self._first[base]
+        declared = self._wanted.topic(base)
+        if declared is not None:
+            if first not in {"", declared.metadata.namespace}:
+                log.warning(
+                    "declaration.foreign",
+                    topic=str(base),
+                    object=str(declared.metadata),
+                    declared_by=first,
+                )
+            self._changed()
+
+    def is_foreign(self, base: TopicName) -> bool:
+        """Whether the topic is declared by another namespace than the one that declared it first."""
+        declared = self._wanted.topic(base)
+        return declared is not None and self._is_foreign(declared)
+
+    def forget(self, is_concerned: Callable[[TopicName], bool]) -> None:
+        """Buckets are served elsewhere: what their topics' entries say may change there."""
+        for base in [each for each in self._first if is_concerned(each)]:
+            del self._first[base]
+        self._woken.set()
+
+    def look_again(self) -> None:
+        """Other buckets are served here."""
+        self._woken.set()
+
+    # ------------------------------------------------------------ noting
+
+    async def run(self) -> None:
+        """Note the namespaces of topics that are declared and exist, for ever."""
+        while self._is_enforced:
+            await self._woken.wait()
+            self._woken.clear()
+            if not await self._note_all():
+                await asyncio.sleep(RETRY_SECONDS)
+                self._woken.set()
+
+    async def _note_all(self) -> bool:
+        """Whether all could be noted."""
+        is_complete = True
+        for number, declared in enumerate(self._wanted.topics):
+            if number % TOPICS_PER_TICK == 0:
+                await asyncio.sleep(0)
+            base = declared.topic_name
+            if base in self._first or not self._catalog.is_owned(base):
+                continue
+            try:
+                entry = await self._catalog.known_entry(base)
+                if entry is None:
+                    continue
+                self.seen(base, entry)
+                if not entry.declared_by:
+                    await self._catalog.change_entry(base, self._noting(declared))
+            except OnewriterError as error:
+                log.info("declaration.not_noted", topic=str(base), reason=str(error))
+                is_complete = False
+        return is_complete
+
+    def _noting(self, declared: ExclusiveTopic) -> Callable[[CatalogEntry | None], CatalogEntry]:
+        def noted(known: CatalogEntry | None) -> CatalogEntry:
+            if known is None:  # deleted meanwhile: whoever makes it again notes it
+                return CatalogEntry(is_deleted=True)
+            return self.with_first(declared.topic_name, known, declared)
+
+        return noted

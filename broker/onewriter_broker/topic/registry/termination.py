@@ -1,0 +1,62 @@
+"""Terminating a log: it takes no more entries, for good; what it has stays readable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import structlog
+
+from onewriter_broker.dispatch.positions import last_message_id
+from onewriter_broker.log.topic_log.termination import TERMINATED, terminated_at
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_core.errors import ProtocolError
+from onewriter_core.ids import Position, TopicName
+
+FINISH_SECONDS = 2.0
+"""How long producers' entries that are on their way may take before everybody is disconnected."""
+
+log = structlog.get_logger(__name__)
+
+
+async def terminate(topics: Topics, base: TopicName, partitions: list[int]) -> dict[int, Position]:
+    """Terminate these logs of a topic; by partition its last entry, EARLIEST where there is none.
+
+    All of the topic's clients are disconnected: they come again, and producers of a terminated log
+    are refused. Terminating it twice changes nothing. Raises Refused when the topic does not exist,
+    Unavailable and Undecided when it may or may not have happened: then call it again.
+    """
+    topic = await topics.serve_existing(base)
+    found = {
+        partition: terminated_at(topic.runner.logs[partition].state) for partition in partitions
+    }
+    if None in found.values():
+        await _finish(topic)
+        async with topics.shut(topic, "the topic was terminated") as runner:
+            for partition in partitions:
+                # Fenced for this runner, which nobody writes through: what is last now stays last.
+                topic_log = runner.logs[partition]
+                if found[partition] is None:
+                    found[partition] = (await last_message_id(topic_log))[1]
+                    await topic_log.save_state({TERMINATED: str(found[partition])})
+                    log.info(
+                        "topic.terminated", topic=str(topic_log.name), last=str(found[partition])
+                    )
+    return {partition: last for partition, last in found.items() if last is not None}
+
+
+async def _finish(topic: LoadedTopic) -> None:
+    """Take nothing more, and give what was taken time to be stored and answered.
+
+    Best effort: what is left gets no receipt, and is the client's to ask about.
+    """
+    producers = list(topic.runner.producers.values())
+    for producer in producers:
+        producer.is_active = False
+    with contextlib.suppress(TimeoutError, ProtocolError):
+        async with asyncio.timeout(FINISH_SECONDS):
+            for producer in producers:
+                idle = asyncio.Event()
+                producer.when_idle(idle.set)
+                await idle.wait()

@@ -1,0 +1,622 @@
+"""The topics this broker serves: loading, creating, adding partitions, deleting, unloading.
+
+A topic is loaded when somebody first looks it up here: its state is read, every log of it is
+fenced (so that from then on this broker's token is the one that counts), its ownership restored
+from the markers, its subscriptions from their cursors. It is unloaded when its bucket leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import structlog
+
+from onewriter_broker.dispatch.subscriptions import Subscriptions
+from onewriter_broker.log.store.api import Binding, BrokenKey, Durability, Outcome
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.ownership.acquisition import Holding
+from onewriter_broker.ownership.bucket_events import LostReason, Refenced
+from onewriter_broker.ownership.buckets import BucketOwnership
+from onewriter_broker.quotas.book import QuotaBook
+from onewriter_broker.quotas.shares import StoreShares
+from onewriter_broker.settings import Settings
+from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.history.presence import absent_since, note_leaving
+from onewriter_broker.topic.history.tenures import partition_of
+from onewriter_broker.topic.registry import declarations as declaring
+from onewriter_broker.topic.registry.broken_topics import BrokenTopics
+from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs, existing
+from onewriter_broker.topic.registry.creation import Creations
+from onewriter_broker.topic.registry.first_declarations import FirstDeclarations
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic, Settling
+from onewriter_broker.topic.registry.policies import (
+    NamespacePolicies,
+    NoPolicies,
+    deduplicates,
+    follow,
+)
+from onewriter_broker.topic.registry.resume_windows import ResumeWindows
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.api import ExclusiveTopic
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.topic.events import PartitionsAdded
+from onewriter_core.topic.model import WHOLE, Partition, Topic
+
+log = structlog.get_logger(__name__)
+
+
+class Topics:
+    """All topics of the buckets that this broker holds. Implements buckets.BucketEvents."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalogs: Catalogs,
+        subscriptions: Callable[[TopicLog, TopicRunner], Subscriptions],
+        policies: NamespacePolicies | None = None,
+        quotas: QuotaBook | None = None,
+        shares: StoreShares | None = None,
+    ) -> None:
+        self.loaded: dict[str, LoadedTopic] = {}
+        self.desired = DesiredState()
+        self._settings = settings
+        self._dependencies: TopicDependencies
+        self.broken: BrokenTopics
+        self._catalogs = catalogs
+        self.shares = shares or StoreShares()
+        self.creations: Creations
+        self._quotas = quotas or QuotaBook()
+        self._subscriptions = subscriptions
+        self.namespaces = policies or NoPolicies()
+        self._followed_version = 0
+        self._loading: dict[str, asyncio.Future[LoadedTopic]] = {}
+        self.leaving: dict[str, Settling] = {}  # not loaded; whoever loads one waits for it
+        self.promises = frozenset(Durability)
+        """What the store can promise: a topic that asks for more is refused, and no other."""
+        self.ownership: BucketOwnership
+        self.wanted = DesiredState()
+        """What is declared; ``desired`` has what counts of it."""
+        self.first_declarations = FirstDeclarations(
+            self, self._count_again, is_enforced=settings.tenancy_enforced
+        )
+
+    def serve_with(self, ownership: BucketOwnership, dependencies: TopicDependencies) -> None:
+        """Complete the construction: ownership reports to this object, and serves it."""
+        self.ownership = ownership
+        self._dependencies = dependencies
+        self.creations = Creations(self._quotas, self._catalogs, self._binding, dependencies.now)
+        self.broken = BrokenTopics(dependencies.now)
+        self.resume_windows = ResumeWindows(self._settings.resume_window_seconds, dependencies.now)
+
+    # ------------------------------------------------------------ BucketEvents
+
+    def bucket_acquired(self, bucket: int, holding: Holding) -> None:
+        """The bucket's stamp has locked out its former owner; topics are fenced as they load."""
+        self.resume_windows.bucket_acquired(bucket)
+        self.first_declarations.look_again()
+        log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
+
+    def bucket_lost(self, bucket: int, reason: LostReason) -> None:
+        """Everybody who uses one of its topics is sent to look it up again."""
+        self._catalogs.forget(bucket)
+        self.first_declarations.forget(lambda base: self.bucket_of(base) == bucket)
+        self.broken.forget(lambda base: self.bucket_of(base) == bucket)
+        for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
+            is_in_doubt = reason is not LostReason.GIVEN_BACK
+            _report_acknowledged(topic.runner, self._dependencies, is_in_doubt=is_in_doubt)
+            self._drop(topic, "the topic is moving to another broker")
+
+    def dataset_changed(self, bucket: int, holding: Holding) -> None:
+        """The store failed over: fence every loaded topic of the bucket again."""
+        log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
+        for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
+            topic.runner.dataset_changed()
+
+    def refenced(self, bucket: int, answer: Refenced) -> None:
+        """A refused write was looked into: where the bucket is kept, its topics fence again."""
+        if answer is Refenced.LOST:
+            return  # bucket_lost has been told
+        for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
+            topic.runner.refence_where_refused()
+
+    async def drain(self, bucket: int) -> None:
+        """Save the cursors, tell everybody to look the topics up again, let fences end."""
+        topics = [t for t in self.loaded.values() if t.bucket == bucket]
+        for topic in topics:
+            await self._save_notes(topic)
+            _report_acknowledged(topic.runner, self._dependencies, is_in_doubt=False)
+            self._drop(topic, "the topic is moving to another broker")
+        for topic in topics:
+            await topic.runner.settled()
+
+    async def _save_notes(self, topic: LoadedTopic) -> None:
+        """What cannot be saved now is delivered again by whoever serves the topic next."""
+        await note_leaving(topic.runner.topic, topic.runner.logs, self._dependencies.wall_ms())
+        for subscriptions in topic.subscriptions.values():
+            try:
+                await subscriptions.save()
+            except OnewriterError as error:
+                log.warning("cursors.unsaved", topic=str(topic.name), reason=str(error))
+
+    # ------------------------------------------------------------ serving
+
+    def bucket_of(self, name: TopicName) -> int:
+        return bucket_of(name, self._catalogs.buckets)
+
+    def is_owned(self, name: TopicName) -> bool:
+        """Whether this broker serves the topic's bucket now."""
+        return self.ownership.holding(self.bucket_of(name)) is not None
+
+    async def partitions_of(self, name: TopicName) -> int | None:
+        """How many partitions a topic has, 0 for none; None: it does not exist. Raises Undecided."""
+        entry = await self.entry_of(name)
+        return None if entry is None else entry.partitions
+
+    async def entry_of(self, name: TopicName) -> CatalogEntry | None:
+        """Which logs a topic has or will have; None: it does not exist. Raises Undecided."""
+        declared = self.desired.topic(name.base)
+        entry = await self._catalogs.entry(name.base, self._binding(self.bucket_of(name)))
+        if entry is None and declared is None:
+            return None
+        return (entry or CatalogEntry()).with_declared(declared)
+
+    async def known_entry(self, name: TopicName) -> CatalogEntry | None:
+        """A topic's entry as stored; None: it was never used, or deleted. Raises Undecided."""
+        return await self._catalogs.entry(name.base, self._binding(self.bucket_of(name)))
+
+    async def exists(self, name: TopicName) -> bool:
+        """Whether the topic was created or declared. Raises Undecided."""
+        return await self.partitions_of(name) is not None
+
+    async def serve(self, name: TopicName, creator: str = "") -> LoadedTopic:
+        """The topic, loaded; created when it does not exist yet, for whom its quotas then count.
+
+        The caller has checked that it may exist. Raises Unavailable when this broker does not hold
+        its bucket, BrokenKey when the store's keys of the topic must be repaired first, Undecided
+        when the store does not answer, Refused for a partition that the topic does not have, QuotaExceeded.
+        """
+        base = name.base
+        key = str(base)
+        topic = self.loaded.get(key)
+        if topic is None:
+            if refusal := self.refusal(base):
+                raise Refused(ServerError.NOT_ALLOWED_ERROR, refusal)
+            partition = WHOLE if name.partition is None else name.partition
+            topic = await self._load_once(base, partition, creator)
+        partition = WHOLE if name.partition is None else name.partition
+        if partition not in topic.subscriptions:
+            await self._add_partition(topic, partition, creator)
+        return topic
+
+    def refusal(self, base: TopicName) -> str:
+        """Why the topic cannot be served by anybody who uses this store; empty: it can."""
+        declared = self.desired.topic(base)
+        return "" if declared is None else declaring.asks_too_much(declared, self.promises)
+
+    def store_promises(self, promises: frozenset[Durability]) -> None:
+        """The store was looked at: from now on it can promise this."""
+        if promises == self.promises:
+            return
+        self.promises = promises
+        self._refuse_what_is_too_strong()
+
+    def _refuse_what_is_too_strong(self) -> None:
+        for topic in self.desired.topics:
+            if refusal := declaring.asks_too_much(topic, self.promises):
+                log.error("topic.refused", topic=str(topic.topic_name), reason=refusal)
+                loaded = self.loaded.get(str(topic.topic_name))
+                if loaded is not None:
+                    self._drop(loaded, refusal)
+
+    def resting(self, base: TopicName) -> Holding | None:
+        """The right to serve a topic that nobody uses here; None: it is in use, or not ours."""
+        in_use = any(str(base) in busy for busy in (self.loaded, self._loading, self.leaving))
+        return None if in_use else self.ownership.holding(self.bucket_of(base))
+
+    async def _loaded(self, base: TopicName) -> LoadedTopic | None:
+        """The topic, once it is loaded or deleted if it is about to be; None: it is not loaded here."""
+        loading = self._loading.get(str(base))
+        return self.loaded.get(str(base)) if loading is None else await asyncio.shield(loading)
+
+    async def _load_once(self, base: TopicName, partition: int, creator: str = "") -> LoadedTopic:
+        key = str(base)
+        loading = self._loading.get(key)
+        if loading is None:
+            self.broken.check(base)
+            if len(self.loaded) >= self._settings.topics_max:
+                raise Unavailable(f"this broker serves {self._settings.topics_max} topics already")
+            loading = asyncio.get_running_loop().create_future()
+            self._loading[key] = loading
+            self._dependencies.spawn(self._load_for(loading, base, partition, creator))
+        return await asyncio.shield(loading)
+
+    async def _load_for(
+        self, loading: asyncio.Future[LoadedTopic], base: TopicName, partition: int, creator: str
+    ) -> None:
+        """Load a topic for all who wait for it; a failure is theirs."""
+        try:
+            loading.set_result(await self._load(base, partition, creator))
+        except (OnewriterError, ValueError) as error:
+            if isinstance(error, BrokenKey):
+                self.broken.found(base, error)
+            loading.set_exception(error)
+            loading.exception()  # all who waited may have gone
+        except Exception:
+            log.exception("topic.failed", topic=str(base))
+            loading.set_exception(Unavailable(f"{base} cannot be loaded: see the broker's log"))
+            loading.exception()
+        finally:
+            del self._loading[str(base)]
+            loading.cancel()
+
+    async def _load(self, base: TopicName, partition: int, creator: str) -> LoadedTopic:
+        bucket = self.bucket_of(base)
+        before = self.leaving.pop(str(base), None)
+        if before is not None:
+            await before.settled()
+        holding = self._holding(bucket)
+        declared = self.desired.topic(base)
+
+        def served(known: CatalogEntry | None) -> CatalogEntry:
+            present = known or CatalogEntry()
+            self.first_declarations.seen(base, present)
+            if declared is not None and self.first_declarations.is_foreign(base):
+                # Who asks was let in by a declaration that does not count.
+                raise Unavailable(f"{base} was declared by another namespace before: ask again")
+            entry = self.first_declarations.with_first(base, present, declared)
+            entry = entry.with_declared(declared)
+            return entry if entry.partitions else entry.with_log(partition)
+
+        await self._learn(base, partition, creator)
+        with self.creations.counted(base, declared, creator, served) as checked:
+            entry = await self._catalogs.change(holding.binding, base, checked)
+        await self.namespaces.known()
+        logs = {n: await self._read_log(base, n, declared, holding) for n in entry.log_numbers}
+        partitions = self._read_partitions(base, logs, holding)
+        machine = Topic(partitions, declaring.promotion_of(declared))
+        is_on = deduplicates(base, entry, self.namespaces)
+        runner = TopicRunner(base, bucket, machine, logs, self._dependencies, is_deduplicated=is_on)
+        opened = await runner.open(partitions)
+        # Again: it may have got partitions or policies since.
+        entry = await self._catalogs.change(holding.binding, base, existing)
+        if opened is None or self.ownership.holding(bucket) != holding:
+            raise Unavailable(f"bucket {bucket} has moved on")
+        topic = LoadedTopic(base, bucket, entry, runner, {}, declared)
+        for number, topic_log in logs.items():
+            topic.subscriptions[number] = self._subscriptions(topic_log, runner)
+        self.loaded[str(base)] = topic
+        self.resume_windows.loaded(base)
+        self.broken.served(base)
+        runner.start(opened)
+        log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
+        declaring.say_undivided(topic)
+        self._declare(topic)  # which may have changed meanwhile
+        self._dependencies.changed(base)
+        return topic
+
+    async def _learn(self, base: TopicName, partition: int, creator: str) -> None:
+        """Before a topic is loaded that may be made by that: know what counts for its quotas."""
+        if creator:
+            known = await self.known_entry(base)
+            if known is None or not (known.partitions or partition in known.log_numbers):
+                await self.creations.learn(base.namespace_name, creator)
+
+    async def _add_partition(self, topic: LoadedTopic, partition: int, creator: str) -> None:
+        """A partition by name of a topic without declared partitions, or one that was added."""
+
+        def added(known: CatalogEntry | None) -> CatalogEntry:
+            entry = existing(known)
+            if partition == WHOLE or (entry.partitions and partition >= entry.partitions):
+                text = f"{topic.name} has {entry.partitions} partitions"
+                raise Refused(ServerError.TOPIC_NOT_FOUND, text)
+            return entry.with_log(partition)
+
+        await self.creations.learn(topic.name.namespace_name, creator)
+        with self.creations.counted(topic.name, topic.declared, creator, added) as checked:
+            await self.change_entry(topic.name, checked)
+        await self._open_partitions(topic)
+
+    async def _open_partitions(self, topic: LoadedTopic) -> None:
+        """Open the logs that the topic lacks by its entry, one call after the other."""
+        async with topic.growing:
+            holding = self._holding(topic.bucket)
+            self._check_serves(topic, holding)
+            for number in topic.entry.log_numbers:
+                if number not in topic.runner.logs:
+                    await self._open_partition(topic, number, holding)
+
+    async def _open_partition(self, topic: LoadedTopic, number: int, holding: Holding) -> None:
+        topic_log = await self._read_log(topic.name, number, topic.declared, holding)
+        partitions = self._read_partitions(topic.name, {number: topic_log}, holding)
+        self._check_serves(topic, holding)
+        topic.runner.logs[number] = topic_log
+        try:
+            opened = await topic.runner.open(partitions)
+            self._check_serves(topic, holding)
+            if opened is None:
+                raise Unavailable(f"bucket {topic.bucket} has moved on")
+        except BaseException:  # whoever asks next begins anew
+            del topic.runner.logs[number]
+            topic_log.close()
+            raise
+        topic.subscriptions[number] = self._subscriptions(topic_log, topic.runner)
+        topic.runner.post(PartitionsAdded(opened, self._dependencies.now()))
+
+    def _check_serves(self, topic: LoadedTopic, holding: Holding) -> None:
+        """Raises Unavailable when the topic was dropped, or its bucket bound anew, meanwhile."""
+        is_loaded = self.loaded.get(str(topic.name)) is topic
+        if not is_loaded or self.ownership.holding(topic.bucket) != holding:
+            raise Unavailable(f"{topic.name} has moved on")
+
+    async def _read_log(
+        self, base: TopicName, number: int, declared: ExclusiveTopic | None, holding: Holding
+    ) -> TopicLog:
+        """A log of the topic with its state as stored, not open yet."""
+        topic_log = self._new_log(base, number, declared)
+        topic_log.load(
+            await self._dependencies.store.read_state(topic_log.name, replid=holding.binding.replid)
+        )
+        self.broken.recall(base, topic_log)
+        return topic_log
+
+    def _read_partitions(
+        self, base: TopicName, logs: Mapping[int, TopicLog], holding: Holding
+    ) -> tuple[Partition, ...]:
+        """The topic's ownership as its logs' states tell it."""
+        now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
+        return tuple(
+            partition_of(
+                number,
+                topic_log.state,
+                may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
+                reserved_until=self.resume_windows.until(self.bucket_of(base), base),
+                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.heard_ms),
+            )
+            for number, topic_log in logs.items()
+        )
+
+    def _binding(self, bucket: int) -> Binding | None:
+        holding = self.ownership.holding(bucket)
+        return None if holding is None else holding.binding
+
+    def _holding(self, bucket: int) -> Holding:
+        holding = self.ownership.holding(bucket)
+        if holding is None:
+            raise Unavailable(f"bucket {bucket} is not served here")
+        return holding
+
+    def _new_log(
+        self, base: TopicName, partition: int, declared: ExclusiveTopic | None
+    ) -> TopicLog:
+        name = base if partition == WHOLE else base.with_partition(partition)
+        durability = declaring.durability_of(declared, self.promises)
+        topic_log = TopicLog(
+            name, self._dependencies.store, self._settings.tail_bytes_per_log, durability
+        )
+        topic_log.join(self.shares.of(base.namespace_name, is_declared=declared is not None))
+        return topic_log
+
+    # ------------------------------------------------------------ administration
+
+    def apply(self, desired: DesiredState) -> None:
+        """Take over what the manifests say; loaded topics follow at once."""
+        self.wanted = desired
+        for topic in self.loaded.values():
+            self.first_declarations.seen(topic.name, topic.entry)
+        self._count_again()
+
+    def _count_again(self) -> None:
+        """Have loaded topics follow the declarations that count now."""
+        self.desired = self.first_declarations.counting(self.wanted)
+        self._refuse_what_is_too_strong()
+        for topic in list(self.loaded.values()):
+            self._declare(topic)
+
+    def _declare(self, topic: LoadedTopic) -> None:
+        """Have a loaded topic follow what is declared now."""
+        if declaring.declare(topic, self.desired.topic(topic.name), self._dependencies.now()):
+            self._dependencies.changed(topic.name)
+        is_declared = topic.declared is not None
+        for topic_log in topic.runner.logs.values():
+            topic_log.join(self.shares.of(topic.name.namespace_name, is_declared=is_declared))
+        follow(topic, self.namespaces)
+        if declaring.lacks_partitions(topic):
+            self._dependencies.spawn(declaring.grow(topic, self.set_partitions, self.loaded))
+
+    def follow_policies(self) -> None:
+        """Have loaded topics follow what was set since the last call, here or elsewhere."""
+        if self._followed_version != self.namespaces.version:
+            self._followed_version = self.namespaces.version
+            for topic in self.loaded.values():
+                follow(topic, self.namespaces)
+
+    async def set_partitions(self, base: TopicName, partitions: int, creator: str = "") -> None:
+        """Create a partitioned topic, or add partitions to it; ``creator`` as for ``serve``.
+
+        Raises Refused, Unavailable.
+        """
+        await self._loaded(base)  # or deleted: what the catalog says is about to change
+
+        def grown(known: CatalogEntry | None) -> CatalogEntry:
+            return (known or CatalogEntry()).grown(partitions)
+
+        await self.creations.learn(base.namespace_name, creator)
+        with self.creations.counted(base, self.desired.topic(base), creator, grown) as checked:
+            await self.change_entry(base, checked)
+        topic = await self._loaded(base)
+        if topic is not None:
+            await self._open_partitions(topic)
+
+    async def reassign(self, base: TopicName, to: str, *, by: str, reason: str) -> str:
+        """Have the topic belong to another Kubernetes namespace; the one that it belonged to.
+
+        Raises Refused where namespaces do not count, Unavailable, Undecided: then call it again.
+        """
+        if not self._settings.tenancy_enforced:
+            text = "topics belong to no namespace here (setting tenancy_enforced is off)"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        former = ""
+
+        def changed(known: CatalogEntry | None) -> CatalogEntry:
+            nonlocal former
+            present = known or CatalogEntry()
+            former = present.declared_by
+            return replace(present, declared_by=to)
+
+        await self.change_entry(base, changed)
+        record = {
+            "kind": "reassign",
+            "topic": str(base),
+            "from": former,
+            "to": to,
+            "by": by,
+            "reason": reason,
+            "broker": self._dependencies.incarnation,
+            "t": str(self._dependencies.wall_ms()),
+        }
+        log.warning("topic.reassigned", **{name: record[name] for name in record if name != "t"})
+        binding = self._holding(self.bucket_of(base)).binding
+        outcome = await self._dependencies.store.write_audit(binding, record)
+        if outcome is not Outcome.DONE:
+            raise Unavailable(f"reassigned, but not written to the audit stream ({outcome.value})")
+        self._dependencies.changed(base)
+        return former
+
+    async def change_entry(
+        self, base: TopicName, change: Callable[[CatalogEntry | None], CatalogEntry]
+    ) -> None:
+        """Change what the catalog says of a topic (Catalogs.change); if it is loaded, it follows.
+
+        Raises what ``change`` raises, Refused, Unavailable, Undecided.
+        """
+        binding = self._holding(self.bucket_of(base)).binding
+        entry = await self._catalogs.change(binding, base, change)
+        self.first_declarations.seen(base, None if entry.is_deleted else entry)
+        topic = self.loaded.get(str(base))
+        if topic is not None:
+            topic.entry = entry
+            follow(topic, self.namespaces)
+
+    @asynccontextmanager
+    async def shut(self, topic: LoadedTopic, reason: str) -> AsyncIterator[TopicRunner]:
+        """Nobody uses the topic meanwhile; its logs are fenced, and open for the caller alone.
+
+        Producers and consumers are closed; whoever looks the topic up is told to come again.
+        Raises Unavailable, Undecided: then nothing else has happened.
+        """
+        await self._save_notes(topic)
+        key = str(topic.name)
+        if self.loaded.get(key) is not topic or key in self._loading:
+            raise Unavailable(f"{key} is being loaded or closed")
+        loading: asyncio.Future[LoadedTopic] = asyncio.get_running_loop().create_future()
+        self._loading[key] = loading
+        try:
+            self._drop(topic, reason)
+            await topic.runner.settled()
+            yield await self._open_again(topic)
+        finally:
+            del self._loading[key]
+            loading.set_exception(Unavailable(reason))
+            loading.exception()  # perhaps nobody waited
+
+    async def _open_again(self, topic: LoadedTopic) -> TopicRunner:
+        """A runner of its own over the logs of a topic that was dropped."""
+        holding = self._holding(topic.bucket)
+        logs = {
+            number: await self._read_log(topic.name, number, topic.declared, holding)
+            for number in topic.entry.log_numbers
+        }
+        partitions = self._read_partitions(topic.name, logs, holding)
+        is_on = topic.runner.deduplications.is_on
+        runner = TopicRunner(
+            topic.name,
+            topic.bucket,
+            Topic(partitions),
+            logs,
+            self._dependencies,
+            is_deduplicated=is_on,
+        )
+        if await runner.open(partitions) is None:
+            raise Unavailable(f"bucket {topic.bucket} has moved on")
+        return runner
+
+    async def serve_existing(self, base: TopicName) -> LoadedTopic:
+        """The topic, loaded; raises Refused when it does not exist."""
+        if await self.partitions_of(base) is None:
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{base} does not exist")
+        topic = self.loaded.get(str(base))
+        return topic if topic is not None else await self._load_once(base, WHOLE)
+
+    def failed(self, base: TopicName) -> None:
+        """The unexpected happened in a topic: close it; whoever uses it looks it up again."""
+        topic = self.loaded.get(str(base))
+        if topic is not None:
+            self._drop(topic, "the topic failed and is being loaded again")
+
+    def met_broken_key(self, name: TopicName, error: BrokenKey) -> None:
+        """A key of the topic cannot be used: close it; it is refused until that is repaired."""
+        topic = self.loaded.get(str(name.base))
+        if topic is not None:
+            self.broken.found(topic.name, error, topic.runner.logs.values())
+            self._drop(topic, f"the store must be repaired first: {error}")
+
+    async def unload(self, base: TopicName) -> None:
+        """Close a topic here; it is loaded again by whoever looks it up next."""
+        topic = self.loaded.get(str(base))
+        if topic is not None:
+            await self._save_notes(topic)
+            self.resume_windows.unloaded(base)
+            self._drop(topic, "the topic is being unloaded")
+
+    def _drop(self, topic: LoadedTopic, reason: str) -> None:
+        if self.loaded.get(str(topic.name)) is not topic:
+            return  # dropped before; by now it may have been loaded again
+        del self.loaded[str(topic.name)]
+        self._dependencies.changed(topic.name)
+        topic.runner.unload(reason)
+        self.leaving[str(topic.name)] = topic.runner
+        self._dependencies.spawn(self._forget_when_settled(topic))
+        for subscriptions in topic.subscriptions.values():
+            self._dependencies.spawn(subscriptions.close(reason, save=False))
+
+    async def _forget_when_settled(self, topic: LoadedTopic) -> None:
+        await topic.runner.settled()
+        if self.leaving.get(str(topic.name)) is topic.runner:
+            del self.leaving[str(topic.name)]
+
+    async def list(
+        self, namespace: str | None, *, with_long_names: bool = False
+    ) -> Mapping[str, CatalogEntry]:
+        """All topics of ``tenant/namespace``, or of all, by base name, declared ones included.
+
+        ``with_long_names`` as for ``Catalogs.under``.
+        """
+        found: dict[str, CatalogEntry] = {}
+        prefix = "" if namespace is None else f"persistent://{namespace}/"
+        for topic in self.desired.topics:
+            name = topic.topic_name
+            if namespace in {None, name.namespace_name}:
+                found[str(name)] = CatalogEntry().with_declared(topic)
+        return found | await self._catalogs.under(
+            prefix, self._binding, with_long_names=with_long_names
+        )
+
+
+def _report_acknowledged(
+    runner: TopicRunner, dependencies: TopicDependencies, *, is_in_doubt: bool
+) -> None:
+    """What was acknowledged in a bucket that leaves together with its dataset, perhaps.
+
+    Also of one that is given back in order: this broker may still follow an old primary.
+    """
+    for topic_log in runner.logs.values():
+        binding, ends = topic_log.binding, topic_log.kept_ends
+        if binding is not None and ends:
+            dependencies.left(topic_log.name, binding, ends)
+            if is_in_doubt:
+                log.warning("entries.in_doubt", topic=str(runner.name), last=str(ends[-1]))

@@ -1,0 +1,1 @@
+"""How much of a log is kept: retention, trimming, the index of its segments."""

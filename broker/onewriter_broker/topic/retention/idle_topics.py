@@ -1,0 +1,232 @@
+"""Retention of the topics that rest: nobody has looked them up here since this broker owns them.
+
+Nothing is loaded or fenced for it, unless a compaction must come first: only the logs of loaded topics
+are compacted, so such a topic is loaded, and cut as those in use are. The log's state is read, and the cut goes through the same
+guarded trim as for a loaded log, under the token that its last owner left in the state: from the
+moment on at which somebody loads the topic, and fences it, such a trim is refused.
+
+A resting log only ever loses entries to age: nobody appends. So each is measured whole once, and
+looked at again when the oldest of it has become too old. What lies behind the newest marker, the
+last ledger, stays until the topic is loaded: only a fence makes it an earlier one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from onewriter_broker.dispatch.limits import Limits
+from onewriter_broker.dispatch.saved_cursors import lowest_saved_position
+from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.ownership.acquisition import Holding
+from onewriter_broker.topic.producers.deduplication import trim_limit
+from onewriter_broker.topic.registry.policies import compaction_threshold
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.retention.retention import (
+    Measured,
+    measure,
+    noted,
+    trim_before,
+    trim_once,
+)
+from onewriter_core.api.topic import Retention as RetentionPolicy
+from onewriter_core.errors import OnewriterError
+from onewriter_core.ids import Position, TopicName
+
+ROUND_SECONDS = 600.0
+"""Between two rounds over the resting topics, and in front of the first one: most are loaded soon."""
+
+PAUSE_SECONDS = 0.1
+"""Between two logs, and between two parts of one (SWEEP_BYTES_MAX, or one trim call)."""
+
+NAMES_PER_TICK = 100
+"""Topics passed over between two turns of the event loop, because nothing of them is due."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Visited:
+    """A log as it was left: it changes when it is loaded, or something else is declared."""
+
+    token: str
+    policy: RetentionPolicy
+    due_ms: float
+    """Wall clock: when the oldest of it will be too old."""
+
+
+class _Call:
+    """One call to the store that concerns a resting topic."""
+
+    def __init__(self) -> None:
+        self._done = asyncio.Event()
+
+    def done(self) -> None:
+        """It was answered, or failed."""
+        self._done.set()
+
+    async def settled(self) -> None:
+        await self._done.wait()
+
+
+@contextmanager
+def kept_at_rest(topics: Topics, base: TopicName) -> Iterator[None]:
+    """Inside, nobody loads the topic: who wants to waits. It rests when this is entered."""
+    key, call = str(base), _Call()
+    topics.leaving[key] = call
+    try:
+        yield
+    finally:
+        call.done()
+        if topics.leaving.get(key) is call:
+            del topics.leaving[key]
+
+
+class IdleTopics:
+    """The slow round; ``run`` is the caller's task, one at a time."""
+
+    def __init__(self, topics: Topics, store: LogStore, wall_ms: Callable[[], int]) -> None:
+        self._topics = topics
+        self._store = store
+        self._wall_ms = wall_ms
+        self._limits = Limits()
+        self._visited: dict[str, _Visited] = {}
+
+    async def run(self) -> None:
+        """Go round for ever, until cancelled."""
+        while True:
+            await asyncio.sleep(ROUND_SECONDS)
+            await self.go_round()
+
+    async def go_round(self) -> None:
+        """Bring the logs of all resting topics within their bounds."""
+        known, self._visited = self._visited, {}
+        for number, (base, policy) in enumerate(self._bounded()):
+            if number % NAMES_PER_TICK == 0:
+                await asyncio.sleep(0)
+            holding = self._topics.resting(base)
+            if holding is None:
+                continue
+            try:
+                entry = await self._topics.entry_of(base)
+                if entry is None:
+                    continue
+                declared, namespaces = self._topics.desired.topic(base), self._topics.namespaces
+                await namespaces.known()
+                keeps_keys = compaction_threshold(base, declared, entry, namespaces) > 0
+                for name in entry.log_names(base):
+                    visited = await self._visit(
+                        base, name, policy, holding, known.get(str(name)), keeps_keys=keeps_keys
+                    )
+                    if visited is not None:
+                        self._visited[str(name)] = visited
+            except (OnewriterError, ValueError) as error:  # what is stored may be nonsense
+                log.info("retention.waits", topic=str(base), reason=str(error))
+                await asyncio.sleep(PAUSE_SECONDS)
+
+    def _bounded(self) -> Iterator[tuple[TopicName, RetentionPolicy]]:
+        for declared in self._topics.desired.topics:
+            policy = declared.spec.retention
+            if (policy.max_age_seconds, policy.max_bytes, policy.max_entries) != (None, None, None):
+                yield declared.topic_name, policy
+
+    async def _visit(
+        self,
+        base: TopicName,
+        name: TopicName,
+        policy: RetentionPolicy,
+        holding: Holding,
+        known: _Visited | None,
+        *,
+        keeps_keys: bool,
+    ) -> _Visited | None:
+        """Trim one log if something of it is due; None: look again in the next round.
+
+        ``keeps_keys``: what was not compacted stays; where that is due the topic is loaded.
+        """
+        await asyncio.sleep(PAUSE_SECONDS)
+        state = await self._store.read_state(name, replid=holding.binding.replid)
+        token, ledger = state.get("tok"), state.get("ledger", "")
+        if token is None or not ledger.isdecimal():
+            return None  # nothing was ever written
+        asked = policy
+        if known is not None and (known.token, known.policy) == (token, policy):
+            if self._wall_ms() < known.due_ms:
+                return known
+            asked = policy.model_copy(update={"max_bytes": None, "max_entries": None})
+        topic_log = TopicLog(name, self._store)
+        topic_log.load_unserved(state, holding.binding, int(ledger))
+        topic_log.keep_uncompacted(is_wanted=keeps_keys)
+        measured = Measured(topic_log, holding.binding.generation)
+        lowest_retained = lowest_saved_position(state, self._limits)
+        cut = await self._cut(measured, asked, lowest_retained)
+        is_held_back = keeps_keys and self._is_held_back(measured, asked, lowest_retained)
+        if cut is not None and not await self._trim(base, measured, cut, holding, token):
+            return None
+        if is_held_back:
+            log.info("retention.loads", topic=str(name))
+            await self._topics.serve(name)
+            return None
+        return _Visited(token, policy, self._due_ms(measured, policy))
+
+    async def _cut(
+        self, measured: Measured, policy: RetentionPolicy, lowest_retained: Position | None
+    ) -> Position | None:
+        """Where the log is to be cut. Reads as much of it as it takes, a part at a time."""
+        marker = measured.topic_log.committed
+        limit = measured.topic_log.compacted_limit(trim_limit(measured.topic_log, marker))
+        has_size = policy.max_bytes is not None or policy.max_entries is not None
+        while True:
+            reached = measured.reaches
+            await measure(measured)
+            cut = trim_before(measured.stretches, policy, lowest_retained, limit, self._wall_ms())
+            is_whole = measured.reaches in {reached, marker}
+            # By age the rest need not be known once something young enough has been seen.
+            if is_whole or not (has_size or cut == measured.stretches[-1].start):
+                return cut
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    def _is_held_back(
+        self, measured: Measured, policy: RetentionPolicy, lowest_retained: Position | None
+    ) -> bool:
+        """Whether more would be cut if it had been compacted."""
+        topic_log = measured.topic_log
+        limit = trim_limit(topic_log, topic_log.committed)
+        cut = trim_before(measured.stretches, policy, lowest_retained, limit, self._wall_ms())
+        return cut is not None and cut > topic_log.compacted_limit(limit)
+
+    async def _trim(
+        self, base: TopicName, measured: Measured, cut: Position, holding: Holding, token: str
+    ) -> bool:
+        """Trim up to the cut; False: the topic does not rest any more, or the store refused."""
+        dropped = 0
+        while measured.begins < cut:
+            # Whoever loads it waits for this one call: what it reads of the state would be out of
+            # date by the time of its fence.
+            if self._topics.resting(base) != holding:
+                break
+            with kept_at_rest(self._topics, base):
+                fields = await noted(measured.topic_log, cut)
+                done = await trim_once(measured, cut, fields, holding.binding, token)
+            dropped += done.blocks
+            if done.blocks == 0:
+                break
+            await asyncio.sleep(PAUSE_SECONDS)
+        if dropped:
+            topic = str(measured.topic_log.name)
+            log.info("retention.trimmed", topic=topic, blocks=dropped, before=str(cut))
+        return measured.begins >= cut
+
+    def _due_ms(self, measured: Measured, policy: RetentionPolicy) -> float:
+        """When something more will be too old; never, where what is too old is still needed."""
+        marker = measured.topic_log.committed
+        if policy.max_age_seconds is None or measured.begins >= marker:
+            return math.inf
+        due_ms = measured.stretches[0].newest_ms + policy.max_age_seconds * 1000
+        return due_ms if due_ms > self._wall_ms() else math.inf

@@ -1,0 +1,104 @@
+"""How much the logs in use here store, and what is staged for them: what retention measured, or is measured once, and what came since.
+
+A size is an estimate of what the log takes in the store: its entries' bytes, and a little for each entry and
+each block. Logs that nobody has looked up since the broker took them are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.quotas.shares import ShareOf
+from onewriter_broker.topic.registry.topics import Topics
+from onewriter_broker.topic.retention.retention import Measured, measure
+from onewriter_core.errors import OnewriterError
+from onewriter_core.ids import TopicName
+
+LOOK_SECONDS = 1.0
+"""Between two sums over all logs, at least."""
+
+LOGS_PER_SECOND = 10_000
+"""Of more logs the sums are made less often."""
+
+LOGS_PER_TICK = 500
+"""Logs that are summed between two turns of the event loop."""
+
+PAUSE_SECONDS = 0.25
+"""Between two reads of logs that are measured, each of SWEEP_BYTES_MAX at most."""
+
+log = structlog.get_logger(__name__)
+
+
+class Sizes:
+    """The sizes of one broker's logs, by share. Two tasks of the caller's: ``run`` and ``measure``."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        summed: Callable[[Counter[ShareOf]], None],
+        staged: Callable[[], Mapping[TopicName, int]],
+    ) -> None:
+        """``summed`` receives the sums of each sweep. ``staged`` returns the bytes of staged parts by topic."""
+        self._topics = topics
+        self._staged = staged
+        self._summed = summed
+
+    async def run(self) -> None:
+        """Sum up until cancelled."""
+        while True:
+            await asyncio.sleep(self._pause_seconds)
+            self._summed(await self.sums())
+
+    async def sums(self) -> Counter[ShareOf]:
+        """What is stored now, by share."""
+        found: Counter[ShareOf] = Counter()
+        seen = 0
+        for topic in list(self._topics.loaded.values()):
+            whose = ShareOf(topic.name.namespace_name, topic.declared is not None)
+            for topic_log in list(topic.runner.logs.values()):
+                found[whose] += topic_log.size
+                seen += 1
+                if seen % LOGS_PER_TICK == 0:
+                    await asyncio.sleep(0)
+        for name, size in self._staged().items():
+            is_declared = self._topics.desired.topic(name) is not None
+            found[ShareOf(name.namespace_name, is_declared)] += size
+        return found
+
+    async def measure(self) -> None:
+        """Measure logs that were there before this broker loaded them, until cancelled."""
+        while True:
+            for topic in list(self._topics.loaded.values()):
+                for topic_log in list(topic.runner.logs.values()):
+                    if not topic_log.is_measured and not topic_log.is_closed:
+                        await self._measure(topic_log)
+            await asyncio.sleep(self._pause_seconds)
+
+    @property
+    def _pause_seconds(self) -> float:
+        return max(LOOK_SECONDS, len(self._topics.loaded) / LOGS_PER_SECOND)
+
+    async def _measure(self, topic_log: TopicLog) -> None:
+        """Measure one log; given up where it is trimmed meanwhile, or the store does not answer."""
+        binding, cut = topic_log.binding, topic_log.given_up_before
+        if binding is None or topic_log.ledger == 0:
+            return
+        measured = Measured(topic_log, binding.generation)
+        try:
+            while not topic_log.is_closed and not topic_log.is_measured:
+                reached = measured.reaches
+                await measure(measured)
+                if topic_log.given_up_before != cut:
+                    return
+                if measured.reaches in {reached, topic_log.committed}:
+                    topic_log.measured(sum(each.weight for each in measured.stretches))
+                    return
+                await asyncio.sleep(PAUSE_SECONDS)
+        except OnewriterError as error:
+            log.debug("size.unknown", topic=str(topic_log.name), reason=str(error))
+            await asyncio.sleep(PAUSE_SECONDS)

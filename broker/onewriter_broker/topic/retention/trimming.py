@@ -1,0 +1,120 @@
+"""Trimming on request: an administrator names a position, and what may not go yet stays.
+
+``cut_of`` decides, purely, with the limits that retention respects; ``trim`` performs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from onewriter_broker.dispatch.subscriptions import Subscriptions
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.ranges import behind, first_block
+from onewriter_broker.topic.producers.deduplication import trim_limit
+from onewriter_broker.topic.retention.retention import Measured, trim_to
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import Position
+
+LEDGER: Final = "ledger"
+SUBSCRIPTION: Final = "subscription"
+DEDUPLICATION: Final = "deduplication"
+COMPACTION: Final = "compaction"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Below ``position`` the log may go at most; ``by`` says on whose account, ``name`` which one."""
+
+    position: Position
+    by: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a log is cut; ``limited_by`` is what kept more from going, None: all asked for may go."""
+
+    before: Position
+    limited_by: Limit | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trimmed:
+    """What a trim did: the cut, and the first block that is kept (the store may keep some more)."""
+
+    cut: Cut
+    first: Position
+
+
+def cut_of(asked: Position, limits: Sequence[Limit]) -> Cut:
+    """As far as was asked for, and as the lowest limit allows."""
+    lowest = min(limits, key=lambda limit: limit.position)
+    if asked <= lowest.position:
+        return Cut(asked, None)
+    return Cut(lowest.position, lowest)
+
+
+def limits_of(topic_log: TopicLog, subscriptions: Subscriptions) -> list[Limit]:
+    """What of a log that is open here has to stay, on each account."""
+    marker = Position(topic_log.ledger, 0)
+    deduplicated = trim_limit(topic_log, marker)
+    limits = [
+        Limit(marker, LEDGER),
+        Limit(deduplicated, DEDUPLICATION),
+        Limit(topic_log.compacted_limit(deduplicated), COMPACTION),
+    ]
+    lowest = subscriptions.lowest_retained_position()
+    if lowest is not None:
+        limits.append(Limit(behind(lowest), SUBSCRIPTION, _slowest(subscriptions, lowest)))
+    return limits
+
+
+def _slowest(subscriptions: Subscriptions, lowest: Position) -> str:
+    """A durable subscription that stands there."""
+    for name in subscriptions.names():
+        subscription = subscriptions.get(name)
+        if (
+            subscription is not None
+            and subscription.is_durable
+            and subscription.cursor.mark_delete == lowest
+        ):
+            return name
+    return ""
+
+
+async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Position) -> Trimmed:
+    """Drop what is below ``asked`` and may go; of very much, a part: ask again for the rest.
+
+    The caller has checked who asks, and under which epoch: behind a change of hands nothing more goes.
+    Raises Unavailable, and Undecided when the store did not answer: perhaps some of it went.
+    """
+    binding, epoch = topic_log.binding, topic_log.state.get("epoch")
+    if binding is None or topic_log.ledger == 0:
+        raise Unavailable(f"{topic_log.name} is not open here")
+    measured = Measured(topic_log, binding.generation)
+    measured.add(await first_block(topic_log))
+    began = measured.begins
+    cut = cut_of(asked, limits_of(topic_log, subscriptions))
+
+    def cut_now() -> Position:
+        nonlocal cut  # a subscription may have come, or gone back, since the last call
+        if topic_log.state.get("epoch") != epoch:
+            raise Unavailable(f"{topic_log.name} has changed hands meanwhile")
+        cut = cut_of(asked, limits_of(topic_log, subscriptions))
+        return cut.before
+
+    done = await trim_to(measured, cut_now)
+    if cut.limited_by is not None and cut.limited_by.by == COMPACTION:
+        topic_log.compacted.is_waited_for = True
+    if done.was_refused:
+        what = "a part" if done.blocks else "nothing"
+        raise Unavailable(f"{topic_log.name} has moved on: {what} was trimmed")
+    if began < cut.before:
+        log.info("log.trimmed_on_request", topic=str(topic_log.name), before=str(cut.before))
+    return Trimmed(cut, measured.begins)

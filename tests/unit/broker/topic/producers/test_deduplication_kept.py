@@ -1,0 +1,163 @@
+"""What deduplication remembers, and how: over brokers, tenures, retention and many names."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.broker.topic.fence_path_world import ORDERS, Gates, entry, serving, until
+from tests.unit.broker.topic.producers.deduplication_world import (
+    answered,
+    ready,
+    send_batch,
+    send_chunk,
+    stored_entries,
+)
+from tests.unit.broker.topic.publish.publish_world import ended, request
+
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
+from onewriter_broker.topic.producers import deduplication
+from onewriter_broker.topic.producers.deduplication import saved_to, trim_limit
+from onewriter_core.ids import Position
+from onewriter_core.topic.model import WHOLE, AccessMode, Departure
+from onewriter_core.wire.values import Send
+
+
+async def test_the_number_outlives_the_broker_and_the_tenure() -> None:
+    async with serving() as world:
+        runner = await world.load(is_deduplicated=True)
+        holder, _ = await ready(world, runner, AccessMode.EXCLUSIVE)
+        for number in range(3):
+            world.send(holder, number)
+        send_batch(holder, 3, 9)
+        send_chunk(holder, 10, 0, 2)
+        await until(lambda: not holder.pending)
+
+        runner = await world.load(is_deduplicated=True)  # another broker
+        heir, told = await ready(world, runner, AccessMode.EXCLUSIVE_WITH_FENCING)
+        assert heir.last_sequence_id == 9
+        world.send(heir, 9)
+        send_chunk(heir, 10, 0, 2)
+        send_chunk(heir, 10, 1, 2)
+        assert await answered(told, 3) == [(9, True), (10, False), (10, False)]
+
+
+async def test_the_number_outlives_the_entry_that_retention_has_dropped() -> None:
+    async with serving() as world:
+        runner = await world.load(is_deduplicated=True)
+        writer, _ = await ready(world, runner)
+        world.send(writer, 4)
+        await until(lambda: not writer.pending)
+        log = runner.logs[WHOLE]
+        before = log.ledger
+        runner.roll_if_full(0, 0.0)
+        await until(lambda: log.ledger > before and log.is_writable)
+        marker = Position(log.ledger, 0)
+        assert trim_limit(log, marker) == saved_to(log)._replace(entry=2)  # type: ignore[union-attr]  # the roll left one
+        assert log.binding is not None
+        token = log.binding.token(log.ledger)
+        assert await world.store.trim(log.binding, ORDERS, token, marker, {}) is Outcome.DONE
+        assert await stored_entries(world) == 0
+
+        runner = await world.load(is_deduplicated=True)
+        back, told = await ready(world, runner)
+        assert back.last_sequence_id == 4
+        world.send(back, 4)
+        assert await answered(told, 1) == [(4, True)]
+        assert await stored_entries(world) == 0
+
+
+@pytest.mark.parametrize("is_reloaded", [False, True])
+async def test_a_publish_of_the_same_name_does_not_count(is_reloaded: bool) -> None:
+    async with serving() as world:
+        runner = await world.load(is_deduplicated=True)
+        publish = Publish("job", 9, Entries([(Send(0, 9), entry("job", 9))]), lambda: True)
+        await ended(request(world, runner.logs[WHOLE], publish))
+        if is_reloaded:
+            runner = await world.load(is_deduplicated=True)  # another broker
+        writer, told = world.ask(runner, AccessMode.SHARED, "job")
+        await until(lambda: told.ready)
+        assert writer.last_sequence_id == -1
+        for number in range(3):
+            world.send(writer, number)
+        assert await answered(told, 3) == [(0, False), (1, False), (2, False)]
+        assert await stored_entries(world) == 4
+
+
+async def test_what_was_on_its_way_at_a_fence_is_not_trimmed_before_a_snapshot_has_it() -> None:
+    async with serving() as world:
+        runner = await world.load(is_deduplicated=True)
+        writer, _ = await ready(world, runner)
+        log = runner.logs[WHOLE]
+        begun = saved_to(log)
+        assert begun is not None
+        gates = Gates(world.store, "append")
+        world.send(writer, 4)
+        await gates.reached("append")
+        before = log.ledger
+        log._ledger_bytes = 1  # it holds entries, as far as the appender knows
+        runner.roll_if_full(0, 0.0)
+        gates.open("append")
+        await until(lambda: log.ledger > before and log.is_writable and not writer.pending)
+        marker = Position(log.ledger, 0)
+        assert saved_to(log) == begun
+        assert trim_limit(log, marker) < marker
+        runner.deduplications.save_due()
+        await until(lambda: trim_limit(log, marker) == marker)
+
+
+async def test_a_snapshot_is_written_when_much_lies_behind_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deduplication, "SNAPSHOT_ENTRIES", 3)
+    async with serving() as world:
+        runner = await world.load(is_deduplicated=True)
+        writer, _ = await ready(world, runner)
+        log = runner.logs[WHOLE]
+        first = saved_to(log)
+        world.send(writer, 0)
+        world.send(writer, 1)
+        await until(lambda: not writer.pending)
+        runner.deduplications.save_due()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert saved_to(log) == first
+        world.send(writer, 2)
+        await until(lambda: not writer.pending)
+        runner.deduplications.save_due()
+        await until(lambda: saved_to(log) == log.committed)
+
+
+async def test_so_many_names_are_remembered_and_the_latest_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deduplication, "PRODUCERS_MAX", 2)
+    async with serving() as world:
+        runner = await world.load(is_deduplicated=True)
+        for name in ("one", "two", "one", "three"):
+            writer, _ = await ready(world, runner, name=name)
+            world.send(writer, writer.last_sequence_id + 1)
+            await until(lambda sender=writer: not sender.pending)  # type: ignore[misc]  # the loop's
+            runner.gone(writer, Departure.CLOSED)
+        numbers = [
+            (await ready(world, runner, name=name))[0].last_sequence_id
+            for name in ("one", "two", "three")
+        ]
+        assert numbers == [1, -1, 0]
+
+
+async def test_names_that_the_broker_invented_are_forgotten_before_chosen_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(deduplication, "PRODUCERS_MAX", 2)
+    async with serving() as world:
+        runner = await world.load(is_deduplicated=True)
+        for name in ("chosen", "onewriter-broker-0~1", "onewriter-broker-0~2"):
+            writer, _ = await ready(world, runner, name=name)
+            world.send(writer, 7)
+            await until(lambda sender=writer: not sender.pending)  # type: ignore[misc]  # the loop's
+        numbers = runner.deduplications.of(WHOLE)
+        assert numbers is not None
+        assert numbers.last_sequence_id("chosen") == 7
+        assert numbers.last_sequence_id("onewriter-broker-0~1") == -1

@@ -1,0 +1,283 @@
+"""Who may publish as a whole: under the epoch that leads, and once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, World, serving, until
+from tests.unit.broker.topic.publish.test_staging import body, frame
+
+from onewriter_broker.log.store.api import VERSION_PREFIX, Block
+from onewriter_broker.log.topic_log.atomic_publish import APPS_MAX
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.termination import TERMINATED
+from onewriter_broker.topic.publish import atomic_publishes as publishing
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
+from onewriter_broker.topic.publish.staging import MissingPart, StagedPartRef, Staging
+from onewriter_broker.topic.registry.catalog import CatalogEntry
+from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.errors import Fenced, Refused, Unavailable, Undecided
+from onewriter_core.ids import Identity
+from onewriter_core.topic.lookups import tenure_of
+from onewriter_core.topic.model import (
+    WHOLE,
+    AccessMode,
+)
+
+APP = "job"
+
+DUPLICATE = PublishResult(is_duplicate=True)
+
+
+class Room:
+    """A broker's part that publishes, around one topic."""
+
+    def __init__(self, world: World, runner: TopicRunner) -> None:
+        self.world = world
+        self.runner = runner
+        self.topic = LoadedTopic(ORDERS, BUCKET, CatalogEntry(), runner, {}, None)
+        self.topic.subscriptions[WHOLE] = None  # type: ignore[assignment]
+        self.staging = Staging(world.store, lambda _: BUCKET, lambda: [BUCKET], lambda: 1_000)
+        self.publishing = AtomicPublishes(world.store, world.appender, self.staging)
+
+    async def staged(self, version: int = 1, parts: int = 2) -> list[StagedPartRef]:
+        return [
+            await self.staging.keep(
+                ORDERS, f"{APP}/{version}/{number}/1", body(frame(b"%d" % number, b"row"))
+            )
+            for number in range(parts)
+        ]
+
+    async def publish(
+        self, parts: Sequence[StagedPartRef], *, version: int = 1, epoch: int | None = None
+    ) -> PublishResult:
+        """``epoch`` None: the one that leads; a driver does where nobody does yet."""
+        if epoch is None:
+            epoch = await self.led()
+        asked = PublishRequest(APP, version, epoch, parts, right=PublishRight(epoch, Identity()))
+        return await self.publishing.publish(ORDERS, self.topic, asked, 1_234)
+
+    async def led(self) -> int:
+        """The epoch that leads."""
+        partitions = self.runner.topic.partitions
+        tenure = tenure_of(partitions[0]) if partitions else None
+        return await held(self, "driver") if tenure is None else tenure.epoch
+
+    async def entries(self) -> int:
+        blocks = [each for each in await self.world.stored() if isinstance(each, Block)]
+        return sum(len(block.lengths) for block in blocks)
+
+
+async def room_of(world: World) -> Room:
+    return Room(world, await world.load())
+
+
+async def held(room: Room, name: str = "holder") -> int:
+    """Somebody holds the topic; its epoch."""
+    producer, told = room.world.ask(room.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
+    await until(lambda: told.ready)
+    assert producer.epoch is not None
+    return producer.epoch
+
+
+async def test_an_epoch_that_does_not_lead_publishes_nothing() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        old = await held(room)
+        new = await held(room, "next")
+        for epoch in (old, new + 1):
+            for rows in (parts, []):  # without rows no block is written that the store could refuse
+                with pytest.raises(Fenced) as fenced:
+                    await room.publish(rows, epoch=epoch)
+                assert fenced.value.current_epoch == new
+        assert await room.entries() == 0
+
+
+async def test_under_an_epoch_that_leads_a_proof_is_needed() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        epoch, parts = await held(room), await room.staged()
+        for right in (None, PublishRight(epoch + 1, Identity())):
+            asked = PublishRequest(APP, 1, epoch, parts, right=right)
+            with pytest.raises(Refused, match="was not proved"):
+                await room.publishing.publish(ORDERS, room.topic, asked, 1_234)
+        assert await room.entries() == 0
+
+
+async def test_a_takeover_while_the_parts_are_read_is_seen() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        old = await held(room)
+        read = world.store.staged.read
+        taken = False
+
+        async def slow(*arguments: Any) -> bytes | None:
+            nonlocal taken
+            if not taken:
+                taken = True
+                await held(room, "next")
+            return await read(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(world.store.staged, "read", slow)
+            with pytest.raises(Fenced):
+                await room.publish(parts, epoch=old)
+        assert await room.entries() == 0
+
+
+async def test_crossing_requests_publish_once() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        epoch = await held(room)
+        parts = await room.staged()
+        found = await asyncio.gather(*(room.publish(parts, epoch=epoch) for _ in range(5)))
+        assert sorted(each.is_duplicate for each in found) == [False, True, True, True, True]
+        assert await room.entries() == 2
+
+
+async def test_while_one_is_published_its_app_is_not_forgotten() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
+        epoch = await room.led()
+        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
+        await asyncio.sleep(0)
+        assert topic_log.publishes is None  # the log does not know of it yet
+        with (
+            pytest.raises(Unavailable, match="may have a publish of job in progress"),
+            room.publishing.keeping_still(topic_log, APP),
+        ):
+            pass
+        with room.publishing.keeping_still(topic_log, "another"):
+            assert (await asking).where is not None
+
+
+async def test_while_an_app_is_forgotten_nothing_of_it_is_published() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
+        with room.publishing.keeping_still(topic_log, APP):
+            with pytest.raises(Unavailable, match="nothing was published; retry later"):
+                await room.publish(parts)
+            with pytest.raises(Unavailable), room.publishing.keeping_still(topic_log, APP):
+                pass
+        assert (await room.publish(parts)).where is not None
+
+
+async def test_in_a_full_store_nothing_new_is_published() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        is_full = False
+        room.publishing = AtomicPublishes(
+            world.store, world.appender, room.staging, is_full=lambda: is_full
+        )
+        assert (await room.publish(await room.staged())).where is not None
+        is_full, parts = True, await room.staged(2)
+        assert (await room.publish(parts, version=1)).is_duplicate
+        with pytest.raises(Unavailable, match="nearly full: nothing is published"):
+            await room.publish(parts, version=2)
+
+
+async def test_it_goes_on_when_nobody_waits_for_the_answer() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts, epoch = await room.staged(), await room.led()
+        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
+        await asyncio.sleep(0)
+        asking.cancel()
+        field = f"{VERSION_PREFIX}{APP}"
+        await until(lambda: field in room.runner.logs[WHOLE].state)
+        assert await room.entries() == 2
+
+
+async def test_parts_that_are_gone_are_no_matter_once_they_are_published() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        await room.staging.drop(ORDERS, f"{APP}/")
+        with pytest.raises(MissingPart):
+            await room.publish(parts)
+        parts = await room.staged()
+        assert not (await room.publish(parts)).is_duplicate
+        assert await room.publish(parts) == DUPLICATE
+        assert await room.publish(parts, version=0) == DUPLICATE
+
+
+async def test_no_rows_are_published_under_the_right_epoch_only() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        epoch = await held(room)
+        assert await room.publish([], epoch=epoch) == PublishResult(is_duplicate=False)
+        with pytest.raises(Fenced):
+            await room.publish([], epoch=epoch + 1)
+        state = room.runner.logs[WHOLE]._state
+        state |= {f"{VERSION_PREFIX}app-{number}": "1" for number in range(APPS_MAX)}
+        with pytest.raises(Refused, match="under 500 names already"):
+            await room.publish([], epoch=epoch)
+        assert await room.entries() == 0
+
+
+async def test_a_terminated_topic_takes_no_more() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        await room.led()
+        room.runner.logs[WHOLE]._state[TERMINATED] = "0-0"
+        for parts in ([], await room.staged()):
+            with pytest.raises(Refused, match="terminated"):
+                await room.publish(parts)
+
+
+async def test_a_defect_in_one_publish_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that cannot be encoded, say: nothing of the topic was changed by then."""
+    async with serving() as world:
+        room = await room_of(world)
+        parts = await room.staged()
+        epoch = await held(room)
+
+        async def fails(*_: object) -> bytes:
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Staging, "load", fails)
+            with pytest.raises(Undecided, match="the broker's log says why"):
+                await room.publish(parts, epoch=epoch)
+        assert world.failures == []
+        assert not (await room.publish(parts, epoch=epoch)).is_duplicate
+        assert await room.entries() == 2
+
+
+@pytest.mark.parametrize("call", ["publish", "watch"])
+async def test_a_defect_once_the_log_has_a_publish_closes_the_topic(
+    monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """What is known of it may be half changed, and nobody would see to the publish any more."""
+    async with serving() as world:
+        room = await room_of(world)
+        epoch = await held(room)
+
+        def fails(*_: object) -> None:
+            raise RuntimeError("a defect")
+
+        if call == "publish":
+            monkeypatch.setattr(TopicLog, "publish", fails)
+        else:
+            monkeypatch.setattr(publishing, "_how_far", fails)
+        with pytest.raises(Undecided):
+            await room.publish(await room.staged(), epoch=epoch)
+        assert world.failures == [ORDERS]
+
+
+async def test_a_topic_that_leaves_says_so() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        parts, epoch = await room.staged(), await room.led()
+        room.runner.unload("moving")
+        with pytest.raises((Unavailable, Refused)):
+            await room.publish(parts, epoch=epoch)

@@ -1,0 +1,47 @@
+"""Atomic publishes on topics with a progress deadline: who publishes as a whole makes progress, too."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+from tests.unit.broker.connection.test_deadlines import (
+    DEADLINE_SECONDS,
+    Registry,
+    deadlines,
+    declared,
+)
+from tests.unit.broker.topic.fence_path_world import Gates, serving, until
+from tests.unit.broker.topic.publish.test_publish_epochs import Room, room_of
+
+from onewriter_broker.connection.deadlines import ProgressDeadlines
+from onewriter_core.api.manifests import DesiredState
+from onewriter_core.topic.model import AccessMode, Held
+
+
+def looking(room: Room) -> ProgressDeadlines:
+    topic = SimpleNamespace(runner=room.runner, progress_deadline_seconds=DEADLINE_SECONDS)
+    registry = Registry(orders=topic)
+    registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
+    return deadlines(registry)
+
+
+async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None:
+    async with serving() as world:
+        room = await room_of(world)
+        look, parts = looking(room), await room.staged()
+        holder, told = room.world.ask(room.runner, AccessMode.EXCLUSIVE)
+        await until(lambda: told.ready)
+        gates = Gates(world.store, "append")
+        look.look(100.0)
+        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=holder.epoch))
+        await gates.reached("append")
+        look.look(101.0 + DEADLINE_SECONDS)
+        gates.open("append")
+        assert (await asking).where is not None
+        assert isinstance(room.runner.topic.partitions[0].ownership, Held)
+        for now in (200.0, 199.0 + DEADLINE_SECONDS):
+            look.look(now)
+        assert told.closed == 0
+        look.look(201.0 + DEADLINE_SECONDS)
+        assert told.closed == 1

@@ -1,0 +1,178 @@
+"""Quotas on topics count what the catalogs say, of all brokers, also after a restart."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.broker.topic.registry.test_catalog import World
+
+from onewriter_broker.log.store.api import Binding
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.quotas.book import Quota, QuotaBook, QuotaExceeded
+from onewriter_broker.topic.registry import creation as creating
+from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs
+from onewriter_broker.topic.registry.creation import Creations
+from onewriter_core.errors import Undecided
+from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.topic.model import WHOLE
+
+BUCKETS = 4
+GREEDY, CALM = "subject greedy", "subject calm"
+
+
+class Installation:
+    """A store with the buckets of two brokers."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self.now = 100.0
+        self.bindings: dict[int, Binding] = {}
+
+    async def begin(self) -> None:
+        self.bindings = {bucket: await self.world.binding(bucket) for bucket in range(BUCKETS)}
+
+    def broker(self, *held: int, **limits: int) -> Maker:
+        """A broker that was just started."""
+        return Maker(self, held, {Quota(quota): limit for quota, limit in limits.items()})
+
+
+class Maker:
+    def __init__(
+        self, installation: Installation, held: tuple[int, ...], limits: dict[Quota, int]
+    ) -> None:
+        self.quotas = QuotaBook(limits)
+        self._bindings = {bucket: installation.bindings[bucket] for bucket in held}
+        store = FakeLogStore(installation.world.server.resolve)
+        self.catalogs = Catalogs(store, BUCKETS)
+        self.creations = Creations(
+            self.quotas, self.catalogs, self._bindings.get, lambda: installation.now
+        )
+        self._names = (
+            name
+            for number in range(100_000)
+            if bucket_of(name := TopicName.parse(f"t-{number}"), BUCKETS) in held
+        )
+
+    async def make(self, creator: str = GREEDY, name: TopicName | None = None) -> TopicName:
+        name = name or next(self._names)
+        await self.creations.learn(name.namespace_name, creator)
+        binding = self._bindings[bucket_of(name, BUCKETS)]
+
+        def change(known: CatalogEntry | None) -> CatalogEntry:
+            return (known or CatalogEntry()).with_log(WHOLE)
+
+        with self.creations.counted(name, None, creator, change) as checked:
+            await self.catalogs.change(binding, name, checked)
+        return name
+
+    async def made(self, creator: str = GREEDY) -> int:
+        """How many more it may make."""
+        for count in range(100):
+            try:
+                await self.make(creator)
+            except QuotaExceeded:
+                return count
+        raise AssertionError
+
+    async def delete(self, name: TopicName) -> None:
+        binding = self._bindings[bucket_of(name, BUCKETS)]
+        await self.catalogs.change(binding, name, lambda _: CatalogEntry(is_deleted=True))
+
+
+@pytest.fixture
+async def installation() -> Installation:
+    found = Installation()
+    await found.begin()
+    return found
+
+
+async def test_a_restart_forgets_nobodys_topics(installation: Installation) -> None:
+    limits = {"topics_per_subject": 5}
+    before = installation.broker(0, 1, 2, 3, **limits)
+    first = await before.make()
+    assert await before.made() == 4
+    await before.make(CALM)
+    after = installation.broker(3, 2, 1, 0, **limits)
+    with pytest.raises(QuotaExceeded, match="subject greedy has 5 topics"):
+        await after.make(name=TopicName.parse("another"))
+    await after.make(CALM, TopicName.parse("calm"))
+    await after.delete(first)
+    await after.make(name=TopicName.parse("another"))
+
+
+@pytest.mark.parametrize("quota", ["topics_per_subject", "topics_per_namespace"])
+async def test_what_other_brokers_serve_counts(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch, quota: str
+) -> None:
+    monkeypatch.setattr(creating, "ELSEWHERE_SECONDS", 30.0)
+    one = installation.broker(0, 1, **{quota: 10})
+    other = installation.broker(2, 3, **{quota: 10})
+    for _ in range(6):
+        await one.make()
+    assert await other.made() == 4
+    installation.now += 30
+    assert await one.made() == 0
+
+
+async def test_who_has_little_has_no_other_brokers_asked(
+    installation: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = installation.broker(0, 1, topics_per_subject=1_000, topics_per_namespace=1_000)
+    asked: list[int] = []
+    read = broker.catalogs._read
+
+    async def noted(bucket: int, replid: str = "") -> dict[str, CatalogEntry]:
+        asked.append(bucket)
+        return await read(bucket, replid)
+
+    monkeypatch.setattr(broker.catalogs, "_read", noted)
+    for _ in range(10):
+        await broker.make()
+    assert sorted(asked) == [0, 1]
+    await broker.make()
+    assert sorted(asked) == [0, 1, 2, 3]
+    await broker.make()
+    assert sorted(asked) == [0, 1, 2, 3]
+
+
+async def test_a_change_that_fails_counts_no_longer(installation: Installation) -> None:
+    broker = installation.broker(0, 1, 2, 3, topics_per_subject=2, topics_per_namespace=2)
+    await broker.make()
+
+    def fails(_: CatalogEntry | None) -> CatalogEntry:
+        raise Undecided("the store does not answer")
+
+    name = TopicName.parse("x")
+    with pytest.raises(Undecided), broker.creations.counted(name, None, GREEDY, fails) as checked:
+        checked(None)
+
+    async def stored_nowhere() -> None:
+        with broker.creations.counted(
+            name, None, GREEDY, lambda _: CatalogEntry(log_numbers=(WHOLE,))
+        ) as checked:
+            checked(None)
+            with pytest.raises(QuotaExceeded):  # meanwhile it counts
+                await broker.make()
+            raise Undecided("the store does not answer")
+
+    with pytest.raises(Undecided):
+        await stored_nowhere()
+    await broker.make()
+
+
+async def test_the_book_shows_what_the_catalogs_say(installation: Installation) -> None:
+    broker = installation.broker(0, 1, 2, 3)
+    for creator in (GREEDY, GREEDY, CALM, ""):
+        await broker.make(creator)
+    broker.creations.measure()
+    assert broker.quotas.most(Quota.TOPICS_PER_SUBJECT) == (GREEDY, 2)
+    assert broker.quotas.most(Quota.TOPICS_PER_NAMESPACE) == ("namespace public/default", 4)
+
+
+async def test_an_entry_says_who_made_its_logs() -> None:
+    entry = CatalogEntry(log_numbers=(WHOLE,)).with_made(GREEDY, 1).with_log(3).with_made(GREEDY, 1)
+    entry = entry.with_log(4).with_made(CALM, 1)
+    assert dict(entry.made_by) == {GREEDY: 2, CALM: 1}
+    assert CatalogEntry.decode(entry.encode()) == entry
+    former = CatalogEntry(log_numbers=(WHOLE,)).encode()
+    assert "madeBy" not in former, "brokers of earlier releases read it as before"
+    assert dict(CatalogEntry.decode(former).made_by) == {}

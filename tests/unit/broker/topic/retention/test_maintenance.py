@@ -1,0 +1,169 @@
+"""When ledgers are rolled, and how much of the logs' tails stays in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.unit.broker.verify.histories import BUCKETS, an_eventful_life
+
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.settings import Settings
+from onewriter_broker.topic.retention import maintenance as maintenance_module
+from onewriter_broker.topic.retention.maintenance import ROLL_BYTES_MIN, Maintenance
+from onewriter_core.api import ExclusiveTopic
+from onewriter_core.ids import Position, TopicName
+
+MEBIBYTE = 1024 * 1024
+
+
+def declared(**retention: int) -> ExclusiveTopic:
+    return ExclusiveTopic.from_document(
+        {
+            "apiVersion": "onewriter.dev/v1alpha1",
+            "kind": "ExclusiveTopic",
+            "metadata": {"name": "orders"},
+            "spec": {"retention": retention},
+        }
+    )
+
+
+def maintenance(*topics: Any, written: Iterable[TopicLog] = (), **settings: Any) -> Maintenance:
+    loaded = {str(number): topic for number, topic in enumerate(topics)}
+    loaded |= {str(log.name): topic for topic in topics for log in topic.runner.logs.values()}
+    registry: Any = SimpleNamespace(loaded=loaded)
+    appender: Any = SimpleNamespace(written=dict.fromkeys(written))
+    return Maintenance(registry, Settings(**settings), lambda: 0, appender)
+
+
+@pytest.mark.parametrize(
+    ("topic", "bounds"),
+    [
+        (None, (64 * MEBIBYTE, 600)),
+        (declared(), (64 * MEBIBYTE, 600)),
+        (declared(maxBytes=40 * MEBIBYTE), (10 * MEBIBYTE, 600)),
+        (declared(maxBytes=100), (ROLL_BYTES_MIN, 600)),
+        (declared(maxBytes=10**12), (64 * MEBIBYTE, 600)),
+        (declared(maxAgeSeconds=60), (64 * MEBIBYTE, 15)),
+        (declared(maxAgeSeconds=1), (64 * MEBIBYTE, 1)),
+    ],
+)
+def test_a_bounded_log_is_rolled_so_that_its_old_part_can_be_cut(
+    topic: ExclusiveTopic | None, bounds: tuple[int, float]
+) -> None:
+    loaded: Any = SimpleNamespace(declared=topic)
+    assert maintenance().roll_bounds(loaded) == bounds
+
+
+def log_with_tail(name: str, blocks: int) -> TopicLog:
+    server = FakeServer()
+    server.add_primary("one")
+    log = TopicLog(TopicName.parse(name), FakeLogStore(server.resolve))
+    for number in range(1, blocks + 1):
+        block = Block(Position(1, number), [1000], bytes(1000), None, 0, b"")
+        log._tail.append(block)
+        log._tail_bytes += 1208
+    return log
+
+
+def test_all_tails_together_stay_within_their_bound_and_each_keeps_its_newest() -> None:
+    busy, quiet = log_with_tail("busy", 50), log_with_tail("quiet", 2)
+    topics = [SimpleNamespace(runner=SimpleNamespace(logs={-1: log})) for log in (busy, quiet)]
+    maintenance(*topics, tail_bytes_max=20_000).shrink_tails()
+    assert busy.tail_bytes <= 10_000
+    assert busy.tail[-1].position == Position(1, 50)
+    assert len(quiet.tail) == 2, "a log within its share is left alone"
+
+
+class Rolled:
+    """A topic of one log that remembers under which bounds it was asked to roll."""
+
+    declared = None
+
+    def __init__(self, name: str, entries: int) -> None:
+        self.log = log_with_tail(name, 1)
+        self.log._ledger_entries = entries
+        self.asked: list[tuple[int, float]] = []
+        self.runner = self
+
+    @property
+    def logs(self) -> dict[int, TopicLog]:
+        return {-1: self.log}
+
+    def roll_if_full(self, bytes_max: int, age_seconds_max: float) -> None:
+        self.asked.append((bytes_max, age_seconds_max))
+
+
+def test_only_topics_that_were_written_to_since_their_last_roll_are_looked_at() -> None:
+    idle, busy, rolled, closed = (Rolled(name, 5) for name in ("idle", "busy", "new", "old"))
+    written = [busy.log, rolled.log, closed.log]
+    looking = maintenance(idle, busy, rolled, closed, written=written)
+    rolled.log._ledger_entries = 0
+    closed.log._is_closed = True
+    looking.roll()
+    assert [len(topic.asked) for topic in (idle, busy, rolled, closed)] == [0, 1, 0, 0]
+    assert busy.asked == [(64 * MEBIBYTE, 600)]
+    assert list(looking._appender.written) == [busy.log]
+
+
+def test_nothing_is_forgotten_while_there_is_room() -> None:
+    log = log_with_tail("busy", 50)
+    topic = SimpleNamespace(runner=SimpleNamespace(logs={-1: log}))
+    maintenance(topic, tail_bytes_max=10**6).shrink_tails()
+    assert len(log.tail) == 50
+
+
+async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(maintenance_module, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(maintenance_module, "SWEEP_SECONDS", 0.001)
+    sweeping, looked = asyncio.Event(), asyncio.Event()
+
+    async def sweep() -> None:
+        assert not sweeping.is_set(), "one sweep at a time"
+        sweeping.set()
+        await asyncio.Event().wait()
+
+    def follow_policies() -> None:
+        if sweeping.is_set():
+            looked.set()
+
+    looking = maintenance()
+    registry: Any = looking._topics
+    registry.follow_policies = follow_policies
+    appender: Any = looking._appender
+    appender.statistics = SimpleNamespace(blocks=0, fences=0)
+    monkeypatch.setattr(looking, "sweep", sweep)
+    running = asyncio.gather(looking.look_for_ever(), looking.sweep_for_ever())
+    async with asyncio.timeout(60):
+        await looked.wait()
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+
+
+async def test_of_a_topic_that_left_no_measurements_are_kept() -> None:
+    """A broker that serves ever other topics would keep all of them in memory."""
+    story = await an_eventful_life(FakeLogStore(FakeServer().resolve, buckets=BUCKETS))
+    subscriptions = SimpleNamespace(lowest_retained_position=lambda: None)
+    topic = SimpleNamespace(
+        runner=SimpleNamespace(logs={-1: story.log}),
+        subscriptions={-1: subscriptions},
+        declared=declared(maxEntries=1_000),
+        compaction_threshold=0,
+    )
+    looking = maintenance(topic)
+    await looking.sweep()
+    assert looking._retention.has_measured
+    looking._topics.loaded.clear()
+    story.log.close()
+    await looking.sweep()
+    assert not looking._retention.has_measured

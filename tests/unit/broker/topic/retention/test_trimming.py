@@ -1,0 +1,252 @@
+"""Trimming on request: never more than was asked for, never what somebody still needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+from tests.contents import stored_in
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life
+
+from onewriter_broker.dispatch.subscriptions import Subscriptions
+from onewriter_broker.log.store.api import Binding, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore
+from onewriter_broker.log.topic_log.log import TRIMMED, last_position
+from onewriter_broker.log.topic_log.ranges import Range, lacks, noted_ends
+from onewriter_broker.topic.producers.deduplication import FIELD as DEDUPLICATION_FIELD
+from onewriter_broker.topic.retention import retention
+from onewriter_broker.topic.retention.trimming import Cut, Limit, cut_of, trim
+from onewriter_broker.verify.reader import verify
+from onewriter_core.errors import Unavailable
+from onewriter_core.ids import Position, TopicName
+
+MARKER = Limit(Position(10, 0), "ledger")
+SLOW = Limit(Position(6, 3), "subscription", "slow")
+
+
+@dataclass
+class Cursor:
+    mark_delete: Position
+
+
+@dataclass
+class Subscription:
+    cursor: Cursor
+    is_durable: bool = True
+
+
+@dataclass
+class Readers:
+    """Subscriptions, as far as a trim asks about them."""
+
+    standing: dict[str, Position] = field(default_factory=dict)
+    passing: dict[str, Position] = field(default_factory=dict)
+
+    def lowest_retained_position(self) -> Position | None:
+        return min(self.standing.values(), default=None)
+
+    def names(self) -> list[str]:
+        return sorted(self.standing | self.passing)
+
+    def get(self, name: str) -> Subscription | None:
+        is_durable = name in self.standing
+        return Subscription(Cursor((self.standing | self.passing)[name]), is_durable)
+
+
+def readers(**standing: Position) -> Subscriptions:
+    return cast("Subscriptions", Readers(standing, {"a-reader": Position(5, 1)}))
+
+
+@pytest.fixture
+def server() -> FakeServer:
+    return FakeServer()
+
+
+@pytest.fixture
+async def story(server: FakeServer) -> Story:
+    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+
+
+def stored(server: FakeServer) -> list[str]:
+    return [str(block.position) for block in stored_in(server.primary).logs[TOPIC].blocks]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (Position(6, 1), Cut(Position(6, 1), None)),
+        (Position(6, 3), Cut(Position(6, 3), None)),
+        (Position(6, 4), Cut(Position(6, 3), SLOW)),
+        (Position(99, 0), Cut(Position(6, 3), SLOW)),
+    ],
+)
+def test_a_cut_is_what_was_asked_for_or_the_lowest_limit(asked: Position, expected: Cut) -> None:
+    assert cut_of(asked, [MARKER, SLOW]) == expected
+
+
+async def test_what_was_asked_for_goes_and_it_is_noted_that_it_went_on_purpose(
+    server: FakeServer, story: Story
+) -> None:
+    done = await trim(story.log, readers(), Position(6, 4))
+    assert (done.cut, done.first) == (Cut(Position(6, 4), None), Position(6, 4))
+    assert stored(server)[0] == "6-4"
+    assert story.log.state[TRIMMED] == "6-4"
+    (report,) = await verify(story.store, [TOPIC], BUCKETS, lambda _log, _entries: None)
+    assert report.findings.holds
+
+
+async def test_the_current_ledger_stays(server: FakeServer, story: Story) -> None:
+    done = await trim(story.log, readers(), Position(99, 0))
+    assert (done.cut.before, done.first) == (Position(10, 0), Position(10, 0))
+    assert done.cut.limited_by == MARKER
+
+
+async def test_what_the_slowest_durable_subscription_lacks_stays_and_it_is_named(
+    server: FakeServer, story: Story
+) -> None:
+    subscriptions = readers(slow=Position(5, 4), fast=Position(7, 1))
+    done = await trim(story.log, subscriptions, Position(7, 0))
+    assert done.cut.limited_by == Limit(Position(5, 5), "subscription", "slow")
+    assert stored(server)[0] == "5-5"
+
+
+async def test_what_no_snapshot_of_the_deduplication_has_stays(
+    server: FakeServer, story: Story
+) -> None:
+    story.log._state[DEDUPLICATION_FIELD] = "6-3 {}"
+    done = await trim(story.log, readers(), Position(9, 0))
+    assert done.cut.limited_by == Limit(Position(6, 4), "deduplication")
+    assert stored(server)[0] == "6-4"
+
+
+async def test_what_was_not_compacted_stays_and_the_compaction_is_asked_for(
+    server: FakeServer, story: Story
+) -> None:
+    story.log.keep_uncompacted(is_wanted=True)
+    before = stored(server)
+    done = await trim(story.log, readers(), Position(9, 0))
+    assert done.cut.limited_by is not None
+    assert done.cut.limited_by.by == "compaction"
+    assert story.log.compacted.is_waited_for
+    assert stored(server) == before
+    assert TRIMMED not in story.log.state
+
+
+async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
+    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing: dict[str, Position] = {}
+    trim_in_store, cuts = story.store.trim, list[Position]()
+
+    async def a_block_at_a_time(
+        binding: Binding, topic: TopicName, token: str, before: Position, fields: dict[str, str]
+    ) -> Outcome:
+        cuts.append(before)
+        following = stored_in(server.primary).logs[TOPIC].blocks[1].position
+        outcome = await trim_in_store(binding, topic, token, min(before, following), fields)
+        standing["late"] = Position(5, 4)
+        return outcome
+
+    monkeypatch.setattr(story.store, "trim", a_block_at_a_time)
+    subscriptions = cast("Subscriptions", Readers(standing))
+    done = await trim(story.log, subscriptions, Position(7, 0))
+    late = Position(5, 5)
+    assert cuts[0] == Position(7, 0)
+    assert set(cuts[1:]) == {late}
+    assert (done.cut, done.first) == (Cut(late, Limit(late, "subscription", "late")), late)
+    assert stored(server)[0] == "5-5"
+
+
+async def test_a_trim_that_is_repeated_changes_nothing_more(
+    server: FakeServer, story: Story
+) -> None:
+    first = await trim(story.log, readers(), Position(7, 2))
+    before, changes = stored(server), len(server.primary.history)
+    assert await trim(story.log, readers(), Position(7, 2)) == first
+    assert await trim(story.log, readers(), Position(6, 1)) == type(first)(
+        Cut(Position(6, 1), None), first.first
+    )
+    assert stored(server) == before
+    assert len(server.primary.history) == changes
+
+
+async def test_a_deposed_broker_trims_nothing_and_says_so(server: FakeServer, story: Story) -> None:
+    before = stored(server)
+    await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
+    with pytest.raises(Unavailable, match="moved on"):
+        await trim(story.log, readers(), Position(7, 0))
+    assert stored(server) == before
+    story.log.close()
+    with pytest.raises(Unavailable, match="not open"):
+        await trim(story.log, readers(), Position(7, 0))
+
+
+# ------------------------------------------------------------ who had read it all
+
+
+def forgotten(story: Story) -> None:
+    """As in a broker that has just begun to serve the log: it knows what is stored, no more."""
+    story.log._ends.clear()
+    story.log.forget_tail()
+
+
+def entry_ends(server: FakeServer, cut: Position) -> Position:
+    """The last entry in front of a position."""
+    blocks = stored_in(server.primary).logs[TOPIC].blocks
+    return max(
+        last_position(block) for block in blocks if block.position < cut and block.position.entry
+    )
+
+
+@pytest.mark.parametrize("cut", [Position(6, 0), Position(6, 1), Position(10, 0)])
+async def test_a_reader_that_had_read_all_that_went_reads_on(
+    server: FakeServer, story: Story, cut: Position
+) -> None:
+    end = entry_ends(server, cut)
+    await trim(story.log, readers(), cut)
+    assert noted_ends(story.log) == {cut.ledger: end}
+    forgotten(story)
+    asked = Position(end.ledger, end.entry + 1)
+    assert not lacks(story.log, asked, cut)
+    assert lacks(story.log, end, cut)
+    found = await Range(story.log, asked).read()
+    assert found[0].position == cut
+
+
+async def test_cuts_that_follow_each_other_over_a_marker_remember_the_last_entry(
+    server: FakeServer, story: Story
+) -> None:
+    end = entry_ends(server, Position(6, 0))
+    await trim(story.log, readers(), Position(6, 0))
+    await trim(story.log, readers(), Position(6, 1))
+    assert noted_ends(story.log) == {6: end}
+    assert not lacks(story.log, Position(end.ledger, end.entry + 1), Position(6, 1))
+
+
+async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(story: Story) -> None:
+    await trim(story.log, readers(), Position(6, 0))
+    forgotten(story)
+    story.log._state[TRIMMED] = "7-0"  # by a broker of an older version, or a deletion
+    (end,) = noted_ends(story.log).values()
+    assert lacks(story.log, Position(end.ledger, end.entry + 1), Position(7, 0))
+
+
+async def test_the_ends_that_are_noted_are_bounded(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LEDGER_ENDS_MAX", 2)
+    for cut in (Position(6, 0), Position(7, 0), Position(10, 0)):
+        await trim(story.log, readers(), cut)
+    assert list(noted_ends(story.log)) == [7, 10]
+
+
+async def test_what_went_with_a_call_that_nobody_answered_is_not_guessed(
+    server: FakeServer, story: Story
+) -> None:
+    await trim(story.log, readers(), Position(5, 3))
+    blocks = stored_in(server.primary).logs[TOPIC].blocks
+    del blocks[: [block.position for block in blocks].index(Position(6, 0))]
+    await trim(story.log, readers(), Position(6, 1))
+    assert list(noted_ends(story.log)) == []

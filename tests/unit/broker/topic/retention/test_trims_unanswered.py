@@ -1,0 +1,286 @@
+"""Trims that nobody answered, that were refused, or that cross: what readers and subscriptions then find."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+from tests.contents import stored_in
+from tests.unit.broker.topic.fence_path_world import ORDERS, World, serving
+from tests.unit.broker.topic.retention.test_trimming import (
+    Readers,
+    entry_ends,
+    forgotten,
+    readers,
+    stored,
+)
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life, nobody
+
+from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
+from onewriter_broker.dispatch.subscriptions import Subscriptions
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
+from onewriter_broker.log.topic_log.log import LEDGER_ENDS, TRIMMED
+from onewriter_broker.log.topic_log.ranges import first_block, lacks, noted_ends, trimmed_of
+from onewriter_broker.topic.retention.retention import Retention
+from onewriter_broker.topic.retention.trimming import Trimmed, trim
+from onewriter_core.api.topic import Retention as Policy
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.topic.model import WHOLE, Purpose
+
+MISSED = Position(6, 2)
+"""In the middle of a ledger that goes with the cuts below."""
+
+CUT = Position(8, 0)
+
+
+@pytest.fixture
+def server() -> FakeServer:
+    return FakeServer()
+
+
+@pytest.fixture
+async def story(server: FakeServer) -> Story:
+    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+
+
+def hook(story: Story, hooked: Hook | None) -> None:
+    async def nothing(_call: str, _moment: Moment) -> None:
+        return
+
+    cast("FakeLogStore", story.store).faults.hook = hooked or nothing
+
+
+async def unanswered(story: Story, cut: Position, moment: Moment = "after") -> None:
+    """A trim that the store has executed, or has not, and whose answer does not come."""
+
+    async def lose(call: str, when: Moment) -> None:
+        if (call, when) == ("trim", moment):
+            raise Undecided("the store did not answer in time")
+
+    hook(story, lose)
+    with pytest.raises(Undecided):
+        await trim(story.log, readers(), cut)
+    hook(story, None)
+
+
+async def misses(story: Story, asked: Position) -> bool:
+    """Whether a reader that comes there is told that something is gone."""
+    return lacks(story.log, asked, (await first_block(story.log)).position)
+
+
+# ------------------------------------------------------------ not answered
+
+
+async def test_readers_do_not_pass_over_what_went_with_a_call_that_nobody_answered(
+    server: FakeServer, story: Story
+) -> None:
+    end = entry_ends(server, CUT)
+    await unanswered(story, CUT)
+    forgotten(story)
+    assert stored(server)[0] == str(CUT)
+    assert await misses(story, MISSED)
+    assert not await misses(story, Position(end.ledger, end.entry + 1)), "it had read all of it"
+
+
+async def test_asked_again_the_memory_is_what_the_store_has(
+    server: FakeServer, story: Story
+) -> None:
+    await unanswered(story, CUT)
+    assert (await trim(story.log, readers(), CUT)).first == CUT
+    forgotten(story)
+    assert await misses(story, MISSED)
+    state = stored_in(server.primary).states[TOPIC]
+    for name in (TRIMMED, LEDGER_ENDS):
+        assert story.log.state[name] == state[name]
+
+
+async def test_what_retention_asked_for_is_known_where_it_is_not_asked_for_again(
+    server: FakeServer, story: Story
+) -> None:
+    """As behind a failover: the log is measured anew, and found cut as it is to be."""
+
+    async def lose(call: str, when: Moment) -> None:
+        if (call, when) == ("trim", "after"):
+            raise Undecided("the store did not answer in time")
+
+    bound = Policy(max_age_seconds=1)
+    hook(story, lose)
+    with pytest.raises(Undecided):
+        await Retention().sweep(story.log, bound, nobody, story.clock_ms + 10_000_000)
+    hook(story, None)
+    assert await Retention().sweep(story.log, bound, nobody, story.clock_ms + 10_000_000) == 0
+    forgotten(story)
+    assert stored(server)[0] == "10-0"
+    assert await misses(story, MISSED)
+
+
+async def test_a_reader_that_comes_while_a_call_is_under_way_is_told(story: Story) -> None:
+    seen: list[bool] = []
+    story.log._ends.clear()
+
+    async def look(call: str, when: Moment) -> None:
+        if call == "trim":
+            first = CUT if when == "after" else Position(5, 0)
+            seen.append(lacks(story.log, MISSED, first))
+
+    hook(story, look)
+    await trim(story.log, readers(), CUT)
+    assert seen == [False, True]
+
+
+async def test_one_that_was_never_executed_hides_nothing_and_asked_again_it_notes_all(
+    server: FakeServer, story: Story
+) -> None:
+    before, end = stored(server), entry_ends(server, CUT)
+    await unanswered(story, CUT, "before")
+    assert stored(server) == before
+    assert not await misses(story, MISSED)
+    assert TRIMMED not in stored_in(server.primary).states[TOPIC]
+    await trim(story.log, readers(), CUT)
+    state = stored_in(server.primary).states[TOPIC]
+    assert (state[TRIMMED], state[LEDGER_ENDS]) == ("8-0", f"8 {end}")
+
+
+async def test_no_durable_subscription_begins_where_a_late_copy_may_cut(story: Story) -> None:
+    await unanswered(story, CUT, "before")
+    assert story.log.behind_cuts(EARLIEST) == CUT
+
+
+# ------------------------------------------------------------ refused
+
+
+async def test_what_the_store_refused_is_there_for_durable_subscriptions_too(
+    server: FakeServer, story: Story
+) -> None:
+    before = stored(server)
+    await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
+    with pytest.raises(Unavailable, match="nothing was trimmed"):
+        await trim(story.log, readers(), CUT)
+    assert stored(server) == before
+    assert story.log.behind_cuts(EARLIEST) == EARLIEST
+    assert TRIMMED not in story.log.state
+    assert LEDGER_ENDS not in story.log.state
+
+
+async def test_a_refusal_takes_back_no_more_than_its_own_call(story: Story) -> None:
+    await trim(story.log, readers(), Position(6, 0))
+    await unanswered(story, Position(7, 0), "before")
+    known = dict(story.log.state)
+    await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
+    with pytest.raises(Unavailable, match="nothing was trimmed"):
+        await trim(story.log, readers(), CUT)
+    assert story.log.state == known
+    assert story.log.behind_cuts(EARLIEST) == Position(7, 0)
+    with pytest.raises(Unavailable, match="nothing was trimmed"):  # although it is noted already
+        await trim(story.log, readers(), Position(7, 0))
+
+
+async def test_a_ledger_that_is_opened_while_the_cut_is_prepared_does_not_refuse_it(
+    server: FakeServer, story: Story
+) -> None:
+    reads = 0
+
+    async def roll(call: str, when: Moment) -> None:
+        nonlocal reads
+        if (call, when) == ("read_blocks", "after"):
+            reads += 1
+            if reads == 2:  # the first one was for the log's beginning
+                await story.fence(Purpose.ROLL)
+
+    hook(story, roll)
+    assert (await trim(story.log, readers(), CUT)).first == CUT
+    assert stored(server)[0] == str(CUT)
+
+
+# ------------------------------------------------------------ crossing
+
+
+async def test_behind_a_change_of_hands_nothing_goes(server: FakeServer, story: Story) -> None:
+    before = stored(server)
+
+    async def take(call: str, when: Moment) -> None:
+        if (call, when) == ("read_blocks", "after"):
+            story.log._state["epoch"] = "99"
+
+    hook(story, take)
+    with pytest.raises(Unavailable, match="changed hands"):
+        await trim(story.log, readers(), CUT)
+    assert stored(server) == before
+    assert story.log.behind_cuts(EARLIEST) == EARLIEST
+
+
+async def test_a_subscription_that_comes_while_the_cut_is_prepared_keeps_its_backlog(
+    server: FakeServer, story: Story
+) -> None:
+    standing: dict[str, Position] = {}
+    reads = 0
+
+    async def come(call: str, when: Moment) -> None:
+        nonlocal reads
+        if (call, when) == ("read_blocks", "after"):
+            reads += 1
+            if reads == 2:  # the first one was for the log's beginning
+                standing["late"] = Position(5, 4)
+
+    hook(story, come)
+    done = await trim(story.log, cast("Subscriptions", Readers(standing)), CUT)
+    assert done.first == Position(5, 5)
+    assert stored(server)[0] == "5-5"
+
+
+async def test_cuts_that_cross_are_noted_as_far_as_the_farthest(
+    server: FakeServer, story: Story
+) -> None:
+    ends = {cut.ledger: entry_ends(server, cut) for cut in (Position(6, 0), CUT)}
+
+    async def slow(_call: str, _when: Moment) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    hook(story, slow)
+    done = await asyncio.gather(
+        *(trim(story.log, readers(), cut) for cut in (Position(6, 0), CUT, Position(6, 0)))
+    )
+    assert all(isinstance(each, Trimmed) for each in done)
+    assert stored(server)[0] == str(CUT)
+    assert trimmed_of(story.log) == CUT
+    assert noted_ends(story.log) == ends
+    assert stored_in(server.primary).states[TOPIC][TRIMMED] == "8-0"
+
+
+# ------------------------------------------------------------ a topic that is loaded
+
+
+async def late(world: World, cut: Position, cursor: str) -> None:
+    """Calls of this broker's that nobody waits for any more reach the store now."""
+    store = FakeLogStore(world.server.resolve)
+    state = stored_in(world.server.primary).states[ORDERS]
+    holding = world.owner.held
+    assert holding is not None
+    binding, token = holding.binding, state["tok"]
+    await store.set_state(binding, ORDERS, token, {cursor: '{"v":1,"m":"1-0"}'})
+    noted = {TRIMMED: str(cut), LEDGER_ENDS: f"{cut.ledger} 1-0"}
+    await store.trim(binding, ORDERS, token, cut, noted)
+
+
+async def test_what_reached_the_store_before_the_fence_is_known_behind_it() -> None:
+    async with serving() as world:
+        await world.load()
+        await world.load()
+        cursor = f"{STATE_PREFIX}readers"
+
+        async def arrive(call: str, when: Moment) -> None:
+            if (call, when) == ("fence", "before"):
+                await late(world, Position(2, 0), cursor)
+
+        world.store.faults.hook = arrive
+        runner = await world.load()
+        log = runner.logs[WHOLE]
+        assert (await first_block(log)).position == Position(2, 0)
+        assert trimmed_of(log) == Position(2, 0)
+        assert noted_ends(log) == {2: Position(1, 0)}
+        assert cursor in log.state
+        assert log.state == stored_in(world.server.primary).states[ORDERS]

@@ -1,0 +1,159 @@
+"""The unexpected near the fence: nobody is left waiting, and nothing is lost without a word."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.contents import stored_in
+from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, Gates, serving, until
+
+from onewriter_broker.log.store.api import Fence, Outcome
+from onewriter_broker.topic import runner as runner_module
+from onewriter_core.errors import Unavailable, Undecided
+from onewriter_core.ids import EARLIEST
+from onewriter_core.topic.effects import Step
+from onewriter_core.topic.events import Event, FenceRequested, PolicyChanged, Unloaded
+from onewriter_core.topic.machine import step
+from onewriter_core.topic.model import WHOLE, AccessMode, ImpossibleStep, PromotionPolicy, Topic
+
+
+async def test_a_topic_that_fails_tells_its_writer_and_its_waiters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken_step(topic: Topic, event: Event) -> Step:
+        if isinstance(event, PolicyChanged):
+            raise ImpossibleStep("a bug")
+        return step(topic, event)
+
+    async with serving() as world:
+        runner = await world.load()
+        world.failed = lambda _: runner.unload("the topic failed")
+        _, holder = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: holder.ready)
+        _, waiter = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
+        assert waiter.waits
+        monkeypatch.setattr(runner_module, "step", broken_step)
+        runner.post(PolicyChanged(PromotionPolicy.FIFO, 0.0))
+        assert holder.closed
+        assert waiter.refusals
+
+
+async def test_an_administrator_is_answered_although_the_topic_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken_step(topic: Topic, event: Event) -> Step:
+        if isinstance(event, FenceRequested):
+            raise ImpossibleStep("a bug")
+        return step(topic, event)
+
+    async with serving() as world:
+        runner = await world.load()
+        world.failed = lambda _: runner.unload("the topic failed")
+        monkeypatch.setattr(runner_module, "step", broken_step)
+        with pytest.raises(Unavailable, match="failed"):
+            await runner.administer(FenceRequested("f1", None, 0.0), "f1")
+
+
+async def test_an_administrator_is_answered_although_the_topic_cannot_even_be_unloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken_step(topic: Topic, event: Event) -> Step:
+        if isinstance(event, PolicyChanged | Unloaded):
+            raise ImpossibleStep("a bug")
+        return step(topic, event)
+
+    async with serving() as world:
+        runner = await world.load()
+        gates = Gates(world.store, "fence")
+        asked = asyncio.gather(
+            runner.administer(FenceRequested("f1", None, 0.0), "f1"), return_exceptions=True
+        )
+        await gates.reached("fence")
+        monkeypatch.setattr(runner_module, "step", broken_step)
+        runner.post(PolicyChanged(PromotionPolicy.FIFO, 0.0))
+        assert isinstance((await asked)[0], Unavailable)
+        gates.open("fence")
+
+
+async def test_an_administrator_is_answered_although_the_topic_leaves() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        gates = Gates(world.store, "fence")
+        asked = asyncio.gather(runner.administer(FenceRequested("f1", None, 0.0), "f1"))
+        await gates.reached("fence")
+        runner.unload("the topic is moving")
+        (answer,) = await asked
+        assert answer.refusal == "the topic is moving"
+        gates.open("fence")
+
+
+async def test_a_log_whose_token_was_replaced_is_fenced_again_where_the_bucket_is_kept() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: told.ready)
+        # An earlier loading of the topic on this very broker still had a fence under way.
+        await world.load()
+        world.send(holder, 0)
+        await until(lambda: world.deposed)
+        assert told.drops == ["the store refused a message"]
+        runner.refence_where_refused()
+        await until(lambda: runner.logs[WHOLE].is_writable)
+
+
+async def test_a_log_that_vanished_is_reported_as_lost_by_the_fence_that_finds_out() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: told.ready)
+        world.send(holder, 0)
+        await until(lambda: told.receipts)
+        del stored_in(world.server.primary).logs[ORDERS]
+        assert await world.store.read_blocks(ORDERS, EARLIEST, count=1) == []
+        _, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
+        await until(lambda: won.ready)
+        assert world.owner.refenced == [Outcome.LOST]
+        assert [loss.entries for loss in world.losses] == [1]
+
+
+async def test_what_is_read_comes_from_the_dataset_that_counts() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: told.ready)
+        world.send(holder, 0)
+        await until(lambda: told.receipts)
+        log = runner.logs[WHOLE]
+        log.forget_tail()
+        assert len(await log.read(EARLIEST, 10, 10_000)) == 1
+        world.server.renew_identity(world.server.primary)
+        with pytest.raises(Undecided):
+            await log.read(EARLIEST, 10, 10_000)
+
+
+async def test_a_fence_that_cannot_be_expressed_fails_its_topic_and_nobody_else() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        _, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: told.ready)
+
+        async def refuse(fence: Fence) -> Outcome:
+            raise ValueError("too many fields")
+
+        world.store.fence = refuse  # type: ignore[method-assign]
+        world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
+        await until(lambda: world.failures)
+        assert not world.appender_task.done()
+
+
+async def test_a_producer_that_claims_epochs_never_granted_does_not_fill_the_audit() -> None:
+    async with serving() as world:
+        runner = await world.load()
+        before = len(await world.store.read_audit(BUCKET, count=1_000))
+        for _ in range(100):
+            _, told = world.ask(runner, AccessMode.EXCLUSIVE, "liar", topic_epoch=10**6)
+            assert told.refusals
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        assert len(await world.store.read_audit(BUCKET, count=1_000)) == before + 1

@@ -1,0 +1,314 @@
+"""Fences of one topic while the store and the bucket's ownership change underneath."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.stamps import stamp_anew
+
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.store.api import Binding, Durability, Marker, Outcome
+from onewriter_broker.log.store.fake.server import FakeServer
+from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.log.topic_log.losses import Loss, losses
+from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
+from onewriter_broker.ownership.acquisition import Holding
+from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_broker.topic.fencing import Fencing, TopicDependencies
+from onewriter_core.ids import EARLIEST, Identity, Position, TopicName
+from onewriter_core.topic.effects import NEW_EPOCH, Fence
+from onewriter_core.topic.model import WHOLE, Departure, Partition, Purpose, Tenure
+from onewriter_core.wire.values import Send
+
+TOPIC = TopicName.parse("orders")
+PARTITION = Partition(WHOLE)
+
+
+class Client:
+    """Whoever sends: notes what it is told."""
+
+    def __init__(self) -> None:
+        self.stored_at: list[Position] = []
+        self.refusals = 0
+        self.unknowns = 0
+
+    def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
+        self.stored_at += [Position(first.ledger, first.entry + n) for n in range(len(entries))]
+
+    def unknown(self, size: int) -> None:
+        self.unknowns += 1
+
+    def refused(self, size: int) -> None:
+        self.refusals += 1
+
+
+class Owner:
+    """A bucket's ownership, told by the story what to hold."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.held: Holding | None = None
+        self.recorded: list[int] = []
+        self._version = 0
+        self._ledger = 4
+
+    async def bind(self) -> None:
+        """Hold the bucket anew, on the dataset of the moment."""
+        self._version += 1
+        binding = Binding(
+            0, self.world.server.primary.replid, self._version, "broker-a", self._version
+        )
+        assert await stamp_anew(self.world.store, binding) is Outcome.DONE
+        self.held = Holding(binding, True, 1)
+
+    def holding(self, bucket: int) -> Holding | None:
+        return self.held
+
+    async def reserve_ledger(self, bucket: int) -> int:
+        self._ledger += 1
+        return self._ledger
+
+    async def record_grant(self, bucket: int, ledger: int) -> None:
+        self.recorded.append(ledger)
+
+    async def confirm_record(self, bucket: int) -> None: ...
+
+    async def record_use(self, bucket: int, ledger: int) -> None:
+        self.recorded.append(ledger)
+
+    async def refence(
+        self, bucket: int, failed: Binding, outcome: Outcome | None = None
+    ) -> Refenced:
+        if self.held is None:
+            return Refenced.LOST
+        if self.held.binding != failed:
+            return Refenced.REBOUND
+        if failed.replid != self.world.server.primary.replid:
+            await self.bind()
+            return Refenced.REBOUND
+        return Refenced.KEPT
+
+
+class World:
+    """One log on one broker over a server in memory."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.server = FakeServer()
+        self.store = FakeLogStore(self.server.resolve, commit_timeout_seconds=0.0)
+        self.log = TopicLog(TOPIC, self.store)
+        self.lost: list[Loss] = []
+        self.audits: list[dict[str, str]] = []
+        self.deposed: list[Outcome] = []
+        self.client = Client()
+        loop = asyncio.get_running_loop()
+        self.appender = Appender(
+            self.store,
+            now=loop.time,
+            wall_ms=lambda: 1,
+            deposed=lambda bucket, outcome: self.deposed.append(outcome),
+            broken=lambda name, error: None,
+        )
+        self.owner = Owner(self)
+
+        def spawn(work: Coroutine[object, object, None]) -> asyncio.Task[None]:
+            return tasks.create_task(work)
+
+        self.fencing = Fencing(
+            TOPIC,
+            0,
+            {WHOLE: self.log},
+            TopicDependencies(
+                store=self.store,
+                appender=self.appender,
+                ownership=self.owner,
+                spawn=spawn,
+                now=loop.time,
+                wall_ms=lambda: 1,
+                incarnation="broker-a",
+                failed=lambda name: None,
+                broken=lambda name, error: None,
+                lost=self.lost.append,
+                left=lambda name, binding, ends: None,
+                moved=lambda name, record: None,
+            ),
+            self.audits.append,
+            lambda partition: {},
+        )
+
+    async def fence(self, purpose: Purpose = Purpose.GRANT) -> int | None:
+        tenure = Tenure(NEW_EPOCH if purpose is Purpose.GRANT else 5, "writer", Identity("", ""))
+        effect = Fence(
+            1, purpose, (WHOLE,), None, Departure.NONE, (), ((WHOLE, tenure),), ((WHOLE, ()),), None
+        )
+        ledger = await self.owner.reserve_ledger(0)
+        flush = purpose is not Purpose.GRANT
+        return await self.fencing.write_markers(effect, {WHOLE: PARTITION}, ledger, flush=flush)
+
+    async def publish(self, count: int = 1, *, waits: bool = True) -> None:
+        goal = len(self.client.stored_at) + count
+        for number in range(count):
+            send = Send(1, number, 1)
+            self.log.accept((self.client, send, memoryview(b"x")))
+            self.appender.gathered(self.log)
+        async with asyncio.timeout(60):
+            while waits and len(self.client.stored_at) < goal:  # noqa: ASYNC110 - the log tells it
+                await asyncio.sleep(0)
+
+    def broke(self) -> None:
+        """What the runner does when the store failed over."""
+        self.log._is_writable = False
+        self.log._was_refused = True
+
+    async def positions(self) -> list[str]:
+        blocks = await self.store.read_blocks(TOPIC, EARLIEST, count=100)
+        return [str(block.position) for block in blocks]
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    async with asyncio.TaskGroup() as tasks:
+        made = World(tasks)
+        await made.owner.bind()
+        running = tasks.create_task(made.appender.run())
+        yield made
+        running.cancel()
+
+
+async def test_a_fence_answered_for_a_replaced_binding_does_not_count() -> None:
+    """The marker stands in a dataset that was left while its answer was under way."""
+    failed_over = asyncio.Event()
+    async with world() as broker:
+
+        async def fail_over(call: str, moment: Moment) -> None:
+            if (call, moment) == ("fence", "after"):
+                broker.store.faults.hook = quiet
+                broker.server.renew_identity(broker.server.primary)
+                # Not through the store: the answer to the fence is still under way there.
+                held = broker.owner.held
+                assert held is not None
+                replid = broker.server.primary.replid
+                broker.owner.held = Holding(Binding(0, replid, 2, "broker-a", 2), True, 1)
+                failed_over.set()
+
+        async def quiet(call: str, moment: Moment) -> None:
+            return
+
+        broker.store.faults.hook = fail_over
+        granting = asyncio.gather(broker.fence())
+        await asyncio.sleep(0)
+        await failed_over.wait()
+        assert broker.owner.held is not None
+        assert await broker.store.stamp(broker.owner.held.binding) is Outcome.DONE
+        (ledger,) = await granting
+        assert await broker.positions() == ["5-0", "6-0"]
+        assert ledger == 6
+        assert broker.log.binding == broker.owner.held.binding
+        assert broker.owner.recorded == [5, 6], "what is answered was recorded before"
+
+
+async def test_a_log_that_is_closed_gets_no_marker_any_more() -> None:
+    """The bucket may be held again by then, and the topic loaded anew: two runners of one log."""
+    async with world() as broker:
+        granting = asyncio.gather(broker.fence())
+        await asyncio.sleep(0)
+        broker.log.close()
+        (ledger,) = await granting
+        assert ledger is None
+        assert await broker.positions() == []
+        assert broker.log.binding is None
+
+
+async def test_a_closed_log_is_not_opened_by_a_fence_that_was_under_way() -> None:
+    async with world() as broker:
+
+        async def close(call: str, moment: Moment) -> None:
+            if (call, moment) == ("fence", "after"):
+                broker.log.close()
+
+        broker.store.faults.hook = close
+        assert await broker.fence() is None
+        assert broker.log.binding is None
+        assert not broker.log.is_writable
+
+
+async def test_acknowledged_entries_behind_a_torn_tail_are_counted_ledger_by_ledger() -> None:
+    """Also those in front of a marker that was lost with them, as after a roll."""
+    async with world() as broker:
+        await broker.fence()
+        await broker.publish(3)
+        keep = len(broker.server.primary.history)
+        await broker.publish(2)
+        await broker.fence(Purpose.ROLL)
+        await broker.publish(1)
+        await broker.fence(Purpose.ROLL)
+        assert broker.log.committed == Position(7, 0)
+        broker.server.restart(broker.server.primary, keep=keep)
+        broker.broke()
+        assert await broker.fence(Purpose.REFENCE) is not None
+        assert broker.lost == [
+            Loss(TOPIC, Position(5, 3), Position(5, 5)),
+            Loss(TOPIC, Position(6, 0), Position(6, 1)),
+        ]
+        assert [record["entries"] for record in broker.audits] == ["2", "1"]
+        assert all(isinstance(block, Marker) or block.last <= (5, 3) for block in broker.log.tail)
+
+
+async def test_a_marker_of_a_failed_attempt_hides_no_loss() -> None:
+    async with world() as broker:
+        await broker.fence()
+        await broker.publish(3)
+        keep = len(broker.server.primary.history)
+        await broker.publish(2)
+        broker.server.restart(broker.server.primary, keep=keep)
+        broker.broke()
+
+        async def again(call: str, moment: Moment) -> None:
+            if (call, moment) == ("fence", "after"):
+                broker.store.faults.hook = quiet
+                broker.server.renew_identity(broker.server.primary)
+
+        async def quiet(call: str, moment: Moment) -> None:
+            return
+
+        broker.store.faults.hook = again
+        assert await broker.fence(Purpose.REFENCE) is not None
+        assert broker.lost == [Loss(TOPIC, Position(5, 3), Position(5, 5))]
+
+
+async def test_undecided_blocks_that_are_there_are_confirmed() -> None:
+    """A block that is there must not be appended again."""
+    async with world() as broker:
+        broker.log._wanted_durability = Durability.REPLICATED  # nothing is ever durable enough
+        broker.server.add_replica("node-1")
+        await broker.fence()
+        broker.server.nodes["node-1"].holds_replication = True
+        await broker.publish(1, waits=False)
+        while len(await broker.positions()) < 2:  # noqa: ASYNC110 - the store tells it
+            await asyncio.sleep(0)
+        broker.server.renew_identity(broker.server.primary)
+        broker.broke()
+        broker.log._wanted_durability = broker.log._durability = Durability.LOCAL
+        assert await broker.fence(Purpose.REFENCE) is not None
+        assert broker.client.stored_at == [Position(5, 1)]
+        assert len([text for text in await broker.positions() if not text.endswith("-0")]) == 1
+
+
+@pytest.mark.parametrize(
+    ("survived", "expected"),
+    [
+        (Position(7, 0), []),
+        (Position(6, 2), [(Position(6, 2), Position(6, 4))]),
+        (EARLIEST, [(Position(5, 0), Position(5, 9)), (Position(6, 0), Position(6, 4))]),
+    ],
+)
+def test_losses_are_told_by_ledger(
+    survived: Position, expected: list[tuple[Position, Position]]
+) -> None:
+    ends = [Position(5, 9), Position(6, 4)]
+    found: list[Any] = [(loss.after, loss.last) for loss in losses(TOPIC, ends, survived)]
+    assert found == expected

@@ -1,0 +1,166 @@
+"""Whoever wins is told no earlier than the former holder has stopped serving; writes end at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import pytest
+from tests.unit.broker.topic.fence_path_world import ORDERS, Told, World, serving, until
+
+from onewriter_broker.connection.properties import serve_seconds_of
+from onewriter_broker.topic.producers.producer import Producer
+from onewriter_broker.topic.runner import TopicRunner
+from onewriter_core.errors import Refused
+from onewriter_core.property_names import SERVE_SECONDS_PROPERTY
+from onewriter_core.topic.events import FenceRequested, HandoverRequested
+from onewriter_core.topic.model import WHOLE, AccessMode, Departure, Draining
+
+EXCLUSIVE, WAITING = AccessMode.EXCLUSIVE, AccessMode.WAIT_FOR_EXCLUSIVE
+SECONDS = 3.0
+
+pytestmark = pytest.mark.looptime
+
+
+async def served(world: World, *, assures: bool = True) -> tuple[TopicRunner, Producer, Told]:
+    """A topic whose holder serves, and was assured just now."""
+    runner = await world.load()
+    producer, told = world.ask(runner, EXCLUSIVE, "holder", serve_seconds=SECONDS)
+    await until(lambda: told.ready)
+    assert producer.epoch is not None
+    if assures:
+        assert runner.assure(WHOLE, producer.epoch)
+    return runner, producer, told
+
+
+async def granted_after(told: Told) -> float:
+    """The time by the loop's clock at which it was granted."""
+    async with asyncio.timeout(60):
+        while not told.ready:  # noqa: ASYNC110 - granted by a timer
+            await asyncio.sleep(0.001)
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_successor_waits_for_a_lost_holder_and_writes_are_out_at_once() -> None:
+    async with serving() as world:
+        runner, producer, _ = await served(world)
+        assured_at = runner._assured_at[WHOLE]
+        successor, told = world.ask(runner, WAITING, "successor")
+        runner.gone(producer, Departure.CONNECTION_LOST)
+        await until(lambda: isinstance(runner.topic.phase, Draining))
+        assert not told.ready
+        assert runner.topic.partitions[0].epoch > (producer.epoch or 0), "the fence is stored"
+        assert not runner.assure(WHOLE, producer.epoch or 0), "and nobody is assured any more"
+        assert await granted_after(told) >= assured_at + SECONDS
+        world.send(successor, 0)
+        await until(lambda: told.receipts)
+
+
+async def test_a_deposed_holder_is_told_before_its_successor() -> None:
+    async with serving() as world:
+        runner, _, holder = await served(world)
+        told = world.ask(runner, WAITING, "successor")[1]
+        answer = runner.administer(HandoverRequested("a", "", 0.0), "a")
+        waits = world.tasks.create_task(answer)
+        await until(lambda: holder.closed)
+        assert not told.ready
+        assert not waits.done()
+        await granted_after(told)
+        assert (await waits).refusal == ""
+
+
+async def test_who_closes_is_not_waited_for() -> None:
+    async with serving() as world:
+        runner, producer, _ = await served(world)
+        told = world.ask(runner, WAITING, "successor")[1]
+        runner.gone(producer, Departure.CLOSED)
+        await until(lambda: told.ready)
+        assert runner.topic.pending_fence is None
+
+
+async def test_who_was_never_assured_is_not_waited_for() -> None:
+    async with serving() as world:
+        runner, producer, _ = await served(world, assures=False)
+        told = world.ask(runner, WAITING, "successor")[1]
+        runner.gone(producer, Departure.CONNECTION_LOST)
+        await until(lambda: told.ready)
+
+
+async def test_an_administrators_fence_does_not_shorten_it() -> None:
+    async with serving() as world:
+        runner, _, _ = await served(world)
+        assured_at = runner._assured_at[WHOLE]
+        told = world.ask(runner, WAITING, "successor")[1]
+        await runner.administer(FenceRequested("a", None, 0.0), "a")
+        assert await granted_after(told) >= assured_at + SECONDS
+
+
+async def test_another_broker_waits_the_whole_time_from_when_it_read_the_state() -> None:
+    async with serving() as world:
+        runner, _, _ = await served(world)
+        runner.unload("the bucket moves")
+        loaded_at = asyncio.get_running_loop().time()
+        successor = await world.load()
+        told = world.ask(successor, EXCLUSIVE, "successor")[1]
+        assert await granted_after(told) >= loaded_at + SECONDS
+
+
+async def test_another_broker_waits_also_where_the_grant_was_not_told_yet() -> None:
+    """The fence that grants somebody else does not make the store forget who may still serve."""
+    async with serving() as world:
+        runner, producer, _ = await served(world)
+        world.ask(runner, WAITING, "successor")
+        runner.gone(producer, Departure.CONNECTION_LOST)
+        await until(lambda: isinstance(runner.topic.phase, Draining))
+        runner.unload("the bucket moves")
+        loaded_at = asyncio.get_running_loop().time()
+        told = world.ask(await world.load(), EXCLUSIVE, "third")[1]
+        assert await granted_after(told) >= loaded_at + SECONDS
+
+
+async def test_a_holder_that_comes_back_waits_for_nobody() -> None:
+    async with serving() as world:
+        runner, producer, _ = await served(world)
+        runner.gone(producer, Departure.CONNECTION_LOST)
+        told = world.ask(runner, EXCLUSIVE, "holder", topic_epoch=producer.epoch, reconnects=1)[1]
+        await until(lambda: told.ready)
+        assert told.ready == [producer.epoch]
+
+
+async def test_shared_producers_wait_too() -> None:
+    async with serving() as world:
+        runner, producer, _ = await served(world)
+        assured_at = runner._assured_at[WHOLE]
+        runner.gone(producer, Departure.CONNECTION_LOST)
+        told = world.ask(runner, AccessMode.SHARED, "shared")[1]
+        assert await granted_after(told) >= assured_at + SECONDS
+
+
+async def test_a_winner_that_has_gone_is_skipped_and_the_next_one_waits_no_longer() -> None:
+    async with serving() as world:
+        runner, producer, _ = await served(world)
+        ghost, ghost_told = world.ask(runner, WAITING, "ghost")
+        told = world.ask(runner, WAITING, "next")[1]
+        runner.gone(producer, Departure.CONNECTION_LOST)
+        await until(lambda: isinstance(runner.topic.phase, Draining))
+        runner.gone(ghost, Departure.CONNECTION_LOST)
+        await granted_after(told)
+        assert not ghost_told.ready
+        state = await world.store.read_state(ORDERS)
+        assert state["serves"] == "0", "the successor did not ask to serve"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "3.01", "nan", "inf", "x", ""])
+def test_more_than_three_seconds_and_nonsense_are_refused(text: str) -> None:
+    with pytest.raises(Refused, match="at most 3"):
+        serve_seconds_of({SERVE_SECONDS_PROPERTY: text})
+
+
+@pytest.mark.parametrize(
+    ("properties", "seconds"),
+    [({}, 0.0), ({SERVE_SECONDS_PROPERTY: "3"}, 3.0), ({SERVE_SECONDS_PROPERTY: "0.0001"}, 0.001)],
+)
+def test_what_is_asked_for_is_kept_in_milliseconds(
+    properties: Mapping[str, str], seconds: float
+) -> None:
+    assert serve_seconds_of(properties) == seconds
