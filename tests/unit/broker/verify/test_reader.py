@@ -1,4 +1,4 @@
-"""Histories that look odd and are right, and what a check says that it left out."""
+"""Correct histories that look wrong, and the notes of a check about what it left out."""
 
 from __future__ import annotations
 

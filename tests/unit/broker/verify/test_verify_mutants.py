@@ -1,4 +1,4 @@
-"""Mutants: a correct history, one corruption of what is stored, and the one predicate it breaks."""
+"""Mutants: a correct history, one corruption of the stored data, and the one predicate that it violates."""
 
 from __future__ import annotations
 
