@@ -17,8 +17,6 @@ import structlog
 
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.store.api import (
-    FLOOR_PREFIX,
-    OPEN_PUBLISH,
     Binding,
     Block,
     BrokenKey,
@@ -28,7 +26,6 @@ from onewriter_broker.log.store.api import (
     Outcome,
 )
 from onewriter_broker.log.store.api import Fence as StoreFence
-from onewriter_broker.log.store.blocks import STATE_FIELDS_RESERVED
 from onewriter_broker.log.topic_log.log import LedgerSummary, TopicLog, last_position
 from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
@@ -39,6 +36,7 @@ from onewriter_broker.topic.history.transitions import Chronicles
 from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.field_names import FLOOR_PREFIX, OPEN_PUBLISH, STATE_FIELDS_RESERVED
 from onewriter_core.topic.effects import Fence, Record
 from onewriter_core.topic.model import (
     Departure,

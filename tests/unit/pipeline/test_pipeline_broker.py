@@ -12,6 +12,7 @@ from tests.unit.pipeline.test_frames import STORED, block
 
 from onewriter_broker.http.onewriter import packed
 from onewriter_core.ids import Position
+from onewriter_core.log_format import packed_stream
 from onewriter_pipeline.brokers import connection as connection_module
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
@@ -342,7 +343,7 @@ def test_what_the_store_remembers_is_asked_for_behind_the_end(access: Any) -> No
 
 
 def stream(*parts: bytes, cut: bool = False) -> Answer:
-    return Answer(200, packed.HEAD + b"".join(parts), cut=cut)
+    return Answer(200, packed_stream.HEAD + b"".join(parts), cut=cut)
 
 
 def test_a_range_is_read_to_its_end(access: Any) -> None:
