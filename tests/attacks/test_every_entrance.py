@@ -87,7 +87,7 @@ def test_no_route_that_needs_a_right_answers_a_stranger(broker: InProcessBroker)
     assert {key: status for key, status in answers.items() if status != 403} == {}
 
 
-def test_what_every_identity_may_ask_names_no_topic(broker: InProcessBroker) -> None:
+def test_open_routes_name_no_topic(broker: InProcessBroker) -> None:
     call = http_as(broker, "system:serviceaccount:rival:web")
     for method, path, rule in routes_of(broker):
         if method == "GET" and isinstance(rule, AnyIdentity | Filtered):
@@ -107,7 +107,7 @@ def test_every_command_has_a_rule() -> None:
             assert f"def {rule.where.rpartition('.')[2]}(" in handled
 
 
-def test_what_brokers_send_is_taken_from_no_client() -> None:
+def test_commands_of_brokers_are_refused_from_clients() -> None:
     guard = rights.CommandRights(cast_any(None), Identity("mallory"), lambda _id: None)
     for number, rule in rights.RULES.items():
         if isinstance(rule, rights.FromBrokers):

@@ -95,7 +95,7 @@ def test_a_route_that_says_nothing_keeps_its_server_from_starting() -> None:
         Server(web.Application(), Limits(), routes, name="other")
 
 
-def test_nothing_serves_http_but_the_server_that_asks_for_rules() -> None:
+def test_only_the_server_with_rules_serves_http() -> None:
     own = {"AppRunner", "TCPSite", "UnixSite", "ServerRunner", "run_app", "HTTPServer"}
     found = set()
     for folder in ("broker", "client", "core", "operator", "pipeline"):

@@ -73,7 +73,7 @@ def test_a_name_that_nobody_owned_says_so(
         client.producer(topic(is_beside=is_beside), pb.EXCLUSIVE, properties=guarded_by(1))
 
 
-def test_one_subject_leaves_room_for_the_guards_of_others(
+def test_a_subject_leaves_room_for_the_guards_of_others(
     guarded: GuardedBrokers, raw: RawClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(floor_guards, "FLOORS_PER_SUBJECT_MAX", 3)

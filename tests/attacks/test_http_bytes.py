@@ -113,7 +113,7 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("data", MALFORMED.values(), ids=MALFORMED.keys())
-def test_what_is_not_http_is_refused_and_not_quoted(
+def test_bytes_that_are_not_http_are_refused_and_not_quoted(
     broker: InProcessBroker, unthrottled: None, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
     with structlog.testing.capture_logs() as lines, caplog.at_level(logging.DEBUG):

@@ -63,7 +63,7 @@ def test_the_machines_own_names_are_served(anonymous: InProcessBroker, host: str
         assert send(anonymous.http_url, request("GET", path, host=host)).status == 200
 
 
-def test_one_identity_with_slow_bodies_takes_its_share_alone(guarded: GuardedBrokers) -> None:
+def test_slow_bodies_of_an_identity_use_only_its_share(guarded: GuardedBrokers) -> None:
     broker = guarded()
     head = (
         f"PUT {OWN}/x/acknowledged/reader HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
@@ -82,7 +82,7 @@ def test_one_identity_with_slow_bodies_takes_its_share_alone(guarded: GuardedBro
         assert b"\r\nRetry-After: " in last.data
 
 
-def test_one_identitys_watches_leave_room_for_the_operators(guarded: GuardedBrokers) -> None:
+def test_watches_of_an_identity_leave_room_for_the_operator(guarded: GuardedBrokers) -> None:
     broker = guarded()
     head = "GET /onewriter/v1/watch HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
     with contextlib.ExitStack() as stack:

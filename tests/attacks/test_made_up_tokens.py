@@ -73,7 +73,7 @@ def test_made_up_tokens_cost_few_reviews(
     [made("x", kid="k1"), made("x", aud="others"), made("x", exp=1), b"word", b"a.b.c"],
     ids=["signature", "audience", "expired", "no token", "no claims"],
 )
-def test_what_cannot_be_good_costs_no_review(
+def test_tokens_that_cannot_be_valid_cost_no_review(
     broker: InProcessBroker, server: ApiServer, token: bytes
 ) -> None:
     for _ in range(20):

@@ -37,7 +37,9 @@ def refusal(client: RawClient, name: str, generation: int = 1, group: str = "bil
     return str(denied.value)
 
 
-def test_who_may_not_read_a_topic_owns_it_not(guarded: GuardedBrokers, raw: RawClients) -> None:
+def test_owning_a_topic_requires_the_right_to_read_it(
+    guarded: GuardedBrokers, raw: RawClients
+) -> None:
     broker = guarded(manifests=MANIFESTS, consumers_default="namespace")
     wire_as(broker, raw, WEB).subscribe(ORDERS, "billing", pb.CommandSubscribe.SHARED)
     assert "lacks the right own" in refusal(wire_as(broker, raw, RIVAL), ORDERS)

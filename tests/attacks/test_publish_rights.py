@@ -191,7 +191,7 @@ def test_the_audit_says_who_published_by_which_right(payments: Payments) -> None
     ]
 
 
-def test_whoever_reads_blocks_may_ask_who_published(payments: Payments) -> None:
+def test_readers_of_blocks_may_ask_for_the_publishers(payments: Payments) -> None:
     holder = payments.holder()
     assert holder.publish(staged_by_holder(payments))[0] == 200
     access = Access(payments.broker.http_url, token=token_of(ADMINISTRATOR))
@@ -318,7 +318,7 @@ def test_a_secret_without_a_token_opens_nothing(payments: Payments) -> None:
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "exclusive-with-fencing", "wait-for-exclusive"])
-def test_nobody_publishes_without_an_epoch(payments: Payments, mode: str) -> None:
+def test_a_publish_without_an_epoch_is_refused(payments: Payments, mode: str) -> None:
     """A publish is no second way to become the topic's writer, whatever its body asks for."""
     part = staged_by_holder(payments)
     epoch = payments.epoch
@@ -349,7 +349,7 @@ def test_a_right_to_one_topic_is_none_to_another(payments: Payments, raw: RawCli
 # --- whose app it is
 
 
-def test_nobody_poisons_the_version_of_an_app(payments: Payments) -> None:
+def test_strangers_cannot_change_the_version_of_an_app(payments: Payments) -> None:
     """With a version that is far ahead, the app's own next one would be a duplicate."""
     assert payments.holder().publish(staged_by_holder(payments))[0] == 200
     successor = payments.take_over(STANDBY)
@@ -375,7 +375,7 @@ def test_nobody_poisons_the_version_of_an_app(payments: Payments) -> None:
     assert payments.stored() == 3
 
 
-def test_one_subject_does_not_use_up_the_apps_of_a_topic(payments: Payments) -> None:
+def test_a_subject_cannot_use_up_the_apps_of_a_topic(payments: Payments) -> None:
     holder = payments.holder()
     for number in range(APPS_PER_SUBJECT_MAX + 1):
         app = f"junk-{number}"
@@ -396,9 +396,7 @@ def test_one_subject_does_not_use_up_the_apps_of_a_topic(payments: Payments) -> 
 
 
 @pytest.mark.parametrize("subject", [STANDBY, STRANGER])
-def test_who_did_not_stage_a_part_neither_drops_nor_replaces_it(
-    payments: Payments, subject: str
-) -> None:
+def test_only_the_stager_of_a_part_drops_or_replaces_it(payments: Payments, subject: str) -> None:
     part = staged_by_holder(payments)
     attacker = payments.caller(subject)
     body = {"parts": [part]}

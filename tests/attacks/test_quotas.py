@@ -37,7 +37,7 @@ def bystander_publishes(client: RawClient) -> None:
     client.producer("calm", EXCLUSIVE).publish(b"still served")
 
 
-def test_one_subject_cannot_take_all_connections(guarded: GuardedBrokers, raw: RawClients) -> None:
+def test_a_subject_cannot_take_all_connections(guarded: GuardedBrokers, raw: RawClients) -> None:
     broker = guarded(quota_connections_per_subject=3)
     for _ in range(3):
         wire_as(broker, raw, "greedy")
@@ -54,7 +54,7 @@ def test_clients_without_a_token_count_by_the_host_that_they_come_from(raw: RawC
             raw(address_of(broker))
 
 
-def test_one_subject_cannot_make_thousands_of_topics(
+def test_a_subject_cannot_create_thousands_of_topics(
     guarded: GuardedBrokers, raw: RawClients
 ) -> None:
     setting = "quota_topics_per_subject"
@@ -93,7 +93,7 @@ def test_a_namespace_that_is_full_takes_no_topic_by_any_way_in(
     assert granted(greedy, ["t9"], setting) == 1, "a deletion makes room"
 
 
-def test_one_subject_cannot_take_all_producers(guarded: GuardedBrokers, raw: RawClients) -> None:
+def test_a_subject_cannot_take_all_producers(guarded: GuardedBrokers, raw: RawClients) -> None:
     setting = "quota_producers_per_subject"
     broker = guarded(quota_producers_per_subject=4)
     first, second = (wire_as(broker, raw, "greedy") for _ in range(2))
@@ -112,7 +112,7 @@ def test_producers_on_one_namespace_leave_room_on_others(
     assert granted(other, ["persistent://public/calm/t"], setting) == 1
 
 
-def test_one_subject_cannot_take_all_consumers(guarded: GuardedBrokers, raw: RawClients) -> None:
+def test_a_subject_cannot_take_all_consumers(guarded: GuardedBrokers, raw: RawClients) -> None:
     broker = guarded(quota_consumers_per_subject=2)
     greedy = wire_as(broker, raw, "greedy")
     for number in range(2):

@@ -54,7 +54,7 @@ def test_owner_and_administrator_see_who_was_refused(broker: InProcessBroker, su
 
 
 @pytest.mark.parametrize("subject", ["auditor", "prometheus", STRANGER])
-def test_nobody_else_sees_who_was_refused(broker: InProcessBroker, subject: str) -> None:
+def test_only_owners_and_administrators_see_refusals(broker: InProcessBroker, subject: str) -> None:
     code, answer = status(broker, subject)
     assert code == (403 if subject == STRANGER else 200)
     assert "refusals" not in answer

@@ -24,7 +24,7 @@ spec: {topicRef: {name: payments}, subject: {tokenSubject: writer}}
 """
 
 
-def test_who_may_only_read_creates_no_schema(guarded: GuardedBrokers, raw: RawClients) -> None:
+def test_a_reader_creates_no_schema(guarded: GuardedBrokers, raw: RawClients) -> None:
     broker = guarded(manifests=MANIFESTS)
     reader = wire_as(broker, raw, "reader")
     wire_as(broker, raw, "writer").producer(TOPIC, pb.EXCLUSIVE).close()

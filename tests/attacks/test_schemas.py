@@ -120,7 +120,7 @@ def test_a_question_and_its_answer_pass_to_the_other_process_unchanged() -> None
     assert Question.decode(question.encode()) == question
 
 
-def test_one_identity_keeps_no_other_of_its_namespace_from_having_a_schema_compared(
+def test_an_identity_cannot_block_schema_checks_of_others_in_its_namespace(
     guarded: GuardedBrokers, raw: RawClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, goes_on, began = "slow", threading.Event(), threading.Event()

@@ -31,7 +31,7 @@ def slow_uploads(broker: InProcessBroker, subject: str, count: int) -> Iterator[
         yield
 
 
-def test_one_identity_with_slow_bodies_leaves_places_for_uploads(
+def test_slow_bodies_of_an_identity_leave_places_for_uploads(
     guarded: GuardedBrokers, raw: RawClients
 ) -> None:
     broker = guarded()

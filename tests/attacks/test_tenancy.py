@@ -112,7 +112,7 @@ def test_a_log_is_not_inherited_by_another_namespace(declaring: Declaring, raw: 
     writer.publish(b"still of shop")
 
 
-def test_it_holds_for_a_topic_that_is_in_use(declaring: Declaring, raw: RawClients) -> None:
+def test_tenancy_applies_to_a_topic_that_is_in_use(declaring: Declaring, raw: RawClients) -> None:
     assert declaring.declare(SHOP)[0] == 200
     writer = wire_as(declaring.broker, raw, SHOP_WRITER).producer(LEDGER, pb.EXCLUSIVE)
     writer.publish(b"1")

@@ -27,7 +27,7 @@ def expiring(subject: str, seconds: float) -> str:
     return token_of(subject, exp=wall_seconds() + seconds)
 
 
-def test_nothing_is_taken_after_the_token_has_expired(
+def test_no_command_is_handled_after_the_token_has_expired(
     guarded: GuardedBrokers, raw: RawClients
 ) -> None:
     """Whatever the client does about the challenge: this one shows the same token again."""

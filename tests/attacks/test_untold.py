@@ -59,7 +59,9 @@ SAID: list[tuple[Any, Any]] = [
 ]
 
 
-def test_it_tells_and_takes_nothing(untold: InProcessBroker, raw: RawClients) -> None:
+def test_an_uninformed_broker_reveals_and_accepts_nothing(
+    untold: InProcessBroker, raw: RawClients
+) -> None:
     stranger, client = http_as(untold, STRANGER), wire_as(untold, raw, STRANGER)
     for method, path, body in ASKED:
         status, said = stranger(method, path, body)

@@ -1,4 +1,4 @@
-"""The anchor's directory goes away under a broker at work: what goes on, what waits, what is told."""
+"""The anchor's directory disappears under a working broker: what continues, what waits, and what is reported."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_grants_go_on_without_the_anchor_while_reserved_ledgers_are_left(
     assert len(contents_of(brokers.address(), topic)) == len(epochs)
 
 
-def test_nobody_is_stopped_for_a_takeover_that_cannot_be_noted(
+def test_a_takeover_that_cannot_be_recorded_stops_no_holder(
     brokers: LocalBrokers, raw: RawClients, topic: str, anchor: MovableAnchor
 ) -> None:
     """Should the store forget the takeover, only the anchor's note would keep the loser out."""

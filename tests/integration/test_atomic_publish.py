@@ -1,4 +1,6 @@
-"""Publishing rows as a whole, with real brokers: what consumers see, who may, and brokers that die in it."""
+"""Atomic publishes with real brokers: what consumers see, who is authorized, and brokers that die during a
+publish.
+"""
 
 from __future__ import annotations
 
@@ -266,7 +268,7 @@ def test_parts_that_are_gone_or_others_are_never_taken_for_empty(
     ],
     ids=str,
 )
-def test_what_no_client_could_read_is_not_taken(
+def test_rows_that_no_client_could_read_are_refused(
     broker: LocalBrokers, topic: str, body: bytes
 ) -> None:
     http = Http(broker.http_url)
@@ -339,7 +341,7 @@ def test_an_administrator_may_have_an_app_forgotten(broker: LocalBrokers, topic:
     assert not publish(broker.http_url, topic, 1, rows(1, 1)).is_duplicate
 
 
-def test_who_may_produce_may_publish_and_only_administrators_have_apps_forgotten(
+def test_producers_may_publish_and_only_administrators_forget_apps(
     topic: str,
 ) -> None:
     with forked_brokers(settings={"admin_subjects": "root"}) as brokers:

@@ -1,6 +1,6 @@
-"""Somebody writes to a key of one topic: that topic stops with a word, all others do not notice.
+"""A foreign write to a key of one topic stops that topic with an error, and affects no other topic.
 
-Also how each kind of key is repaired, and what the repair costs (docs/operations.md).
+Also the repair of each kind of key, and its cost (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def test_takeovers_wait_for_the_audit_while_the_holder_writes(
     assert epoch_of(after_repair(brokers, raw, topic, FENCING)) > epoch_of(holder)
 
 
-def test_nobody_has_to_write_for_a_broken_key_to_be_told(
+def test_a_broken_key_is_reported_without_a_write(
     brokers: LocalBrokers, store: StoreServer, raw: RawClients, topic: str, neighbour: str
 ) -> None:
     holder = raw(brokers.address()).producer(topic, EXCLUSIVE)

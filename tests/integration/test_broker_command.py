@@ -1,4 +1,4 @@
-"""``onewriter broker``: what a container runs. A supervisor, one broker, and nobody else's store."""
+"""``onewriter broker``, the program of a container: a supervisor, one broker, and an external store."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class Container:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, as containers have it")
-def test_it_serves_is_restarted_and_stops_cleanly(valkey: StoreServer, tmp_path: Path) -> None:
+def test_a_broker_serves_is_restarted_and_stops_cleanly(
+    valkey: StoreServer, tmp_path: Path
+) -> None:
     container = Container(tmp_path, REDIS_URL=valkey.url)
     try:
         eventually(container.is_ready)
@@ -99,7 +101,7 @@ def test_it_serves_is_restarted_and_stops_cleanly(valkey: StoreServer, tmp_path:
         container.end()
 
 
-def test_it_wants_a_store_and_says_which_setting_is_wrong(tmp_path: Path) -> None:
+def test_a_broker_requires_a_store_and_names_the_wrong_setting(tmp_path: Path) -> None:
     for settings, words in (
         ({}, "ONEWRITER_REDIS_URL"),
         ({"REDIS_URL": "redis://x", "PORT": "many"}, "ONEWRITER_PORT: Input should be a valid"),

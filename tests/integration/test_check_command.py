@@ -1,4 +1,4 @@
-"""``onewriter check`` on a real broker: what it proves, and that it notices when it is not so."""
+"""``onewriter check`` on a real broker: what it proves, and that it notices violations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_fenced_writer_is_refused(broker: LocalBrokers, topic: str) -> None:
             assert words in done.output
 
 
-def test_nobody_there(topic: str) -> None:
+def test_a_missing_broker_is_reported(topic: str) -> None:
     done = run(topic, "--service-url", "pulsar://127.0.0.1:1", "--timeout-seconds", "0.5")
     assert isinstance(done.exception, Unavailable)
 
@@ -72,6 +72,6 @@ class Unfaithful:
         (Unfaithful(7, 8, 9, is_refused=True), "epoch 7 deposed its successor"),
     ],
 )
-def test_what_must_not_happen_is_noticed(client: Any, words: str) -> None:
+def test_violated_expectations_are_noticed(client: Any, words: str) -> None:
     with pytest.raises(check.NotProved, match=words):
         asyncio.run(check._prove(client, "topic", lambda _: None))

@@ -48,7 +48,7 @@ async def test_a_released_epoch_stays_current_until_the_next_one(
         assert (await client.check(topic, successor.epoch)).is_current
 
 
-async def test_nobody_leads_what_shared_producers_write(broker: LocalBrokers, topic: str) -> None:
+async def test_shared_producers_have_no_leader(broker: LocalBrokers, topic: str) -> None:
     async with Client(broker.service_url) as client:
         producer = await client.create_producer(topic)
         last = await producer.send(b"shared")

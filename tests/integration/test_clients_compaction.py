@@ -1,4 +1,4 @@
-"""Compaction by key, as stock clients see it: readCompacted, tombstones, batches, the admin API."""
+"""Compaction by key with stock clients: readCompacted, tombstones, batches, the admin API."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_each_key_keeps_its_newest_message_where_it_stands(
     assert [content for _, content in whole].count(b"1") == 4
 
 
-def test_what_comes_behind_the_horizon_is_read_behind_the_view(
+def test_entries_after_the_horizon_are_read_after_the_view(
     client: Any, http: Http, topic: str
 ) -> None:
     producer = client.create_producer(topic, batching_enabled=False)

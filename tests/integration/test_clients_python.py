@@ -1,5 +1,4 @@
-"""The breadth of the stock Python client, sync and asyncio: what upstream's own tests of it do with
-a broker, told again."""
+"""The breadth of the stock Python client, sync and asyncio, following upstream's own tests."""
 
 from __future__ import annotations
 
@@ -219,7 +218,7 @@ def test_names_and_sequence_ids_are_the_producer_s(client: Any, topic: str) -> N
     assert invented != "ours"
 
 
-def test_what_is_not_served_is_refused_in_words_and_the_connection_lives(
+def test_unsupported_requests_are_refused_and_the_connection_survives(
     client: Any, topic: str
 ) -> None:
     beside = client.create_producer(topic)

@@ -1,4 +1,4 @@
-"""``onewriter consume``: what a topic holds, as people and scripts read it."""
+"""``onewriter consume``: the messages of a topic, for people and scripts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def said(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_what_is_there_is_printed_and_nothing_is_left_behind(
+def test_existing_messages_are_printed_and_no_subscription_remains(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     producer = raw(broker.address()).producer(topic)

@@ -1,8 +1,8 @@
-"""Every program in the documentation runs as it stands there, against a real broker.
+"""Every program in the documentation runs unchanged against a real broker.
 
-A program is a block of Python that begins with an import and names the broker of ``make run``. The
-others are fragments, which compile. Those of one page run one after the other against one broker, so
-that a later one may read what an earlier one wrote.
+A program is a block of Python that begins with an import and names the broker of ``make run``. All other
+blocks are fragments, which must compile. The programs of one page run one after the other against one broker,
+so that a later one may read what an earlier one wrote.
 """
 
 from __future__ import annotations
@@ -62,13 +62,15 @@ def test_the_page_of_the_sdk_has_programs() -> None:
 
 
 @pytest.mark.parametrize("page", EVERY_PAGE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_is_shown_is_python(page: Path) -> None:
+def test_documented_programs_are_valid_python(page: Path) -> None:
     for found in _BLOCK.finditer(page.read_text()):
         compile(found[1], str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_it_runs_as_it_stands_there(page: Path, brokers: LocalBrokers, tmp_path: Path) -> None:
+def test_documented_programs_run_unchanged(
+    page: Path, brokers: LocalBrokers, tmp_path: Path
+) -> None:
     for number, text in enumerate(programs(page)):
         program = tmp_path / f"{page.stem}-{number}.py"
         program.write_text(text.replace(URL, brokers.service_url))

@@ -41,7 +41,7 @@ def number_of(line: str) -> int:
     return int(line.split("change ")[1].split(":", maxsplit=1)[0])
 
 
-def test_whoever_leads_next_goes_on_where_the_last_one_was(
+def test_the_next_leader_continues_where_the_last_one_stopped(
     broker: LocalBrokers, topic: str
 ) -> None:
     done = 0

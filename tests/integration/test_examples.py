@@ -1,4 +1,4 @@
-"""``make examples`` in CI: what an example claims, it checks itself; here it runs as a person runs it."""
+"""``make examples`` in CI: each example checks its own claims, and runs here as for a user."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENDLESS = {"leader_election", "sidecar/leader", "uptime_checkers/checker"}
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - WITH_THEIR_OWN_BROKERS))
-def test_it_holds(broker: LocalBrokers, name: str) -> None:
+def test_an_example_succeeds(broker: LocalBrokers, name: str) -> None:
     assert run(name, broker.service_url, broker.http_url) == 0
 
 
@@ -27,6 +27,6 @@ def test_no_example_is_left_out() -> None:
 
 
 @pytest.mark.full  # waits 30 s for a broker that is not there; each example checks its own claim
-def test_one_that_does_not_hold_is_told() -> None:
+def test_a_failing_example_is_reported() -> None:
     """Without a broker none holds."""
     assert run("single_reader", "pulsar://127.0.0.1:1", "") != 0

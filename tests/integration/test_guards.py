@@ -1,4 +1,4 @@
-"""Guarded producers against a real broker, as any Pulsar client can ask for them: by properties."""
+"""Guarded producers against a real broker, which every Pulsar client can request by properties."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_beside_its_guard_nothing_enters_after_a_takeover(
     assert contents == [b"before", b"unguarded", b"successor"]
 
 
-async def test_who_closes_behind_a_refused_message_is_told_that_it_was_refused(
+async def test_closing_after_a_refused_message_reports_the_refusal(
     broker: LocalBrokers, topic: str
 ) -> None:
     """The close is on its way when the store refuses: its answer must not hide that."""

@@ -1,4 +1,4 @@
-"""Whole logs over HTTP: their segments, their blocks, their audit, and trimming what was read."""
+"""Whole logs over HTTP: segments, blocks, audit, and trim."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_topic_of_several_writers_is_read_whole_and_told_by_its_segments(
     ]
 
 
-def test_what_is_published_meanwhile_comes_with_the_next_read(
+def test_entries_published_during_a_read_come_with_the_next_one(
     broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE, name="ada")
@@ -145,7 +145,7 @@ def test_partitions_are_read_by_name(broker: LocalBrokers, topic: str, pipeline:
         pipeline.segments(f"{topic}-partition-2")
 
 
-def test_what_makes_no_sense_is_refused_with_a_sentence(
+def test_invalid_requests_are_refused_with_a_sentence(
     broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
 ) -> None:
     raw(broker.address()).producer(topic, EXCLUSIVE).publish(b"x")
@@ -186,7 +186,7 @@ def test_the_audit_of_a_bucket_tells_all_its_topics_fences(
 # ---------------------------------------------------------------- trimming
 
 
-def test_what_was_read_is_trimmed_and_told_to_who_asks_for_it_later(
+def test_reads_of_trimmed_entries_report_the_trim(
     broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE, name="ada")
@@ -216,7 +216,7 @@ def test_what_was_read_is_trimmed_and_told_to_who_asks_for_it_later(
     assert (raised.value.first, raised.value.trimmed) == (done.first, read.end)
 
 
-def test_what_a_durable_subscription_lacks_is_not_trimmed(
+def test_entries_that_a_durable_subscription_lacks_are_not_trimmed(
     broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
 ) -> None:
     consumer = raw(broker.address()).subscribe(topic, "slow")

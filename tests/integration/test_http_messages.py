@@ -1,4 +1,4 @@
-"""Single messages over Pulsar's admin API: by id, by time, behind a cursor."""
+"""Single messages over Pulsar's admin API: by id, by time, after a cursor."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_batch_is_shown_whole(
     assert http.headers["X-Pulsar-num-batch-message"] == "2"
 
 
-def test_what_is_not_there_is_not_found(
+def test_missing_messages_are_not_found(
     broker: LocalBrokers, http: Http, raw: RawClients, topic: str
 ) -> None:
     producer = raw(broker.address()).producer(topic)
@@ -100,7 +100,7 @@ def send_entry(
     return tuple(producer.receipt(metadata.sequence_id).position)  # type: ignore[return-value]  # two numbers
 
 
-def test_what_a_client_writes_into_its_metadata_harms_no_answer(
+def test_hostile_metadata_does_not_break_a_response(
     broker: LocalBrokers, http: Http, raw: RawClients, topic: str
 ) -> None:
     producer = raw(broker.address()).producer(topic)

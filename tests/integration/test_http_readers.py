@@ -1,4 +1,6 @@
-"""Readers of whole logs over HTTP: how far they are, how many messages lie ahead, and what was cut behind them."""
+"""Readers of whole logs over HTTP: their positions, the number of remaining messages, and what was trimmed
+behind them.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ def test_a_subscription_that_follows_survives_its_broker(raw: RawClients) -> Non
         assert pipeline.acknowledge("followed", "reader", Position(old, 3)) == (old, 301)
 
 
-def test_who_may_consume_may_follow(guarded: LocalBrokers, raw: RawClients) -> None:
+def test_a_consumer_may_follow_a_log(guarded: LocalBrokers, raw: RawClients) -> None:
     raw(guarded.address(), token=token("writer")).producer("plain", EXCLUSIVE).publish(b"x")
     with (
         Broker(Access(guarded.http_url)) as nobody,
@@ -80,7 +82,7 @@ def test_who_may_consume_may_follow(guarded: LocalBrokers, raw: RawClients) -> N
             client.trim("plain", Position(0, 0), epoch=0)
 
 
-def test_what_cannot_be_followed_is_said(
+def test_impossible_follow_requests_are_refused_with_a_reason(
     broker: LocalBrokers, topic: str, raw: RawClients, pipeline: Broker
 ) -> None:
     raw(broker.address()).producer(topic, EXCLUSIVE).publish(b"x")

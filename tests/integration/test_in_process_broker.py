@@ -1,4 +1,4 @@
-"""``onewriter_broker``: what an application's own tests get, and each thing that can be done to it."""
+"""The fixture ``onewriter_broker`` for tests of applications, and each fault that it can cause."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_while_everybody_is_cut_off_nobody_gets_through_and_then_all_goes_
         assert producer.end is None
 
 
-async def test_what_is_under_way_at_a_partition_arrives_when_it_is_healed(
+async def test_data_under_way_at_a_partition_arrives_after_the_heal(
     onewriter_broker: InProcessBroker,
 ) -> None:
     async with asyncio.timeout(SECONDS_MAX), Client(onewriter_broker.service_url) as client:
@@ -166,7 +166,7 @@ async def test_what_is_under_way_at_a_partition_arrives_when_it_is_healed(
         assert producer.epoch == epoch
 
 
-def test_nobody_can_be_cut_off_from_a_topic_that_nobody_uses(
+def test_an_unused_topic_has_no_client_to_cut_off(
     onewriter_broker: InProcessBroker,
 ) -> None:
     with pytest.raises(Unavailable, match="no producer holds"):

@@ -1,4 +1,4 @@
-"""``onewriter lead``: a command that runs only while we lead, as a process among others."""
+"""``onewriter lead`` as a process: it runs a command only while it leads."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_the_next_in_line_runs_once_the_first_has_ended(
     assert said[0]["epoch"] < said[1]["epoch"]
 
 
-def test_who_waits_can_be_stopped_or_give_up(
+def test_a_waiting_command_can_be_stopped_or_time_out(
     lead: Lead, broker: LocalBrokers, topic: str, tmp_path: Path, notes: Notes
 ) -> None:
     lead(topic, *child(tmp_path))

@@ -64,7 +64,7 @@ def test_conditions(broker: LocalBrokers, topic: str) -> None:
     assert said(broker, "get", topic, "k", "--values", "int") == "3\n"
 
 
-def test_what_is_wrong_is_said(broker: LocalBrokers, topic: str) -> None:
+def test_errors_name_what_is_wrong(broker: LocalBrokers, topic: str) -> None:
     wrong = run(broker, "put", topic, "k", "text", "--values", "int")
     assert wrong.returncode == 2
     assert "is not a valid int" in wrong.stderr

@@ -114,7 +114,7 @@ def test_a_map_is_not_the_topic_that_is_led(pair: list[Sidecar], topic: str) -> 
     assert (status, answer["error"]) == (400, "bad-topic")
 
 
-def test_it_is_there_again_after_a_restart(pair: list[Sidecar], shared: str) -> None:
+def test_the_map_survives_a_restart(pair: list[Sidecar], shared: str) -> None:
     one, _ = pair
     assert one.http("PUT", f"/map/{shared}/k", b"1")[0] == 201
     one.kill()

@@ -1,4 +1,4 @@
-"""``onewriter own`` as a process: what it says, what it runs, and how it ends."""
+"""``onewriter own`` as a process: its output, the command that it runs, and its end."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def test_it_owns_until_it_is_stopped(
+def test_the_command_owns_until_it_is_stopped(
     broker: LocalBrokers, raw: RawClients, start: Start, resource: str
 ) -> None:
     process = start(resource, resource + "2", "--group", "group")
@@ -121,7 +121,7 @@ def test_a_higher_generation_takes_over_and_an_equal_one_is_denied(
 @pytest.mark.parametrize(
     ("words", "code"), [([], 2), (["a", "a"], 2), (["a", "--generation", "-1"], 1)]
 )
-def test_what_cannot_be_asked(start: Start, words: list[str], code: int) -> None:
+def test_invalid_requests_are_refused(start: Start, words: list[str], code: int) -> None:
     process = start(*words)
     process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == code
@@ -166,7 +166,7 @@ def test_signals_are_passed_on_and_everything_is_given_back(
     assert own(raw(broker.address()), resource, identity="next") == 2
 
 
-def test_who_waits_for_an_answer_can_be_stopped(start: Start, resource: str) -> None:
+def test_a_command_that_waits_for_an_answer_can_be_stopped(start: Start, resource: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         mute.settimeout(SECONDS_MAX)
         process = start(resource, "--service-url", f"pulsar://127.0.0.1:{mute.getsockname()[1]}")

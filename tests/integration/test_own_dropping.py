@@ -1,4 +1,4 @@
-"""Dropping the records of ownerships by an administrator's word, with a real store."""
+"""An administrator drops the records of ownerships, with a real store."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def guard(group: str, resource: str, generation: int) -> ProducerOptions:
     )
 
 
-async def test_what_the_last_owner_guards_is_over_once_its_record_is_dropped(
+async def test_dropping_a_record_ends_the_guards_of_its_last_owner(
     brokers: LocalBrokers, group: str, raw: RawClients, topic: str
 ) -> None:
     resource, target = f"persistent://public/default/{topic}", f"{{{topic}}}-audit"
@@ -124,7 +124,7 @@ async def test_what_the_last_owner_guards_is_over_once_its_record_is_dropped(
             await client.create_producer(target, guard(group, resource, 2))
 
 
-async def test_what_nobody_ever_owned_guards_nothing_beside_what_was_dropped(
+async def test_a_resource_without_any_owner_guards_nothing(
     brokers: LocalBrokers, group: str, raw: RawClients
 ) -> None:
     bucket = resource_bucket("dropped", BUCKETS_DEFAULT)

@@ -1,4 +1,4 @@
-"""Ownerships through the death, the sleep and the replacement of a broker, and of its store."""
+"""Ownerships while a broker and its store die, freeze and are replaced."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_an_owner_goes_on_after_its_broker_died(
     assert not back.has_heard(pb.CommandOwnershipLost, lambda told: not told.is_moving)
 
 
-def test_nobody_waits_for_ever_for_an_owner_that_died_with_its_broker(
+def test_an_owner_that_died_with_its_broker_is_replaced_in_bounded_time(
     bare: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
     owner, generation = own_anywhere(bare, raw, resource, nonce="mine", identity="one")

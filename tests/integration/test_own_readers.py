@@ -1,4 +1,4 @@
-"""A group's owner of a topic is its single reader: nobody older is given, or takes, anything (S9)."""
+"""A group's owner of a topic is its single reader: older owners neither get nor acknowledge anything (S9)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def closed_by_broker(consumer: RawConsumer) -> None:
     consumer.client.expect(pb.CommandCloseConsumer, lambda c: c.consumer_id == consumer.consumer_id)
 
 
-def test_who_was_deposed_reads_and_acknowledges_no_more(
+def test_a_deposed_owner_neither_reads_nor_acknowledges(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     raw(broker.address()).producer(topic).publish(b"first")
@@ -76,7 +76,7 @@ def test_readers_of_before_there_was_an_owner_are_closed(
     assert apart.contents(1) == [b"for everybody else"]
 
 
-def test_nobody_moves_a_groups_position_over_http_once_it_owned_the_topic(
+def test_a_group_that_owned_a_topic_cannot_be_moved_over_http(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     producer = raw(broker.address()).producer(topic)
@@ -115,7 +115,7 @@ def test_a_group_that_never_owned_the_topic_reads_as_ever(
     client.subscribe(topic, "group")
 
 
-def test_who_says_that_he_reads_for_an_owner_is_refused_where_there_is_none(
+def test_a_reader_for_an_owner_is_refused_without_an_owner(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     """He would believe to be the only one: "orders" may be owned as a text, and read as a topic."""

@@ -1,4 +1,4 @@
-"""``client.own`` against real brokers: owning, losing, going on, reading and writing as the only one."""
+"""``client.own`` against real brokers: owning, losing, resuming, and reading and writing as the only owner."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_text_is_no_topic_to_read(broker: LocalBrokers, topic: str) -> N
 
 
 @pytest.mark.parametrize("resources", [[], [""], ["a", "a"], [("a", 2**63)]])
-async def test_what_cannot_be_asked_is_said_at_once(
+async def test_invalid_requests_are_refused_at_once(
     broker: LocalBrokers, resources: list[str]
 ) -> None:
     async with Client(broker.service_url) as client:

@@ -1,4 +1,4 @@
-"""``/own`` of a real sidecar: an application in any language owns, is told, and gives back."""
+"""``/own`` of a real sidecar: an application in any language owns, is notified, and releases."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_loss_is_an_event_and_a_stop_gives_back(
     assert own(raw(broker.address()), resource + "2", group="g", identity="next") == 2
 
 
-def test_what_is_denied_says_why(
+def test_denials_state_the_reason(
     broker: LocalBrokers, raw: RawClients, sidecar: Sidecar, resource: str
 ) -> None:
     own(raw(broker.address()), resource, group=None, identity="other")
@@ -106,7 +106,7 @@ def test_what_is_denied_says_why(
     assert (taken["owned"], taken["generation"]) == (True, 5)
 
 
-def test_what_makes_no_sense_is_refused(sidecar: Sidecar) -> None:
+def test_invalid_requests_are_refused(sidecar: Sidecar) -> None:
     bodies: list[object] = [
         [],
         {},

@@ -1,4 +1,4 @@
-"""The table of ownerships over the wire, cell by cell (docs/wire.md, "Ownerships")."""
+"""The decision table of ownerships over the wire, cell by cell (docs/wire.md, "Ownerships")."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_the_same_nonce_goes_on_where_nobody_came_between(
     assert not back.has_heard(pb.CommandOwnershipLost)
 
 
-def test_who_went_on_elsewhere_deposes_its_own_ghost(
+def test_an_owner_that_reconnected_elsewhere_deposes_its_old_connection(
     broker: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
     ghost = raw(broker.address())
@@ -154,7 +154,7 @@ def test_who_went_on_elsewhere_deposes_its_own_ghost(
     assert lost(ghost).current_generation == 1
 
 
-def test_who_only_returns_never_begins_anew(
+def test_a_client_that_may_only_return_never_begins_a_generation(
     broker: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
     client = raw(broker.address())

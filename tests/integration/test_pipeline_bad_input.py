@@ -1,4 +1,4 @@
-"""What people and accidents do to a read, and the one sentence that they are told: nothing comes of it."""
+"""Mistakes and accidents in reads of the pipeline: each gives one clear sentence, and has no effect."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_topic_that_no_broker_has(broker: LocalBrokers, topic: str, read: Any)
         read(url=broker.http_url, topic="a/b")
 
 
-def test_what_is_no_broker_at_all(broker: LocalBrokers) -> None:
+def test_a_server_that_is_not_a_broker_is_reported(broker: LocalBrokers) -> None:
     url = broker.service_url.replace("pulsar://", "http://")  # the port of Pulsar's protocol
     with (
         Broker(Access(url, patience_seconds=0.1)) as client,

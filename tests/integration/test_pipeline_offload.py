@@ -1,4 +1,4 @@
-"""Topics into tables, and out of the broker, with real brokers: without a JVM, tasks run here."""
+"""Topics into tables, and out of the broker, with real brokers. Tasks run here, without a JVM."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_an_offload_goes_on_where_the_last_one_ended(
         assert position_of(report.offsets[FULL + topic]) == broker.segments(topic).end
 
 
-def test_what_is_kept_of_segments_and_of_the_audit(
+def test_segments_and_audit_are_kept_in_tables(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     tables = Tables(str(tmp_path))
@@ -183,7 +183,7 @@ def test_two_offloads_at_once_one_wins(
     assert len(written) == len(tables.existing(MESSAGES).files())  # the loser took its files away
 
 
-def test_what_was_trimmed_before_it_was_offloaded_is_named(
+def test_offload_names_entries_that_were_trimmed_before(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     fill(topic, numbered(0, 600))

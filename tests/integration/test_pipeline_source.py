@@ -112,7 +112,7 @@ def shown(*position: int) -> str:
 
 @pytest.mark.parametrize("batched", [False, True], ids=["unbatched", "batched"])
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_what_producers_send(
+def test_the_source_reads_every_kind_of_message(
     topic: str, fill: Fill, values: Values, compression: str, batched: bool
 ) -> None:
     sent = numbered(0, 700)
@@ -223,7 +223,9 @@ def test_several_topics_a_pattern_and_partitions(
         values(topicsPattern="(")
 
 
-def test_what_is_not_there(topic: str, fill: Fill, values: Values, access: Access) -> None:
+def test_missing_topics_and_positions_are_reported(
+    topic: str, fill: Fill, values: Values, access: Access
+) -> None:
     with pytest.raises(NotFound):
         values(f"{topic}-never-made")
     assert values(topicsPattern="nothing-matches") == []
@@ -236,7 +238,7 @@ def test_what_is_not_there(topic: str, fill: Fill, values: Values, access: Acces
         nobody.segments(topic)
 
 
-def test_one_plan_is_one_snapshot(topic: str, fill: Fill, access: Access) -> None:
+def test_a_plan_is_one_snapshot(topic: str, fill: Fill, access: Access) -> None:
     fill(topic, numbered(0, 5))
     reader = TopicReader(read_options(given(access, topic, {})))
     tasks = reader.partitions()
@@ -270,7 +272,7 @@ def trimmed(access: Access, topic: str) -> Segments:
         return broker.segments(topic)
 
 
-def test_what_was_trimmed_is_an_error_unless_loss_is_accepted(
+def test_trimmed_entries_are_an_error_unless_loss_is_accepted(
     topic: str, fill: Fill, values: Values, access: Access
 ) -> None:
     exclusive = {"access_mode": pulsar.ProducerAccessMode.Exclusive}

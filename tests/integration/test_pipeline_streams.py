@@ -211,7 +211,7 @@ def test_a_log_that_comes_later_is_read_from_where_its_table_begins(
     assert read(reader, start, end)[-110:] == numbered(600, 710)
 
 
-def test_what_neither_tier_has_is_named(
+def test_entries_missing_in_both_tiers_are_named(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     tables = Tables(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Reads of both tiers while offload and trim go on between one look and the next."""
+"""Reads of both tiers during concurrent offload and trim."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_log_whose_first_offload_comes_in_between_begins_in_the_table(
         assert rows_of(planned.tasks(begins, ends), options) == numbered(0, 300)
 
 
-def test_what_neither_tier_has_is_named_when_it_was_looked_for_twice(
+def test_entries_missing_in_both_tiers_are_named_after_two_attempts(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     tables = Tables(str(tmp_path))

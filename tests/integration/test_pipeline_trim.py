@@ -1,4 +1,4 @@
-"""Trimming by tables, and reading what was trimmed, with real brokers; a table that is not what the log is."""
+"""Trim by tables, and reads of trimmed entries, with real brokers; tables that differ from the log."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_ranges_across_both_tiers(access: Access, topic: str, fill: Fill, tmp_pa
     assert rows(access, topic, tables, minPartitions=5) == before
 
 
-def test_what_subscriptions_need_and_what_is_young_stays(
+def test_trim_keeps_young_entries_and_those_that_subscriptions_need(
     broker: LocalBrokers,
     access: Access,
     topic: str,
@@ -241,7 +241,7 @@ def test_a_table_that_was_altered_trims_nothing(
     assert values(access, topic) == sent
 
 
-def test_one_altered_topic_keeps_all_from_being_trimmed(
+def test_an_altered_topic_prevents_the_trim_of_all_topics(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     tables = Tables(str(tmp_path))
@@ -258,7 +258,7 @@ def test_one_altered_topic_keeps_all_from_being_trimmed(
     assert [len(values(access, name)) for name in names] == [301, 301]
 
 
-def test_what_was_compacted_and_offloaded_in_parts_is_verified(
+def test_a_log_that_was_compacted_and_offloaded_in_parts_is_verified(
     access: Access, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     tables = Tables(str(tmp_path))

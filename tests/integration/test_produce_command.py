@@ -1,4 +1,4 @@
-"""``onewriter produce``: lines and arguments become messages, and each is answered for."""
+"""``onewriter produce``: lines and arguments become messages, and each one gets a result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_lines_are_messages_and_each_is_told_its_place(broker: LocalBrokers, top
     assert len({(ledger, entry) for ledger, entry, _ in places}) < len(lines), "nothing was batched"
 
 
-def test_who_waits_for_input_hears_of_a_takeover(
+def test_a_command_that_waits_for_input_notices_a_takeover(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     process = subprocess.Popen(

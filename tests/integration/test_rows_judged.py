@@ -1,4 +1,4 @@
-"""What judges the rows of soaks of the sink (tests/spark) finds a lost, doubled or turned row."""
+"""The checks of the sink's long runs (tests/spark) find a lost, duplicated or reordered row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOLE = list(range(COUNT))
         ([], "100 rows are lost"),
     ],
 )
-def test_what_is_wrong_is_named(found: list[int], said: str) -> None:
+def test_errors_name_the_wrong_value(found: list[int], said: str) -> None:
     assert any(each.startswith(said) for each in faults(found, COUNT))
 
 

@@ -1,4 +1,4 @@
-"""``import onewriter`` against a real broker: through cuts, deaths and takeovers."""
+"""``import onewriter`` against a real broker: through cut connections, dead brokers and takeovers."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ spec: {access: {requireClaim: true}}
                 await client.create_producer("guarded", EXCLUSIVE)
 
 
-async def test_one_partition_by_name_competes_alone(topic: str, raw: RawClients) -> None:
+async def test_a_partition_named_directly_competes_alone(topic: str, raw: RawClients) -> None:
     manifest = f"""
 apiVersion: onewriter.dev/v1alpha1
 kind: ExclusiveTopic

@@ -1,4 +1,4 @@
-"""Messages larger than what the broker takes, written and read by the SDK and by stock clients."""
+"""Messages that are larger than the broker accepts, written and read by the SDK and by stock clients."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def proxied() -> Iterator[LocalBrokers]:
         pytest.param(False, Compression.ZSTD, marks=pytest.mark.full),
     ],
 )
-async def test_what_it_wrote_itself(
+async def test_the_sdk_reads_its_own_messages(
     broker: LocalBrokers, topic: str, codec: Compression, *, is_batched: bool
 ) -> None:
     batching = Batching(delay_seconds=0.01) if is_batched else None
@@ -103,7 +103,7 @@ async def test_what_it_wrote_itself(
         assert contents(await take(behind, 1)) == [b"behind"]
 
 
-async def test_what_stock_clients_read(
+async def test_stock_clients_read_chunks_of_the_sdk(
     broker: LocalBrokers, stock: StockClients, topic: str
 ) -> None:
     """Whole, acknowledged whole, and in their order."""

@@ -1,4 +1,4 @@
-"""``import onewriter`` consuming from a real broker, what stock clients and itself have written."""
+"""``import onewriter`` as a consumer of a real broker: messages of stock clients and its own."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def contents(messages: list[Message]) -> list[bytes]:
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("is_batched", [False, True])
-async def test_what_a_stock_client_wrote(
+async def test_the_sdk_reads_messages_of_stock_clients(
     broker: LocalBrokers, stock: StockClients, topic: str, codec: Any, *, is_batched: bool
 ) -> None:
     def write() -> list[str]:
@@ -112,7 +112,9 @@ async def test_a_message_larger_than_the_broker_takes(
 
 
 @pytest.mark.parametrize("codec", Compression)
-async def test_what_it_wrote_itself(broker: LocalBrokers, topic: str, codec: Compression) -> None:
+async def test_the_sdk_reads_its_own_messages(
+    broker: LocalBrokers, topic: str, codec: Compression
+) -> None:
     options = ProducerOptions(batching=Batching(), compression=codec)
     async with Client(broker.service_url) as client:
         producer = await client.create_producer(topic, options)

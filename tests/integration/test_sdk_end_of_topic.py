@@ -1,4 +1,4 @@
-"""The end of a terminated topic, as the SDK's readers, consumers, states and commands see it."""
+"""The end of a terminated topic in the SDK's readers, consumers, states and commands."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_consume_follows_to_the_end(broker: LocalBrokers, raw: RawClients, topic
         assert "is terminated, and this was all of it" in done.stderr
 
 
-async def test_who_led_a_terminated_topic_is_still_known(
+async def test_the_last_leader_of_a_terminated_topic_is_still_known(
     client: Client, broker: LocalBrokers, topic: str
 ) -> None:
     async with client.lead(topic, metadata="the last") as leadership:

@@ -113,7 +113,9 @@ async def test_a_seal_keeps_earlier_leaders_out_without_a_message(
     assert len(await stored(broker, target)) == 2
 
 
-async def test_what_is_used_after_a_handover_is_closed(broker: LocalBrokers, topic: str) -> None:
+async def test_guarded_producers_are_closed_after_a_handover(
+    broker: LocalBrokers, topic: str
+) -> None:
     async with leading(broker, topic) as leadership:
         guarded = leadership.guarded(beside(topic))
         await guarded.send(b"before")

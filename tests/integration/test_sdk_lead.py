@@ -1,8 +1,7 @@
-"""Leading and publishing with the SDK on a real onewriter and on a real Pulsar, less what it lacks.
+"""Leading and publishing with the SDK on a real onewriter, and on a real Pulsar except for what Pulsar lacks.
 
-Each story is told on both. Pulsar knows no priorities, proves nothing by CHECK, does not tell a leader
-that it was deposed before it sends, and may have stored what was in flight then: what follows from
-that is said where it is.
+Each case runs on both. Pulsar has no priorities, proves nothing by CHECK, notifies a deposed leader only when
+it sends, and may have stored what was under way then. The cases state what follows from that.
 """
 
 from __future__ import annotations
@@ -126,9 +125,7 @@ async def test_a_leader_knows_what_the_one_before_left_and_loses_nothing_of_it(
     assert await contents_of(server.url, topic) == [b"%d" % number for number in range(201)]
 
 
-async def test_who_leads_is_found_behind_much_that_was_written_since(
-    server: Server, topic: str
-) -> None:
+async def test_the_leader_is_found_before_many_later_messages(server: Server, topic: str) -> None:
     async with Client(server.url) as client, client.lead(topic, metadata="old") as leadership:
         receipts = [await leadership.submit(b"%d" % number) for number in range(3_000)]
         await asyncio.gather(*receipts)
@@ -206,7 +203,9 @@ async def test_a_leader_that_is_deposed_is_told_and_writes_no_more(
     assert await contents_of(server.url, topic) == [b"mine", b"taken"]
 
 
-async def test_what_was_under_way_at_a_takeover_is_told_truly(server: Server, topic: str) -> None:
+async def test_results_of_sends_under_way_at_a_takeover_are_true(
+    server: Server, topic: str
+) -> None:
     endings: dict[bytes, Any] = {}
 
     async def publish(leadership: Leadership) -> None:

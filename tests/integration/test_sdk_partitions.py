@@ -68,7 +68,7 @@ async def test_a_leader_that_does_not_wait_is_refused_and_one_that_fences_depose
                 assert isinstance(await leadership.over(), Fenced)
 
 
-async def test_nothing_is_announced_on_a_partitioned_topic(
+async def test_a_leader_of_a_partitioned_topic_announces_nothing(
     broker: LocalBrokers, topic: str
 ) -> None:
     partitioned(broker, topic, 2)

@@ -1,4 +1,4 @@
-"""``onewriter.sync`` against a real broker: everything that the SDK does, from threads without a loop."""
+"""``onewriter.sync`` against a real broker: everything that the SDK does, from threads without an event loop."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def given_up(leadership: Leadership) -> concurrent.futures.Future[MessageId]:
     return receipts[0]
 
 
-def test_what_a_leader_may_do(client: Client, other: Client, topic: str) -> None:
+def test_a_leader_publishes_guards_and_checks(client: Client, other: Client, topic: str) -> None:
     options = ProducerOptions(serve_seconds=1.0)
     beside = f"{{{topic}}}-audit"
     with client.lead(topic, metadata={"next": 1}, options=options) as leadership:

@@ -92,7 +92,7 @@ async def _nothing() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 5 * ROUNDS)
-async def test_it_is_linearizable_while_writers_are_deposed(
+async def test_state_is_linearizable_while_writers_are_deposed(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     def take_over(_number: int) -> None:
@@ -104,7 +104,7 @@ async def test_it_is_linearizable_while_writers_are_deposed(
 
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 5 * ROUNDS)
-async def test_it_is_linearizable_while_connections_are_cut(topic: str) -> None:
+async def test_state_is_linearizable_while_connections_are_cut(topic: str) -> None:
     """All of them at once, with whatever was under way."""
     with (
         forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers,
@@ -193,7 +193,7 @@ async def test_opening_in_mid_takeover_gives_the_fold_of_the_log(
 
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 20 * ROUNDS)
-async def test_it_is_linearizable_while_brokers_are_killed(topic: str) -> None:
+async def test_state_is_linearizable_while_brokers_are_killed(topic: str) -> None:
     rounds = max(2, ROUNDS // 4)
     with forked_brokers(brokers=2) as brokers:
 

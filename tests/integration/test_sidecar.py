@@ -1,4 +1,4 @@
-"""Sidecars as processes beside a real broker: led, fenced, frozen, killed, handed over, verified."""
+"""Sidecars as processes beside a real broker: leading, fenced, frozen, killed, handed over, verified."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def test_a_frozen_sidecar_wakes_up_and_publishes_nothing(
 
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 20 * ROUNDS)
-def test_what_is_said_to_be_stored_is_and_what_is_said_not_to_be_is_not(
+def test_results_stored_and_not_stored_are_true(
     verified: tuple[LocalBrokers, Callable[[str], None]],
     raw: RawClients,
     topic: str,
@@ -290,7 +290,7 @@ def _waiting(
 
 
 @pytest.mark.full  # test_sdk_lead.py
-def test_who_leads_is_published_with_each_takeover(
+def test_each_takeover_publishes_the_new_leader(
     broker: LocalBrokers, topic: str, tmp_path: Path
 ) -> None:
     """PIP-440: identity, priority, epoch and resume info are a term's first message."""

@@ -1,4 +1,4 @@
-"""Batches for several logs of which one takes none, and batches behind others that were begun: real brokers."""
+"""Batches for several logs of which one refuses, and batches after unfinished ones, with real brokers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from onewriter_pipeline.publish.staging import VERSION_MAX
 LONG_APP = "a" * 200
 
 
-def test_what_one_topic_does_not_take_is_published_to_none(
+def test_a_batch_that_one_topic_refuses_is_published_to_none(
     broker: LocalBrokers, topic: str, stock: StockClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PUBLISH_ENTRIES_MAX", 100)
@@ -54,9 +54,7 @@ def test_what_one_topic_does_not_take_is_published_to_none(
 
 @pytest.mark.parametrize("frame_rows", [1, 3, 1000])
 @pytest.mark.parametrize("app", ["a", LONG_APP], ids=["short", "long"])
-async def test_what_becomes_of_a_part_is_known_before_it_is_published(
-    frame_rows: int, app: str
-) -> None:
+async def test_the_log_of_each_part_is_known_before_the_publish(frame_rows: int, app: str) -> None:
     keys = [None if number % 7 == 0 else "k" * (number * 40) for number in range(100)]
     batch = pa.record_batch({"value": pa.array([b"v" * 100] * 100), "__key": keys})
     (part,) = pack([batch], frame_rows=frame_rows)
@@ -110,7 +108,9 @@ spec: {access: {requireClaim: false}}
 """
 
 
-def test_what_one_topic_refuses_for_ever_is_published_to_none(stock: StockClients) -> None:
+def test_a_batch_that_one_topic_refuses_permanently_is_published_to_none(
+    stock: StockClients,
+) -> None:
     with forked_brokers(manifests=REFUSING) as brokers:
         http, client = Http(brokers.http_url), stock(brokers.service_url)
         holder(client, "ends").close()

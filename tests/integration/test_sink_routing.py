@@ -112,7 +112,7 @@ def test_each_topic_has_its_own_epoch(
     assert Reader(client, topics[0]).numbers() == list(range(0, 10, 2))
 
 
-def test_what_waits_for_several_topics_is_bounded(
+def test_rows_that_wait_for_several_topics_are_bounded(
     broker: LocalBrokers, topic: str, stock: StockClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "PENDING_BYTES_MAX", 2_000)
@@ -151,7 +151,7 @@ def test_rows_that_end_in_an_error_leave_nothing_staged_for_any_topic(
     "scheme",
     [
         JAVA,
-        # tests/unit/pipeline/test_routing.py: both hashes are those of stock clients
+        # tests/unit/pipeline/publish/test_row_router.py: both hashes are those of stock clients
         pytest.param(MURMUR, marks=pytest.mark.full),
     ],
 )
@@ -206,7 +206,7 @@ def test_an_older_batch_is_refused_before_it_reaches_any_partition(
     assert not any(each.is_duplicate for each in write(target, 6, rows([2], keys=1)).values())
 
 
-def test_one_partition_is_written_by_its_name(
+def test_a_partition_is_written_by_its_name(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     partitioned(broker, topic, 2)
@@ -219,7 +219,7 @@ def test_one_partition_is_written_by_its_name(
     assert sorted(numbers[0] + numbers[1]) == list(range(20))
 
 
-def test_who_leads_a_topic_leads_all_of_its_partitions(
+def test_a_leader_of_a_topic_leads_all_its_partitions(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     partitioned(broker, topic, 3)
@@ -355,7 +355,7 @@ def test_drivers_that_depose_each_other_leave_every_row_once(
 # ------------------------------------------------------------ at least once
 
 
-def test_what_is_written_at_least_once_is_there_as_often_as_it_is_written(
+def test_at_least_once_rows_are_stored_once_per_write(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     target = target_of(broker, topic, guarantee=AT_LEAST_ONCE)

@@ -1,8 +1,8 @@
-"""Lose Redis' tail: real servers that fail over, tear and forget under a publishing writer.
+"""Loss of Redis' tail: real servers that fail over, are truncated and lose data under a publishing writer.
 
-In each story a writer publishes all the time. Afterwards its acknowledged values are compared with
-the log: each stands where it was acknowledged, or was reported lost with that very position; nothing
-stands twice, no epoch went back, nothing was appended below a newer ledger.
+In each case a writer publishes all the time. Afterwards its acknowledged values are compared with the log:
+each is at its acknowledged position, or was reported lost with that position. Nothing is stored twice, no
+epoch decreased, and nothing was appended below a newer ledger.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def test_flushall_is_refused_until_a_person_decides(topic: str) -> None:
         assert writer.epochs[-1] > before
 
 
-def test_one_log_is_deleted_by_mistake(topic: str) -> None:
+def test_a_log_deleted_by_mistake_is_detected(topic: str) -> None:
     """The bucket is there, one stream is not: its owner knows all that matters, and goes on."""
     with (
         running_server() as server,

@@ -1,4 +1,6 @@
-"""Kill the writer, freeze it, wake it: who writes next, how soon, and what of the old one counts."""
+"""A writer is killed, frozen, or woken: the next writer, the time until it writes, and what counts of the old
+one.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +173,7 @@ def test_receipts_of_what_was_appended_come_before_the_close(
         assert receipted == list(range(len(receipted)))  # no hole in the middle
 
 
-def test_what_a_woken_writer_invokes_is_refused_and_not_in_the_log(
+def test_sends_of_a_woken_writer_are_refused_and_not_in_the_log(
     attentive: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     """A frozen raw client: silent for long enough, it loses the topic; then it sends."""

@@ -1,6 +1,6 @@
-"""A topic that is terminated over HTTP takes nothing more, on any broker, and stays readable.
+"""A topic that is terminated over HTTP accepts nothing more, on any broker, and stays readable.
 
-The answers are those of Apache Pulsar 4.0.7, asked the same questions.
+The answers are those of Apache Pulsar 4.0.7 to the same requests.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def id_of(answer: tuple[int, Any]) -> tuple[int, int]:
     return body["ledgerId"], body["entryId"]
 
 
-def test_it_says_what_is_last_and_takes_no_producer_any_more(
+def test_a_terminated_topic_names_its_last_message_and_refuses_producers(
     mortal: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     http, client = Http(mortal.http_url), raw(mortal.address())
@@ -65,7 +65,7 @@ def test_it_says_what_is_last_and_takes_no_producer_any_more(
     assert contents_of(mortal.address(), topic) == [b"0", b"1", b"2"]
 
 
-def test_what_was_acknowledged_in_the_midst_of_a_stream_is_in_front_of_the_end(
+def test_messages_acknowledged_during_a_termination_are_before_the_end(
     mortal: LocalBrokers, stock: StockClients, topic: str
 ) -> None:
     producer = stock(mortal.service_url).create_producer(

@@ -1,4 +1,4 @@
-"""TLS beside plain and alone: both protocols, look-ups that stay on TLS, certificates that are renewed."""
+"""TLS beside plain and alone: both protocols, look-ups that stay on TLS, renewed certificates."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_broker_has_another_one_delete_topics_over_https(
     assert first("GET", f"{ADMIN}/persistent/far/away")[0] == 404
 
 
-def test_what_is_no_tls_is_turned_away(site: Site, secured: LocalBrokers) -> None:
+def test_plain_connections_to_the_tls_port_are_refused(site: Site, secured: LocalBrokers) -> None:
     for port in (site.port, site.https_port):
         with socket.create_connection(("127.0.0.1", port), timeout=60) as link:
             link.sendall(b"GET / HTTP/1.0\r\n\r\n")

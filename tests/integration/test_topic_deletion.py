@@ -1,4 +1,4 @@
-"""A deleted topic: its messages are gone, its numbers are not."""
+"""A deleted topic: its messages are gone, and its numbers are never reused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def delete(brokers: LocalBrokers, topic: str, switch: str = "force") -> int:
         connection.close()
 
 
-def test_nothing_of_it_is_read_again_and_epochs_rise(
+def test_a_deleted_topic_is_never_read_again_and_epochs_rise(
     broker: LocalBrokers, stock: Callable[..., Any], topic: str
 ) -> None:
     client = stock(broker.service_url)
@@ -44,7 +44,7 @@ def test_nothing_of_it_is_read_again_and_epochs_rise(
     assert first.ledger_id() > last.ledger_id()
 
 
-def test_one_with_entries_in_an_earlier_ledger_is_not_empty(
+def test_a_topic_with_entries_in_an_earlier_ledger_is_not_empty(
     broker: LocalBrokers, stock: Callable[..., Any], topic: str
 ) -> None:
     client = stock(broker.service_url)

@@ -128,7 +128,7 @@ def test_only_those_who_are_named_may_connect(store: Store) -> None:
                 broker.delete("ow:probe")
 
 
-def test_nobody_is_locked_out_while_the_password_changes(store: Store) -> None:
+def test_brokers_stay_connected_while_the_password_changes(store: Store) -> None:
     with store.running(), store.connected("first") as connected:
         assert accepted(connected)
         store.write("previous-password", "first")
@@ -147,7 +147,7 @@ def test_a_password_that_vanished_changes_nothing(store: Store) -> None:
         assert accepted(store.connected("first"))
 
 
-def test_what_was_written_is_there_after_a_restart(store: Store) -> None:
+def test_data_survives_a_restart(store: Store) -> None:
     with store.running(), store.connected("first") as broker:
         written: Any = broker.xadd("ow:probe", {"a": "b"})
     assert not store.passes_check()

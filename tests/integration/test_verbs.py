@@ -1,4 +1,4 @@
-"""The command's verbs against real brokers: what people read, what scripts get, the exit codes."""
+"""The command's verbs against real brokers: output for people and scripts, and exit codes."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_fence_and_handover_say_what_they_did_or_why_not(
     assert causes == ["Handover", "FencedByAdministrator"]
 
 
-def test_what_cannot_be_answered_is_one_clear_line() -> None:
+def test_unanswerable_requests_print_one_clear_line() -> None:
     nobody = onewriter("topics", "--http-url", "http://127.0.0.1:1")
     assert nobody.code == EXIT_UNKNOWN
     assert nobody.err.startswith("onewriter: no broker answers at http://127.0.0.1:1 ")

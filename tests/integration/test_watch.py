@@ -1,4 +1,6 @@
-"""The watch: what a broker serves and every change of it, as lines; and a story that outlives brokers."""
+"""The watch: everything that a broker serves and every change of it, as lines; and histories that outlive
+brokers.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,7 @@ def is_synced(lines: list[Json]) -> bool:
     return any(line["type"] == "SYNCED" for line in lines)
 
 
-def test_what_is_there_comes_first_then_each_change(
+def test_a_watch_sends_the_present_state_then_each_change(
     broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
 ) -> None:
     holder = raw(broker.address()).producer(topic, EXCLUSIVE, name="holder")

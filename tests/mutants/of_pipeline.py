@@ -59,7 +59,10 @@ MUTANTS = (
         "The pipeline's audit does not look at whom blocks name as their publisher.",
         "if named == self._named:",
         "if True:",
-        ("tests/unit/pipeline/test_audit_observer.py", "tests/spark/test_spark_audit_mutants.py"),
+        (
+            "tests/unit/pipeline/audit/test_audit_observer.py",
+            "tests/spark/test_spark_audit_mutants.py",
+        ),
     ),
     Mutant(
         "a-superseded-driver-goes-on",

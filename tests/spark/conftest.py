@@ -1,4 +1,4 @@
-"""One real Spark for all stories, beside real brokers. What sources do, they do in other processes."""
+"""One real Spark for all tests, with real brokers. Data sources run in other processes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.integration.conftest import StockClients, broker, stock, topic
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_pipeline.java_runtime import use_java
 
-__all__ = ["broker", "stock", "topic"]  # fixtures of the stories with real brokers
+__all__ = ["broker", "stock", "topic"]  # fixtures of the tests with real brokers
 
 Fill = Callable[..., None]
 
 PATIENT_SENDING: dict[str, Any] = {"block_if_queue_full": True, "send_timeout_millis": 0}
-"""Of a stock producer: only an answer ends a send."""
+"""Options of a stock producer: a send ends only with an answer."""
 
 LOOPBACK = "127.0.0.1"
 TUNED = {
@@ -38,7 +38,7 @@ TUNED = {
 
 
 def session(master: str, settings: Mapping[str, str] = MappingProxyType({})) -> SparkSession:
-    """A Spark in this process; there can be one. ``settings`` beside those of all tests."""
+    """The only Spark of this process. ``settings``: in addition to those of all tests."""
     use_java()
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["SPARK_LOCAL_IP"] = LOOPBACK
@@ -50,7 +50,7 @@ def session(master: str, settings: Mapping[str, str] = MappingProxyType({})) -> 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The Spark that all stories share: two tasks at once, each tried three times."""
+    """The Spark of all tests: two parallel tasks, each tried up to three times."""
     started = session("local[2,3]")
     yield started
     started.stop()

@@ -1,7 +1,8 @@
-"""A program of its own: a driver that copies a topic to another one, batch by batch, until it is told to end.
+"""A driver program that copies a topic to another one, batch by batch, until it is stopped.
 
-Arguments: the master, a broker's HTTP address, the two topics, a checkpoint, a file: once it is there, the
-driver copies what is left and ends with 0. What fails the query ends it with 1: it is to be started again.
+Arguments: the master, a broker's HTTP address, the two topics, a checkpoint, a file. When the file exists, the
+driver copies the remaining messages and exits with 0. If the query fails, it exits with 1, and must be started
+again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ POLL_SECONDS = 0.1
 
 
 def main(master: str, url: str, source: str, target: str, checkpoint: str, ends: str) -> int:
-    """The exit code."""
+    """Run the query, and return the exit code."""
     spark = session(master, DRIVER_SETTINGS)
     named = {"admin.url": url, "topic": source, "startingOffsets": "earliest"}
     limits = {"maxEntriesPerTrigger": str(ENTRIES_PER_BATCH), "minPartitions": "2"}

@@ -1,4 +1,4 @@
-"""Between tasks and a broker: it holds what the first attempts of tasks hand in, at the point that a test wants."""
+"""A proxy between tasks and a broker that delays the first attempts of tasks to stage rows, at a chosen point."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from typing import Self
 import urllib3
 
 HELD_SECONDS_MAX = 600.0
-"""Longer than any test waits for what it does meanwhile."""
+"""Longer than any test needs."""
 
 
 class Point(Enum):
-    """Where a task is while its hand-in is held."""
+    """Where a task is while its request is delayed."""
 
     NOT_STAGED = "the task has to hand it in again when it is released"
     STAGED = "the broker has it, and the task hears of it when it is released"
 
 
 class Hold:
-    """Holds the first hand-in of one partition of one version; those behind it pass."""
+    """Delays the first request of one partition of one version. Later requests pass."""
 
     def __init__(self, version: int, partition: int, point: Point) -> None:
         self._pattern = re.compile(rf"/staged/job/{version}/{partition}\.0/")
@@ -33,37 +33,37 @@ class Hold:
         self.held, self._released = threading.Event(), threading.Event()
         self._answered = threading.Event()
         self.answers: list[int] = []
-        """What the broker said to each hand-in of the partition, in order."""
+        """The broker's answers to the requests of the partition, in order."""
 
     def watches(self, method: str, path: str) -> bool:
-        """Whether it is about a hand-in of this partition."""
+        """Whether the request stages rows of this partition."""
         return method == "PUT" and self._pattern.search(path) is not None
 
     def is_first(self) -> bool:
-        """Once."""
+        """True once."""
         return self._taken.acquire(blocking=False)
 
     def wait(self) -> None:
-        """Hold it."""
+        """Delay the request."""
         self.held.set()
         self._released.wait(HELD_SECONDS_MAX)
 
     def release(self) -> None:
-        """Let it go on."""
+        """Let the request continue."""
         self._released.set()
 
     def release_and_answer(self) -> None:
-        """The same; who was held has its answer then, though it may stand still."""
+        """Let the request continue, and wait until the broker has answered it. Its sender may be stopped."""
         self._released.set()
         assert self._answered.wait(HELD_SECONDS_MAX)
 
     def is_answered(self) -> None:
-        """Note that it went on."""
+        """Note that the request was answered."""
         self._answered.set()
 
 
 class HoldingProxy:
-    """Runs while it is entered; ``url`` is where tasks write to."""
+    """Runs while it is entered; tasks write to ``url``."""
 
     def __init__(self, target: str, holds: Sequence[Hold]) -> None:
         proxy, pool = self, urllib3.PoolManager(retries=False)
@@ -102,7 +102,7 @@ class HoldingProxy:
             do_GET = do_PUT = do_POST = do_DELETE = forward  # noqa: N815 - the base's names
 
             def log_message(self, *_: object) -> None:
-                """Nobody reads it."""
+                """Print nothing."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"

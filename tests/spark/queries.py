@@ -1,7 +1,7 @@
-"""Streaming queries that are begun again where Spark had not the patience to begin them.
+"""Streaming queries that are started again if Spark's time limit for the start was too short.
 
-The Python of a streaming source has ten seconds to come up, and no setting of Spark says otherwise. On a busy
-machine that may be too short. Nothing has happened by then.
+The Python process of a streaming source must start within ten seconds, and Spark has no setting for this. On a busy
+machine this may be too short. Nothing has happened by then.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Start = Callable[[], StreamingQuery]
 
 
 def through(start: Start) -> StreamingQuery:
-    """A query that has read all there is. Raises StreamingQueryException where it failed."""
+    """A query that has read everything. Raises StreamingQueryException if it failed."""
     return _begun(start, _ended)
 
 
 def reading(start: Start) -> StreamingQuery:
-    """A query that runs, and has read something. Raises StreamingQueryException where it failed."""
+    """A query that is running, and has read some rows. Raises StreamingQueryException if it failed."""
     return _begun(start, _reads)
 
 
 def rows_read(query: StreamingQuery) -> int:
-    """How many rows it has read, as far as it remembers."""
+    """The number of rows in the query's recent progress."""
     return sum(int(each["numInputRows"]) for each in query.recentProgress)
 
 

@@ -1,7 +1,7 @@
-"""A Spark of several processes: a standalone master and two workers, each on a loopback address of its own.
+"""A Spark of several processes: a standalone master and two workers, each with its own loopback address.
 
-Executors are children of the workers and have Python processes of their own: all of them can be found,
-stopped and killed one by one, and none is left when the cluster ends.
+Executors are child processes of the workers, and have their own Python processes. The tests can find, stop and kill
+all of them, and none is left when the cluster ends.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ DRIVER_SETTINGS = {
     "spark.storage.blockManagerHeartbeatTimeoutMs": "15000",
     "spark.executor.heartbeatInterval": "1s",
 }
-"""Beside those of all tests: one task at a time in each executor, and one that is silent for 15 s is lost.
+"""Settings in addition to those of all tests: one task at a time in each executor, and an executor that is silent
+for 15 s is lost.
 
-One that is only slow is not: there are two, and a task that is tried again needs the other.
+A slow executor is not lost, because there are only two, and a repeated task needs the other one.
 """
 
 
 def descendants(process_id: int) -> dict[int, str]:
-    """The command lines of all processes that come from one, by process id."""
+    """The command lines of all descendants of a process, by process id."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(*_GONE):
@@ -66,14 +67,14 @@ def descendants(process_id: int) -> dict[int, str]:
 
 
 def is_gone(process_id: int) -> bool:
-    """Whether a process has ended, waited for or not; one that is stopped has not."""
+    """Whether a process has ended, even as a zombie. A stopped process has not ended."""
     with contextlib.suppress(*_GONE):
         return not Path(f"/proc/{process_id}/cmdline").read_bytes()
     return True
 
 
 def kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all that come from it, also those that are stopped."""
+    """Kill a process and all its descendants, including stopped ones."""
     found = descendants(process.pid)
     process.kill()
     process.wait()
@@ -83,7 +84,7 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 class Standalone:
-    """The cluster; ``url`` is the master for drivers."""
+    """The cluster; ``url`` is the address of the master."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -95,10 +96,10 @@ class Standalone:
         return f"spark://{MASTER_HOST}:{self._port}"
 
     def start(self) -> None:
-        """Start it, and wait until both workers are known to the master."""
+        """Start it, and wait until both workers are registered with the master."""
         here = ("--host", MASTER_HOST, "--port", str(self._port))
         self._spawn("master", "Master", *here, "--webui-port", str(self._port + 1))
-        wait_until(self._listens)  # a worker that comes too early tries again 10 s later
+        wait_until(self._listens)  # a worker that starts too early tries again only after 10 s
         for host in WORKER_HOSTS:
             size = ("--cores", "1", "--memory", "600m", "--webui-port", "0")
             work = ("--work-dir", str(self._folder / "work"))
@@ -106,7 +107,7 @@ class Standalone:
         wait_until(lambda: self._log("master").count("Registering worker") == len(WORKER_HOSTS))
 
     def stop(self) -> None:
-        """Kill all of its processes."""
+        """Kill all its processes."""
         for process in self._processes:
             kill_all(process)
 
@@ -115,7 +116,7 @@ class Standalone:
         return self._found(EXECUTOR)
 
     def python_processes(self) -> list[int]:
-        """Of the executors' tasks, and those that start them."""
+        """The Python processes of the executors' tasks, and those that start them."""
         return self._found(PYTHON_DAEMON)
 
     def _found(self, what: str) -> list[int]:
@@ -152,7 +153,7 @@ class Standalone:
 
 @contextlib.contextmanager
 def standalone(folder: Path) -> Iterator[Standalone]:
-    """A running cluster whose logs are in a folder."""
+    """A running cluster with its logs in a folder."""
     cluster = Standalone(folder)
     try:
         cluster.start()
@@ -162,7 +163,7 @@ def standalone(folder: Path) -> Iterator[Standalone]:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = START_SECONDS_MAX) -> None:
-    """Raises TimeoutError."""
+    """Wait for a condition. Raises TimeoutError."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What a topic holds, as a stock client reads it, and whether that is every row once and in order."""
+"""Reads the rows of a topic with a stock client, and checks that each is there once and in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS_SHOWN = 10
 
 
 class Rows:
-    """The numbers that are a topic's messages, in the log's order; ``read`` goes on where it was."""
+    """The numbers in a topic's messages, in the order of the log; ``read`` continues where it ended."""
 
     def __init__(self, client: Any, topic: str) -> None:
         self.numbers: list[int] = []
@@ -22,7 +22,7 @@ class Rows:
         self._behind = pulsar.MessageId.earliest
 
     def read(self) -> list[int]:
-        """All that there are now."""
+        """All numbers that the topic has now."""
         reader = self._client.create_reader(self._topic, self._behind)
         while reader.has_message_available():
             message = reader.read_next(READ_MILLISECONDS)
@@ -38,7 +38,7 @@ def stored(client: Any, topic: str) -> list[int]:
 
 
 def faults(found: Sequence[int], count: int) -> list[str]:
-    """What is wrong where rows 0 to ``count`` should stand once, in order; nothing: they do."""
+    """What is wrong if rows 0 to ``count`` should be there once, in order; empty: nothing."""
     counted = Counter(found)
     groups = {
         "lost": [each for each in range(count) if each not in counted],

@@ -1,4 +1,4 @@
-"""``make pipeline-demo``, over fewer messages and with the Spark that is there: all that it claims holds."""
+"""``make pipeline-demo`` with fewer messages and the shared Spark: all its claims hold."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 from examples import pipeline_demo
 from pyspark.sql import SparkSession
 
-# The tour repeats what test_spark_offload.py, test_spark_audit.py and test_spark_sink.py show one by one.
+# The tour repeats what test_spark_offload.py, test_spark_audit.py and test_spark_sink.py test one by one.
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def test_the_tour_holds_and_leaves_what_it_promises(
+def test_tour_succeeds_and_creates_its_files(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -33,7 +33,7 @@ def test_the_tour_holds_and_leaves_what_it_promises(
     assert (folder / "report" / "report.html").stat().st_size > 0
 
 
-def test_a_claim_that_does_not_hold_ends_it_with_an_error(
+def test_tour_fails_if_a_claim_does_not_hold(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def lied(*_: object) -> pipeline_demo.Findings:

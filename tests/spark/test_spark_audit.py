@@ -1,4 +1,4 @@
-"""``onewriter-pipeline audit`` over real brokers, logs and tables, and beside ``onewriter verify``."""
+"""``onewriter-pipeline audit`` with real brokers, logs and tables, compared with ``onewriter verify``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ LARGE = b"x" * 300_000
 
 
 def takeovers(fill: Fill, topic: str) -> None:
-    """Three holders one after the other, chunks and batches among what they write, then Shared ones."""
+    """Three successive holders that write chunks and batches, among others, then Shared producers."""
     for holder in ("alice", "bob", "carol"):
         fill(topic, [b"%d" % n for n in range(300)], producer_name=holder, **FENCING)
         single = {"batching_enabled": False, "chunking_enabled": True}
@@ -65,7 +65,7 @@ def audited(spark: SparkSession, broker: LocalBrokers, topic: str, tables: Table
     return Audit(Access(broker.http_url), Selection(topics=(topic,)), tables)
 
 
-def test_log_and_table_hold_and_tell_the_history_of_writers(
+def test_log_and_table_pass_and_show_the_history_of_holders(
     spark: SparkSession,
     broker: LocalBrokers,
     topic: str,
@@ -77,7 +77,7 @@ def test_log_and_table_hold_and_tell_the_history_of_writers(
     Offload(Access(broker.http_url), tables, Selection(topics=(topic,))).run(in_process, 2)
     with active(spark):
         hot, cold = audited(spark, broker, topic, tables).run(spark, "both")
-        assert SparkSession.getActiveSession() is spark  # it goes on in what it had
+        assert SparkSession.getActiveSession() is spark  # continues in the ledger that it had
     assert (hot.findings, cold.findings) == ([], [])
     for report in (hot, cold):
         (seen,) = report.topics
@@ -93,13 +93,13 @@ def test_log_and_table_hold_and_tell_the_history_of_writers(
 
 
 SIZES = ((0, 1), (None, 1), (None, PRINTS_HERE_MAX + 1))
-"""Of what is read here, by executors, and by executors who keep what is large."""
+"""Sizes that make this process read, then executors, then executors that keep large results."""
 
 
 def all_facts(
     spark: SparkSession, broker: LocalBrokers, topic: str, size: int | None, prints_max: int
 ) -> tuple[str, int]:
-    """All facts of a log, and how many prints there are of whoever wrote beside others."""
+    """All facts of a log, and the number of prints of Shared producers."""
     access = Access(broker.http_url)
     with Broker(access) as http:
         parts = live.parts_of([http.segments(topic)], 2)
@@ -113,7 +113,7 @@ def all_facts(
         return "\n".join(sorted(map(str, observed.to_pylist()))), prints.count()
 
 
-def test_atomic_publishes_under_an_epoch_hold_in_the_table_too(
+def test_atomic_publishes_under_an_epoch_pass_in_the_table_too(
     spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
 ) -> None:
     with (
@@ -149,7 +149,7 @@ def test_atomic_publishes_under_an_epoch_hold_in_the_table_too(
     assert violated(audit.table(spark)) == {"S15"}
 
 
-def test_partitions_are_chosen_by_their_topic_and_what_was_not_offloaded_is_said(
+def test_partitions_are_selected_by_topic_and_missing_offloads_reported(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     parted, access = f"{topic}-parts", Access(broker.http_url)
@@ -169,7 +169,7 @@ def test_partitions_are_chosen_by_their_topic_and_what_was_not_offloaded_is_said
         assert each.notes == ["no topic matches; nothing was audited"]
 
 
-def test_what_is_offloaded_while_a_table_is_audited_is_left_to_the_next_audit(
+def test_rows_offloaded_during_an_audit_are_left_to_the_next_audit(
     spark: SparkSession,
     broker: LocalBrokers,
     topic: str,
@@ -202,7 +202,7 @@ def violated(report: AuditReport) -> set[str]:
     return {finding.predicate for finding in report.findings}
 
 
-def test_a_table_that_lacks_a_file_or_has_one_twice_is_found_out(
+def test_missing_and_duplicate_files_of_a_table_are_found(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     fill(topic, [b"%d" % n for n in range(500)], producer_name="alice", **FENCING)
@@ -225,7 +225,7 @@ def test_a_table_that_lacks_a_file_or_has_one_twice_is_found_out(
 
 @pytest.fixture
 def stored(valkey: StoreServer) -> Iterator[LocalBrokers]:
-    """A broker whose store can be tampered with."""
+    """A broker whose store the test can modify."""
     with running_brokers(redis_url=valkey.url) as brokers:
         yield brokers
 
@@ -237,8 +237,8 @@ def verified(url: str, topic: str, buckets: int) -> set[str]:
     return {found["predicate"] for log in report["logs"] for found in log["violations"]}
 
 
-@pytest.mark.full  # test_spark_audit_mutants.py: the audit and verify agree on every falsification
-def test_what_was_tampered_with_is_found_by_both(
+@pytest.mark.full  # test_spark_audit_mutants.py: audit and verify agree on every falsification
+def test_audit_and_verify_find_modified_entries(
     spark: SparkSession, stored: LocalBrokers, valkey: StoreServer, stock: StockClients
 ) -> None:
     client, name = stock(stored.service_url), TopicName.parse("orders")
@@ -275,8 +275,8 @@ def test_what_was_tampered_with_is_found_by_both(
     )
 
 
-@pytest.mark.full  # the tests of the audit itself, here, and of the command's words in tests/unit/pipeline
-def test_the_command_tells_people_and_programs_and_ends_with_2(
+@pytest.mark.full  # the other tests here test the audit, and tests/unit/pipeline tests its texts
+def test_command_prints_text_or_json_and_exits_with_2(
     spark: SparkSession,
     stored: LocalBrokers,
     valkey: StoreServer,
@@ -298,7 +298,7 @@ def test_the_command_tells_people_and_programs_and_ends_with_2(
     assert "handed out twice" in said
 
 
-def test_entries_that_cannot_be_read_are_told_as_verify_tells_them(
+def test_unreadable_entries_are_reported_as_by_verify(
     spark: SparkSession,
     stored: LocalBrokers,
     valkey: StoreServer,

@@ -1,6 +1,6 @@
-"""The audit beside ``onewriter verify``: the same histories, the same corruptions, the same verdicts.
+"""The audit and ``onewriter verify`` report the same violations for the same corrupted histories.
 
-All mutants are judged at once, each under a name and a bucket of its own.
+All mutants are audited at once, each with its own log and bucket.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def facts_of(
 
 @dataclass
 class Case:
-    """A history, what verify says of it, and what the audit is given."""
+    """A history, the findings of verify, and the input of the audit."""
 
     log: str
     verdict: set[str]
@@ -134,7 +134,7 @@ def judge(spark: SparkSession, cases: list[Case]) -> list[Finding]:
         judge.close()
 
 
-async def test_the_audit_and_verify_say_the_same_of_every_mutant(spark: SparkSession) -> None:
+async def test_audit_and_verify_agree_on_every_mutant(spark: SparkSession) -> None:
     cases = [await case("whole", lambda _: None, 0)]
     for mutate, _ in MUTANTS:
         cases.append(await case(mutate.__name__, mutate, len(cases)))

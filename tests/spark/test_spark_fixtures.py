@@ -1,4 +1,4 @@
-"""Spark reads and audits the tables that earlier releases have written."""
+"""Spark reads and audits tables that earlier releases wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_table_of_an_earlier_release_is_read_and_audited(
+def test_table_of_an_earlier_release_is_read_and_audited(
     spark: SparkSession, broker: LocalBrokers, tmp_path: Path, name: str, kind: str
 ) -> None:
     expected = unpacked(name, tmp_path)["tables"][kind]

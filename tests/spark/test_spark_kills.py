@@ -1,8 +1,8 @@
-"""Kills spread over everything that takes part while a stream is written: every row once, in order.
+"""Kills of all participants while a stream is written: every row is there once, in order.
 
-A soak: ``ONEWRITER_ROUNDS=100 pytest tests/spark -m campaign --timeout 7200`` (``make soak-pipeline``). Each
-kill comes in the middle of a batch, at a time of its own; then the stream has to go on by itself, or, where
-its driver died, from its checkpoint, and what it has written is looked through before the next one.
+A long run: ``ONEWRITER_ROUNDS=100 pytest tests/spark -m campaign --timeout 7200`` (``make soak-pipeline``). Each
+kill happens in the middle of a batch, at a random time. Then the stream must continue by itself, or from its
+checkpoint if its driver died. The test checks the written rows before the next kill.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE
 from onewriter_pipeline.publish.staging import Staging
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "4"))
-"""Kills: each kind of victim once, unless told otherwise."""
+"""The number of kills, by default one of each kind."""
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROWS_PER_ENTRY = 5
 ROWS_PER_BATCH_MAX = ROWS_PER_ENTRY * ENTRIES_PER_BATCH
 ROWS_FED = 6 * ROWS_PER_BATCH_MAX
 ROWS_AHEAD_MIN = 3 * ROWS_PER_BATCH_MAX
-"""More are fed where there may be fewer than these to copy: no kill comes while there is nothing to do."""
+"""The test sends more rows while there may be fewer than these to copy, so that the stream is busy at each kill."""
 
 PROGRESS_SECONDS = 600.0
 PAUSE_SECONDS_MAX = 0.5
-"""A batch of this stream takes about as long."""
+"""A batch of this stream takes approximately this long."""
 
-# tests/integration/test_sink_attempts.py plays failed, repeated and late attempts without a cluster.
+# tests/integration/test_sink_attempts.py tests failed, repeated and late attempts without a cluster.
 pytestmark = [
     pytest.mark.full,
     pytest.mark.spark,
@@ -55,17 +55,17 @@ pytestmark = [
 
 
 class Stream:
-    """From one topic to another one, by a driver that is started again whenever it has ended."""
+    """A stream from one topic to another. Its driver is started again whenever it has ended."""
 
     def __init__(self, cluster: Standalone, brokers: LocalBrokers, folder: Path) -> None:
         self.fed = 0
-        """Rows that are in the source."""
+        """The number of rows in the source."""
         self._cluster, self._brokers, self._folder = cluster, brokers, folder
         self._driver: subprocess.Popen[bytes] | None = None
         self._version = 0
 
     def feed(self) -> None:
-        """More rows where there may be too few, each once, whatever has just died."""
+        """Send more rows if there may be too few, each once, whichever process has just died."""
         if self.fed - self.batches() * ROWS_PER_BATCH_MAX >= ROWS_AHEAD_MIN:
             return
         start, self.fed, self._version = self.fed, self.fed + ROWS_FED, self._version + 1
@@ -78,7 +78,7 @@ class Stream:
             staging.publish(staging.stage(0, 0, [batch], frame_rows=ROWS_PER_ENTRY))
 
     def keep_running(self) -> bool:
-        """Start the driver unless it runs; whether it had ended well."""
+        """Start the driver unless it runs. Returns whether it had ended successfully."""
         if self._driver is not None and self._driver.poll() is None:
             return False
         if self._driver is not None and self._driver.returncode == 0:
@@ -97,31 +97,31 @@ class Stream:
         return False
 
     def kill_driver(self) -> int:
-        """With its Java process and all others that come from it."""
+        """Kill the driver with its Java process and all descendants."""
         if self._driver is None:
             return 0
         kill_all(self._driver)
         return self._driver.pid
 
     def kill_executor(self) -> int:
-        """The Java of one."""
+        """Kill the Java process of an executor."""
         return kill_one(self._cluster.executors)
 
     def kill_python(self) -> int:
-        """A Python of an executor."""
+        """Kill a Python process of an executor."""
         return kill_one(self._cluster.python_processes)
 
     def kill_broker(self) -> int:
-        """The only one; it is started again."""
+        """Kill the only broker, and start it again."""
         return self._brokers.kill()
 
     def batches(self, folder: str = "commits") -> int:
-        """How many it has noted as done, or, in ``offsets``, as begun."""
+        """The number of batches in the checkpoint: completed ones, or with ``offsets`` those that began."""
         notes = (self._folder / "checkpoint" / folder).glob("*")
         return max((int(each.name) + 1 for each in notes if each.name.isdigit()), default=0)
 
     def go_on(self, behind: int = 0) -> None:
-        """Wait until it has done a batch more than these, by processes that may be killed."""
+        """Wait until the stream has completed more batches than ``behind``, in processes that may be killed."""
 
         def goes_on() -> bool:
             self.keep_running()
@@ -131,7 +131,7 @@ class Stream:
         wait_until(goes_on, PROGRESS_SECONDS)
 
     def work(self) -> None:
-        """Wait until it is in the middle of a batch."""
+        """Wait until the stream is in the middle of a batch."""
 
         def works() -> bool:
             self.keep_running()
@@ -141,13 +141,13 @@ class Stream:
         wait_until(works, PROGRESS_SECONDS)
 
     def finish(self) -> None:
-        """Let it come to its end."""
+        """Let the stream end."""
         (self._folder / "ends").touch()
         wait_until(self.keep_running, PROGRESS_SECONDS * 2)
 
 
 def kill_one(found: Callable[[], list[int]]) -> int:
-    """Any of the processes that are found, as soon as there is one."""
+    """Kill one of the found processes, as soon as there is one."""
     killed: list[int] = []
 
     def is_killed() -> bool:
@@ -163,7 +163,7 @@ def kill_one(found: Callable[[], list[int]]) -> int:
     return killed[0]
 
 
-def test_every_row_is_there_once_whoever_is_killed(
+def test_every_row_is_written_once_despite_kills(
     stock: StockClients, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pauses = random.Random(ROUNDS)

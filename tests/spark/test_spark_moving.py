@@ -1,4 +1,4 @@
-"""Reading with a real Spark while brokers die and topics move: all rows, each once, in order."""
+"""A real Spark reads while brokers die and topics move: all rows are read once, in order."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from tests.spark.queries import reading
 from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.errors import Unavailable
 
-# tests/unit/pipeline/test_pipeline_broker.py: a lost owner is looked up again, a broken stream is continued.
+# tests/unit/pipeline/brokers/test_pipeline_broker.py: lost owners are looked up again, broken streams continue.
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
 
 VALUE_BYTES = 40_000
 VALUES = 1_000
-"""40 MB in all: more than sockets and a task keep, so that a read is under way for a while."""
+"""40 MB in total: more than sockets and a task buffer, so that the read takes a while."""
 
 QUERY_SECONDS = 600.0
 POLL_SECONDS = 0.05
 ROWS_BEFORE_KILL = 20
-"""Of each task; it keeps some hundred."""
+"""Rows of each task; a task buffers some hundred."""
 
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LocalBrokers]:
-    """Two brokers over one store; who kills one starts it again."""
+    """Two brokers over one store. A test that kills one starts it again."""
     with (
         running_server() as store,
         running_brokers(brokers=2, redis_url=store.url, supervised=False) as brokers,
@@ -49,7 +49,7 @@ def numbered(first: int, end: int) -> list[bytes]:
 
 
 def send(brokers: LocalBrokers, stock: StockClients, topic: str, first: int, end: int) -> None:
-    """More values, by a client that follows the topic to its broker."""
+    """Send more values with a client that follows the topic to its broker."""
     client = stock(brokers.service_url)
     producer = client.create_producer(topic, batching_enabled=False, **PATIENT_SENDING)
     for value in numbered(first, end):
@@ -63,7 +63,7 @@ def options_of(brokers: LocalBrokers, topic: str) -> dict[str, Any]:
 
 
 def streams_open(brokers: LocalBrokers, number: int) -> bool:
-    """Whether blocks are being read from that broker."""
+    """Whether that broker is serving blocks."""
     status, text = Http(brokers.http_urls[number])("GET", "/metrics")
     return status == 200 and "onewriter_block_streams 0.0" not in text
 
@@ -72,7 +72,7 @@ def heads(rows: Any) -> list[int]:
     return [int(bytes(row["value"][:8])) for row in rows]
 
 
-def test_a_broker_that_dies_in_the_middle_of_a_read(
+def test_read_survives_the_death_of_its_broker(
     spark: SparkSession, pair: LocalBrokers, stock: StockClients, tmp_path: Path
 ) -> None:
     topic = topic_of(pair, 0, "dying")
@@ -89,7 +89,7 @@ def test_a_broker_that_dies_in_the_middle_of_a_read(
             goes_on.touch()
 
     def waiting_for_the_kill(rows: Iterable[Row]) -> Iterator[int]:
-        """What comes behind these rows is neither in a socket nor in a task yet."""
+        """The rows after these are neither in a socket nor in a task yet."""
         for number, row in enumerate(rows):
             while number == ROWS_BEFORE_KILL and not goes_on.exists():
                 time.sleep(POLL_SECONDS)
@@ -107,7 +107,7 @@ def test_a_broker_that_dies_in_the_middle_of_a_read(
     pair.restart(0)
 
 
-def test_a_topic_that_moves_while_a_stream_runs(
+def test_stream_survives_the_move_of_its_topic(
     spark: SparkSession, pair: LocalBrokers, stock: StockClients, tmp_path: Path
 ) -> None:
     topic = topic_of(pair, 1, "moving")
@@ -123,7 +123,7 @@ def test_a_topic_that_moves_while_a_stream_runs(
         wait_until(lambda: pair.owner_of(topic) == 0)
         send(pair, stock, topic, 300, 400)
         pair.restart(1)
-        placed(pair, topic)  # it goes back, from one that lives
+        placed(pair, topic)  # it moves back, from a running broker
         send(pair, stock, topic, 400, 500)
         running.processAllAvailable()
     finally:
@@ -133,7 +133,7 @@ def test_a_topic_that_moves_while_a_stream_runs(
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    """Return once it holds; while nobody answers it does not."""
+    """Wait for a condition; a condition that no broker answers does not hold."""
     until = time.monotonic() + QUERY_SECONDS
     while True:
         with contextlib.suppress(OSError, Unavailable):

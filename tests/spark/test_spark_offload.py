@@ -1,4 +1,4 @@
-"""Offload and both tiers with a real Spark, and the command as a person runs it."""
+"""Offload and both tiers with a real Spark, and the command as users run it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(broker: LocalBrokers, table: Path, topic: str, verb: str, *more: str
     )
 
 
-def test_what_was_trimmed_is_read_as_if_nothing_had_happened(
+def test_trimmed_messages_are_read_from_the_table(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     tables = Tables(str(tmp_path))
@@ -99,7 +99,7 @@ def test_spark_reads_the_files_of_a_table_itself(
         assert found.agg({"__publishTime": "max"}).collect()[0][0] is not None
 
 
-def test_a_gap_is_named(
+def test_gap_between_table_and_log_is_an_error(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     fill(topic, numbered(0, 10), **EXCLUSIVE)
@@ -113,7 +113,9 @@ def test_a_gap_is_named(
         load(spark, broker, topic=topic, **options).count()
 
 
-def test_the_command(broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path) -> None:
+def test_command_offloads_and_trims(
+    broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
+) -> None:
     fill(topic, numbered(0, 700), batching_enabled=False, **EXCLUSIVE)
     fill(topic, numbered(700, 710), **EXCLUSIVE)
     done = command(broker, tmp_path, topic, "offload", "--master", "local[2]")
@@ -134,8 +136,8 @@ def test_the_command(broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Pat
     assert "Traceback" not in missing.stderr
 
 
-@pytest.mark.full  # tests/integration/test_pipeline_offload_failures.py: no files are left without a commit
-def test_a_command_killed_while_spark_works(
+@pytest.mark.full  # tests/integration/test_pipeline_offload_failures.py: no files without a commit remain
+def test_killed_command_leaves_a_usable_table(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     fill(topic, numbered(0, 5000), batching_enabled=False, **EXCLUSIVE)
@@ -143,16 +145,16 @@ def test_a_command_killed_while_spark_works(
     for attempt in range(ATTEMPTS_MAX):
         table = tmp_path / str(attempt)
         access = ["--admin-url", broker.http_url, "--table", str(table), "--topic", topic]
-        # Killed with its Java and its workers as soon as a task has begun a file.
+        # Kill it with its Java process and its workers when a task has begun a file.
         with subprocess.Popen([*program, *access], start_new_session=True) as process:
             while process.poll() is None and not list(table.glob("messages/**/*.parquet")):
                 time.sleep(0.001)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         if process.returncode == -signal.SIGKILL:
-            break  # else it was through before it could be killed, and says nothing
+            break  # otherwise it finished before the kill, and prints nothing
     assert process.returncode == -signal.SIGKILL
     assert run(["offload", *access]) == EXIT_OK
-    assert spark.range(3).count() == 3  # a session that ran before goes on
+    assert spark.range(3).count() == 3  # the shared session keeps running
     counted = sum(file.rows for file in Tables(str(table)).existing(MESSAGES).files())
     assert counted == 5000

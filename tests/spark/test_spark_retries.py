@@ -1,4 +1,4 @@
-"""A task that fails in the middle is read again: every row once."""
+"""A task that fails in the middle is repeated: every row is read once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS_BEFORE_FAILURE = 100
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
-def test_a_task_that_is_tried_again_reads_the_same_rows(
+def test_repeated_task_reads_the_same_rows(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     sent = [f"{number}" for number in range(2000)]

@@ -1,4 +1,4 @@
-"""Writing to topics from a real Spark: every row once, in order, none under an epoch that is over."""
+"""A real Spark writes to topics: every row once, in order, and none under an epoch that is over."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write(frame: DataFrame, broker: LocalBrokers, log: str, version: int, **opti
 
 
 def stored(spark: SparkSession, broker: LocalBrokers, topic: str) -> list[int]:
-    """All rows of a topic, in the log's order."""
+    """All rows of a topic, in the order of the log."""
     found = (
         spark.read.format("onewriter")
         .option("admin.url", broker.http_url)
@@ -53,7 +53,7 @@ def stored(spark: SparkSession, broker: LocalBrokers, topic: str) -> list[int]:
     return [row.number for row in found]
 
 
-def test_a_batch_is_written_once_in_order(
+def test_batch_is_written_once_in_order(
     spark: SparkSession, broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     frame = rows(spark, 10_000)
@@ -89,7 +89,7 @@ def test_rows_go_to_the_topics_that_they_name_and_to_partitions_by_key(
     assert found.select("t").distinct().count() > 1
 
 
-def test_a_batch_that_is_written_at_least_once_needs_no_version(
+def test_at_least_once_batch_needs_no_version(
     spark: SparkSession, broker: LocalBrokers, topic: str
 ) -> None:
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_a_batch_that_is_written_at_least_once_needs_no_version(
 
 
 def plans(spark: SparkSession) -> str:
-    """What Spark's UI and event logs show of all queries until now."""
+    """What Spark's UI and event logs show of all queries so far."""
     store = spark._jsparkSession.sharedState().statusStore()
     shown = store.executionsList()
     return "\n".join(
@@ -143,10 +143,10 @@ def test_nothing_is_written_under_an_epoch_that_is_over(
     assert stored(spark, broker, topic) == list(range(10))
 
 
-def test_a_second_driver_on_a_checkpoint_fences_the_first(
+def test_second_driver_on_a_checkpoint_fences_the_first(
     spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
 ) -> None:
-    """A query that was superseded fails with its next batch, which says who leads; nothing of it is there."""
+    """The next batch of a superseded query fails, its error names the leader, and none of its rows is published."""
     source, target = f"{topic}-source", f"{topic}-target"
     checkpoint, fencing = str(tmp_path / "checkpoint"), "exclusive-with-fencing"
     write(rows(spark, 10, 1), broker, source, 1)
@@ -170,7 +170,7 @@ def test_a_second_driver_on_a_checkpoint_fences_the_first(
 
     run()
     write(rows(spark, 5, 1), broker, source, 2)
-    # Another process with a copy of the checkpoint, as a driver elsewhere is.
+    # Another process with a copy of the checkpoint, like a driver on another machine.
     with tempfile.TemporaryDirectory(prefix="ow") as folder:
         other = LeadSession("another driver", Leader(root=Path(folder)), fencing)
         begun = other.begin(PublishTarget(Access(broker.http_url), target), "query")
@@ -181,7 +181,7 @@ def test_a_second_driver_on_a_checkpoint_fences_the_first(
         other.end(is_over=True)
 
 
-def test_a_task_that_fails_behind_its_rows_leaves_none_of_them(
+def test_task_that_fails_after_its_rows_leaves_none_of_them(
     spark: SparkSession, broker: LocalBrokers, topic: str
 ) -> None:
     broken = rows(spark, 100).selectExpr(
@@ -193,7 +193,7 @@ def test_a_task_that_fails_behind_its_rows_leaves_none_of_them(
     assert stored(spark, broker, topic) == list(range(10))
 
 
-def test_a_stream_goes_on_where_it_was(
+def test_stream_continues_after_a_restart(
     spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
 ) -> None:
     source, target = f"{topic}-source", f"{topic}-target"
@@ -219,7 +219,7 @@ def test_a_stream_goes_on_where_it_was(
     write(rows(spark, 50, 1), broker, source, 2)
     run()
     assert stored(spark, broker, target) == [*range(100), *range(50)]
-    # As after a driver that died behind its publish: what it had not noted is played again.
+    # As after a driver that died after its publish: the batch that it had not recorded is repeated.
     for folder in ("commits", "offsets"):
         notes = [each for each in (tmp_path / "checkpoint" / folder).iterdir() if each.name != "0"]
         for each in notes:
@@ -229,7 +229,7 @@ def test_a_stream_goes_on_where_it_was(
     assert stored(spark, broker, target) == [*range(100), *range(50)]
 
 
-def test_a_stream_that_begins_anew_under_an_old_name_fails(
+def test_new_stream_under_an_old_name_fails(
     spark: SparkSession, broker: LocalBrokers, topic: str, tmp_path: Path
 ) -> None:
     source = f"{topic}-source"
@@ -258,7 +258,7 @@ def test_a_stream_that_begins_anew_under_an_old_name_fails(
     ("options", "said"),
     [
         ({"txnAppId": ""}, "txnAppId and txnVersion"),
-        # tests/unit/pipeline/test_write_options.py: what is said of each mistake
+        # tests/unit/pipeline/spark_source/test_write_options.py tests the error of each invalid option
         pytest.param({"topic": ""}, "topic is missing", marks=pytest.mark.full),
         pytest.param({"txnAppID2": "x"}, "txnAppId", marks=pytest.mark.full),
         pytest.param({"deliveryGuarantee": "at-most-once"}, "exactly-once", marks=pytest.mark.full),
@@ -267,14 +267,14 @@ def test_a_stream_that_begins_anew_under_an_old_name_fails(
     ],
     ids=str,
 )
-def test_mistakes_are_named_before_anything_runs(
+def test_invalid_options_are_named_before_anything_runs(
     spark: SparkSession, broker: LocalBrokers, topic: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises((PySparkException, AnalysisException), match=said):
         write(rows(spark, 1), broker, topic, 1, **options)
 
 
-def test_columns_without_a_place_are_named(
+def test_unsupported_columns_are_named(
     spark: SparkSession, broker: LocalBrokers, topic: str
 ) -> None:
     with pytest.raises(PySparkException, match="there is no place for the columns other"):

@@ -55,7 +55,7 @@ STORY = [("a", b"1"), ("b", b"1"), ("a", b"2"), ("c", b"1"), ("b", b"")]
 NEWEST = [(b"a", b"2"), (b"c", b"1")]
 
 
-def test_the_newest_of_each_key_from_log_and_table_and_published(
+def test_snapshot_has_the_newest_message_of_each_key_and_can_be_published(
     spark: SparkSession, broker: LocalBrokers, topic: str, stock: StockClients, tmp_path: Path
 ) -> None:
     keyed(broker, stock, topic, STORY)
@@ -75,7 +75,7 @@ def test_the_newest_of_each_key_from_log_and_table_and_published(
         assert sorted(newest_values(spark, reading(broker, target))) == NEWEST
     for kind in FORMATS:
         path = str(tmp_path / kind)
-        with active(spark.newSession()):  # another part of the program works in one of its own
+        with active(spark.newSession()):  # another part of the program uses its own session
             snapshot.SnapshotTarget(path, kind, False, "", "", None).write(whole)
         files = [path] if kind == PARQUET else DeltaTable(path).file_uris()
         assert spark.read.parquet(*files).count() == len(NEWEST)
@@ -98,7 +98,7 @@ async def test_shared_state_is_refused(
         snapshot.newest(spark, reading(broker, topic))
 
 
-def test_a_range_is_replayed_once_and_in_order(
+def test_range_is_replayed_once_and_in_order(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill
 ) -> None:
     fill(topic, [b"%d" % n for n in range(1000)], producer_name="alice")
@@ -125,7 +125,7 @@ def test_a_range_is_replayed_once_and_in_order(
         (["--topic", "t", "--to", "/nowhere/x", "--tier", "all"], "needs --table"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(words: list[str], said: str) -> None:
+def test_invalid_options_are_refused_before_anything_starts(words: list[str], said: str) -> None:
     result: Any = CliRunner().invoke(snapshot.command, words)
     assert isinstance(result.exception, Invalid)
     assert said in str(result.exception)

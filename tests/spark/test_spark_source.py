@@ -1,4 +1,4 @@
-"""``format("onewriter")`` in a real Spark: tables, SQL, streams with checkpoints, mistakes."""
+"""``format("onewriter")`` in a real Spark: tables, SQL, streams with checkpoints, errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def values(frame: DataFrame) -> list[bytes]:
         pytest.param(True, id="batched"),
     ],
 )
-def test_a_topic_is_a_table(
+def test_topic_is_a_table(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, batched: bool
 ) -> None:
     codec = pulsar.CompressionType.ZSTD
@@ -53,7 +53,7 @@ def test_a_topic_is_a_table(
     assert frame.columns == list(MESSAGE_COLUMNS)
     assert values(frame) == numbered(0, 1000)
     assert frame.filter("__sequenceId < 10").count() == 10
-    assert frame.count() == 1000  # what a filter of another action kept out is there
+    assert frame.count() == 1000  # rows that the filter of another action excluded
 
 
 def test_every_column_reaches_spark(
@@ -81,7 +81,7 @@ def test_every_column_reaches_spark(
     assert (second["__ledgerId"], second["__entryId"]) == (first["__ledgerId"], 2)
 
 
-def test_sql_and_a_schema_of_ones_own(
+def test_sql_and_a_custom_schema(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill
 ) -> None:
     fill(topic, [b'{"n": %d}' % number for number in range(10)])
@@ -124,7 +124,7 @@ def test_growth_epochs_and_trimming(
     ("options", "message"),
     [
         ({"startingOfsets": "x"}, "there is no option 'startingofsets': 'startingOffsets'?"),
-        # tests/unit/pipeline/test_read_options.py: what is said of each mistake
+        # tests/unit/pipeline/spark_source/test_read_options.py tests the error of each invalid option
         pytest.param({"topics": "o"}, "topic and topics: give one of", marks=pytest.mark.full),
         pytest.param(
             {"startingOffsets": "latest"},
@@ -133,7 +133,7 @@ def test_growth_epochs_and_trimming(
         ),
     ],
 )
-def test_mistakes_are_told_shortly(
+def test_errors_are_short(
     spark: SparkSession, broker: LocalBrokers, topic: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(AnalysisException) as caught:
@@ -142,7 +142,7 @@ def test_mistakes_are_told_shortly(
     assert "secret" not in str(caught.value)
 
 
-def test_a_topic_that_does_not_exist(spark: SparkSession, broker: LocalBrokers, topic: str) -> None:
+def test_missing_topic_is_an_error(spark: SparkSession, broker: LocalBrokers, topic: str) -> None:
     with pytest.raises(AnalysisException, match=f"{topic}"):
         load(spark, broker, topic=topic).count()
 
@@ -164,7 +164,7 @@ def start(
 
 
 def run(spark: SparkSession, broker: LocalBrokers, directory: Path, **options: Any) -> list[int]:
-    """The rows of each micro-batch of a query that reads all there is."""
+    """The rows of each micro-batch of a query that reads everything."""
     query = through(lambda: start(spark, broker, directory, **options))
     return [each["numInputRows"] for each in query.recentProgress if each["numInputRows"]]
 
@@ -174,7 +174,7 @@ def table(spark: SparkSession, directory: Path) -> list[bytes]:
     return values(frame.orderBy("__ledgerId", "__entryId", "__batchIndex"))
 
 
-def test_a_stream_goes_on_where_its_checkpoint_ends(
+def test_stream_continues_at_its_checkpoint(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     fill(topic, numbered(0, 25), batching_enabled=False)
@@ -186,7 +186,7 @@ def test_a_stream_goes_on_where_its_checkpoint_ends(
     assert table(spark, tmp_path) == numbered(0, 60)
 
 
-def test_a_stream_whose_next_entries_were_trimmed_fails(
+def test_stream_fails_if_its_next_entries_were_trimmed(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     exclusive = {"access_mode": pulsar.ProducerAccessMode.Exclusive, "batching_enabled": False}

@@ -1,4 +1,4 @@
-"""Streams of a real Spark over both tiers, with limits in messages and a subscription that follows."""
+"""Streams of a real Spark over both tiers, with limits of messages and a subscription that follows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXCLUSIVE = {"access_mode": pulsar.ProducerAccessMode.Exclusive, "batching_enabl
 
 
 def run(spark: SparkSession, broker: LocalBrokers, folder: Path, **options: Any) -> list[int]:
-    """The rows of each micro-batch of a query that reads all there is."""
+    """The rows of each micro-batch of a query that reads everything."""
     given = {"admin.url": broker.http_url, "startingOffsets": "earliest"} | options
     frame = spark.readStream.format("onewriter").options(**given).load()
     writer = frame.writeStream.format("parquet").option("path", str(folder / "table"))
@@ -39,7 +39,7 @@ def table(spark: SparkSession, folder: Path) -> list[bytes]:
     return [bytes(row.value) for row in ordered.select("value").collect()]
 
 
-def test_a_stream_over_both_tiers_while_the_first_one_grows(
+def test_stream_over_both_tiers_while_the_table_grows(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     access, tables = Access(broker.http_url), Tables(str(tmp_path / "tables"))
@@ -57,7 +57,7 @@ def test_a_stream_over_both_tiers_while_the_first_one_grows(
     assert table(spark, tmp_path) == numbered(0, 1310)
 
 
-def test_the_subscription_that_follows_a_checkpoint(
+def test_subscription_follows_the_checkpoint(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     fill(topic, numbered(0, 25), **EXCLUSIVE)
@@ -69,14 +69,14 @@ def test_the_subscription_that_follows_a_checkpoint(
 
     assert run(spark, broker, tmp_path, **options, maxEntriesPerTrigger=10) == [10, 10, 5]
     began = standing()
-    assert began.entry in {11, 21}  # never more than Spark has noted
+    assert began.entry in {11, 21}  # never more than Spark's checkpoint has
     assert run(spark, broker, tmp_path, **options) == []
     assert standing() == Position(began.ledger, 26)
     assert run(spark, broker, tmp_path, **options) == []
     assert standing() == Position(began.ledger, 26)
 
 
-def test_a_query_that_begins_at_the_end_reads_all_that_comes(
+def test_query_from_the_end_reads_all_new_messages(
     spark: SparkSession, broker: LocalBrokers, topic: str, fill: Fill, tmp_path: Path
 ) -> None:
     fill(topic, numbered(0, 5), **EXCLUSIVE)

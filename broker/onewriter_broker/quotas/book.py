@@ -1,7 +1,7 @@
 """The quota book: counts what subjects and namespaces use, and decides whether they get more.
 
-It knows no connection and no topic. Whoever gives something out takes it here first, and gives it back
-afterwards. What is there already stays when a quota shrinks: a quota is compared only when more is asked for.
+It knows neither connections nor topics. The caller takes a unit before it grants something, and gives it back
+afterwards. When a quota shrinks, what is in use stays: quotas are compared only when more is requested.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onewriter_http.addresses import network_of
 
 
 class Quota(enum.StrEnum):
-    """What is limited, and for whom. The value is the setting's name without ``quota_``."""
+    """The limited things, and whom the limit is for. The value is the setting's name without ``quota_``."""
 
     CONNECTIONS_PER_SUBJECT = "connections_per_subject"
     CONNECTIONS_PER_NAMESPACE = "connections_per_namespace"
@@ -32,17 +32,17 @@ class Quota(enum.StrEnum):
 
     @property
     def setting(self) -> str:
-        """The setting that says how much."""
+        """The setting that holds the limit."""
         return f"quota_{self.value}"
 
     @property
     def what(self) -> str:
-        """What is counted, in words."""
+        """The name of what is counted."""
         return self.value.partition("_per_")[0].replace("_", " ")
 
 
 class QuotaExceeded(Refused):
-    """Somebody has as much as a quota allows. Definite; the same may be granted later."""
+    """A subject or namespace uses as much as a quota allows. Definite; the same request may succeed later."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class QuotaExceeded(Refused):
 
 
 class Part(NamedTuple):
-    """One thing more under one quota: for whom."""
+    """One unit of one quota, and whom it counts for."""
 
     quota: Quota
     whose: str
@@ -77,26 +77,26 @@ class QuotaBook:
         """Refusals since the start, by quota."""
 
     def limit(self, quota: Quota) -> int:
-        """How much the quota allows; 0: any number."""
+        """The limit of the quota; 0 for none."""
         return self._limits.get(quota, 0)
 
     def used(self, quota: Quota, whose: str) -> int:
-        """How much somebody has of it."""
+        """How much of the quota is in use."""
         return self._used[quota][whose]
 
     def most(self, quota: Quota) -> tuple[str, int]:
-        """Who has most of it, and how much."""
+        """The subject or namespace that uses most of it, and how much."""
         used = self._used[quota]
         return max(used.items(), key=lambda each: each[1], default=("", 0))
 
     def take(self, *parts: Part) -> None:
-        """Count one more of each part, of all or of none. Raises QuotaExceeded."""
+        """Count one more of each part, either all or none. Raises QuotaExceeded."""
         for quota, whose in parts:
             self.check(quota, whose, self._used[quota][whose])
         self.count(*parts)
 
     def count(self, *parts: Part) -> None:
-        """Count what is there in any case."""
+        """Count one more of each part, even beyond a limit."""
         for quota, whose in parts:
             self._used[quota][whose] += 1
 
@@ -109,21 +109,21 @@ class QuotaBook:
                 del used[whose]
 
     def check(self, quota: Quota, whose: str, used: int, more: int = 1) -> None:
-        """Decide about something that is counted elsewhere. Raises QuotaExceeded."""
+        """Decide about a quota whose use is counted elsewhere. Raises QuotaExceeded."""
         limit = self.limit(quota)
         if limit and used + more > limit:
             self.refused[quota] += 1
             raise QuotaExceeded(quota, whose, used, limit)
 
     def measured(self, quota: Quota, used: Mapping[str, int]) -> None:
-        """Take over what was measured elsewhere, in place of all that was known."""
+        """Replace the counts of a quota with what was measured elsewhere."""
         self._used[quota] = Counter(used)
 
 
 def subject_of(identity: Identity, address: str) -> str:
-    """For whom a connection counts: its subject; without one, the host that it comes from.
+    """The name that a connection counts for: its subject; without one, the host of the client.
 
-    ``address`` is ``host:port``. One host has all addresses of an IPv6 /64 network.
+    ``address`` is ``host:port``. All addresses of an IPv6 /64 network are one host.
     """
     if not identity.is_anonymous:
         return f"subject {identity.subject}"
@@ -131,7 +131,7 @@ def subject_of(identity: Identity, address: str) -> str:
 
 
 def connection_parts(identity: Identity, address: str) -> tuple[Part, ...]:
-    """What a connection counts as: its subject's, and a ServiceAccount's also its namespace's."""
+    """The parts of a connection: those of its subject, and for a ServiceAccount also those of its namespace."""
     parts = [Part(Quota.CONNECTIONS_PER_SUBJECT, subject_of(identity, address))]
     namespace = Principal(identity).namespace
     if namespace is not None:
@@ -141,7 +141,7 @@ def connection_parts(identity: Identity, address: str) -> tuple[Part, ...]:
 
 
 def namespace_key(namespace: str) -> str:
-    """For whom something in a namespace of topics counts."""
+    """The name that objects in a namespace of topics count for."""
     return f"namespace {namespace}"
 
 
@@ -157,7 +157,7 @@ class Held(dict[int, Item]):
         self._parts: dict[int, tuple[Part, ...]] = {}
 
     def take(self, key: int, *parts: Part) -> None:
-        """Count an id that is here, or about to be. Raises QuotaExceeded."""
+        """Count an id that is in the mapping, or will be. Raises QuotaExceeded."""
         self._book.take(*parts)
         self._parts[key] = parts
 
@@ -166,7 +166,7 @@ class Held(dict[int, Item]):
         self._give_back(key)
 
     def remove(self, key: int) -> Item | None:
-        """Remove an id; what it stood for, None where it is not here."""
+        """Remove an id; returns its value, or None if it is not in the mapping."""
         found = self.get(key)
         if key in self:
             del self[key]

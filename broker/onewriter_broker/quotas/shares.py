@@ -1,9 +1,9 @@
-"""Shares of the store: who may still write when a part of it, or all of it, is used up. Pure.
+"""Shares of the store: which producers may write while a part of it, or all of it, is used up. Pure.
 
-Logs that have a limit in common have a ``Share`` in common: those of one namespace that are declared, and
-those that are not. ``StoreShares.look`` compares what is stored with the limits and sets each share.
+Logs with a common limit have a common ``Share``: the declared logs of one namespace, and its undeclared ones.
+``StoreShares.look`` compares what is stored with the limits and sets each share.
 
-    0 ------------------ nearly full --- the reserve begins --- it is used --- nothing is written
+    0 ------------------ almost full --- the reserve begins --- it is used --- nothing is written
                             90 %                 92 %              97 %             98.5 %
     new producers        refused
     undeclared topics    read slowly          held
@@ -19,17 +19,17 @@ from typing import Final, NamedTuple
 from onewriter_core.errors import Refused, ServerError
 
 RESERVE_ENDS: Final = 0.97
-"""Up to this share of the store's memory holders of declared topics write as always."""
+"""Up to this share of the store's memory, holders of declared topics write without limits."""
 
 HELD_ABOVE: Final = 0.985
-"""Beyond it nothing is appended: the rest is for fences, cursors and what frees memory."""
+"""Above this share nothing is appended: the rest is for fences, cursors and what frees memory."""
 
 ROOM_BELOW: Final = 0.95
 """A share that was used up has room again below this part of its limit."""
 
 
 class ShareOf(NamedTuple):
-    """Whose share: a namespace of topics, and whether they are declared."""
+    """The logs of a share: a namespace of topics, and whether they are declared."""
 
     namespace: str
     is_declared: bool
@@ -37,20 +37,20 @@ class ShareOf(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Share:
-    """What the logs that have it may do now. ``is_held``: what is sent waits and is not appended.
+    """What the logs of this share may do now. ``is_held``: messages wait and are not appended.
 
-    ``is_slow``: connections that send to them are read slowly.
+    ``is_slow``: the broker reads slowly from connections that send to them.
     """
 
     is_held: bool = False
     is_slow: bool = False
     refusal: str = ""
-    """Why a new producer is refused; empty: it is not."""
+    """Why a new producer is refused; empty if it is not."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareLimits:
-    """0 stands for no limit. Shares are parts of the store's memory limit, from 0 to 1."""
+    """Shares of the store's memory limit, from 0 to 1; 0 for no limit."""
 
     namespace_bytes: int = 0
     namespace_share: float = 0.0
@@ -59,22 +59,22 @@ class ShareLimits:
 
 
 class StoreShares:
-    """The shares of one broker. Nobody is held before the first look."""
+    """The shares of one broker. Nothing is held before the first comparison."""
 
     def __init__(self, limits: ShareLimits = ShareLimits()) -> None:
         self._limits = limits
         self._shares: dict[ShareOf, Share] = {}
         self._full: dict[str, str] = {}
-        """Limits that are used up, and what to say of them: by namespace; empty: undeclared topics."""
+        """The limits that are used up, with the sentence to show: by namespace; empty for undeclared topics."""
         self.stored: Mapping[ShareOf, int] = {}
         self.is_nearly_full = False
         self._part = 0.0
-        """Of the store's memory, what is used."""
+        """The used part of the store's memory."""
         self.refused = 0
-        """Producers that were refused because a share is used up."""
+        """Producers that were refused because a share was used up."""
 
     def of(self, namespace: str, *, is_declared: bool) -> Share:
-        """The share of such logs; always the same object."""
+        """The share of these logs; always the same object."""
         whose = ShareOf(namespace, is_declared)
         share = self._shares.get(whose)
         if share is None:
@@ -82,17 +82,17 @@ class StoreShares:
         return share
 
     def now(self, namespace: str, *, is_declared: bool) -> Share:
-        """What such logs may do now; of a namespace without logs nothing is kept."""
+        """The present state of the share of these logs. Nothing is kept for a namespace without logs."""
         whose = ShareOf(namespace, is_declared)
         return self._shares.get(whose) or self._set(whose, Share())
 
     @property
     def held(self) -> int:
-        """How many shares are held."""
+        """The number of shares that are held."""
         return sum(share.is_held for share in self._shares.values())
 
     def check(self, share: Share, *, resumes: bool = False) -> None:
-        """Raise Refused where a new producer of it may not begin. ``resumes``: it holds its topic."""
+        """Raise Refused if a new producer of the share may not begin. ``resumes``: it holds its topic."""
         if share.refusal:
             self.refused += 1
             code = ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR
@@ -108,7 +108,9 @@ class StoreShares:
         *,
         is_nearly_full: bool,
     ) -> bool:
-        """Compare; whether a share has become free. ``used`` and ``limit``: memory, 0: no limit."""
+        """Compare use and limits; returns whether a share has become free. ``used`` and ``limit``: memory; 0:
+        no limit.
+        """
         self.stored = stored
         self.is_nearly_full = is_nearly_full
         self._judge(limit)
@@ -121,7 +123,7 @@ class StoreShares:
         return is_freed
 
     def _set(self, whose: ShareOf, share: Share) -> Share:
-        """Have a share say what was found last."""
+        """Update a share."""
         slow_from, held_from = RESERVE_ENDS, HELD_ABOVE
         share.refusal = self._full.get(whose.namespace, "")
         if not whose.is_declared:
@@ -133,7 +135,7 @@ class StoreShares:
         return share
 
     def _judge(self, limit: int) -> None:
-        """Which limits are used up, each until what counts for it is well below."""
+        """Determine which limits are used up. Each stays so until the use is well below it."""
         limits = self._limits
         namespaces: dict[str, int] = {}
         undeclared = 0

@@ -1,8 +1,8 @@
-"""A real broker inside a test's process, with takeovers, partitions and failovers on command.
+"""A real broker in a test's process, with takeovers, partitions and failovers on demand.
 
-The broker is the one that runs anywhere (app.Broker), over a store and an anchor in memory, in a thread
-with an event loop of its own. Reached through ``onewriter.testing``; all methods here are for any other
-thread, return when it is done, and take no longer than ORDER_SECONDS_MAX.
+The broker is the same as in a broker process (app.Broker). Its store and its anchor are in memory, and it
+runs in a thread with its own event loop. Tests reach it through ``onewriter.testing``. All methods are for
+other threads; they return when the order is done, within ORDER_SECONDS_MAX.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from onewriter_core.ids import TopicName
 from onewriter_core.topic.events import Event, FenceRequested, HandoverRequested
 
 ORDER_SECONDS_MAX = 10.0
-"""Until an order is done."""
+"""Time until an order is done."""
 
 STOP_SECONDS_MAX = 10.0
 
@@ -45,7 +45,9 @@ Result = TypeVar("Result")
 
 
 class InProcessBroker:
-    """``start`` it, ``stop`` it. ``manifests`` is YAML text; ``settings`` are the broker's, by name."""
+    """Use ``start`` and ``stop``. ``manifests`` is YAML text; ``settings`` are the broker's settings, by
+    name.
+    """
 
     def __init__(
         self, *, manifests: str = "", settings: Mapping[str, object] | None = None
@@ -73,23 +75,23 @@ class InProcessBroker:
 
     @property
     def service_url(self) -> str:
-        """For Pulsar clients."""
+        """The URL for Pulsar clients."""
         return f"pulsar://127.0.0.1:{self._settings.port}"
 
     @property
     def http_url(self) -> str:
-        """Administration, as everywhere."""
+        """The URL of the HTTP interface."""
         return f"http://127.0.0.1:{self._settings.http_port}"
 
     # ------------------------------------------------------------ its life
 
     def start(self) -> None:
-        """Returns when it serves. Raises what kept it from that."""
+        """Start the broker; returns when it serves. Raises the error that prevented it."""
         self._thread.start()
         self._started.result(ORDER_SECONDS_MAX)
 
     def stop(self) -> None:
-        """Heal what is cut, stop in order, wait for the thread."""
+        """Heal all partitions, stop in order, and wait for the thread."""
         if self._thread.is_alive():
             self.heal()
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -126,7 +128,7 @@ class InProcessBroker:
             self._started.set_result(None)
 
     async def _until_held(self) -> None:
-        """Every bucket is held, in the dataset that counts now."""
+        """Wait until every bucket is owned, in the present dataset."""
         replid = self._server.primary.replid
         while True:
             held = self._broker.ownership.held().values()
@@ -148,15 +150,17 @@ class InProcessBroker:
     # ------------------------------------------------------------ takeovers
 
     def fence(self, topic: str) -> int:
-        """Depose whoever writes; the next in line leads. Answers the epoch that ends all before it."""
+        """Fence the holder; the next waiter leads. Returns the epoch; no lower epoch can write any more."""
         return self._do(self._ordered(topic, lambda name: FenceRequested(name, None, self._now())))
 
     def hand_over(self, topic: str) -> int:
-        """Give the topic to the first in line, without a gap; its epoch. Unavailable: nobody waits."""
+        """Give the topic to the first waiter, without a gap; returns its epoch. Raises Unavailable if there
+        is none.
+        """
         return self._do(self._ordered(topic, lambda name: HandoverRequested(name, "", self._now())))
 
     async def _ordered(self, topic: str, order: Callable[[str], Event]) -> int:
-        """Again while another change of hands is under way."""
+        """Retry the order while another transition is under way."""
         runner = await self._runner(topic)
         while True:
             name = f"in-process-{next(self._orders)}"
@@ -173,11 +177,11 @@ class InProcessBroker:
     # ------------------------------------------------------------ the network
 
     def partition(self, topic: str = "") -> None:
-        """Cut the network to whoever writes or waits for a topic, or to everybody.
+        """Cut the network to the holder and the waiters of a topic, or to all clients.
 
-        Both sides believe their connections to live, until they notice the silence: the broker after
-        2.5 s at the defaults (then the next in line leads), our SDK after 5 s. Whoever of a topic
-        connects anew comes through; where everybody is cut off, nobody does.
+        Both sides consider their connections alive until they notice the silence: the broker after 2.5 s by
+        default (then the next waiter leads), onewriter's SDK after 5 s. New connections for the topic are not
+        cut; if all clients are cut off, new connections are cut, too.
         """
         self._do(self._cut(topic))
 
@@ -195,7 +199,7 @@ class InProcessBroker:
                 gate.line.cut()
 
     def heal(self) -> None:
-        """End all partitions: what was under way arrives."""
+        """End all partitions; data under way arrives."""
         self._do(self._heal())
 
     async def _heal(self) -> None:
@@ -207,7 +211,7 @@ class InProcessBroker:
     # ------------------------------------------------------------ the store
 
     def lag(self) -> None:
-        """From now on the store's replica gets nothing: a failover loses what is written meanwhile."""
+        """Stop replication to the store's replica: a failover then loses later writes."""
         self._do(self._lag())
 
     async def _lag(self) -> None:
@@ -215,9 +219,9 @@ class InProcessBroker:
             replica.holds_replication = True
 
     def fail_over(self) -> None:
-        """The store's replica, as far as it came, takes the primary's place; returns when served again.
+        """Promote the store's replica with the data that it has; returns when topics are served again.
 
-        Epochs stay, and holders with them, unless the replica lagged behind the grant itself.
+        Epochs and holders stay, unless the replica lacks the grant itself.
         """
         self._do(self._fail_over())
 
@@ -239,7 +243,7 @@ class InProcessBroker:
 def in_process_broker(
     *, manifests: str = "", settings: Mapping[str, object] | None = None
 ) -> Iterator[InProcessBroker]:
-    """A started broker, stopped at the end."""
+    """A started broker, which is stopped at the end."""
     broker = InProcessBroker(manifests=manifests, settings=settings)
     broker.start()
     try:

@@ -1,8 +1,8 @@
-"""A network that a test can cut: stands between a client's socket and the broker in this process.
+"""A network that a test can cut: it is between a client's socket and the broker in this process.
 
-While cut, nothing the client sends arrives and nothing the broker says leaves, though both believe the
-connection to live; what was under way arrives once it is healed, as TCP would have it. What ends
-meanwhile, the other side learns then.
+While it is cut, no data passes in either direction, although both sides consider the connection alive. Data
+under way arrives when it is healed, as with TCP. If one side closes meanwhile, the other side notices it
+then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, cast
 
 
 class GatedTransport(asyncio.Transport):
-    """The transport as the broker sees it."""
+    """The transport that the broker uses."""
 
     def __init__(self, transport: asyncio.Transport, ended: Callable[[], None]) -> None:
         super().__init__()
@@ -25,12 +25,12 @@ class GatedTransport(asyncio.Transport):
         self.is_cut = False
 
     def cut(self) -> None:
-        """Let nothing pass from now on."""
+        """Stop all traffic from now on."""
         self.is_cut = True
         self._transport.pause_reading()
 
     def heal(self) -> None:
-        """Let everything pass again, what was held back first."""
+        """Let traffic pass again, beginning with what was held back."""
         self.is_cut = False
         held, self._held = self._held, []
         self._transport.writelines(held)
@@ -76,7 +76,7 @@ class GatedTransport(asyncio.Transport):
         return self._has_ended or self._transport.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        # A cut peer must look like one that is silent, not like one that has gone.
+        # A peer that is cut off must look silent, not closed.
         return default if name == "socket" else self._transport.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
@@ -87,7 +87,7 @@ class GatedTransport(asyncio.Transport):
 
 
 class Gate(asyncio.BufferedProtocol):
-    """One connection. ``is_to_be_cut`` is asked about each new one."""
+    """One connection. ``is_to_be_cut`` is called for each new one."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Gate(asyncio.BufferedProtocol):
         self._is_to_be_cut = is_to_be_cut
         self._is_told = False
         self.peer = ""
-        """``HOST:PORT`` of the client, by which the broker knows it, too."""
+        """``HOST:PORT`` of the client, which the broker also uses."""
         self.line: GatedTransport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -113,7 +113,7 @@ class Gate(asyncio.BufferedProtocol):
             self.line.cut()
 
     def _ended(self) -> None:
-        """The broker has closed it while it was cut."""
+        """Handle that the broker closed the connection while it was cut."""
         asyncio.get_running_loop().call_soon(self.connection_lost, None)
 
     def get_buffer(self, sizehint: int) -> memoryview:

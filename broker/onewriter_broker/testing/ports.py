@@ -1,6 +1,6 @@
-"""Free TCP ports of this machine, for tests and benchmarks that run beside each other.
+"""Free TCP ports of this machine, for concurrent tests and benchmarks.
 
-What lives here: which ports a process may use. Nothing listens on them yet.
+This module only chooses ports; it does not listen on them.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from pathlib import Path
 from onewriter_core.errors import Unavailable
 
 PORT_MIN, PORT_END = 10_000, 32_768
-"""Where free ports are looked for."""
+"""The range of the ports."""
 
 PORT_ATTEMPTS_MAX = 100
 
 PORTS_OF_A_PROCESS = 512
-"""How many of them a process has to itself."""
+"""Ports that are reserved for one process."""
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` consecutive TCP ports of 127.0.0.1 that nobody uses just now.
+    """The first of ``count`` consecutive TCP ports of 127.0.0.1 that are free now.
 
-    Below those that the kernel gives to outgoing connections: else a client that comes back to a
-    port while its broker is down may be given that very port, and the broker never gets it back.
-    Every process that asks has a part of the range to itself for as long as it lives: between this
-    answer and the moment when somebody listens there, or listens again, nobody else is given it.
+    They are below the kernel's ports for outgoing connections. Otherwise, a client that reconnects while its
+    broker is down could get that very port, and the broker would never get it back. Each process reserves a
+    part of the range for its lifetime, so no other process gets a port between this call and the moment when
+    a server listens there, or listens again.
     """
     if _PORTS.process_id != os.getpid():
         _PORTS.take_part()
@@ -45,7 +45,7 @@ def free_ports(count: int) -> int:
 
 
 class _Ports:
-    """The part of the range that a process has, and which ports it has given out last."""
+    """The part of the range that a process has reserved, and the port that it returns next."""
 
     def __init__(self) -> None:
         self.process_id = 0
@@ -53,9 +53,9 @@ class _Ports:
         self._next = PORT_MIN
 
     def take_part(self) -> None:
-        """Lock a part that no other process has; where there is none, all of the range is shared.
+        """Lock a part that no other process has; if there is none, share the whole range.
 
-        The lock ends with the process: its file stays open until then, and no child inherits it.
+        The lock ends with the process: its file stays open until then, and children do not inherit it.
         """
         self.process_id, end = os.getpid(), _outgoing_port_min()
         self.first, self.end = PORT_MIN, end
@@ -73,7 +73,7 @@ class _Ports:
         self._next = self.first + secrets.randbelow(self.end - self.first)
 
     def next(self, count: int) -> int:
-        """Where to look next: ports that were given out come last again."""
+        """The next candidate. Ports that were returned before come last."""
         first = self._next if self._next + count <= self.end else self.first
         self._next = first + count
         return first
@@ -83,7 +83,7 @@ _PORTS = _Ports()
 
 
 def _outgoing_port_min() -> int:
-    """The lowest port of outgoing connections; Linux tells, elsewhere it is above our range."""
+    """The lowest port of outgoing connections. Linux states it; on other systems it is above the range."""
     try:
         found = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     except (OSError, ValueError, IndexError):

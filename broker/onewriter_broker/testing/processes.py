@@ -1,8 +1,8 @@
-"""Real brokers for tests: processes on free ports, a folder of their own, signals by process id.
+"""Real brokers for tests: processes on free ports, with their own folder, controlled by signals.
 
-What lives here: starting, stopping, killing, freezing and asking brokers as a person at a terminal
-would, for this project's tests and, through ``onewriter.testing``, for those of its users. What does
-not: clients (use a stock one), and stores other than the embedded one (give their URL).
+This module starts, stops, kills, freezes and asks brokers as an administrator at a terminal would, for this
+project's tests and, through ``onewriter.testing``, for those of its users. Tests use stock clients, and pass
+the URL of a store that is not the embedded one.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from onewriter_core.wire.commands import Command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 START_SECONDS_MAX = 180.0
-"""Until every broker answers a CONNECT."""
+"""Time until every broker answers a CONNECT."""
 
 STOP_SECONDS_MAX = 90.0
-"""For a clean stop; then SIGKILL."""
+"""Time for a clean stop; then SIGKILL."""
 
 POLL_SECONDS = 0.02
 
 NOT_OWNED, REFUSED = "nobody", "refused"
-"""What stands for an owner where a look-up names none."""
+"""Used in place of an owner if a look-up names none."""
 
 LOG_BYTES_SHOWN = 16 * 1024
-"""How much of the log is shown when something goes wrong."""
+"""Bytes of the log that are shown after a failure."""
 
 RUNNING: list[LocalBrokers] = []
-"""The brokers that run now, so that a test framework can show their logs when a test fails."""
+"""The running brokers, so that a test framework can show their logs when a test fails."""
 
 
 class LocalBrokers:
-    """Brokers of one data directory: numbered from 0, each a process that can be signalled.
+    """Brokers of one data directory, numbered from 0; each is a process that can get signals.
 
-    ``supervised``: they run under ``onewriter up``, with an embedded Valkey unless ``redis_url``
-    names a store; a broker that dies is started again. Otherwise each one is run bare, which needs
-    a ``redis_url``. ``manifests`` is YAML text. ``settings`` are those of
-    ``onewriter_broker.settings``, by name; ``arguments`` go to ``onewriter up`` as they are.
+    ``supervised``: they run under ``onewriter up``, with an embedded Valkey unless ``redis_url`` names a
+    store; a broker that ends is restarted. Otherwise each one runs without a supervisor, which needs a
+    ``redis_url``. ``manifests`` is YAML text. ``settings`` are those of ``onewriter_broker.settings``, by
+    name. ``arguments`` are passed to ``onewriter up`` unchanged.
     """
 
     def __init__(
@@ -86,23 +86,23 @@ class LocalBrokers:
 
     @property
     def service_urls(self) -> list[str]:
-        """Of each broker, for Pulsar's binary protocol."""
+        """The URL of each broker for Pulsar's binary protocol."""
         return [f"pulsar://127.0.0.1:{self._port + n}" for n in range(len(self.names))]
 
     @property
     def service_url(self) -> str:
-        """One URL that lists all brokers, as Pulsar's clients understand it."""
+        """One URL that lists all brokers, in the format of Pulsar's clients."""
         hosts = [url.removeprefix("pulsar://") for url in self.service_urls]
         return "pulsar://" + ",".join(hosts)
 
     @property
     def http_urls(self) -> list[str]:
-        """Of each broker."""
+        """The HTTP URL of each broker."""
         return [f"http://127.0.0.1:{self._http_port + n}" for n in range(len(self.names))]
 
     @property
     def http_url(self) -> str:
-        """Of the first broker."""
+        """The HTTP URL of the first broker."""
         return self.http_urls[0]
 
     def address(self, number: int = 0) -> tuple[str, int]:
@@ -111,16 +111,16 @@ class LocalBrokers:
 
     @property
     def buckets(self) -> int:
-        """How many buckets these brokers share."""
+        """The number of buckets that these brokers share."""
         return int(str(self._settings.get("buckets", Settings.model_fields["buckets"].default)))
 
     def target_of(self, topic: str) -> int:
-        """The broker that placement gives the topic to when all are there."""
+        """The broker to which placement assigns the topic when all brokers are alive."""
         name = rendezvous(bucket_of(TopicName.parse(topic).base, self.buckets), self.names)
         return self.names.index(name)
 
     def owner_of(self, topic: str, *, asked: int = 0) -> int:
-        """The broker that a look-up at ``asked`` names. Raises Unavailable when it names none."""
+        """The broker that a look-up at ``asked`` returns. Raises Unavailable if it returns none."""
         url = next(iter(self._look_up(asked, [topic])), "")
         if url in {"", NOT_OWNED, REFUSED}:
             raise Unavailable(f"no broker serves {topic}")
@@ -129,7 +129,7 @@ class LocalBrokers:
     # ------------------------------------------------------------ their life
 
     def start(self, *, wait: bool = True) -> None:
-        """Start them all and, unless ``wait`` is False, wait until each one answers."""
+        """Start all brokers and, unless ``wait`` is False, wait until each one answers."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self._supervised:
             self._spawn(self._up_command())
@@ -142,7 +142,7 @@ class LocalBrokers:
             self.wait_ready()
 
     def restart(self, number: int, *, wait: bool = True) -> None:
-        """Start a broker without a supervisor again, after it was killed."""
+        """Start a killed broker without a supervisor again."""
         command = self._bare_command(number)
         self._processes[number] = self._popen(command)
         if wait:
@@ -177,7 +177,7 @@ class LocalBrokers:
         return topics
 
     def stop(self) -> int:
-        """Stop cleanly, as Ctrl-C does; the exit code (of the last one that had another than 0)."""
+        """Stop cleanly, as Ctrl-C does; returns the exit code (of the last process with one other than 0)."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -188,7 +188,7 @@ class LocalBrokers:
         return code
 
     def wait_ended(self) -> int:
-        """Wait until all processes have ended, kill those that do not; the exit code."""
+        """Wait until all processes have ended, and kill those that do not end; returns the exit code."""
         code = 0
         for process in self._processes:
             try:
@@ -201,7 +201,7 @@ class LocalBrokers:
         return code
 
     def pid(self, number: int = 0) -> int:
-        """The process id of a broker as it runs now."""
+        """The present process id of a broker."""
         if not self._supervised:
             return self._processes[number].pid
         started = [
@@ -212,15 +212,15 @@ class LocalBrokers:
         return started[-1]
 
     def kill(self, number: int = 0) -> int:
-        """SIGKILL a broker; the process id that it had."""
+        """Send SIGKILL to a broker; returns its process id."""
         return self._signal(number, signal.SIGKILL)
 
     def freeze(self, number: int = 0) -> int:
-        """SIGSTOP a broker: it answers nobody, its sockets stay open."""
+        """Send SIGSTOP to a broker: it does not answer, and its sockets stay open."""
         return self._signal(number, signal.SIGSTOP)
 
     def thaw(self, process_id: int) -> None:
-        """SIGCONT a process that was frozen, unless it is gone."""
+        """Send SIGCONT to a frozen process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(process_id, signal.SIGCONT)
 
@@ -232,11 +232,11 @@ class LocalBrokers:
     # ------------------------------------------------------------ their story
 
     def log(self) -> str:
-        """All that the brokers and their supervisor said since the first start."""
+        """Everything that the brokers and their supervisor logged since the first start."""
         return self._log_path.read_text(errors="replace") if self._log_path.exists() else ""
 
     def log_end(self) -> str:
-        """The last part of it."""
+        """The last part of the log."""
         return self.log()[-LOG_BYTES_SHOWN:]
 
     def events(self, name: str) -> list[dict[str, object]]:
@@ -258,7 +258,7 @@ class LocalBrokers:
         count: int = 1,
         seconds: float = START_SECONDS_MAX,
     ) -> dict[str, object]:
-        """The ``count``-th such line, once it is there. Raises TimeoutError."""
+        """The line number ``count`` of this kind, once it exists. Raises TimeoutError."""
         deadline = time.monotonic() + seconds
         while True:
             found = [event for event in self.events(name) if matches(event)]
@@ -293,7 +293,7 @@ class LocalBrokers:
         }
         settings = Settings.model_validate(chosen | self._settings)
         path = self.directory / f"{self.names[number]}.json"
-        # What has its default is left to the broker: one of an earlier release does not know every setting.
+        # Defaults are left to the broker: one of an earlier release does not know every setting.
         path.write_text(settings.model_dump_json(exclude_defaults=True))
         return [sys.executable, "-m", "onewriter_broker.process", str(path)]
 
@@ -320,9 +320,9 @@ class LocalBrokers:
         return process_id
 
     def _look_up(self, number: int, topics: Collection[str]) -> list[str]:
-        """The owners of topics in their order; nothing if the broker wants credentials first.
+        """The owners of topics in their order; empty if the broker requires credentials.
 
-        NOT_OWNED stands for nobody, REFUSED for a topic that may not be. Raises OSError.
+        NOT_OWNED means no owner, REFUSED a topic that must not exist. Raises OSError.
         """
         with socket.create_connection(self.address(number), timeout=STOP_SECONDS_MAX) as link:
             wire = ClientConnection()
@@ -344,7 +344,9 @@ class LocalBrokers:
         raise ConnectionError("the broker closed the connection")
 
     def _plain_url(self, answer: pb.CommandLookupResponse) -> str:
-        """The broker that a look-up names, by its plain address; with ``tls_only`` it names another one."""
+        """The plain address of the broker in a look-up's result; with ``tls_only`` the result contains
+        another address.
+        """
         if answer.broker_service_url or not answer.broker_service_url_tls:
             return answer.broker_service_url
         host, _, port = answer.broker_service_url_tls.partition("://")[2].rpartition(":")
@@ -368,7 +370,7 @@ def running_brokers(
     settings: Mapping[str, object] | None = None,
     arguments: Sequence[str] = (),
 ) -> Iterator[LocalBrokers]:
-    """Started brokers in a temporary folder, stopped at the end; see LocalBrokers."""
+    """Started brokers in a temporary folder, which are stopped at the end; see LocalBrokers."""
     with tempfile.TemporaryDirectory(prefix="onewriter-") as folder:
         local = LocalBrokers(
             Path(folder),

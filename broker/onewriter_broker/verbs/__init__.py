@@ -1,1 +1,3 @@
-"""Verbs of the ``onewriter`` command that ask a running broker, or its data when none runs."""
+"""Verbs of the ``onewriter`` command for administrators. They ask a running broker, or read its data if none
+is running.
+"""

@@ -1,4 +1,4 @@
-"""``onewriter adopt``: take a dataset that the brokers refuse, at the price of what is missing."""
+"""``onewriter adopt``: accept a dataset that the brokers refuse, although data is missing in it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def _adopt(settings: Settings, buckets: list[int], reason: str) -> list[Fo
 
 
 def _user() -> str:
-    """The name of who runs this, or the number: containers run under users without a name."""
+    """The name of the user, or the number: containers may run as users without a name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -140,10 +140,10 @@ def _user() -> str:
 
 @contextlib.asynccontextmanager
 async def reachable(settings: Settings) -> AsyncIterator[Settings]:
-    """Settings whose store answers: the named one, the running embedded one, or one started here.
+    """Settings of a store that answers: the named one, the running embedded one, or one that is started here.
 
-    A server that is started here has the data directory's lock, and is stopped at the end. Raises
-    ConfigurationError when there is no data, or no way to its store.
+    A server that is started here holds the data directory's lock, and is stopped at the end. Raises
+    ConfigurationError if there is no data, or no way to its store.
     """
     if settings.redis_url or settings.redis_sentinels:
         yield settings
@@ -170,12 +170,14 @@ async def reachable(settings: Settings) -> AsyncIterator[Settings]:
 
 
 def _acquire_or_find(lock: DirectoryLock, settings: Settings) -> Settings | None:
-    """None when the lock is ours now; else the settings of a broker that runs on the directory."""
+    """None if this process has the lock now; otherwise the settings of a broker that runs on the directory."""
     try:
         lock.acquire()
     except ConfigurationError:
         for path in sorted((settings.data_dir / "run").glob("*.json")):
-            with contextlib.suppress(OSError, ValueError):  # half written, or not ours to read
+            with contextlib.suppress(
+                OSError, ValueError
+            ):  # half written, or not readable by this user
                 return Settings.model_validate_json(path.read_text())
         raise
     return None

@@ -1,4 +1,4 @@
-"""The options of every verb that asks a broker."""
+"""The options of the verbs that ask a broker."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How brokers are reached: any broker's URL, the caller's token, the authorities that count for HTTPS."""
+    """How to reach brokers: the URL of any broker, the caller's token, the authorities for HTTPS."""
 
     http_url: str
     token: str
     ca_file: Path | None
 
     def broker(self, url: str = "") -> Broker:
-        """The broker at this URL; at the one that was given."""
+        """The broker at this URL, or at the URL of the options."""
         return Broker(url or self.http_url, self.token, ca_file=self.ca_file)
 
 
 def broker_options(command: Command) -> Command:
-    """The options that every verb has which asks a broker: its arguments ``reach`` and ``output``."""
+    """Add the options of a verb that asks a broker: its arguments ``reach`` and ``output``."""
 
     @functools.wraps(command)
     def with_reach(

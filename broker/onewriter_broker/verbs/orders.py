@@ -1,4 +1,6 @@
-"""``onewriter fence``, ``handover`` and ``reassign``: an administrator changes who writes, and whose a topic is."""
+"""``onewriter fence``, ``handover`` and ``reassign``: orders of an administrator about a topic's writer and
+namespace.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``onewriter ownerships``: who owns what; and having the records of a group forgotten."""
+"""``onewriter ownerships``: list the owners of resources, and drop the records of a group."""
 
 from __future__ import annotations
 
@@ -69,7 +69,8 @@ def ownerships(
 def _each(urls: list[str], reach: Reach, ask: Callable[[Broker], Json]) -> tuple[list[Json], bool]:
     """The answers of the brokers, and whether all answered; a warning names those that did not.
 
-    Raises what the first one to answer refuses with: then nothing was done, and the others will say the same.
+    Raises the refusal of the first broker that answers: then nothing was done, and the others would refuse,
+    too.
     """
     answers: list[Json] = []
     for url in urls:

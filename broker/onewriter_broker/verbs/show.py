@@ -1,4 +1,4 @@
-"""``onewriter topics``, ``status`` and ``history``: who writes, since when, and why."""
+"""``onewriter topics``, ``status`` and ``history``: the writers of topics, their queues and transitions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def topics(namespace: str | None, reach: Reach, output: str) -> None:
     others = {
         row["owner"]["httpUrl"] for row in rows if row["owner"] is not None and "epoch" not in row
     }
-    for url in sorted(others):  # what is served elsewhere is known there
+    for url in sorted(others):  # topics that another broker serves are known there
         try:
             known = {row["name"]: row for row in _pages(reach.broker(url), namespace)}
         except (Unavailable, Undecided) as error:

@@ -1,9 +1,8 @@
-"""What a bucket's audit shows: fences in order, one holder per epoch, the right waiter promoted.
+"""Checks a bucket's audit: the order of fences, one holder per epoch, the right waiter promoted.
 
-Pure. Fed with the bucket's records, oldest first; leaves behind, per log, what the log's own check
-compares its markers with. Records of fences were written in the same step as the markers, so their
-order is the order of the fences; resumes and losses are written after the fact and are therefore
-never compared by their place in the stream.
+Pure. It gets the bucket's records, oldest first, and collects for each log what the log's own check compares
+its markers with. Records of fences were written atomically with the markers, so their order is the order of
+the fences. Resumes and losses are written later, so their place in the stream is never compared.
 """
 
 from __future__ import annotations
@@ -27,46 +26,46 @@ from onewriter_core.publishers import Publisher
 from onewriter_core.topic.model import AccessMode, Departure, PromotionPolicy, Purpose
 
 AUDIT_RECORDS_MAX = 100_000
-"""Records of one bucket that are looked at; a note says when there were more."""
+"""Records of one bucket that are checked; a note says if there were more."""
 
 _POLICIES = {policy.value for policy in PromotionPolicy}
 
 
 @dataclass(slots=True)
 class LogAudit:
-    """What the audit says of one log."""
+    """The contents of the audit about one log."""
 
     fences: dict[int, FenceRecord] = field(default_factory=dict)
     """The fences by ledger, in order."""
     losses: list[LossRecord] = field(default_factory=list)
     forgotten: set[str] = field(default_factory=set)
-    """Apps whose published version somebody had it forget."""
+    """Apps whose published version the log was ordered to forget."""
     publishers: dict[tuple[int, str], set[Publisher]] = field(default_factory=dict)
-    """By epoch and app: who published under them."""
+    """The publishers of each epoch and app."""
     newest: FenceRecord | None = None
     first_epoch: int | None = None
-    """The epoch of the log's first fence that is kept."""
+    """The epoch of the log's first fence in the audit."""
     epoch: int = 0
-    """The highest epoch, granted or remembered."""
+    """The highest epoch, granted or recorded."""
     epoch_record: str = ""
     holder: tuple[int, str, str] | None = None
     """Epoch, producer and subject of the newest holder."""
 
     def reaches_back_to(self, epoch: int) -> bool:
-        """Whether the audit holds all records since an epoch was granted: they follow its grant."""
+        """Whether the audit has all records since an epoch was granted: they follow its grant."""
         return epoch in self.fences or (self.first_epoch is not None and self.first_epoch < epoch)
 
     def is_lost(self, after: Position, last: Position) -> bool:
-        """Whether the broker itself reported the entries behind ``after`` up to ``last`` lost."""
+        """Whether the broker itself reported the loss of the entries after ``after``, up to ``last``."""
         return any(loss.after <= after and last <= loss.last for loss in self.losses)
 
 
 @dataclass(slots=True)
 class BucketAudit:
-    """What the audit of a bucket says of all its logs.
+    """The contents of a bucket's audit about all its logs.
 
-    ``oldest`` is the first fence kept: older records may have been trimmed. ``notes`` say what was
-    not looked at.
+    ``oldest`` is the first fence in it: older records may have been trimmed. ``notes`` say what was not
+    checked.
     """
 
     logs: dict[str, LogAudit] = field(default_factory=dict)
@@ -74,24 +73,24 @@ class BucketAudit:
     oldest: FenceRecord | None = None
     newest_ledger: int = 0
     recorders: set[str] = field(default_factory=set)
-    """Brokers that record who publishes."""
+    """Brokers that record the publishers."""
     records: int = 0
     is_cut: bool = False
-    """There are records that were not looked at."""
+    """There are records that were not checked."""
     unreadable: int = 0
     notes: list[str] = field(default_factory=list)
 
     def log(self, name: str) -> LogAudit:
-        """What is known of a log; created when it is new."""
+        """What is known about a log; creates it if it is new."""
         return self.logs.setdefault(name, LogAudit())
 
 
 def check_audit(
     records: Iterable[tuple[str, Mapping[str, str]]], audit: BucketAudit
 ) -> Iterator[Violation]:
-    """Check a bucket's records, oldest first, and gather them in ``audit``.
+    """Check a bucket's records, oldest first, and collect them in ``audit``.
 
-    May be called again with the records that follow.
+    May be called again with the following records.
     """
     for record_id, fields in records:
         if audit.records >= AUDIT_RECORDS_MAX:
@@ -147,7 +146,7 @@ def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
 
 
 def _given_once(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
-    """A ledger is handed out once, to one broker."""
+    """A ledger is granted once, to one broker."""
     other = audit.ledgers.setdefault(record.ledger, record)
     if other is record:
         return
@@ -164,7 +163,7 @@ def _given_once(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
 
 
 def _epoch(record: FenceRecord, log: LogAudit, name: str, *, is_first: bool) -> Iterator[Violation]:
-    """What must hold of a record's epoch, given the records before it."""
+    """What must hold for a record's epoch, given the records before it."""
     places = (_place(log.epoch_record), _place(record.record_id))
     if is_first and record.old_epoch < log.epoch and not _repeats(record, log.newest):
         yield Violation(
@@ -209,7 +208,7 @@ def _epoch(record: FenceRecord, log: LogAudit, name: str, *, is_first: bool) -> 
 
 
 def _repeats(record: FenceRecord, before: FenceRecord | None) -> bool:
-    """Whether this is the same fence again: nobody heard of the first one, a failover took it."""
+    """Whether this repeats the fence: a failover lost the first one before its result was known."""
     return (
         before is not None
         and (record.kind, record.broker) == (before.kind, before.broker)
@@ -218,12 +217,12 @@ def _repeats(record: FenceRecord, before: FenceRecord | None) -> bool:
 
 
 def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Violation]:
-    """A resume is legal only under a ledger of the same epoch and holder: nothing lies between."""
+    """A resume is valid only under a ledger of the same epoch and holder, with nothing in between."""
     fence = audit.ledgers.get(record.ledger)
     if fence is None or fence.topic != record.topic:
         return
     if len(fence.partitions) > 1 and not fence.changes_hands:
-        return  # the record has the first partition's epoch only
+        return  # the record has only the first partition's epoch
     name = fence.log_name(fence.partitions[0])
     places = (_place(fence.record_id), _place(record.record_id))
     if record.epoch != fence.epoch:
@@ -279,12 +278,12 @@ def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Violatio
 
 
 def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
-    """The waiter promoted comes before the best of those that were left waiting."""
+    """The promoted waiter ranks before the best of those that were left waiting."""
     promoted, left = record.promoted, record.next_waiter
     if (
         record.kind is not Purpose.GRANT
         or record.mode != AccessMode.WAIT_FOR_EXCLUSIVE.name
-        or record.cause == Departure.HANDED_OVER.value  # a person may choose anybody
+        or record.cause == Departure.HANDED_OVER.value  # an administrator may choose any waiter
         or promoted is None
         or left is None
     ):

@@ -1,7 +1,7 @@
-"""``onewriter verify``: check what log and audit show, straight from the store.
+"""``onewriter verify``: checks log and audit directly in the store.
 
-Reads the store itself rather than asking a broker, so it works while none runs, and does not take a
-broker's word for anything. It never writes.
+It reads the store and does not ask a broker, so it works while none is running, and does not trust any
+broker. It never writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onewriter_core.errors import ConfigurationError, Refused, ServerError, Unde
 from onewriter_core.ids import InvalidTopicName, TopicName
 
 PROGRESS_SECONDS = 2.0
-"""Between two lines about how far the check is."""
+"""Interval between two progress lines."""
 
 
 @click.command("verify")
@@ -87,7 +87,9 @@ def _topic_name(text: str) -> TopicName:
 
 
 def _settings(data_dir: Path | None, redis_url: str | None, buckets: int | None) -> Settings:
-    """How to reach the store: as told, as the environment says, or as a broker there reached it."""
+    """The settings for the store: from the options, from the environment, or from a broker that used this
+    directory.
+    """
     given: dict[str, object] = {}
     if data_dir is not None:
         given["data_dir"] = data_dir
@@ -114,7 +116,7 @@ def _settings(data_dir: Path | None, redis_url: str | None, buckets: int | None)
 
 @asynccontextmanager
 async def _store(settings: Settings) -> AsyncIterator[RedisLogStore]:
-    """The store; an embedded server that is not running is started for the time of the check."""
+    """The store. An embedded server that is not running is started for the time of the check."""
     store = RedisLogStore(redis_settings(settings))
     directory = settings.data_dir.absolute() / "valkey"
     server = None
@@ -150,7 +152,7 @@ async def _verify(settings: Settings, name: TopicName | None) -> list[LogReport]
 
 
 class _Progress:
-    """Says on the error stream how far a long check is."""
+    """Writes the progress of a long check to standard error."""
 
     def __init__(self) -> None:
         self._said_at = time.monotonic()

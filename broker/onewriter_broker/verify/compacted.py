@@ -1,8 +1,8 @@
-"""Is a log's compacted view what the log says? Whole, as it was written, and the fold of the log.
+"""Checks a log's compacted view: it is complete, unchanged, and what compaction of the log yields.
 
-The fold is made anew and compared entry by entry where the log still begins at its beginning; where
-it was trimmed, only the view's own hashes can be checked. Works beside a running broker: a view that
-is replaced meanwhile is left to the next run.
+If the log still has its beginning, the compaction is repeated and compared entry by entry. If it was trimmed,
+only the view's own hashes can be checked. The check works beside a running broker: a view that is replaced
+meanwhile is left to the next run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from onewriter_core.log_format.chain import CHAIN_START
 from onewriter_core.log_format.field_names import COMPACTED, TRIMMED
 
 KEYS_MAX: Final = 2_000_000
-"""Keys that a fold keeps in memory; a log with more is not compared."""
+"""Keys that the repeated compaction keeps in memory. A log with more keys is not compared."""
 
 READ_BLOCKS: Final = 4
-"""Blocks of one read, which may hold a large entry each."""
+"""Blocks of one read; each may contain a large entry."""
 
 
 class _Differs(Exception):
@@ -60,7 +60,7 @@ async def check_compacted(
 async def _entries_of(
     store: LogStore, name: TopicName, view: View
 ) -> AsyncIterator[tuple[Position, bytes]]:
-    """The view's entries in order, each block's hash checked."""
+    """The view's entries in order; each block's hash is checked."""
     number, link, last = 0, CHAIN_START, EARLIEST
     while number < view.blocks:
         count = min(READ_BLOCKS, view.blocks - number)
@@ -111,7 +111,7 @@ async def _log_of(store: LogStore, name: TopicName, end: Position) -> AsyncItera
 
 
 async def _check_fold(store: LogStore, name: TopicName, view: View) -> None:
-    """Compare the view with the log. Messages in chunks are left out: some may be given up."""
+    """Compare the view with the log. Messages in chunks are left out, because some may be incomplete."""
     newest, ordinal = Newest(KEYS_MAX), 0
     async for block in _log_of(store, name, view.horizon):
         for payload in payloads(block):
@@ -144,7 +144,7 @@ async def _next(
 async def _folded(
     store: LogStore, name: TopicName, horizon: Position, newest: Newest
 ) -> AsyncIterator[tuple[Position, bytes]]:
-    """What the log up to the horizon comes down to."""
+    """The result of compacting the log up to the horizon."""
     ordinal = 0
     async for block in _log_of(store, name, horizon):
         ledger, entry = block.position

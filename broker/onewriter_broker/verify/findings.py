@@ -1,7 +1,6 @@
-"""What a checker finds: violations of a predicate, and notes on what was left unchecked.
+"""The findings of checkers: violations of predicates, and notes on what was not checked.
 
-The wording lives here and in the checkers, so that every program that checks logs (the verb, a
-batch job over all history) says the same.
+Their wording is here and in the checkers, so that every program that checks logs says the same.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ PREDICATES: Final = {
     "S12": "no fence forgotten: the state knows the highest epoch and ledger",
     "S15": "an atomic publish is whole, by whom the audit says, and no version of an app stands twice",
 }
-"""The predicates that stored log and audit can show, each with the part of it that they show."""
+"""The predicates that the stored log and audit can show, each with the part of it that they show."""
 
 VIOLATIONS_MAX = 100
-"""Violations listed per log; further ones are counted."""
+"""Violations that are listed per log; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that is no violation but that the reader of a report must know."""
+    """Something that is not a violation, but that readers of a report must know."""
 
     log: str
     sentence: str
@@ -52,9 +51,9 @@ class Note:
 
 @dataclass(slots=True)
 class Findings:
-    """Violations and notes of one log, in the order found; both bounded.
+    """Violations and notes of one log, in the order in which they were found; both bounded.
 
-    ``further`` counts violations beyond VIOLATIONS_MAX. A note is kept once.
+    ``further`` counts violations beyond VIOLATIONS_MAX. Equal notes are kept once.
     """
 
     violations: list[Violation] = field(default_factory=list)
@@ -63,11 +62,11 @@ class Findings:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing that was checked is violated."""
+        """Whether no checked predicate is violated."""
         return not self.violations
 
     def add(self, violations: Iterator[Violation]) -> None:
-        """Keep these violations, up to the bound."""
+        """Add violations, up to the bound."""
         for violation in violations:
             if len(self.violations) < VIOLATIONS_MAX:
                 self.violations.append(violation)
@@ -75,6 +74,6 @@ class Findings:
                 self.further += 1
 
     def note(self, note: Note) -> None:
-        """Keep a note, unless it was made already."""
+        """Add a note, unless there is an equal one."""
         if note not in self.notes:
             self.notes.append(note)

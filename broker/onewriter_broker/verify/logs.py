@@ -1,8 +1,8 @@
-"""What one log shows, beside its audit: order, fences, holes, the chain of hashes.
+"""Checks one log against its audit: order, fences, holes, the chain of hashes.
 
-Pure and streaming: blocks come in their stored order, one ledger's numbers are all that is kept.
-``check`` does a whole stream at once; a reader that goes on while the log is trimmed feeds a
-LogChecker itself and tells it of the cut.
+Pure and streaming: blocks come in their stored order, and only one ledger's numbers are kept. ``check``
+handles a whole stream at once. A reader that continues while the log is trimmed feeds a LogChecker itself and
+reports the trim to it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from onewriter_core.log_format.field_names import TRIMMED
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What the store keeps of a log beside its blocks, read after them.
+    """What the store keeps beside a log, read after its blocks.
 
-    ``state`` is empty when it is gone. ``unit`` is the bucket's record.
+    ``state`` is empty if it is gone. ``unit`` is the bucket's record.
     """
 
     state: Mapping[str, str]
@@ -55,12 +55,12 @@ class LogChecker:
     log: str
     audit: BucketAudit
     settled: int = NUMBER_MAX
-    """The highest ledger whose marker must be there: later ones were fenced while we read."""
+    """The highest ledger whose marker must exist: later ones were fenced during the check."""
     entries: int = 0
     blocks: int = 0
     ledgers: int = 0
     first: Position | None = None
-    """Where the stored log begins."""
+    """The beginning of the stored log."""
     last: Position = EARLIEST
     notes: list[str] = field(default_factory=list)
     sequences: SequenceChecker = field(init=False)
@@ -68,18 +68,18 @@ class LogChecker:
     publishers: PublisherChecker = field(init=False)
     _known: LogAudit = field(init=False)
     _awaited: deque[int] = field(init=False)
-    """Ledgers of the audit whose markers are still to come."""
+    """Ledgers in the audit whose markers have not come yet."""
     _ledger: int = 0
     _has_marker: bool = False
     _has_entries: bool = False
     _next: int = 0
-    """The entry id that comes next; 0: not known."""
+    """The next expected entry id; 0 if it is not known."""
     _chain: bytes | None = None
-    """The hash to go on from; None: not known."""
+    """The hash before the next block; None if it is not known."""
     _epoch: int = 0
     _holder: tuple[int, str, str] | None = None
     _of_ledger: tuple[int | None, str] = (None, "")
-    """The epoch of the ledger's entries (None: no producer held the topic), and the broker that wrote them."""
+    """The epoch of the ledger's entries (None if no producer held the topic), and the broker that wrote them."""
 
     def __post_init__(self) -> None:
         self.sequences = SequenceChecker(self.log)
@@ -89,14 +89,14 @@ class LogChecker:
         self._awaited = deque(sorted(self._known.fences))
 
     def cut(self) -> None:
-        """The log was trimmed past what has been fed: it begins with the next block."""
+        """Note that the log was trimmed past what was checked: it begins with the next block."""
         self.first = None
         self._next, self._chain = 0, None
         self.sequences.cut()
         self.publishes.cut()
 
     def feed(self, block: StoredBlock) -> Iterator[Violation]:
-        """The next block or marker."""
+        """Check the next block or marker."""
         self.blocks += 1
         is_first = self.first is None
         if is_first:
@@ -129,7 +129,7 @@ class LogChecker:
         yield from self._identity(marker, record)
 
     def _missing_markers(self, ledger: int, *, is_first: bool) -> Iterator[Violation]:
-        """Fences of the audit between the ledger before and this one must have left markers."""
+        """Fences in the audit between the previous ledger and this one must have left markers."""
         while self._awaited and self._awaited[0] <= ledger:
             missing = self._awaited.popleft()
             if missing != ledger and not is_first and missing > self._ledger:
@@ -144,7 +144,7 @@ class LogChecker:
         )
 
     def _tail_kept(self, record: FenceRecord, position: Position) -> Iterator[Violation]:
-        """What the broker had acknowledged before this fence is in the log, or reported lost."""
+        """What the broker had acknowledged before this fence is in the log, or was reported lost."""
         for partition, acknowledged in record.acknowledged.items():
             if record.log_name(partition) != self.log or acknowledged.entry == 0:
                 continue
@@ -176,7 +176,7 @@ class LogChecker:
             )
 
     def _identity(self, marker: Marker, record: FenceRecord | None) -> Iterator[Violation]:
-        """Whose ledger it is; at most one violation, so that one fault is told once."""
+        """Compare the holder of a ledger; at most one violation, so that one fault is reported once."""
         ledger = marker.position.ledger
         fields = marker.fields
         epoch = _number(fields.get("epoch", ""))
@@ -265,7 +265,7 @@ class LogChecker:
         self._next, self._chain = block.last.entry + 1, block.chain
         self.entries += len(block.lengths)
         number = entry
-        if block.publish:  # its entries are the publish's own, whoever holds the topic
+        if block.publish:  # its entries belong to the publish, whichever producer holds the topic
             yield from self.publishers.block(block, *self._of_ledger)
             return
         for payload in payloads(block):
@@ -273,7 +273,7 @@ class LogChecker:
             number += 1
 
     def _as_fenced(self, ledger: int) -> tuple[int | None, str]:
-        """Epoch and broker of a ledger whose marker is not there, as far as the audit knows."""
+        """Epoch and broker of a ledger without a marker, as far as the audit shows."""
         record = self._known.fences.get(ledger)
         if record is None or not (
             record.changes_hands or record.log_name(record.partitions[0]) == self.log
@@ -282,7 +282,7 @@ class LogChecker:
         return (record.epoch if record.producer else None), record.broker
 
     def _numbers(self, block: Block, entry: int) -> Iterator[Violation]:
-        """Numbers go on and the hash chains on; after a hole the chain begins anew."""
+        """Check that numbers and hashes continue. After a hole, the chain begins again."""
         if self._next and entry < self._next:
             yield self._violation(
                 "S1", block.position, f"entry {entry} follows on entry {self._next - 1}"
@@ -310,7 +310,7 @@ class LogChecker:
     def finish(self, stored: Stored) -> Iterator[Violation]:
         """Compare with what the store keeps beside the log; call it once, at the end."""
         late = [ledger for ledger in self._awaited if self._ledger < ledger <= self.settled]
-        # Of an empty log only the newest must be there: a marker goes when a later one stands.
+        # An empty log only needs its newest marker: a marker is removed when there is a later one.
         for ledger in late if self.first is not None else late[-1:]:
             yield self._without_marker(ledger)
         yield from self._remembered(stored)

@@ -1,8 +1,8 @@
-"""Who published, as blocks say it and as the audit says it.
+"""Compares the publishers in blocks with those in the audit.
 
-A broker writes the audit record before it appends a block that names the publisher. So if a block has no
-such record, the block or its record was changed. Brokers of release 0.1.0 write neither: a ledger's owner
-that wrote no such record at all is taken for one of these.
+A broker writes the audit record before it appends a block that names the publisher. So if a block has no such
+record, the block or its record was changed. Brokers of release 0.1.0 write neither: a ledger's owner that
+wrote no such record at all counts as one of these.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class PublisherChecker:
     """The publish, and the publisher, of the last block that was reported."""
 
     def block(self, block: Block, epoch: int | None, owner: str) -> Iterator[Violation]:
-        """The next block of a publish, in a ledger of this epoch (None: of none) that ``owner`` wrote."""
+        """Check the next block of a publish, in a ledger of this epoch (None: no epoch) that ``owner`` wrote."""
         named = (block.publish, block.by)
         if named == self._last:
-            return  # the other blocks of a publish that was reported
+            return  # another block of a publish that was reported
         sentence = self._wrong(block, epoch, owner)
         self._last = named if sentence else None
         if sentence:
             yield Violation("S15", self.log, (str(block.position),), sentence)
 
     def _wrong(self, block: Block, epoch: int | None, owner: str) -> str:
-        """What is wrong with the publisher that a block names; empty: nothing, as far as it shows."""
+        """What is wrong with the publisher that a block names; empty if nothing is."""
         if not block.by and owner not in self.audit.recorders:
             return ""  # a broker of an earlier release
         publisher = decode_publisher(block.by)

@@ -1,7 +1,7 @@
-"""S15 as a log shows it: atomic publishes are whole, and each version of an app stands once, in order.
+"""Checks S15 in a log: atomic publishes are complete, and each version of an app is stored once, in order.
 
-A publish without its last block may stand at the very end of a log: it is being written, or waits for
-the next fence, which drops it.
+A publish without its last block may be at the very end of a log: it is being written, or the next fence will
+drop it.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from onewriter_core.log_format.field_names import VERSION_PREFIX
 from onewriter_core.wire.messages import summarize
 
 APPS_REMEMBERED_MAX = 10_000
-"""Apps of one log whose last version is remembered; the broker allows fewer at any one time."""
+"""Apps of one log whose last version is remembered. The broker allows fewer at a time."""
 
 
 @dataclass(slots=True)
 class PublishChecker:
-    """The blocks of one log in order. ``log`` is its name; ``forgotten``: apps that somebody had
-    the log forget, whose versions may begin anew.
+    """The blocks of one log in order. ``log`` is its name; ``forgotten``: apps that the log was ordered to
+    forget, whose versions may begin again.
     """
 
     log: str
     forgotten: frozenset[str] = frozenset()
     open: str = ""
-    """The publish whose last block is still to come."""
+    """The publish whose last block has not come yet."""
     _since: Position | None = None
     _versions: dict[str, tuple[int, Position]] = field(default_factory=dict)
 
     def cut(self) -> None:
-        """What lay before was trimmed."""
+        """Note that everything before was trimmed."""
         self.open, self._since = "", None
 
     def marker(self, marker: Marker) -> Iterator[Violation]:
-        """A fence: nothing may be open in front of it."""
+        """Check a fence: no publish may be open before it."""
         yield from self._left_open(marker.position)
 
     def block(self, block: Block) -> Iterator[Violation]:
-        """The next block."""
+        """Check the next block."""
         if self.open and block.publish != self.open:
             yield from self._left_open(block.position)
         if not block.publish:
@@ -57,7 +57,7 @@ class PublishChecker:
             yield from self._rises(block)
 
     def finish(self, state: Mapping[str, str]) -> Iterator[Violation]:
-        """Compare with the state: what is in the log was noted there in the same step."""
+        """Compare with the state, which is written atomically with the log."""
         for app, (version, position) in self._versions.items():
             held = state.get(f"{VERSION_PREFIX}{app}", "")
             if state and app not in self.forgotten and (not held or int(held) < version):

@@ -1,9 +1,9 @@
-"""Reads logs, audit and states out of a store and has them checked, in bounded memory.
+"""Reads logs, audit and states from a store and checks them, in bounded memory.
 
-Works beside running brokers: what is appended, fenced or trimmed meanwhile is told apart from what
-is wrong. The order of the reads makes that possible. Fences whose record is read first must have
-left markers when the log's end is read after that; markers up to that end must have their record
-when the audit is read on after that; the state is read last, and only rises.
+It works beside running brokers, and distinguishes concurrent appends, fences and trims from faults by the
+order of its reads. Fences whose record is read first must have left markers when the log's end is read
+afterwards. Markers up to that end must have their record when the audit is read further after that. The state
+is read last, and only increases.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ READ_BLOCKS_MAX = 256
 """Blocks that one read asks for at most."""
 
 READ_RECORDS = 500
-"""Audit records of one read."""
+"""Audit records in one read."""
 
 READ_ATTEMPTS_MAX = 5
 RETRY_SECONDS = 0.2
-"""How often, and how far apart, a read that the store did not answer is tried."""
+"""The number of attempts, and the delay between them, of a read that the store did not answer."""
 
 _Result = TypeVar("_Result")
 
 Progress = Callable[[str, int], None]
-"""Called now and then with a log's name and the entries checked so far."""
+"""Called from time to time with a log's name and the number of entries checked so far."""
 
 
 @dataclass(slots=True)
 class LogReport:
-    """What was found out about one log."""
+    """The result for one log."""
 
     log: str
     findings: Findings = field(default_factory=Findings)
@@ -57,7 +57,7 @@ class LogReport:
 
 
 async def logs_of(store: LogStore, name: TopicName, buckets: int) -> list[TopicName]:
-    """The logs that a topic name means: all partitions of a base name; empty: there is none.
+    """The logs that a topic name means: all partitions of a base name; empty if there are none.
 
     Raises Undecided.
     """
@@ -70,7 +70,7 @@ async def logs_of(store: LogStore, name: TopicName, buckets: int) -> list[TopicN
 
 
 async def all_logs(store: LogStore, buckets: int) -> list[TopicName]:
-    """Every log that the catalogs name, deleted topics' included. Raises Undecided."""
+    """Every log in the catalogs, including those of deleted topics. Raises Undecided."""
     found: list[TopicName] = []
     for bucket in range(buckets):
         catalog = await _patiently(partial(store.read_catalog, bucket))
@@ -82,9 +82,9 @@ async def all_logs(store: LogStore, buckets: int) -> list[TopicName]:
 async def verify(
     store: LogStore, logs: Sequence[TopicName], buckets: int, progress: Progress
 ) -> list[LogReport]:
-    """Check these logs, each with its bucket's audit; one report each, bucket by bucket.
+    """Check these logs with their buckets' audits; one report each, bucket by bucket.
 
-    Raises Undecided when the store does not answer.
+    Raises Undecided if the store does not answer.
     """
     reports: list[LogReport] = []
     of_bucket: dict[int, list[TopicName]] = {}
@@ -127,7 +127,7 @@ async def _verify_bucket(
 async def _read_audit(
     store: LogStore, bucket: int, audit: BucketAudit, after: str, reports: dict[str, LogReport]
 ) -> str:
-    """Check what the audit holds behind ``after``; the id of the last record."""
+    """Check the audit records after ``after``; returns the id of the last one."""
     while True:
         records = await _patiently(
             partial(store.read_audit, bucket, after=after, count=READ_RECORDS)
@@ -137,7 +137,7 @@ async def _read_audit(
                 reports[violation.log].findings.add(iter([violation]))
         if records:
             after = records[-1][0]
-        if len(records) < READ_RECORDS:  # the end, even where records keep coming
+        if len(records) < READ_RECORDS:  # the end, even if more records keep coming
             return after
 
 
@@ -155,7 +155,7 @@ async def _read_log(
             blocks = await _patiently(partial(store.read_blocks, name, start, end, count=count))
         except MalformedBlock as malformed:
             if count > 1:
-                count = 1  # check all that is before it
+                count = 1  # check everything before it
                 continue
             report.findings.add(iter([_unreadable(report.log, malformed)]))
             report.findings.note(Note(report.log, f"nothing behind {checker.last} was checked"))
@@ -182,10 +182,10 @@ async def _read_log(
 async def _was_trimmed(
     store: LogStore, name: TopicName, checker: LogChecker, following: StoredBlock
 ) -> bool:
-    """Whether a trim overtook the reader between the last read and this one.
+    """Whether a trim happened between the last read and this one.
 
-    One reply is one moment of the log, so it can only happen between two, and only where the second
-    does not simply go on.
+    One reply shows one moment of the log, so a trim can only happen between two replies, and only if the
+    second does not continue the first.
     """
     last = checker.last
     goes_on = following.position == (last.ledger, last.entry + 1)
@@ -203,7 +203,7 @@ async def _end(store: LogStore, name: TopicName) -> Position:
     try:
         newest = await _patiently(partial(store.read_blocks, name, EARLIEST, count=1, reverse=True))
     except MalformedBlock:
-        return Position(NUMBER_MAX, NUMBER_MAX)  # the reader meets it and says so
+        return Position(NUMBER_MAX, NUMBER_MAX)  # the reader finds it and reports it
     return last_position(newest[0]) if newest else EARLIEST
 
 
@@ -214,7 +214,7 @@ async def _exists(store: LogStore, name: TopicName) -> bool:
 
 
 async def _patiently(read: Callable[[], Awaitable[_Result]]) -> _Result:
-    """The answer of a read, asked for again when the store gave none."""
+    """The result of a read, which is retried if the store did not answer."""
     for _ in range(READ_ATTEMPTS_MAX - 1):
         try:
             return await read()

@@ -1,6 +1,6 @@
-"""The audit records of a bucket as values: what tenures.py and the runner write, read back.
+"""The audit records of a bucket as values: parses what tenures.py and the runner write.
 
-Parsing only; what must hold of them is in audit.py. docs/log-format.md describes the fields.
+audit.py checks them. docs/log-format.md describes the fields.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class UnreadableRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A place in the queue. ``partitions`` None: the record does not say what was waited for.
+    """A place in the queue. ``partitions`` None: the record does not name the partitions.
 
-    ``load``: how many topics its host was seen to lead; None: the policy did not ask.
+    ``load``: the number of topics that its host led; None if the policy did not ask.
     """
 
     priority: int
@@ -37,10 +37,10 @@ class Waiter:
 class FenceRecord:
     """The record that a fence wrote together with its markers.
 
-    ``partitions`` in the fence's order; ``epoch`` and ``old_epoch`` are the first one's, and a grant's or
-    a deposition's epoch is every partition's. ``producer`` is empty where nobody holds. ``promoted`` and
-    ``next_waiter`` are set where a waiter was promoted. ``acknowledged`` is, per partition, how far the
-    broker had acknowledged when it fenced.
+    ``partitions`` are in the fence's order. ``epoch`` and ``old_epoch`` are those of the first one; the epoch
+    of a grant or a deposition is that of every partition. ``producer`` is empty without a holder.
+    ``promoted`` and ``next_waiter`` are set if a waiter was promoted. ``acknowledged`` is, per partition, the
+    last acknowledged position at the time of the fence.
     """
 
     record_id: str
@@ -74,7 +74,7 @@ class FenceRecord:
 
 @dataclass(frozen=True, slots=True)
 class ResumeRecord:
-    """A holder came back under the ledger and epoch it had; written after the fact."""
+    """A holder returned under its ledger and epoch; written later."""
 
     record_id: str
     topic: TopicName
@@ -85,7 +85,7 @@ class ResumeRecord:
 
 @dataclass(frozen=True, slots=True)
 class LossRecord:
-    """The broker found acknowledged entries missing: those behind ``after``, up to ``last``."""
+    """The broker found acknowledged entries missing: those after ``after``, up to ``last``."""
 
     record_id: str
     log: str
@@ -95,7 +95,7 @@ class LossRecord:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRecord:
-    """Somebody had the log forget which version an app has published last."""
+    """An order to forget the version that an app has published last."""
 
     record_id: str
     log: str
@@ -104,10 +104,10 @@ class ForgetRecord:
 
 @dataclass(frozen=True, slots=True)
 class PublisherRecord:
-    """Who was about to publish as ``app`` under an epoch of a log, written before it did.
+    """The publisher of ``app`` under an epoch of a log, written before it published.
 
-    ``holder``: to whom the epoch was granted, as text. ``is_passed_on``: the publisher bears a
-    capability of the holder's; else it is the holder.
+    ``holder``: the holder of the epoch, as text. ``is_passed_on``: the publisher has a capability of the
+    holder; otherwise it is the holder.
     """
 
     record_id: str
@@ -124,7 +124,7 @@ Record = FenceRecord | ResumeRecord | LossRecord | ForgetRecord | PublisherRecor
 
 
 def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
-    """One record; None for kinds that say nothing about order. Raises UnreadableRecord."""
+    """Parse one record; None for kinds that are irrelevant for the order. Raises UnreadableRecord."""
     kind = fields.get("kind", "")
     try:
         if kind == "loss":

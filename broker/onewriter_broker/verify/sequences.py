@@ -1,10 +1,10 @@
-"""S6 as a log shows it: each producer's entries in its own order, none twice, no chunk missing.
+"""Checks S6 in a log: each producer's entries are in its order, none is stored twice, no chunk is missing.
 
-An entry is stored twice when sequence id and checksum are both there before. Under an exclusive
-epoch sequence ids must ascend, but for a client that counts anew: the C++ one does when it comes
-back without a receipt, and then what it sends was published later. Shared producers are known by
-name only, which a namesake may use at the same time: their order shows nothing. A sequence id that
-is simply missing shows nothing either: clients skip them.
+An entry is stored twice if an earlier one has the same sequence id and checksum. Under an exclusive epoch,
+sequence ids must increase. An exception is a client that restarts its numbering: the C++ client does so when
+it returns without a receipt, and its entries were then published later. Shared producers are known only by
+name, which another producer may use at the same time, so their order shows nothing. A missing sequence id
+shows nothing either, because clients skip some.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from onewriter_core.ids import Position
 from onewriter_core.wire.messages import EntrySummary, entry_checksum, summarize
 
 RECENT_ENTRIES_MAX = 1_024
-"""Entries of one producer that a later one is compared with: what a client may resend."""
+"""Earlier entries of one producer that an entry is compared with: what a client may resend."""
 
 REMEMBERED_ENTRIES_MAX = 200_000
-"""The same over all producers; the longest silent one is forgotten first."""
+"""The same over all producers; the producer that was silent for the longest time is dropped first."""
 
 _Print = tuple[int, int]
-"""Sequence id and checksum: what tells entries of one producer apart."""
+"""Sequence id and checksum: they distinguish the entries of one producer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class _Latest:
 
 @dataclass(slots=True)
 class SequenceChecker:
-    """The entries of one log in order. ``log`` is its name.
+    """Checks the entries of one log in order. ``log`` is its name.
 
-    ``unreadable`` counts entries whose metadata cannot be read, ``forgotten`` producers that were
-    dropped from memory: neither is checked further.
+    ``unreadable`` counts entries with unreadable metadata, ``forgotten`` producers that were dropped from
+    memory. Neither is checked further.
     """
 
     log: str
@@ -61,9 +61,9 @@ class SequenceChecker:
     _foreign_ledger: int = 0
 
     def ledger(self, epoch: int | None, holder: str, *, begins: bool) -> None:
-        """A ledger opens: exclusive under ``epoch`` for ``holder``, or shared when there is none.
+        """Begin a ledger: exclusive under ``epoch`` for ``holder``, or shared if there is no epoch.
 
-        ``begins``: the epoch's first ledger, so that its first entry is the holder's first.
+        ``begins``: this is the epoch's first ledger, so its first entry is the holder's first.
         """
         if not holder or (epoch, holder) != (self._epoch, self._holder):
             self._latest = None
@@ -71,12 +71,12 @@ class SequenceChecker:
         self._epoch, self._holder = epoch, holder
 
     def cut(self) -> None:
-        """What lay before was trimmed: the next entry follows on nothing that is known."""
+        """Note that everything before was trimmed, so the next entry has no known predecessor."""
         self._latest = None
         self._begins_here = False
 
     def entry(self, position: Position, payload: memoryview) -> Iterator[Violation]:
-        """The next entry."""
+        """Check the next entry."""
         try:
             summary = summarize(payload)
         except ProtocolError:
@@ -92,7 +92,7 @@ class SequenceChecker:
 
     def _foreign(self, position: Position, summary: EntrySummary) -> Iterator[Violation]:
         if position.ledger == self._foreign_ledger:
-            return  # said once for each ledger
+            return  # reported once for each ledger
         self._foreign_ledger = position.ledger
         yield Violation(
             "S2",

@@ -81,21 +81,21 @@ async def test_an_object_goes_out_and_comes_back(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("code", [404, 409, 422])
-async def test_what_the_asker_did_wrong_is_an_answer(lab: Lab, code: int) -> None:
+async def test_client_errors_are_answers(lab: Lab, code: int) -> None:
     lab.says(code, '{"kind": "Status", "message": "no: spec.x"}')
     answer = await lab.api.get("/things/x")
     assert (answer.status, answer.is_done, answer.reason) == (code, False, "no: spec.x")
 
 
 @pytest.mark.parametrize("code", [401, 403, 500, 502, 504])
-async def test_what_the_server_has_against_it_is_unavailable(lab: Lab, code: int) -> None:
+async def test_server_errors_are_unavailable(lab: Lab, code: int) -> None:
     lab.says(code, '{"message": "because"}')
     with pytest.raises(Unavailable, match="because"):
         await lab.api.get("/things/x")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "<html>", "[" * 100_000, "\x00\xff"])
-async def test_what_is_no_object_is_an_empty_one(lab: Lab, text: str) -> None:
+async def test_a_body_that_is_not_an_object_is_an_empty_one(lab: Lab, text: str) -> None:
     lab.says(200, text)
     assert (await lab.api.get("/things/x")).document == {}
 

@@ -50,7 +50,7 @@ def test_replicas_alone_promise_nothing_where_nothing_is_written_to_a_file() -> 
     assert with_replicas(nothing, 2, 2) == nothing
 
 
-async def test_it_tells_for_how_long_the_store_was_away() -> None:
+async def test_the_watch_reports_how_long_the_store_was_unavailable() -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=1, commit_timeout_seconds=0)
     now = 100.0
@@ -92,7 +92,7 @@ async def test_it_tells_for_how_long_the_store_was_away() -> None:
     [(50, 100, 40, 47), (92, 100, 0, 5), (99, 100, 0, 0), (99, 0, math.inf, math.inf)],
     ids=["room", "nearly full", "full", "no limit"],
 )
-def test_what_a_compaction_may_write(
+def test_the_room_of_a_compaction_depends_on_its_need(
     used: int, limit: int, room: float, needed_room: float
 ) -> None:
     watch = StoreWatch(

@@ -84,7 +84,7 @@ def test_half_a_renewal_changes_nothing_and_is_said_once(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"-----BEGIN CERTIFICATE-----\nAAAA\n"])
-def test_what_is_no_certificate_is_named(lab: Lab, content: bytes) -> None:
+def test_an_invalid_certificate_file_is_named(lab: Lab, content: bytes) -> None:
     lab.certificate.write_bytes(content)
     with pytest.raises(ConfigurationError, match=r"broker\.crt"):
         lab.open()

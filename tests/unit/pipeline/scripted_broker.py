@@ -1,4 +1,4 @@
-"""A broker that answers what a test wrote down, over real HTTP on a free port of this machine."""
+"""A broker with scripted answers over real HTTP, on a free local port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 @dataclass
 class Request:
-    """What was asked."""
+    """A received request."""
 
     method: str
     path: str
@@ -25,7 +25,7 @@ class Request:
 
 @dataclass
 class Answer:
-    """What is said. ``cut``: the connection is closed in the middle of a chunked answer."""
+    """An answer. ``cut``: the connection is closed in the middle of a chunked answer."""
 
     status: int = 200
     body: object = None
@@ -38,14 +38,14 @@ Script = Callable[[Request], Answer]
 
 @dataclass
 class ScriptedBroker:
-    """Where it listens, and what it was asked so far."""
+    """The address, and the requests so far."""
 
     url: str
     asked: list[Request]
 
 
 class _Quiet(ThreadingHTTPServer):
-    """Clients that hang up are what the tests are about."""
+    """Prints nothing when clients close connections."""
 
     def handle_error(self, *_: Any) -> None:
         return

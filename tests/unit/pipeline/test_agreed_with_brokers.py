@@ -1,7 +1,7 @@
-"""What pipelines and brokers have agreed on and each of them writes down: nothing of it differs.
+"""Constants and formats that both pipelines and brokers define must be equal.
 
-They do not import each other, and most of this is a broker's alone to refuse: whoever changes it on one
-side learns here where the other is.
+The two packages do not import each other, and most limits are enforced by brokers only. These tests detect a change
+on one side.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.publish import messages, parts, staging
 
 
-def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
+def test_broker_accepts_the_largest_packed_part() -> None:
     assert parts.MAGIC == staged_rows.MAGIC
     assert parts._FRAME.format == staged_rows._FRAME.format
     assert parts.PART_FRAMES == staged_rows.PART_FRAMES_MAX
@@ -29,12 +29,12 @@ def test_a_part_that_is_packed_is_one_that_is_taken() -> None:
     assert len(parts.MAGIC) + parts.PART_BYTES + last <= PART_BYTES_MAX
 
 
-def test_a_row_with_its_key_and_the_longest_app_is_an_entry() -> None:
+def test_largest_row_with_key_and_app_fits_into_an_entry() -> None:
     most = parts.ROW_AND_KEY_BYTES_MAX + parts.ENTRY_HEAD_BYTES + publish_rights.APP_LENGTH_MAX
     assert most <= PUBLISH_ENTRY_BYTES_MAX
 
 
-def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
+def test_versions_of_a_publish_have_the_limit_of_the_broker() -> None:
     assert staging.VERSION_MAX == http_staging.VERSION_MAX
     assert publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX - 1))
     assert not publish_body.NUMBER.fullmatch(str(staging.VERSION_MAX))
@@ -44,7 +44,7 @@ def test_a_publish_that_is_asked_for_is_one_that_is_made() -> None:
     "app",
     ["a", "a" * 200, "a" * 201, "", "A.z_0:9-", "a/b", "a b", "ä", "a\n", "a+b", "a@b", "1"],
 )
-def test_an_app_may_publish_on_both_sides_or_on_none(app: str) -> None:
+def test_names_of_apps_are_valid_on_both_sides_or_on_none(app: str) -> None:
     if publish_rights.is_app(app):
         staging.check_app(app)
     else:

@@ -1,4 +1,4 @@
-"""Which Java Spark gets: an installed one, the bundled one, or a sentence that says how to get one."""
+"""The Java for Spark: an installed one, the bundled one, or an error that says how to install one."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def fake_java(folder: Path, says: str) -> Path:
         ("command not found", None),
     ],
 )
-def test_the_major_version_is_read(text: str, version: int | None) -> None:
+def test_major_version_is_parsed(text: str, version: int | None) -> None:
     assert java_runtime.major_version(text) == version
 
 
 @pytest.mark.parametrize("says", ["17.0.1", "21"])
-def test_an_installed_java_is_left_alone(tmp_path: Path, says: str) -> None:
+def test_installed_java_is_used(tmp_path: Path, says: str) -> None:
     fake_java(tmp_path, says)
     environment = {"PATH": str(tmp_path)}
     java_runtime.use_java(environment)
     assert environment == {"PATH": str(tmp_path)}
 
 
-def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
+def test_java_home_has_priority_over_the_path(tmp_path: Path) -> None:
     fake_java(tmp_path / "old", "11.0.2")
     fake_java(tmp_path / "home" / "bin", "21.0.1")
     home = str(tmp_path / "home")
@@ -54,7 +54,7 @@ def test_java_home_comes_before_the_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("says", ["", "11.0.2"])
-def test_the_bundled_java_serves_where_there_is_none_or_an_old_one(
+def test_bundled_java_replaces_a_missing_or_old_java(
     tmp_path: Path, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -69,7 +69,7 @@ def test_the_bundled_java_serves_where_there_is_none_or_an_old_one(
     assert version >= java_runtime.JAVA_VERSION_MIN
 
 
-def test_the_wrapper_leaves_out_one_argument_and_keeps_the_others(
+def test_wrapper_drops_one_argument_and_keeps_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -83,7 +83,7 @@ def test_the_wrapper_leaves_out_one_argument_and_keeps_the_others(
     assert told.stdout == "[-cp][a b][][--add-modules=java.se]"
 
 
-def test_each_java_has_a_wrapper_of_its_own_that_is_written_once(
+def test_each_java_has_its_own_wrapper_written_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -95,7 +95,7 @@ def test_each_java_has_a_wrapper_of_its_own_that_is_written_once(
     assert java_runtime.home_of(second) != home
 
 
-def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(
+def test_unwritable_cache_is_replaced_by_a_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blocked = tmp_path / "file"
@@ -109,7 +109,7 @@ def test_a_cache_that_cannot_be_written_is_replaced_by_a_temporary_folder(
     ("says", "found"),
     [("", "no Java was found"), ("11.0.2", "the installed Java is version 11")],
 )
-def test_without_any_java_the_error_names_both_ways_to_get_one(
+def test_error_without_java_names_both_ways_to_install_one(
     tmp_path: Path, says: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(java_runtime, "bundled_java", lambda: None)

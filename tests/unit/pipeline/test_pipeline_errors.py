@@ -1,4 +1,4 @@
-"""The tree of errors is drawn as it is."""
+"""The tree of errors in the documentation equals the classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onewriter_pipeline.errors import PipelineError
 
 
 def drawn(error: type[PipelineError], depth: int = 0) -> dict[str, int]:
-    """An error and those below it, and how far below the root each is."""
+    """An error and its subclasses, each with its depth below the root."""
     found = {error.__name__: depth}
     for each in error.__subclasses__():
         if each.__module__.startswith("onewriter_pipeline."):
@@ -20,7 +20,7 @@ def drawn(error: type[PipelineError], depth: int = 0) -> dict[str, int]:
     return found
 
 
-def test_each_error_of_the_pipeline_stands_in_the_tree() -> None:
+def test_every_error_of_the_pipeline_is_in_the_documented_tree() -> None:
     for module in pkgutil.walk_packages(onewriter_pipeline.__path__, "onewriter_pipeline."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)

@@ -1,4 +1,4 @@
-"""What the image leaves out of Spark is there to be left out, and is none of what jobs need."""
+"""The image of Spark omits only files that exist and that jobs do not need."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ NEEDED = (
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_each_pattern_names_something(pattern: str) -> None:
+def test_patterns_of_removed_files_match_files_of_spark(pattern: str) -> None:
     assert list(SPARK.glob(pattern))
 
 
 @pytest.mark.parametrize("needed", NEEDED)
-def test_what_jobs_need_stays(needed: str) -> None:
+def test_files_that_jobs_need_stay_in_the_image(needed: str) -> None:
     left_out = {path for pattern in PATTERNS for path in SPARK.glob(pattern)}
     kept = set((SPARK / "jars").glob(needed)) - left_out
     assert kept

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.log.store.api import LogStore
+from onewriter_broker.log.store.audit_windows import AuditRecord, newest_records
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.history.transitions import LEADERLESS_MS, READY
 from onewriter_core.topic.model import Purpose
@@ -59,21 +61,22 @@ async def newest(
     scanned_max: int = SCANNED_MAX,
 ) -> Page:
     """The last ``limit`` records of a topic. Raises Undecided."""
-    count = read_records
-    while True:
-        found = await store.read_audit(bucket, count=count, reverse=True)
-        mine: list[dict[str, Any]] = []
+    mine: list[dict[str, Any]] = []
+
+    async def has_enough(found: Sequence[AuditRecord]) -> bool:
+        mine.clear()
         ticks = Ticks(RECORDS_PER_TICK)
         for record_id, fields in reversed(found):
             await ticks.step()
             if _is_of(fields, topic):
                 _tell(mine, shown(record_id, fields))
-        is_all = len(found) < count
-        if is_all or len(mine) >= limit or count >= scanned_max:
-            last = found[0][0] if found else None
-            is_cut = not is_all or len(mine) > limit
-            return Page(mine[-limit:], last, is_cut)
-        count = min(count * 4, scanned_max)
+        return len(mine) >= limit
+
+    found, is_all = await newest_records(
+        store, bucket, has_enough, first=read_records, most=scanned_max
+    )
+    last = found[0][0] if found else None
+    return Page(mine[-limit:], last, not is_all or len(mine) > limit)
 
 
 async def following(store: LogStore, bucket: int, topic: str, after: str, limit: int) -> Page:

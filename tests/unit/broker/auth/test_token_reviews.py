@@ -111,14 +111,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("status", BAD.values(), ids=BAD)
-async def test_what_is_no_proof_is_refused(reviewer: Reviewer, status: object) -> None:
+async def test_an_invalid_proof_is_refused(reviewer: Reviewer, status: object) -> None:
     reviewer.status = status
     with pytest.raises(Refused):
         await judge(reviewer).authenticate("token", ABC)
 
 
 @pytest.mark.parametrize("status", [None, [], "yes", 7])
-async def test_what_is_no_answer_is_unavailable(reviewer: Reviewer, status: object) -> None:
+async def test_an_invalid_response_is_unavailable(reviewer: Reviewer, status: object) -> None:
     reviewer.status = status
     with pytest.raises(Unavailable):
         await judge(reviewer).authenticate("token", ABC)
@@ -147,7 +147,7 @@ async def test_an_error_that_quotes_the_token_is_not_passed_on(reviewer: Reviewe
     assert ABC.decode() not in found.value.message
 
 
-async def test_who_brings_no_token(reviewer: Reviewer) -> None:
+async def test_a_client_without_a_token_is_anonymous_or_refused(reviewer: Reviewer) -> None:
     assert (await judge(reviewer, is_required=False).authenticate("none", b"")).identity == (
         Identity()
     )
@@ -181,7 +181,7 @@ async def test_reviews_under_way_are_bounded(reviewer: Reviewer) -> None:
     assert [each.result().identity.pod_uid for each in let_in] == ["u1", "u1"]
 
 
-async def test_who_waits_for_a_review_that_is_broken_off_may_come_again(
+async def test_requests_that_wait_for_a_cancelled_review_may_retry(
     reviewer: Reviewer,
 ) -> None:
     authenticator = judge(reviewer)
@@ -277,7 +277,7 @@ HOPELESS = {
 
 
 @pytest.mark.parametrize("token", HOPELESS.values(), ids=HOPELESS)
-async def test_what_cannot_be_good_costs_no_review(reviewer: Reviewer, token: bytes) -> None:
+async def test_tokens_that_cannot_be_valid_cost_no_review(reviewer: Reviewer, token: bytes) -> None:
     authenticator = TokenReviewAuthenticator(
         reviewer, ClusterKeys(reviewer), AUDIENCE, is_required=True, unix_seconds=lambda: 1_000.0
     )
@@ -392,7 +392,7 @@ async def test_the_addresses_that_are_remembered_are_bounded(reviewer: Reviewer)
     assert not authenticator._reviews._all
 
 
-async def test_what_a_key_of_ours_refuses_goes_to_nobody_else(reviewer: Reviewer) -> None:
+async def test_a_token_that_its_issuer_refuses_is_not_passed_on(reviewer: Reviewer) -> None:
     secret = bytes(range(32))
     expected = Expected("onewriter", "https://ours", expiry_required=True, allows_accounts=False)
     static = StaticTokenAuthenticator(

@@ -329,7 +329,7 @@ def test_a_text_secret_that_looks_like_base64_is_still_itself(tmp_path: Path) ->
         (bytes(KEY_FILE_BYTES_MAX + 1), "larger than"),
     ],
 )
-def test_what_is_no_secret_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_an_invalid_secret_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "secret.key"
     file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=said) as caught:
@@ -347,7 +347,7 @@ def test_what_is_no_secret_is_named(tmp_path: Path, content: bytes, said: str) -
         (public_pem(ed25519.Ed25519PrivateKey.generate()), "RSA or P-256"),
     ],
 )
-def test_what_is_no_public_key_is_named(tmp_path: Path, content: bytes, said: str) -> None:
+def test_an_invalid_public_key_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     file = tmp_path / "public.pem"
     file.write_bytes(content)
     with pytest.raises(ConfigurationError, match=said) as caught:

@@ -50,7 +50,7 @@ def test_a_broker_that_was_told_nothing_sends_away(command: Command) -> None:
     assert (answer.request_id, ServerError(answer.error)) == (7, ServerError.SERVICE_NOT_READY)
 
 
-def test_its_look_ups_are_answered_so_that_no_client_gives_up_its_connection() -> None:
+def test_early_look_ups_keep_the_connections_of_clients() -> None:
     looked_up, partitions = (answered(each, is_told=False) for each in (LOOKUP, PARTITIONS))
     assert isinstance(looked_up, pb.CommandLookupResponse)
     assert isinstance(partitions, pb.CommandPartitionedMetadataResponse)
@@ -58,7 +58,7 @@ def test_its_look_ups_are_answered_so_that_no_client_gives_up_its_connection() -
     assert codes == {ServerError.METADATA_ERROR}
 
 
-def test_what_needs_no_topic_goes_on() -> None:
+def test_commands_without_a_topic_are_handled() -> None:
     for command in (pb.CommandPing(), pb.CommandPong(), pb.CommandAuthResponse()):
         assert answered(command, is_told=False, may_only_resume=True) is None
 

@@ -48,7 +48,7 @@ async def test_a_peer_that_closes_is_noticed_behind_what_it_sent(is_reset: bool)
         hang_ups.forget(mine.fileno())
 
 
-async def test_it_is_told_once_and_not_after_it_is_forgotten() -> None:
+async def test_a_hang_up_is_reported_once_and_never_after_forget() -> None:
     hang_ups = HangUps()
     told: list[str] = []
     with connection() as (one, first_peer), connection() as (other, second_peer):

@@ -60,7 +60,7 @@ def test_other_names_are_ignored(topic: str) -> None:
     assert not named.competes_alone(1, FIRST)
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_remembered_names_and_producers_are_bounded() -> None:
     named = NamedPartitions(names_max=1, producers_max=1)
     named.asked(str(FIRST))
     named.asked(str(OTHER))

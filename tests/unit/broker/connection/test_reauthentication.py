@@ -76,7 +76,7 @@ class World:
         clients = Clients(
             settings=Settings(),
             topics=cast("Any", SimpleNamespace(desired=DesiredState(), loaded={})),
-            owning=cast("Any", SimpleNamespace()),
+            ownerships=cast("Any", SimpleNamespace()),
             appender=cast("Any", SimpleNamespace(gathered=None, prove=None)),
             authenticator=self.judge,
             addresses=cast("Any", SimpleNamespace()),
@@ -248,7 +248,7 @@ async def test_a_client_that_shows_the_same_token_is_asked_again_until_it_expire
     assert world.wall_ms == pytest.approx(NOW_MS + 100_000, abs=1000)
 
 
-async def test_what_comes_after_the_token_has_expired_is_not_handled() -> None:
+async def test_commands_after_the_expiry_of_the_token_are_not_handled() -> None:
     """Also where the timer is late."""
     world = World()
     world.judge.says = Authenticated(POD, in_seconds(10))

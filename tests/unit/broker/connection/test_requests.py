@@ -11,7 +11,7 @@ from onewriter_broker.connection.requests import REQUESTS_MAX, Requests
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.quotas.book import Quota, QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
-from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies
@@ -68,9 +68,7 @@ class Line:
         (MalformedBlock("5-1 cannot be read"), ServerError.PERSISTENCE_ERROR),
     ],
 )
-async def test_what_a_request_s_work_raises_is_its_answer(
-    error: Exception, code: ServerError
-) -> None:
+async def test_an_exception_of_a_request_is_its_answer(error: Exception, code: ServerError) -> None:
     line = Line()
     requests = Requests(line, RequestsInFlight(QuotaBook()), "subject a")
 

@@ -71,7 +71,7 @@ def test_a_closed_connection_is_not_called() -> None:
     assert log == []
 
 
-def test_what_is_just_read_may_take_one_share_of_an_iteration() -> None:
+def test_connections_just_read_may_use_one_share_of_a_tick() -> None:
     loop = Loop()
     loop.rounds.spent(STEP)
     assert loop.rounds.has_time

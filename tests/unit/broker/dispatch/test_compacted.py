@@ -73,7 +73,7 @@ async def test_the_view_comes_first_and_the_log_behind_it(
     assert entries(socket.take()) == [5, 6, 7, 8, 9, 10]
 
 
-async def test_what_was_trimmed_of_the_log_is_read_from_the_view(topic: World) -> None:
+async def test_entries_trimmed_from_the_log_are_read_from_the_view(topic: World) -> None:
     await publish(topic, *(keyed(key) for key in "abcd"))
     await compacted(topic)
     topic.log._given_up_before = Position(5, 4)  # retention is about to cut there
@@ -82,7 +82,7 @@ async def test_what_was_trimmed_of_the_log_is_read_from_the_view(topic: World) -
     assert entries(socket.take()) == [1, 2, 3, 4]
 
 
-async def test_what_was_left_out_counts_as_acknowledged(topic: World) -> None:
+async def test_entries_left_out_count_as_acknowledged(topic: World) -> None:
     await publish(topic, *(keyed(key) for key in "abcabc"), keyed("c", b""))
     await compacted(topic)
     await publish(topic, keyed("d"))
@@ -98,7 +98,7 @@ async def test_what_was_left_out_counts_as_acknowledged(topic: World) -> None:
     assert cursor.mark_delete == last
 
 
-async def test_what_is_left_out_at_the_end_counts_as_acknowledged_too(topic: World) -> None:
+async def test_entries_left_out_at_the_end_count_as_acknowledged(topic: World) -> None:
     published = await publish(topic, *(keyed(key) for key in "abc"), keyed("c", b""))
     await compacted(topic)
     await topic.log.save_state({TERMINATED: str(published[-1])})
@@ -123,7 +123,7 @@ async def test_what_is_left_out_at_the_end_counts_as_acknowledged_too(topic: Wor
     assert again.ended == [2]
 
 
-async def test_what_comes_behind_the_view_is_not_left_out(topic: World) -> None:
+async def test_entries_after_the_view_are_not_left_out(topic: World) -> None:
     await publish(topic, *(keyed(key) for key in "ab"), keyed("b", b""))
     await compacted(topic)
     socket = Socket()
@@ -151,7 +151,7 @@ async def test_a_redelivery_begins_with_the_view_again(topic: World) -> None:
     assert entries(socket.take()) == [4, 5]
 
 
-async def test_whoever_has_begun_with_a_view_sees_each_key_that_went_afterwards(
+async def test_a_reader_of_a_view_sees_keys_that_are_removed_later(
     topic: World,
 ) -> None:
     await publish(topic, *(keyed(key) for key in "abc"))

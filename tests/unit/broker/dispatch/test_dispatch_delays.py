@@ -36,7 +36,7 @@ async def later(there: World, seconds: float) -> None:
     await there.settle()
 
 
-async def test_it_comes_when_its_time_has_come_and_what_is_behind_it_comes_before() -> None:
+async def test_a_delayed_entry_comes_at_its_time_and_later_entries_before_it() -> None:
     async with world() as there:
         socket = Socket()
         await there.subscribe(socket, kind=SHARED)
@@ -84,7 +84,7 @@ async def test_where_the_order_is_kept_nothing_waits(kind: SubscriptionType) -> 
         assert socket.take() == positions
 
 
-async def test_one_that_came_and_is_given_back_is_given_again_at_once() -> None:
+async def test_a_due_entry_that_is_given_back_is_redelivered_at_once() -> None:
     async with world() as there:
         socket = Socket()
         handle = await there.subscribe(socket, kind=SHARED)
@@ -117,7 +117,7 @@ async def test_the_next_broker_waits_for_the_same_moment() -> None:
         assert socket.take() == [slow]
 
 
-async def test_what_was_skipped_meanwhile_does_not_come() -> None:
+async def test_a_delayed_entry_that_was_skipped_does_not_come() -> None:
     async with world() as there:
         socket = Socket()
         await there.subscribe(socket, kind=SHARED)

@@ -15,7 +15,7 @@ async def terminated(there: World, last: Position) -> None:
     await there.reload()
 
 
-async def test_it_is_told_with_the_last_acknowledgement_and_not_before() -> None:
+async def test_the_end_is_reported_with_the_last_acknowledgement() -> None:
     async with world() as there:
         positions = await there.publish(3)
         await terminated(there, positions[-1])
@@ -31,7 +31,7 @@ async def test_it_is_told_with_the_last_acknowledgement_and_not_before() -> None
         assert socket.ended == [1]
 
 
-async def test_whoever_comes_later_is_told_at_once() -> None:
+async def test_a_later_consumer_is_notified_of_the_end_at_once() -> None:
     async with world() as there:
         positions = await there.publish(2)
         await terminated(there, positions[-1])

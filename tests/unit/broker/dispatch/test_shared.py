@@ -41,7 +41,7 @@ async def test_a_lower_priority_level_is_served_first() -> None:
         assert anna.take() == stored[3:]
 
 
-async def test_what_a_closed_consumer_held_goes_to_another_with_a_count() -> None:
+async def test_entries_of_a_closed_consumer_go_to_another_with_a_count() -> None:
     async with world() as w:
         anna, ben = Socket(), Socket()
         first = await w.subscribe(anna, kind=SHARED)
@@ -114,7 +114,7 @@ async def test_redelivery_reads_the_store_when_memory_has_moved_on() -> None:
         assert anna.take() == [stored[3], stored[4], stored[20]]
 
 
-async def test_who_never_acknowledges_is_stopped_until_it_does() -> None:
+async def test_a_consumer_that_never_acknowledges_is_stopped_until_it_does() -> None:
     limits = Limits(consumer_unacknowledged_max=6, turn_messages=2)
     async with world(limits=limits) as w:
         anna, ben = Socket(), Socket()

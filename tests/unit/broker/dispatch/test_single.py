@@ -55,7 +55,7 @@ async def test_permits_count_messages_and_may_go_negative() -> None:
         assert socket.take() == batches[2:3]
 
 
-async def test_nothing_is_delivered_before_the_subscribe_is_answered() -> None:
+async def test_deliveries_follow_the_answer_to_subscribe() -> None:
     async with world() as w:
         stored = await w.publish(2)
         socket = Socket()
@@ -200,7 +200,7 @@ async def _come_back(w, *, after_seconds: float) -> None:  # type: ignore[no-unt
     w.store.faults.is_cut_off = False
 
 
-async def test_what_a_consumer_left_unacknowledged_goes_to_the_next() -> None:
+async def test_unacknowledged_entries_go_to_the_next_consumer() -> None:
     async with world() as w:
         socket = Socket()
         first = await w.subscribe(socket)

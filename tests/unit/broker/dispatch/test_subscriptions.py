@@ -280,7 +280,7 @@ async def test_the_slowest_durable_subscription_holds_the_log() -> None:
 
 
 @pytest.mark.parametrize("how", ["subscribe", "create", "reset", "seek"])
-async def test_nobody_durable_begins_in_front_of_what_is_being_trimmed(how: str) -> None:
+async def test_durable_subscriptions_begin_after_what_is_being_trimmed(how: str) -> None:
     async with world() as w:
         stored = await w.publish(10)
         await w.subscriptions.create("known", at=LATEST_ID)

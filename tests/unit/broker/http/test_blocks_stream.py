@@ -141,9 +141,7 @@ async def test_a_damaged_block_ends_the_stream_behind_those_in_front_and_is_name
     assert "6-1" in said["message"]
 
 
-async def test_what_is_trimmed_in_front_of_a_stream_ends_it(
-    server: FakeServer, story: Story
-) -> None:
+async def test_a_trim_ahead_of_a_stream_ends_it(server: FakeServer, story: Story) -> None:
     story.log.forget_tail()
     blocks = Range(story.log, Position(5, 3))
     del stored_in(server.primary).logs[TOPIC].blocks[:5]  # up to the marker of ledger 6
@@ -163,7 +161,7 @@ async def test_a_stream_whose_whole_rest_is_trimmed_does_not_end_as_if_it_were_w
     assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
 
 
-async def test_what_the_store_lost_is_told_otherwise_than_what_was_trimmed(
+async def test_lost_entries_are_reported_differently_from_trimmed_ones(
     server: FakeServer, story: Story
 ) -> None:
     story.log.forget_tail()
@@ -209,7 +207,7 @@ def test_a_number_of_streams_is_let_in_and_no_more() -> None:
         ((4, 101), (5, 9), (5, 9), ENDS, True),
     ],
 )
-def test_what_is_gone_is_told_apart_from_what_never_was(
+def test_missing_entries_are_reported_differently_from_ones_that_never_existed(
     asked: tuple[int, int],
     first: tuple[int, int],
     trimmed: tuple[int, int],

@@ -36,7 +36,7 @@ async def test_only_its_own_records_and_those_of_the_whole_bucket_oldest_first()
     assert not page.is_cut
 
 
-async def test_who_owned_it_is_its_own_story_and_what_else_was_owned_is_not() -> None:
+async def test_a_topics_history_contains_its_own_owners_only() -> None:
     store = await stream(MINE)
     binding = Binding(0, (await store.observe([0])).replid, 1, "me", 1)
     for resource in (MINE, OTHER, "a task"):
@@ -95,6 +95,6 @@ async def test_the_gap_before_a_winner_could_write_is_told_with_its_grant() -> N
     assert [(r["kind"], r["ledger"]) for r in late.records] == [("ready", 5), ("grant", 7)]
 
 
-def test_what_cannot_be_read_stays_as_it_was_written() -> None:
+def test_unreadable_fields_stay_unchanged() -> None:
     record = shown("1-0", {"epoch": "seven", "previous": "{", "t": "soon", "kind": "grant"})
     assert record == {"id": "1-0", "epoch": "seven", "previous": "{", "kind": "grant"}

@@ -32,7 +32,7 @@ def namespaces_of(server: FakeServer, *configured: str) -> Namespaces:
     return Namespaces(FakeLogStore(server.resolve), configured or ("public/default",))
 
 
-async def test_what_is_configured_is_always_there(server: FakeServer) -> None:
+async def test_configured_namespaces_always_exist(server: FakeServer) -> None:
     here = namespaces_of(server, " public/default ", "shop/eu", "")
     assert here.tenants() == ["public", "shop"]
     assert here.of_tenant("shop") == ["shop/eu"]

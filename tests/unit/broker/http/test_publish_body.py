@@ -13,7 +13,7 @@ from tests.unit.broker.ticks import Others
 
 from onewriter_broker.http.onewriter.publish_body import PARTS_MAX, PARTS_PER_TICK, Body, read_body
 from onewriter_broker.http.site import Refusal
-from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Claimed
+from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, StagedPartRef
 from onewriter_core.ids import NUMBER_MAX
 
 PREFIX = "app/"
@@ -79,14 +79,14 @@ PARTS = st.builds(
     VALUES,
     st.sampled_from([None, 2]),
 )
-def test_what_staging_answered_is_taken_whatever_stands_beside_it(
+def test_keys_from_staging_are_accepted_with_unknown_fields(
     parts: list[dict[str, Any]], epoch: int | None, more: object, indent: int | None
 ) -> None:
     asked = {"more": more, "epoch": epoch, "parts": parts}
     read = run(json.dumps(asked, indent=indent).encode())
     assert read.epoch == epoch
     names = ("key", "rows", "bytes", "checksum")
-    assert read.parts == [Claimed(*(each[name] for name in names)) for each in parts]
+    assert read.parts == [StagedPartRef(*(each[name] for name in names)) for each in parts]
 
 
 @settings(max_examples=300, deadline=None)
@@ -103,7 +103,7 @@ def test_whatever_is_damaged_is_read_or_refused(at: int, more: bytes | int, gone
 
 
 @pytest.mark.parametrize("epoch", [0, -1, NUMBER_MAX + 1, 10**30])
-def test_what_is_no_epoch_is_refused(epoch: object) -> None:
+def test_an_invalid_epoch_is_refused(epoch: object) -> None:
     with pytest.raises(Refusal, match="topic epoch"):
         run(body([], epoch=epoch))
 
@@ -155,7 +155,7 @@ def test_what_is_no_epoch_is_refused(epoch: object) -> None:
     ],
     ids=lambda asked: f"{len(asked)} {asked[:40]!r}",
 )
-def test_what_staging_did_not_answer_is_refused(asked: bytes) -> None:
+def test_keys_that_staging_did_not_return_are_refused(asked: bytes) -> None:
     with pytest.raises(Refusal, match=NOT_AS_ANSWERED) as refused:
         run(asked)
     assert refused.value.status == 400

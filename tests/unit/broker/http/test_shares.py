@@ -91,7 +91,7 @@ async def test_free_places_go_round_the_identities_that_wait() -> None:
     assert asking.served == ["first", "a1", "b1", "a2", "b2"]
 
 
-async def test_who_waits_too_long_is_refused() -> None:
+async def test_a_request_that_waits_too_long_is_refused() -> None:
     asking = Asking(Shares(CAPACITY, "requests", 0.01))
     for name in ("a1", "a2", "a3"):
         await asking.ask(name, "a")
@@ -119,7 +119,7 @@ async def test_the_line_is_bounded_in_all_and_for_each() -> None:
     assert (shares._total, shares._waiters, dict(shares._taken), shares._waiting) == (0, 0, {}, {})
 
 
-async def test_who_goes_while_waiting_leaves_nothing_behind() -> None:
+async def test_a_cancelled_waiting_request_leaves_no_state() -> None:
     shares = Shares(Capacity(places=1, each=1, kept=0, waiting=9), "requests", 60.0)
     asking = Asking(shares)
     for name in ("a", "b", "c"):

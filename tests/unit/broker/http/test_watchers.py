@@ -181,7 +181,7 @@ async def test_pings_come_while_changes_do(world: World, session: ClientSession)
         busy.cancel()
 
 
-async def test_who_does_not_read_is_cut_off_and_holds_nobody_up(
+async def test_a_watcher_that_does_not_read_is_disconnected_and_delays_no_other(
     world: World, session: ClientSession
 ) -> None:
     world.padding = "x" * 100_000

@@ -100,7 +100,9 @@ async def test_data_outlive_a_clean_stop_and_a_new_start(settings: EmbeddedSetti
         assert server.process_id != first_pid
 
 
-async def test_it_is_run_as_the_protocol_needs_it(settings: EmbeddedSettings) -> None:
+async def test_the_server_runs_with_the_configuration_that_the_protocol_needs(
+    settings: EmbeddedSettings,
+) -> None:
     async with running(settings) as server, connected(server) as client:
         wanted = {
             "appendonly": "yes",

@@ -51,7 +51,7 @@ def test_a_quota_of_zero_allows_any_number() -> None:
     assert book.most(PRODUCERS) == ("subject a", 1_000)
 
 
-def test_what_was_given_back_leaves_nothing_behind() -> None:
+def test_returned_quota_leaves_no_count() -> None:
     book = QuotaBook()
     book.take(Part(PRODUCERS, "subject a"))
     book.give_back(Part(PRODUCERS, "subject a"))

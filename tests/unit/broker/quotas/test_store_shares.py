@@ -41,7 +41,7 @@ def test_a_namespace_beyond_its_bytes_is_held_and_another_is_not() -> None:
     assert shares.refused == 1
 
 
-def test_it_is_held_until_it_is_well_below() -> None:
+def test_a_share_is_held_until_use_is_well_below() -> None:
     shares = looked({GREEDY: 1_001})
     assert not shares.look(0, 0, {GREEDY: 960}, is_nearly_full=False)
     assert share(shares, GREEDY) == (True, True)

@@ -76,7 +76,7 @@ class _Broker:
     [([], "no broker answers at http://two"), ([3, 4], "2 buckets have no broker")],
 )
 @pytest.mark.parametrize("words", [(), ("--drop", "--group", "g")])
-def test_what_could_not_be_asked_is_said_and_no_success(
+def test_unreachable_brokers_are_named_and_the_command_fails(
     monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], unowned: list[int], reason: str
 ) -> None:
     monkeypatch.setattr(options, "Broker", Brokers(unowned))
@@ -87,7 +87,7 @@ def test_what_could_not_be_asked_is_said_and_no_success(
 
 
 @pytest.mark.parametrize("error", [REFUSED, ConfigurationError("no such group")], ids=str)
-def test_what_was_dropped_is_told_where_the_second_broker_refuses(
+def test_drops_are_reported_if_the_second_broker_refuses(
     monkeypatch: pytest.MonkeyPatch, error: OnewriterError
 ) -> None:
     monkeypatch.setattr(options, "Broker", Brokers([1], {"http://two": error}))
@@ -105,7 +105,7 @@ def test_where_the_first_broker_refuses_nothing_is_done(monkeypatch: pytest.Monk
     assert [url for url, _ in brokers.asked] == ["http://one"]
 
 
-def test_all_that_are_alive_are_asked_for_what_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_live_broker_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     brokers = Brokers([1])
     monkeypatch.setattr(options, "Broker", brokers)
     words = ["--drop", "--group", "", "--resource", "r", "-o", "json"]

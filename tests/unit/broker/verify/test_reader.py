@@ -134,7 +134,7 @@ async def test_the_same_grant_by_somebody_else_did_forget(store: FakeLogStore) -
         (PromotionPolicy.PRIORITY, Departure.HANDED_OVER, True),
     ],
 )
-async def test_who_is_promoted_first_depends_on_policy_and_a_persons_choice(
+async def test_the_promoted_waiter_depends_on_policy_and_handover(
     store: FakeLogStore, policy: PromotionPolicy, departure: Departure, holds: bool
 ) -> None:
     story = await Story.begin(store)
@@ -196,7 +196,7 @@ async def test_markers_from_before_the_audit_begins_are_not_compared(
     ]
 
 
-async def test_what_was_trimmed_is_said_and_what_is_missing_beyond_it_is_found(
+async def test_trims_are_noted_and_further_missing_entries_are_found(
     store: FakeLogStore, server: FakeServer
 ) -> None:
     story = await an_eventful_life(store)
@@ -240,7 +240,7 @@ async def test_a_trim_that_overtakes_the_reader_is_no_hole(
     assert "trimmed during the check: checked again from 6-1" in notes(report)
 
 
-async def test_what_is_fenced_and_appended_meanwhile_does_not_confuse_it(
+async def test_concurrent_fences_and_appends_are_not_violations(
     server: FakeServer, store: FakeLogStore
 ) -> None:
     story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))

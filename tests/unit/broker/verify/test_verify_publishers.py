@@ -246,7 +246,7 @@ async def test_a_broker_of_the_release_before_may_take_part() -> None:
     assert (report.findings.violations, report.findings.notes) == ([], [])
 
 
-async def test_whoever_proves_no_identity_is_recorded_too() -> None:
+async def test_anonymous_publishers_are_recorded() -> None:
     store, story, stored = await begun()
     await story.publish_as_whole(Publisher(), 6)
     assert (await report_of(store)).findings.violations == []

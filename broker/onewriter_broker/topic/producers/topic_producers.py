@@ -1,0 +1,146 @@
+"""The producers of one topic: let in behind those before them, stopped, and remembered for a while.
+
+Whether one may write is the machine's decision (runner.py). What lives here: what a producer that
+comes back may send again, and what is kept of that for another broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+
+from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.topic.producers.deduplication import Deduplications
+from onewriter_broker.topic.producers.producer import Producer, settled
+from onewriter_broker.topic.producers.resends import (
+    SNAPSHOT_FIELD,
+    lineage_from_log,
+    read_snapshot,
+    snapshot,
+)
+from onewriter_core.errors import Undecided
+from onewriter_core.topic.effects import Grant
+
+PREDECESSORS_MAX = 256
+"""Producers that left, remembered per topic so that they can resume without duplicates."""
+
+
+class TopicProducers:
+    """Producers by their registrations. ``activated`` is told of each that was let in."""
+
+    __slots__ = ("_activated", "_logs", "_predecessors", "_spawn", "deduplications", "producers")
+
+    def __init__(
+        self,
+        logs: Mapping[int, TopicLog],
+        spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
+        activated: Callable[[Producer], None],
+        *,
+        is_deduplicated: bool,
+    ) -> None:
+        self.producers: dict[str, Producer] = {}
+        self.deduplications = Deduplications(logs, spawn, is_on=is_deduplicated)
+        self._logs = logs
+        self._spawn = spawn
+        self._activated = activated
+        self._predecessors: dict[tuple[int, str], Producer] = {}
+
+    def stop(self, registration: str) -> Producer | None:
+        """Forget a producer; what it handed to the store is still answered to it."""
+        producer = self.producers.pop(registration, None)
+        if producer is None:
+            return None
+        producer.stop()
+        if producer.is_answered:  # else its lineage may not have been read yet
+            key = (producer.request.partition, producer.name)
+            self._predecessors.pop(key, None)
+            self._predecessors[key] = producer
+            while len(self._predecessors) > PREDECESSORS_MAX:
+                del self._predecessors[next(iter(self._predecessors))]
+        return producer
+
+    def grant(self, effect: Grant) -> None:
+        """The producer may write: at once, or when what came before it is known."""
+        producer = self.producers[effect.registration]
+        producer.name = effect.producer_name
+        producer.epoch = effect.epoch
+        producer.is_granted = True
+        if self.deduplications.is_on:
+            self._spawn(self._admit_when_settled(producer, effect))
+        else:
+            self._admit(producer, effect)
+
+    async def _admit_when_settled(self, producer: Producer, effect: Grant) -> None:
+        """It is told what its name has stored: nothing of that may be on its way any more."""
+        await settled(producer.topic_log, producer.name)
+        if self._is_waited_for(producer, effect):
+            self._admit(producer, effect)
+
+    def _is_waited_for(self, producer: Producer, effect: Grant) -> bool:
+        """Whether it is still there, and has lost nothing of what it was granted."""
+        is_there = self.producers.get(effect.registration) is producer
+        return is_there and not producer.is_stopped
+
+    def _admit(self, producer: Producer, effect: Grant) -> None:
+        """Let a producer write, behind what the connections before it handed in."""
+        # Only who was granted before carries a topic epoch. The reconnect counter says nothing:
+        # clients raise it between two attempts at a first creation, too, and a new producer whose
+        # sequence ids were taken for its namesake's would get receipts for what is not stored.
+        if not effect.resumed and producer.request.topic_epoch is None:
+            self._activate(producer)
+            return
+        predecessor = self._predecessors.pop((producer.request.partition, producer.name), None)
+        if predecessor is not None and predecessor.request.identity == producer.request.identity:
+            producer.continues(predecessor)
+            self._activate(producer)
+        else:  # it was granted by another broker, or its connection outlived our memory
+            self._spawn(self._activate_from_log(producer, effect))
+
+    def _activate(self, producer: Producer) -> None:
+        producer.deduplicate(self.deduplications.of(producer.request.partition))
+        producer.is_active = producer.is_answered = True
+        epoch = producer.epoch
+        if epoch is None and not producer.is_exclusive:
+            epoch = 0  # so that it carries one when it comes back
+        producer.channel.producer_ready(producer, epoch)
+        self._activated(producer)
+
+    async def _activate_from_log(self, producer: Producer, effect: Grant) -> None:
+        try:
+            runs, floor = await lineage_from_log(
+                producer.topic_log,
+                producer.name,
+                effect.epoch if producer.is_exclusive else None,
+            )
+        except Undecided as undecided:
+            producer.channel.drop(f"the log could not be read: {undecided}")
+            return
+        producer.lineage.floor = floor
+        for run in runs:
+            producer.lineage.note(run)
+        producer.resends = producer.lineage.resends(producer.topic_log)
+        if self._is_waited_for(producer, effect):
+            self._activate(producer)
+
+    def deduplicate(self, *, is_on: bool) -> None:
+        """Begin or end deduplication of what is handed in from now on."""
+        self.deduplications.switch(is_on=is_on)
+        for producer in self.producers.values():
+            if producer.is_answered:
+                producer.deduplicate(self.deduplications.of(producer.request.partition))
+
+    def state(self, partition: int, epoch: int) -> dict[str, str]:
+        """State fields that let another broker know a resend when the log's tail is trimmed."""
+        # First what another broker left: its producers may come back after this fence only.
+        last = {
+            name: kept
+            for name, kept in read_snapshot(self._logs[partition].state).items()
+            if kept[0] >= epoch
+        }
+        for producer in (*self._predecessors.values(), *self.producers.values()):
+            newest = producer.lineage.newest_stored
+            # Only an epoch makes a name one lineage: a Shared namesake begins again at 0.
+            is_kept = producer.is_exclusive and producer.request.partition == partition
+            if is_kept and producer.epoch is not None and newest is not None:
+                last[producer.name] = (producer.epoch, newest)
+        return {SNAPSHOT_FIELD: snapshot(last)} | self.deduplications.state(partition)

@@ -1,0 +1,174 @@
+"""Errors without an answer of a broker are plain sentences. The tests use real sockets."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.unit.pipeline.scripted_broker import Answer, scripted_broker
+from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
+from urllib3.exceptions import ProtocolError as BrokenProtocol
+
+from onewriter_pipeline.brokers import connection as connection_module
+from onewriter_pipeline.brokers import troubles
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.errors import Away, Damaged, Invalid, NotAllowed, NotFound
+
+URL = "http://broker:8080"
+HTTP_WORDS = ("HTTPConnection", "urllib3", "Errno", "object at", "Max retries", "Caused by")
+"""Words of libraries that users should not see."""
+
+
+@pytest.fixture(autouse=True)
+def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(connection_module, "PAUSE_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr(connection_module, "READ_SECONDS", 0.2)
+
+
+@contextmanager
+def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port that serves each connection with a function, within the block."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                serve(peer)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join()
+
+
+def said(url: str, **options: str) -> str:
+    """The message that a user reads for this address."""
+    access = Access(url, patience_seconds=0.05, **options)  # type: ignore[arg-type]
+    with Broker(access) as broker, pytest.raises((Away, Invalid)) as raised:
+        broker.segments("orders")
+    text = str(raised.value)
+    assert not [word for word in HTTP_WORDS if word in text]
+    return text
+
+
+def test_refused_connection_is_explained() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    expected = f"127.0.0.1:{port} refused the connection: nothing listens there"
+    assert said(f"http://127.0.0.1:{port}") == f"no broker served this within 0.05 s: {expected}"
+
+
+def test_unknown_host_is_explained() -> None:
+    assert said("http://nobody.invalid:8080").endswith(
+        "there is no host of the name nobody.invalid"
+    )
+
+
+def test_silent_broker_is_explained() -> None:
+    def reads_and_waits(peer: socket.socket) -> None:
+        peer.recv(1)
+        threading.Event().wait(0.5)
+
+    with listening(reads_and_waits) as port:
+        text = said(f"http://127.0.0.1:{port}")
+    assert text.endswith(f"127.0.0.1:{port} does not answer: it timed out")
+
+
+def test_closed_connection_is_explained() -> None:
+    with listening(lambda peer: None) as port:
+        assert said(f"http://127.0.0.1:{port}").endswith(f"127.0.0.1:{port} closed the connection")
+
+
+def test_port_without_tls_is_explained() -> None:
+    with scripted_broker(lambda _: Answer()) as served:
+        text = said(served.url.replace("http://", "https://"))
+    assert "does not speak TLS: its address begins with http://" in text
+
+
+@pytest.mark.parametrize("option", ["ca_file", "certificate_file", "key_file"])
+def test_missing_tls_file_is_explained(tmp_path: Path, option: str) -> None:
+    file = str(tmp_path / "none.pem")
+    text = f"the TLS file {file} cannot be read: No such file or directory"
+    with pytest.raises(Invalid, match=text):
+        Broker(Access("https://127.0.0.1:1", **{option: file}))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "text"),
+    [
+        (401, NotAllowed, r"^the brokers want another token \(401\): no token$"),
+        (403, NotAllowed, r"^the token is not enough for this \(403\): no token$"),
+        (404, NotFound, "^no token$"),
+    ],
+)
+def test_refusal_has_the_words_of_the_broker(
+    status: int, error: type[Exception], text: str
+) -> None:
+    with (
+        scripted_broker(lambda _: Answer(status, {"reason": "no token"})) as served,
+        Broker(Access(served.url)) as broker,
+        pytest.raises(error, match=text),
+    ):
+        broker.segments("orders")
+
+
+def test_answer_of_another_server_is_explained() -> None:
+    with (
+        scripted_broker(lambda _: Answer(404, "not found")) as served,
+        Broker(Access(served.url)) as broker,
+        pytest.raises(Damaged, match="is not a onewriter broker: it answers HTTP 404"),
+    ):
+        broker.segments("orders")
+
+
+def new_connection(cause: OSError) -> NewConnectionError:
+    error = NewConnectionError(None, "failed")  # type: ignore[arg-type]
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (new_connection(ConnectionRefusedError()), "refused the connection: nothing listens there"),
+        (new_connection(OSError(errno.EHOSTUNREACH, "x")), "cannot be reached from here"),
+        (new_connection(OSError(errno.EMFILE, "too many")), "failed: too many"),
+        (ConnectTimeoutError(), "does not take the connection: it timed out"),
+        (ReadTimeoutError(None, "", "x"), "does not answer: it timed out"),  # type: ignore[arg-type]
+        (BrokenProtocol("Connection broken", ConnectionResetError()), "closed the connection"),
+        (BrokenProtocol("Connection broken"), "broke off"),
+        (ssl.SSLError(1, "odd"), "TLS with broker:8080 failed"),
+        (RuntimeError("x"), r"failed \(RuntimeError\)"),
+    ],
+)
+def test_each_kind_of_failure_has_a_sentence(error: Exception, expected: str) -> None:
+    found = troubles.told(error, URL)
+    assert "broker:8080" in found
+    with pytest.raises(AssertionError, match=expected):
+        raise AssertionError(found)
+
+
+def test_permanent_failures_are_distinguished() -> None:
+    assert troubles.lasting(ConnectionRefusedError(), URL) is None
+    assert troubles.lasting(ssl.SSLError(1, "odd"), URL) is None
+    untrusted = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] failed")
+    text = troubles.lasting(untrusted, URL)
+    assert text is not None
+    assert text.startswith("the certificate of broker:8080 is not trusted: ")
