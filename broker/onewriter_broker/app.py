@@ -43,7 +43,7 @@ from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
-from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.audit import AuditTail
 from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes

@@ -1,4 +1,4 @@
-"""The chart's admission policies at a real API server: whose topics, and what the operator may touch."""
+"""The chart's admission policies in a real API server: topics by tenant, and the operator's writes."""
 
 from __future__ import annotations
 
@@ -158,7 +158,9 @@ def test_exceptions_are_the_administrators(installed: Installed) -> None:
     )
 
 
-def test_what_was_declared_before_can_be_changed_and_deleted(installed: Installed) -> None:
+def test_objects_declared_before_the_policy_can_be_changed_and_deleted(
+    installed: Installed,
+) -> None:
     cluster = installed.cluster
     installed.install("tenancy.enforced=false")
     old = document("rival", "old", topic="persistent://shop/default/old")

@@ -1,6 +1,6 @@
-"""The chart in a real control plane: taken, upgraded, rolled back, uninstalled; with only its rights.
+"""The chart in a real control plane: install, upgrade, rollback and uninstall, with only its rights.
 
-Nothing runs here (there is no node): what pods do is shown by the tests on the lab's nodes.
+No pod runs here (there is no node); the tests on the lab's nodes cover running pods.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def test_certificates_stay_over_an_upgrade_and_are_renewed_in_time(onewriter: In
     )
 
 
-def test_other_names_are_signed_by_the_same_authority(onewriter: Installation) -> None:
+def test_a_certificate_for_other_names_has_the_same_ca(onewriter: Installation) -> None:
     onewriter.install()
     authority = onewriter.get("secret", "onewriter-ca")["data"]["ca.crt"]
     before = leaf(onewriter.get("secret", "onewriter-broker-tls"))

@@ -66,14 +66,14 @@ fenced.FAILED_RETRY_SECONDS = 1.0
 from onewriter_operator.cli import operator
 operator()
 """
-"""The operator with a short grace: ten seconds are told in the tables. A file makes it longer."""
+"""The operator with a short grace; the plan tables check the ten seconds. A file makes it longer."""
 
 GRACE_IS_OVER_SECONDS = 1.5
 
 
 @contextlib.contextmanager
 def long_grace(world: World) -> Iterator[None]:
-    """Whoever is fenced has time for as long as this lasts, however slow the machine is."""
+    """Extend the grace during the context, so that a slow machine has time."""
     lasts = world.operator.directory / f"{world.operator.name}.grace"
     lasts.touch()
     try:
@@ -83,7 +83,7 @@ def long_grace(world: World) -> Iterator[None]:
 
 
 def visited_after_grace(world: World) -> None:
-    """Wait until the grace is over for all who were fenced, and the operator has looked again."""
+    """Wait until the grace of all fenced pods is over and the operator has reconciled again."""
     time.sleep(GRACE_IS_OVER_SECONDS)
     world.noticed()
 
@@ -124,7 +124,7 @@ def budget(world: World, name: str = "writers", **spec: Any) -> None:
 
 
 def fence(world: World, name: str, uid: str, *, cause: str = "Silent", epoch: int = 2) -> None:
-    """The broker tells that the writer in a pod was fenced, and who writes since."""
+    """Let the broker report that the writer in a pod was fenced, and its successor."""
     former = contender("w", "primary", name, epoch=epoch)
     former["podUID"] = uid
     later = contender("next", "primary", "next", epoch=epoch + 1)
@@ -164,7 +164,7 @@ def test_a_stale_pod_is_evicted_and_status_tells_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("cause", ["Handover", "Released", "ConnectionLost", "TakenOver"])
-def test_who_was_not_stale_stays(world: World, cause: str) -> None:
+def test_a_writer_that_was_not_stale_keeps_its_pod(world: World, cause: str) -> None:
     declare(world)
     fence(world, "writer-0", pod(world, "writer-0"), cause=cause)
     world.until("WriterActive", "True/Held")
@@ -173,7 +173,7 @@ def test_who_was_not_stale_stays(world: World, cause: str) -> None:
     assert outcomes(world) == {}
 
 
-def test_who_comes_back_in_time_stays(world: World) -> None:
+def test_a_writer_that_returns_in_time_keeps_its_pod(world: World) -> None:
     declare(world)
     uid = pod(world, "writer-0")
     back = contender("w", "primary", "writer-0", place=1)
@@ -242,7 +242,7 @@ def test_deletion_does_not_ask_the_budget(world: World) -> None:
     wait_until(lambda: not is_there(world, "writer-0"))
 
 
-def test_nobody_is_removed_where_nobody_is_to_be(world: World) -> None:
+def test_the_pod_policy_none_removes_no_pod(world: World) -> None:
     declare(world, podPolicy="None")
     fence(world, "writer-0", pod(world, "writer-0"))
     wait_until(lambda: outcomes(world) == {"writer-0": "NotRequested"})
