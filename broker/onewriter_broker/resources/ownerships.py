@@ -18,7 +18,7 @@ from onewriter_broker.ownership.bucket_events import LostReason
 from onewriter_broker.resources.dependencies import SECONDS_PER_DAY, ResourceDependencies
 from onewriter_broker.resources.records import OwnerEnd, OwnershipRecord
 from onewriter_broker.resources.resource_bucket import ResourceBucket
-from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName

@@ -8,38 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import structlog
 
-from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.store.api import (
-    FLOOR_PREFIX,
-    OPEN_PUBLISH,
     Binding,
     Block,
-    BrokenKey,
     FencedLog,
-    LogStore,
     Marker,
     Outcome,
 )
 from onewriter_broker.log.store.api import Fence as StoreFence
-from onewriter_broker.log.store.blocks import STATE_FIELDS_RESERVED
 from onewriter_broker.log.topic_log.log import LedgerSummary, TopicLog, last_position
 from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
-from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.topic.history.audit import AuditTail
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
-from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
-from onewriter_core.topic.effects import Fence, Record
+from onewriter_core.log_format.field_names import FLOOR_PREFIX, OPEN_PUBLISH, STATE_FIELDS_RESERVED
+from onewriter_core.topic.effects import Fence
 from onewriter_core.topic.model import (
     Departure,
     Held,
@@ -63,50 +55,6 @@ RETRY_SECONDS = 0.2
 """Between attempts at what must succeed before a grant is answered."""
 
 log = structlog.get_logger(__name__)
-
-
-class Ownership(Protocol):
-    """What a topic needs of bucket ownership (buckets.BucketOwnership)."""
-
-    def holding(self, bucket: int) -> Holding | None: ...
-
-    async def reserve_ledger(self, bucket: int) -> int: ...
-
-    async def record_grant(self, bucket: int, ledger: int) -> None: ...
-
-    async def confirm_record(self, bucket: int) -> None: ...
-
-    async def record_use(self, bucket: int, ledger: int) -> None: ...
-
-    async def refence(
-        self, bucket: int, failed: Binding, outcome: Outcome | None = None
-    ) -> Refenced: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TopicDependencies:
-    """What all runners of a broker share."""
-
-    store: LogStore
-    appender: Appender
-    ownership: Ownership
-    spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
-    now: Callable[[], float]
-    wall_ms: Callable[[], int]
-    incarnation: str
-    failed: Callable[[TopicName], None]
-    """Told when the unexpected happened in a topic: it is closed, so that nothing goes on wrong."""
-    broken: Callable[[TopicName, BrokenKey], None]
-    """Told that a key of a topic cannot be used: the topic is closed, and refused until repaired."""
-    lost: Callable[[Loss], None]
-    left: Callable[[TopicName, Binding, Sequence[Position]], None]
-    """Told what was acknowledged in a log that is lost to another dataset, perhaps."""
-    moved: Callable[[TopicName, Record], None]
-    changed: Callable[[TopicName], None] = lambda _name: None
-    """Told when anything that a topic's status shows has changed, or its being served here."""
-    audit_tail: AuditTail | None = None
-    """What happened to topics before they came here; None: nobody asks."""
-    loads: LeaderLoads = field(default_factory=LeaderLoads)
 
 
 class Fencing:

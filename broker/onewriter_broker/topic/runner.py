@@ -18,7 +18,8 @@ import structlog
 
 from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.fencing import Fencing, TopicDependencies
+from onewriter_broker.topic.dependencies import TopicDependencies
+from onewriter_broker.topic.fencing import Fencing
 from onewriter_broker.topic.history.presence import note
 from onewriter_broker.topic.history.topic_history import TopicHistory
 from onewriter_broker.topic.producers.deduplication import Deduplications

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 import structlog
 
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import ABSENT_SINCE, PRESENT, PRESENT_SINCE
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.topic.model import Partition, Shared, Topic

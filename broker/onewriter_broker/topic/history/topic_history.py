@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 import structlog
 
 from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
-from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import group_fields
 from onewriter_broker.topic.history.transitions import (
     HISTORY_MAX,

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.store.api import VERSION_PREFIX, Binding, LogStore
+from onewriter_broker.log.store.api import Binding, LogStore
 from onewriter_broker.log.topic_log.atomic_publish import (
     PUBLISHES_WAITING_MAX,
     Entries,
@@ -42,6 +42,7 @@ from onewriter_core.errors import (
     Undecided,
 )
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.field_names import VERSION_PREFIX
 
 STANDSTILL_SECONDS: Final = 20.0
 """A publish is given up where nothing of its log was stored, or became durable, for so long: it holds

@@ -23,7 +23,7 @@ from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.presence import absent_since, note_leaving
 from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.registry import declarations as declaring

@@ -17,7 +17,7 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.topic.fencing import TopicDependencies
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
