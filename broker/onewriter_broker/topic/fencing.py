@@ -15,8 +15,6 @@ from typing import assert_never
 import structlog
 
 from onewriter_broker.log.store.api import (
-    FLOOR_PREFIX,
-    OPEN_PUBLISH,
     Binding,
     Block,
     FencedLog,
@@ -24,7 +22,6 @@ from onewriter_broker.log.store.api import (
     Outcome,
 )
 from onewriter_broker.log.store.api import Fence as StoreFence
-from onewriter_broker.log.store.blocks import STATE_FIELDS_RESERVED
 from onewriter_broker.log.topic_log.log import LedgerSummary, TopicLog, last_position
 from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
@@ -33,6 +30,7 @@ from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.field_names import FLOOR_PREFIX, OPEN_PUBLISH, STATE_FIELDS_RESERVED
 from onewriter_core.topic.effects import Fence
 from onewriter_core.topic.model import (
     Departure,

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.store.api import VERSION_PREFIX, Binding, LogStore
+from onewriter_broker.log.store.api import Binding, LogStore
 from onewriter_broker.log.topic_log.atomic_publish import (
     PUBLISHES_WAITING_MAX,
     Entries,
@@ -42,6 +42,7 @@ from onewriter_core.errors import (
     Undecided,
 )
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.field_names import VERSION_PREFIX
 
 STANDSTILL_SECONDS: Final = 20.0
 """The broker abandons a publish if nothing of its log was stored or became durable for this time, because the

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
-from onewriter_broker.log.store.api import OWNER_PREFIX, LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.log.topic_log.atomic_publish import check_owner, check_room
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.epoch_checks import Prove, standing_of
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter_core.log_format.field_names import OWNER_PREFIX
 
 LAYOUT_PREFIX: Final = "layout:"
 """State fields of a topic's first partition: the newest versions of an app, each with its number of partitions, newest

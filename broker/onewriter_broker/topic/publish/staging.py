@@ -23,15 +23,12 @@ from onewriter_broker.log.store.staged_parts import (
     Stager,
     decode_part,
 )
-from onewriter_broker.log.topic_log.atomic_publish import (
-    PUBLISH_BYTES_MAX,
-    PUBLISH_ENTRIES_MAX,
-    TooLarge,
-)
+from onewriter_broker.log.topic_log.atomic_publish import TooLarge
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+from onewriter_core.log_format.limits import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX
 
 PART_BYTES_MAX: Final = 16 * 1024 * 1024
 """Size limit of a part. Larger data needs several parts."""
