@@ -191,7 +191,7 @@ def _add_dropping(router: Routes, site: Site) -> None:
         topic = served[0][1]
         first = topic.runner.logs[topic.partition_of(names[0])]
         async with AsyncExitStack() as stillness:
-            await stillness.enter_async_context(site.publishing.layouts.turn(first, app))
+            await stillness.enter_async_context(site.publishing.layouts.lock(first, app))
             for each, topic in served:  # check all partitions before the first one forgets
                 topic_log = topic.runner.logs[topic.partition_of(each)]
                 stillness.enter_context(site.publishing.keeping_still(topic_log, app))

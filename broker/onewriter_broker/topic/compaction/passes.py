@@ -81,7 +81,7 @@ class Pace:
     async def content(self, entry: memoryview) -> Content:
         """Take an entry apart, a large one in a thread."""
         cost = _cost(entry)
-        await self.turn(cost)
+        await self.tick(cost)
         if _is_large(cost):
             return await asyncio.to_thread(content_of, entry)
         return content_of(entry)
@@ -92,7 +92,7 @@ class Pace:
             return await asyncio.to_thread(without, entry, kept)
         return without(entry, kept)
 
-    async def turn(self, cost: Cost) -> None:
+    async def tick(self, cost: Cost) -> None:
         """So much was or will be done."""
         self.entries += 1
         self.size += cost.size

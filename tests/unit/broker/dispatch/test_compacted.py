@@ -1,4 +1,4 @@
-"""Consumers that read a log's compacted view first: what they get, and what counts as acknowledged."""
+"""Consumers that read a log's compacted view first: their deliveries, and what counts as acknowledged."""
 
 from __future__ import annotations
 

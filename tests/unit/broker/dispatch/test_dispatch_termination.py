@@ -1,4 +1,4 @@
-"""Consumers of a terminated topic are told, once, when their subscription has acknowledged all of it."""
+"""Consumers of a terminated topic are notified once, when their subscription has acknowledged all of it."""
 
 from __future__ import annotations
 

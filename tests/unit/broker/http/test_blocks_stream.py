@@ -1,4 +1,4 @@
-"""The stream of a log's blocks: whole or said not to be, and bounded whatever its reader does."""
+"""The stream of a log's blocks: complete, or marked as incomplete, and bounded whatever its reader does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An app that is forgotten, over HTTP: also beside who asks over how many partitions its rows go."""
+"""Forgetting an app over HTTP, also during concurrent requests for its layout."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Histories for the checkers: written through a real LogStore, with the broker's own fields.
 
-A Story is a broker as small as can be: one bucket, one topic, real fences and blocks, and whatever
-producers are told to send. What the mutants then do to the stored bytes is in the tests.
+A Story is a minimal broker: one bucket, one topic, real fences and blocks, and the entries that its producers
+are told to send. The tests define how mutants change the stored bytes.
 """
 
 from __future__ import annotations
