@@ -1,4 +1,4 @@
-"""What one client sends, however much and of whatever kind, leaves the broker to the others."""
+"""Input of one client, of any kind and amount, does not block the broker for others."""
 
 from __future__ import annotations
 

@@ -37,9 +37,7 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName
-
-CALL_BYTES_MAX = 1024 * 1024
-"""One call carries at most so much, or one block."""
+from onewriter_core.log_format.limits import CALL_BYTES_MAX
 
 RETRY_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Pauses between attempts of an undecided call; the last one repeats."""

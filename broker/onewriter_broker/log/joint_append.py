@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onewriter_broker.log.store.api import Guard, Outcome
-from onewriter_broker.log.store.blocks import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, CALL_BYTES_MAX
 from onewriter_broker.log.topic_log.guards import has_room, no_room
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
@@ -25,6 +24,7 @@ from onewriter_core.errors import (
     Undecided,
 )
 from onewriter_core.ids import Position
+from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, CALL_BYTES_MAX
 from onewriter_core.wire.values import Send
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
 from onewriter_broker.log.store.api import Observation, Unit
-from onewriter_broker.log.store.blocks import FORMAT_VERSION
 from onewriter_core.ids import NUMBER_MAX
+from onewriter_core.log_format.limits import FORMAT_VERSION
 
 LEDGERS_PER_BLOCK = 64
 """Ledgers reserved by one compare-and-set."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.field_names import FLOOR_PREFIX, GUARDIAN_PREFIX
 
 if TYPE_CHECKING:
     from onewriter_broker.log.store.compacted import CompactedStore
@@ -215,22 +216,6 @@ class Guard:
     def guardian_field(self) -> str:
         """The state field of the subject that was admitted first to write under a floor."""
         return f"{GUARDIAN_PREFIX}{self.name}"
-
-
-FLOOR_PREFIX = "guard:"
-"""How the state fields begin that hold floors of guarded writes."""
-
-GUARDIAN_PREFIX = "guardian:"
-"""How the state fields begin that hold for whom each floor counts."""
-
-VERSION_PREFIX = "txn:"
-"""How the state fields begin that hold which version each app has published last."""
-
-OWNER_PREFIX = "publisher:"
-"""How the state fields begin that hold the subject to which each app is bound."""
-
-OPEN_PUBLISH = "open"
-"""State field: the atomic publish whose blocks are being appended, and where they (will) stand."""
 
 
 @dataclass(frozen=True, slots=True)

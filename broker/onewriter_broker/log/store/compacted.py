@@ -19,14 +19,11 @@ from typing import Final, Protocol
 import google_crc32c
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
-from onewriter_broker.log.store.blocks import CHAIN_BYTES, MalformedBlock, pack_u32, unpack_u32
+from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_core.ids import EARLIEST, Position, TopicName
-
-COMPACTED: Final = "compacted"
-"""State field: the view that counts (View.encode); absent: the log was never compacted."""
-
-COMPACTING: Final = "compacting"
-"""State field: the attempt that writes, or wrote last, to the scratch slot; absent: that is empty."""
+from onewriter_core.log_format.chain import CHAIN_BYTES
+from onewriter_core.log_format.field_names import COMPACTED
+from onewriter_core.log_format.integers import pack_u32, unpack_u32
 
 SLOTS: Final = 2
 """Keys that views take turns in."""

@@ -14,13 +14,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX, Block
-from onewriter_broker.log.store.blocks import (
-    BLOCK_BYTES_MAX,
-    BLOCK_ENTRIES_MAX,
-    PUBLISH_BLOCKS_MAX,
-    publish_of,
-)
+from onewriter_broker.log.store.api import Block
+from onewriter_broker.log.store.blocks import publish_of
 from onewriter_core.errors import (
     OnewriterError,
     Refused,
@@ -29,20 +24,20 @@ from onewriter_core.errors import (
     Undecided,
 )
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.field_names import OWNER_PREFIX, VERSION_PREFIX
+from onewriter_core.log_format.limits import (
+    BLOCK_BYTES_MAX,
+    BLOCK_ENTRIES_MAX,
+    PUBLISH_BLOCKS_MAX,
+    PUBLISH_BYTES_MAX,
+    PUBLISH_ENTRIES_MAX,
+    PUBLISH_ENTRY_BYTES_MAX,
+)
 
 if TYPE_CHECKING:
     from onewriter_broker.log.topic_log.log import TopicLog
     from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
     from onewriter_core.wire.values import Send
-
-PUBLISH_BYTES_MAX = 256 * 1024 * 1024
-"""The entries of one publish. They are in memory until they are stored."""
-
-PUBLISH_ENTRIES_MAX = 262_144
-"""The entries of one publish: each takes memory beside its bytes."""
-
-ENTRY_BYTES_MAX = 1024 * 1024
-"""One entry of a publish: a call carries no more."""
 
 PUBLISHES_WAITING_MAX = 16
 """Publishes to one log that are under way or wait for their turn."""
@@ -100,9 +95,9 @@ class Entries:
         size = len(payload)
         self._bytes += size
         self._count += 1
-        if size > ENTRY_BYTES_MAX or self._bytes > PUBLISH_BYTES_MAX:
+        if size > PUBLISH_ENTRY_BYTES_MAX or self._bytes > PUBLISH_BYTES_MAX:
             text = (
-                f"at most {PUBLISH_BYTES_MAX} bytes in entries of at most {ENTRY_BYTES_MAX} are"
+                f"at most {PUBLISH_BYTES_MAX} bytes in entries of at most {PUBLISH_ENTRY_BYTES_MAX} are"
                 " published as a whole"
             )
             raise TooLarge(text)

@@ -16,15 +16,11 @@ import structlog
 
 from onewriter_broker.log.store.api import Binding
 from onewriter_broker.log.store.blocks import READ_BYTES, MalformedBlock
-from onewriter_broker.log.store.compacted import (
-    COMPACTED,
-    CompactedBlock,
-    View,
-    view_of,
-)
+from onewriter_broker.log.store.compacted import CompactedBlock, View, view_of
 from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import COMPACTED
 
 if TYPE_CHECKING:
     from onewriter_broker.log.topic_log.log import TopicLog

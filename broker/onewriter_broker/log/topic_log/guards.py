@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
-from onewriter_broker.log.store.api import FLOOR_PREFIX, GUARDIAN_PREFIX, Guard, GuardKind, Outcome
+from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.field_names import FLOOR_PREFIX, GUARDIAN_PREFIX
 
 if TYPE_CHECKING:
     from onewriter_broker.log.topic_log.log import TopicLog

@@ -26,8 +26,7 @@ from onewriter_broker.log.store.api import (
     Outcome,
     StoredBlock,
 )
-from onewriter_broker.log.store.blocks import CHAIN_START, READ_BYTES, chain
-from onewriter_broker.log.store.compacted import COMPACTED
+from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.atomic_publish import Publish, Publishes
 from onewriter_broker.log.topic_log.compacted_log import CompactedLog
 from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
@@ -36,19 +35,12 @@ from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingE
 from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
-
-BLOCK_ENTRIES_MAX = 512
-BLOCK_BYTES_MAX = 256 * 1024
-"""A block holds at most so much, or one larger entry."""
+from onewriter_core.log_format.chain import CHAIN_START, chain
+from onewriter_core.log_format.field_names import COMPACTED, TRIMMED
+from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
 
 LEDGERS_REMEMBERED_MAX = 64
 """Ledgers of a log whose last committed entry is remembered, to tell a loss when one happens."""
-
-TRIMMED = "trimmed"
-"""State field: the position below which blocks were dropped on purpose, or may have been."""
-
-LEDGER_ENDS = "ledgerEnds"
-"""State field: of the ledgers in which the log was cut last, the last entry in front of each."""
 
 ENTRY_BYTES = 400
 """What a pending entry weighs besides its payload, about: small ones count for what they cost."""

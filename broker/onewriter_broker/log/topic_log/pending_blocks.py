@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from onewriter_broker.log.store.api import Block, Guard
-from onewriter_broker.log.store.blocks import CHAIN_START
 from onewriter_core.ids import Position
+from onewriter_core.log_format.chain import CHAIN_START
 from onewriter_core.wire.values import Send
 
 if TYPE_CHECKING:

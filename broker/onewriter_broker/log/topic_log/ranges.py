@@ -11,16 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from onewriter_broker.log.store.api import Block, StoredBlock
-from onewriter_broker.log.store.blocks import BLOCK_BYTES_MAX, READ_BYTES, MalformedBlock
-from onewriter_broker.log.topic_log.log import (
-    LEDGER_ENDS,
-    TRIMMED,
-    TopicLog,
-    last_position,
-    stored_bytes,
-)
+from onewriter_broker.log.store.blocks import READ_BYTES, MalformedBlock
+from onewriter_broker.log.topic_log.log import TopicLog, last_position, stored_bytes
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import LEDGER_ENDS, TRIMMED
+from onewriter_core.log_format.limits import BLOCK_BYTES_MAX
 
 READ_BLOCKS_MAX = 32
 """Blocks of one read at most: where small ones are followed by full ones, that is 8 MiB."""

@@ -6,12 +6,9 @@ Set in topic/registry/termination.py; a producer is refused by it, a consumer th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from onewriter_core.ids import Position
-
-TERMINATED: Final = "terminated"
-"""State field: the last entry's position, ``0-0`` when there is none; absent: not terminated."""
+from onewriter_core.log_format.field_names import TERMINATED
 
 
 def terminated_at(state: Mapping[str, str]) -> Position | None:

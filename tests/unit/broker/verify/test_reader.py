@@ -1,4 +1,4 @@
-"""Histories that look odd and are right, and what a check says that it left out."""
+"""Correct histories that look wrong, and the notes of a check about what it left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tests.unit.broker.verify.histories import (
 from onewriter_broker.log.store.api import Marker, Outcome
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.verify import audit as audit_module
 from onewriter_broker.verify import findings as findings_module
 from onewriter_broker.verify import sequences
@@ -25,6 +24,7 @@ from onewriter_broker.verify.logs import Stored, check
 from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, verify
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
+from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.topic.model import Departure, PromotionPolicy, Purpose
 
 BUCKET = bucket_of(TOPIC, BUCKETS)

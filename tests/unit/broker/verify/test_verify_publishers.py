@@ -1,4 +1,4 @@
-"""Whom blocks name as their publisher, compared with the audit's records: corruptions, and what is none."""
+"""The publishers in blocks compared with the audit's records: corruptions, and histories without any."""
 
 from __future__ import annotations
 

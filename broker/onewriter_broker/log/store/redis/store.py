@@ -44,6 +44,7 @@ from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.ticks import Ticks
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.field_names import MARKER_FIELDS_RESERVED, STATE_FIELDS_RESERVED
 
 NO_REPLID = "0" * 40
 """What a server names as its previous dataset when it knows none."""
@@ -107,8 +108,8 @@ class RedisLogStore:
 
     async def fence(self, fence: Fence) -> Outcome:
         for log in fence.logs:
-            blocks.check_fields(log.marker, blocks.MARKER_FIELDS_RESERVED)
-            blocks.check_fields(log.state, blocks.STATE_FIELDS_RESERVED)
+            blocks.check_fields(log.marker, MARKER_FIELDS_RESERVED)
+            blocks.check_fields(log.state, STATE_FIELDS_RESERVED)
         words = script_calls.fence(self._keys, fence, self._settings.audit_records_max)
         return await self._write(words, fence.binding, vouches=True)
 
