@@ -82,7 +82,7 @@ class LogChecker:
     """The epoch of the ledger's entries (None if no producer held the topic), and the broker that wrote them."""
 
     def __post_init__(self) -> None:
-        self.sequences = SequenceChecker(self.log)
+        self.sequences = SequenceChecker(self.log, limits=self.audit.limits)
         self._known = self.audit.logs.get(self.log, LogAudit())
         self.publishes = PublishChecker(self.log, frozenset(self._known.forgotten))
         self.publishers = PublisherChecker(self.log, self.audit)
