@@ -16,7 +16,7 @@ from tests.cluster.plugin import CRDS
 EXAMPLES = sorted((images.ROOT / "examples").glob("*.yaml"))
 
 
-def test_it_runs_in_a_namespace_that_enforces_the_restricted_standard(
+def test_the_installation_runs_in_a_namespace_that_enforces_the_restricted_standard(
     installation: Installation,
 ) -> None:
     labels = installation.cluster.get("namespace", NAMESPACE)["metadata"]["labels"]

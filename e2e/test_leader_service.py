@@ -41,7 +41,9 @@ def leads_to(world: World, writers: Writers, leader: Reign) -> None:
         until(partial(is_answered_by, world, writers, name, leader), writers.led_to)
 
 
-def test_it_leads_to_the_leader_alone_and_follows_it(world: World, writers: Writers) -> None:
+def test_the_service_leads_to_the_leader_only_and_follows_it(
+    world: World, writers: Writers
+) -> None:
     first = writers.settled()
     leads_to(world, writers, first)
     world.api.delete("pods", world.namespace, first.name)
@@ -55,7 +57,7 @@ def test_it_leads_to_the_leader_alone_and_follows_it(world: World, writers: Writ
     assert labels["onewriter.dev/epoch"] == str(second.epoch)
 
 
-def test_nobody_waits_for_it_in_a_rollout(world: World, writers: Writers) -> None:
+def test_a_rollout_does_not_wait_for_the_service(world: World, writers: Writers) -> None:
     writers.settled()
     roll = ("rollout", "restart", "deployment/orders")
     world.cluster.kubectl(*roll, namespace=world.namespace)

@@ -102,7 +102,7 @@ def test_the_audit_finds_one_writer_at_a_time(history: History, pipeline: Pipeli
     assert "holds" in said
 
 
-def test_what_the_table_holds_leaves_the_store(history: History, pipeline: Pipeline) -> None:
+def test_entries_in_the_table_leave_the_store(history: History, pipeline: Pipeline) -> None:
     """By an account of its own: what stays is the ledger of the epoch that nobody has ended."""
     said = pipeline.run("trim")
     (line,) = [line for line in said.splitlines() if "trimmed below" in line]

@@ -61,7 +61,7 @@ def nobody_evicted(world: World, *cast: Writers) -> Iterator[None]:
             world.api.delete("poddisruptionbudgets", world.namespace, writers.name)
 
 
-def test_who_wakes_in_time_is_refused_and_stays(
+def test_a_writer_that_wakes_in_time_is_refused_and_keeps_its_pod(
     world: World, cast: list[Writers], faults: Faults
 ) -> None:
     with nobody_evicted(world, *cast):

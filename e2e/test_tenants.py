@@ -156,7 +156,7 @@ def test_a_pod_of_another_team_neither_reads_nor_changes_it(
     is_as_written(owner, topic_of(world))
 
 
-def test_who_edits_another_namespace_declares_and_touches_nothing_here(
+def test_an_editor_of_another_namespace_declares_and_changes_nothing_here(
     world: World, owner: Team, rival: Team
 ) -> None:
     said = rival.asks("create", document=heir(world))

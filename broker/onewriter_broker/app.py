@@ -43,15 +43,15 @@ from onewriter_broker.settings import Settings
 from onewriter_broker.store_watch import StoreWatch
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
-from onewriter_broker.topic.fencing import Shell
-from onewriter_broker.topic.history.transitions import Chronicles
+from onewriter_broker.topic.dependencies import TopicDependencies
+from onewriter_broker.topic.history.audit import AuditTail
 from onewriter_broker.topic.producers.leader_loads import LeaderLoads
-from onewriter_broker.topic.publish.atomic_publishes import Publishing
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.staging import Staging
 from onewriter_broker.topic.registry.accounting import Accounting
 from onewriter_broker.topic.registry.catalog import Catalogs
 from onewriter_broker.topic.registry.topics import Topics
-from onewriter_broker.topic.retention.idle_topics import RestingTopics
+from onewriter_broker.topic.retention.idle_topics import IdleTopics
 from onewriter_broker.topic.retention.maintenance import Maintenance
 from onewriter_broker.topic.retention.sizes import Sizes
 from onewriter_broker.topic.runner import TopicRunner
@@ -150,7 +150,7 @@ class Broker:
         self.topics = Topics(
             settings, self.catalogs, self._subscriptions, self.namespaces, self.quotas, self.shares
         )
-        self.owning = Ownerships(
+        self.ownerships = Ownerships(
             self.topics,
             settings.buckets,
             settings.ownership_kept_days,
@@ -162,7 +162,7 @@ class Broker:
             buckets=settings.buckets,
             anchor=parts.anchor,
             store=parts.store,
-            events=Several((self.topics, self.owning)),
+            events=Several((self.topics, self.ownerships)),
             single_node=parts.single_node,
             live_view=self.membership.view,
             heard_ms=self.membership.observer.heard_ms,
@@ -171,7 +171,7 @@ class Broker:
         )
         self.topics.promises = parts.promises
         self.accounting = Accounting(parts.anchor, parts.store, self._lost)
-        shell = Shell(
+        dependencies = TopicDependencies(
             store=parts.store,
             appender=self.appender,
             ownership=self.ownership,
@@ -185,18 +185,18 @@ class Broker:
             left=self.accounting.left,
             moved=self._moved,
             changed=self.watchers.changed,
-            chronicles=Chronicles(parts.store, now),
+            audit_tail=AuditTail(parts.store, now),
             loads=self.loads,
         )
-        self.topics.serve_with(self.ownership, shell)
-        self.owning.serve_with(shell)
+        self.topics.serve_with(self.ownership, dependencies)
+        self.ownerships.serve_with(dependencies)
         self.desired = Desired(parts.desired, self._apply, tenancy_of(settings))
         self.loads.follow(self.desired.state.topics)
         self.topics.apply(self.desired.state)
         self.clients = Clients(
             settings=settings,
             topics=self.topics,
-            owning=self.owning,
+            ownerships=self.ownerships,
             appender=self.appender,
             authenticator=parts.authenticator,
             addresses=self.addresses,
@@ -262,7 +262,7 @@ class Broker:
                 certificate=parts.certificate,
                 compactions=self.compactions,
                 staging=self.staging,
-                publishing=Publishing(
+                publishing=AtomicPublishes(
                     parts.store,
                     self.appender,
                     self.staging,
@@ -293,7 +293,7 @@ class Broker:
                     self.spawn(self.maintenance.sweep_for_ever()),
                     self.spawn(self.compactions.run()),
                     self.spawn(self.staging.run()),
-                    self.spawn(RestingTopics(self.topics, self.store, self.wall_ms).run()),
+                    self.spawn(IdleTopics(self.topics, self.store, self.wall_ms).run()),
                     self.spawn(self.namespaces.run()),
                     self.spawn(self.metrics.run()),
                     self.spawn(self.accounting.run()),

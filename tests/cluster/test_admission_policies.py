@@ -158,7 +158,9 @@ def test_exceptions_are_the_administrators(installed: Installed) -> None:
     )
 
 
-def test_what_was_declared_before_can_be_changed_and_deleted(installed: Installed) -> None:
+def test_objects_declared_before_the_policy_can_be_changed_and_deleted(
+    installed: Installed,
+) -> None:
     cluster = installed.cluster
     installed.install("tenancy.enforced=false")
     old = document("rival", "old", topic="persistent://shop/default/old")

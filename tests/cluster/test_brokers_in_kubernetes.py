@@ -190,7 +190,7 @@ def promoted(waiter: RawProducer) -> int:
     return found.topic_epoch
 
 
-def test_who_may_write_and_what_is_seen_of_them(lab: Lab) -> None:
+def test_claims_admit_their_writers_and_the_status_shows_them(lab: Lab) -> None:
     """From a broker that was told nothing to pods that wait, take over, and are gone."""
     eventually(lambda: Http(lab.brokers.http_url)("GET", "/healthz")[0] == 200, WAIT_SECONDS)
     assert not lab.is_ready()

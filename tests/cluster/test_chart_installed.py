@@ -310,7 +310,7 @@ def test_certificates_stay_over_an_upgrade_and_are_renewed_in_time(onewriter: In
     )
 
 
-def test_other_names_are_signed_by_the_same_authority(onewriter: Installation) -> None:
+def test_a_certificate_for_other_names_has_the_same_ca(onewriter: Installation) -> None:
     onewriter.install()
     authority = onewriter.get("secret", "onewriter-ca")["data"]["ca.crt"]
     before = leaf(onewriter.get("secret", "onewriter-broker-tls"))

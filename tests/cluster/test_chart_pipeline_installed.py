@@ -113,7 +113,7 @@ def definition(group: str, version: str, kind: str) -> Json:
 
 
 @pytest.mark.parametrize("runner", ["cronjob", "spark-submit", "kubeflow", "apache"])
-def test_it_is_installed_where_what_it_needs_is_there(release: Release, runner: str) -> None:
+def test_the_pipeline_installs_if_its_requirements_exist(release: Release, runner: str) -> None:
     if runner in KINDS:
         group, version, kind = KINDS[runner]
         refused = release.install(runner)
@@ -129,7 +129,7 @@ def test_it_is_installed_where_what_it_needs_is_there(release: Release, runner: 
 
 
 @pytest.mark.parametrize("runner", ["cronjob", "spark-submit", "apache"])
-def test_its_pods_pass_the_restricted_standard(release: Release, runner: str) -> None:
+def test_pipeline_pods_pass_the_restricted_standard(release: Release, runner: str) -> None:
     seen = 0
     for document in release.documents(runner):
         name = document["metadata"]["name"]

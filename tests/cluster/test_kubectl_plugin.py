@@ -261,7 +261,7 @@ def play(stage: Stage) -> Iterator[Play]:
 # ------------------------------------------------------------ asking
 
 
-def test_who_status_and_why_need_no_more_than_to_view(stage: Stage, play: Play) -> None:
+def test_the_verbs_who_status_and_why_need_only_the_role_view(stage: Stage, play: Play) -> None:
     pod = play.pods["one"].name
     said = stage("who", play.name, user="viewer")
     assert said.code == 0, said.err
@@ -306,14 +306,14 @@ def test_the_brokers_tell_what_the_api_server_does_not(stage: Stage, play: Play)
     assert "grant" in {each["kind"] for each in json.loads(told.out)["records"]}
 
 
-def test_who_may_not_have_a_token_is_told_so(stage: Stage, play: Play) -> None:
+def test_a_caller_without_the_right_to_a_token_gets_the_reason(stage: Stage, play: Play) -> None:
     no = stage("history", play.name, *play.not_its_broker, user="viewer")
     assert no.code == EXIT_REFUSED
     assert "no token could be had" in no.err
     assert no.err.count("\n") == 1
 
 
-def test_what_cannot_be_asked_ends_with_the_code_that_says_so(stage: Stage) -> None:
+def test_a_failed_request_ends_with_its_exit_code(stage: Stage) -> None:
     missing = stage("who", "never-made", user="viewer")
     assert (missing.code, missing.out) == (EXIT_REFUSED, "")
     assert missing.err == (
@@ -389,7 +389,9 @@ def test_a_broker_can_be_told_directly(stage: Stage, play: Play) -> None:
     assert "has no writer to fence" in nobody.err
 
 
-def test_who_is_no_administrator_cannot_tell_a_broker(stage: Stage, play: Play) -> None:
+def test_a_caller_without_administrator_rights_cannot_order_a_broker(
+    stage: Stage, play: Play
+) -> None:
     as_writer = f"{stage.namespace}/writer"
     no = stage(
         "fence", play.name, "-y", "--direct", "--service-account", as_writer, *play.not_its_broker

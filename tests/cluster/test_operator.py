@@ -408,7 +408,7 @@ def test_a_service_of_somebody_else_is_not_taken_over(world: World) -> None:
     assert "ownerReferences" not in found["metadata"]
 
 
-def test_another_name_takes_the_old_service_away(world: World) -> None:
+def test_a_renamed_service_replaces_the_old_one(world: World) -> None:
     world.topic(leaderService={"name": "one", "ports": [{"port": 80}]})
     wait_until(lambda: "one" in world.names("service"))
     world.topic(leaderService={"name": "two", "ports": [{"port": 80}]})

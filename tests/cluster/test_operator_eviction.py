@@ -164,7 +164,7 @@ def test_a_stale_pod_is_evicted_and_status_tells_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("cause", ["Handover", "Released", "ConnectionLost", "TakenOver"])
-def test_who_was_not_stale_stays(world: World, cause: str) -> None:
+def test_a_writer_that_was_not_stale_keeps_its_pod(world: World, cause: str) -> None:
     declare(world)
     fence(world, "writer-0", pod(world, "writer-0"), cause=cause)
     world.until("WriterActive", "True/Held")
@@ -173,7 +173,7 @@ def test_who_was_not_stale_stays(world: World, cause: str) -> None:
     assert outcomes(world) == {}
 
 
-def test_who_comes_back_in_time_stays(world: World) -> None:
+def test_a_writer_that_returns_in_time_keeps_its_pod(world: World) -> None:
     declare(world)
     uid = pod(world, "writer-0")
     back = contender("w", "primary", "writer-0", place=1)
@@ -242,7 +242,7 @@ def test_deletion_does_not_ask_the_budget(world: World) -> None:
     wait_until(lambda: not is_there(world, "writer-0"))
 
 
-def test_nobody_is_removed_where_nobody_is_to_be(world: World) -> None:
+def test_the_pod_policy_none_removes_no_pod(world: World) -> None:
     declare(world, podPolicy="None")
     fence(world, "writer-0", pod(world, "writer-0"))
     wait_until(lambda: outcomes(world) == {"writer-0": "NotRequested"})

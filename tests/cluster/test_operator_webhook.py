@@ -194,7 +194,7 @@ def test_a_certificate_is_renewed_while_pods_come_and_nothing_is_restarted(
         assert admission.operator.get("/readyz") is not None
 
 
-def test_one_that_has_expired_lets_nobody_in_says_why_and_is_replaced(
+def test_an_expired_certificate_blocks_admission_with_a_reason_and_is_replaced(
     admission: Admission, authority: Authority
 ) -> None:
     admission.renew(authority, is_expired=True)
@@ -207,7 +207,7 @@ def test_one_that_has_expired_lets_nobody_in_says_why_and_is_replaced(
         assert admission.operator.is_running
 
 
-def test_another_authority_is_taken_over_without_a_gap_if_both_are_believed_meanwhile(
+def test_a_new_ca_causes_no_gap_if_clients_trust_both_meanwhile(
     admission: Admission, authority: Authority, tmp_path: Path
 ) -> None:
     admission.renew(authority)

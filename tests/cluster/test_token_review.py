@@ -260,7 +260,7 @@ async def test_without_keys_nobody_is_let_in(leaving: tuple[Lab, ControlPlane]) 
         await lab.authenticator.authenticate("token", token.encode())
 
 
-async def test_another_clusters_token_is_known_to_nobody(
+async def test_a_token_of_another_cluster_is_refused(
     leaving: tuple[Lab, ControlPlane], api_server: ControlPlane, namespace: str
 ) -> None:
     lab, cluster = leaving

@@ -1,4 +1,4 @@
-"""Brokers on a store of the test's own, and what became of what was written there meanwhile."""
+"""Brokers on a store of the test, and the results of writes to it."""
 
 from __future__ import annotations
 

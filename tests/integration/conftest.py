@@ -1,4 +1,4 @@
-"""Fixtures of the stories that are told with real brokers and real clients."""
+"""Fixtures for tests with real brokers and real clients."""
 
 from __future__ import annotations
 

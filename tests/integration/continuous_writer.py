@@ -1,8 +1,8 @@
-"""A producer that publishes without a pause through whatever happens, and what must hold afterwards.
+"""A producer that publishes without pause through all faults, and the conditions that must hold afterwards.
 
-Every value is unique. What was acknowledged is remembered with its position; what was not is sent
-again after a reconnect with the same sequence id, as stock clients do. ``story_of`` reads the log
-out of the store itself, ``check`` compares the two.
+Every value is unique. An acknowledged value is remembered with its position. After a reconnect, other values
+are sent again with the same sequence id, as stock clients do. ``story_of`` reads the log from the store,
+``check`` compares both.
 """
 
 from __future__ import annotations

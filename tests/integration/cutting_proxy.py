@@ -1,7 +1,7 @@
 """A TCP proxy that cuts connections in mid-stream, as bad networks do.
 
-It listens on another loopback address under the broker's own port, so that the address which the
-broker advertises can lead through it: ``advertised_host=PROXY_HOST``.
+It listens on another loopback address with the broker's own port, so that the advertised address can lead
+through it: ``advertised_host=PROXY_HOST``.
 """
 
 from __future__ import annotations

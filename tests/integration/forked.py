@@ -1,7 +1,7 @@
-"""Processes forked from one that has imported everything: real processes that start at once.
+"""Processes that are forked from one with all imports, so that real processes start at once.
 
-A broker spends a second of processor time on imports, a sidecar half of one. ``fork`` runs the same ``main``
-in a process of its own, which can be killed and frozen like any other.
+A broker spends a second of processor time on imports, a sidecar half a second. ``fork`` runs the same
+``main`` in a separate process, which can be killed and frozen like any other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Brokers that start at once, for stories about brokers and not about how ``onewriter up`` starts them."""
+"""Brokers that start at once, for tests that do not test the start by ``onewriter up``."""
 
 from __future__ import annotations
 

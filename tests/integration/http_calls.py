@@ -1,4 +1,4 @@
-"""HTTP as a script would speak it: one call, its status, its JSON. Redirects only where asked for."""
+"""HTTP calls as in a script: status and JSON. Redirects are followed only on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who leads the topics of a test: drivers of batches, and programs with the SDK."""
+"""Leaders of the topics of a test: drivers of batches, and programs with the SDK."""
 
 from __future__ import annotations
 

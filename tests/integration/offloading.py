@@ -1,4 +1,4 @@
-"""Topics into tables and out of the broker, without a JVM: what stories of the pipeline begin with."""
+"""Offload, trim and tables without a JVM, for tests of the pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owning resources over a raw connection: what is asked, what is answered, what is told unasked."""
+"""Ownerships over a raw connection: requests, answers, and notifications."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How long the SDK waits in stories in which brokers die: starting one takes half a minute at worst.
+"""Limits of the SDK for tests in which brokers die: starting a broker takes half a minute at worst.
 
-Where several runs share a machine, that is; the SDK's own limits are made for brokers that come back
-within a moment.
+This happens if several runs share a machine. The SDK's own limits are for brokers that return within a
+moment.
 """
 
 from __future__ import annotations

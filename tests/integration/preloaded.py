@@ -1,4 +1,4 @@
-"""What processes that are forked for tests find imported already."""
+"""The imports of processes that are forked for tests."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A raw client of Pulsar's protocol, for what stock clients cannot be made to do.
+"""A raw client of Pulsar's protocol, for behaviour that stock clients do not have.
 
-It says what it is told to say and keeps what it hears, in order.
+It sends what it is told to send, and keeps what it receives, in order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One connection of the raw client: what is written to a broker, and what is heard from it.
+"""One connection of the raw client: writes to a broker, and what arrives from it.
 
-PINGs are answered by its own thread, as stock clients do, until ``freeze``.
+Its own thread answers PINGs until ``freeze``, as stock clients do.
 """
 
 from __future__ import annotations

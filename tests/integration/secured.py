@@ -1,4 +1,4 @@
-"""A broker that clients reach over TLS alone, with tokens, and with rights by declarations and claims."""
+"""A broker that clients reach only over TLS, with tokens, and with rights from declarations and claims."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real sidecars for tests: processes on free ports, signals by process id, their HTTP."""
+"""Real sidecars for tests: processes on free ports, controlled by signals, and their HTTP interface."""
 
 from __future__ import annotations
 

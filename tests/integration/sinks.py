@@ -1,4 +1,4 @@
-"""Batches for several logs, as a driver and its tasks write them, without Spark."""
+"""Batches for several logs, written as by a driver and its tasks, without Spark."""
 
 from __future__ import annotations
 

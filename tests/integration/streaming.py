@@ -1,4 +1,4 @@
-"""Streams as plain objects, called as Spark calls them: readers, and all that they read."""
+"""Streams as plain objects that are called as by Spark: readers, and everything that they read."""
 
 from __future__ import annotations
 

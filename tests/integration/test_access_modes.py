@@ -1,5 +1,6 @@
-"""All four access modes, as Pulsar's clients see them: the decision table cell by cell, the waiting
-line, and the stories that upstream's own tests tell."""
+"""All four access modes with Pulsar's clients: each cell of the decision table, the queue, and the cases of
+upstream's own tests.
+"""
 
 from __future__ import annotations
 

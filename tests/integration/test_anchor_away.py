@@ -1,4 +1,4 @@
-"""The anchor's directory goes away under a broker at work: what goes on, what waits, what is told."""
+"""The anchor's directory disappears under a working broker: what continues, what waits, and what is reported."""
 
 from __future__ import annotations
 

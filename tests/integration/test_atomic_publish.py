@@ -1,4 +1,6 @@
-"""Publishing rows as a whole, with real brokers: what consumers see, who may, and brokers that die in it."""
+"""Atomic publishes with real brokers: what consumers see, who is authorized, and brokers that die during a
+publish.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drivers that publish beside one another, or begin anew under an old name, with a real broker."""
+"""Drivers that publish concurrently, or start again under an old name, with a real broker."""
 
 from __future__ import annotations
 

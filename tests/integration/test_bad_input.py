@@ -1,4 +1,4 @@
-"""Whatever a peer sends gets a defined answer, and nobody else suffers for it."""
+"""Every input of a peer gets a defined answer, and affects no other client."""
 
 from __future__ import annotations
 

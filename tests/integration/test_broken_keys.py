@@ -1,6 +1,6 @@
-"""Somebody writes to a key of one topic: that topic stops with a word, all others do not notice.
+"""A foreign write to a key of one topic stops that topic with an error, and affects no other topic.
 
-Also how each kind of key is repaired, and what the repair costs (docs/operations.md).
+Also the repair of each kind of key, and its cost (docs/operations.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``onewriter broker``: what a container runs. A supervisor, one broker, and nobody else's store."""
+"""``onewriter broker``, the program of a container: a supervisor, one broker, and an external store."""
 
 from __future__ import annotations
 

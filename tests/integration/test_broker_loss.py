@@ -1,4 +1,4 @@
-"""Two brokers: topics are found, brokers die or freeze, holders come back with their epoch."""
+"""Two brokers: look-ups, brokers that die or freeze, holders that return with their epoch."""
 
 from __future__ import annotations
 

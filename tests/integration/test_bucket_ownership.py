@@ -1,4 +1,4 @@
-"""Bucket ownership over what it runs on: an embedded server, the Redis log store, the file anchor."""
+"""Bucket ownership on an embedded server, the Redis log store, and the file anchor."""
 
 from __future__ import annotations
 

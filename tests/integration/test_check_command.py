@@ -1,4 +1,4 @@
-"""``onewriter check`` on a real broker: what it proves, and that it notices when it is not so."""
+"""``onewriter check`` on a real broker: what it proves, and that it notices violations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""CHECK on a topic whose acknowledgements wait for a replica: as firm as they, and nobody else waits."""
+"""CHECK on a topic whose acknowledgements wait for a replica: it is as durable as they are, and delays no
+other topic.
+"""
 
 from __future__ import annotations
 

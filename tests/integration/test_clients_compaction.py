@@ -1,4 +1,4 @@
-"""Compaction by key, as stock clients see it: readCompacted, tombstones, batches, the admin API."""
+"""Compaction by key with stock clients: readCompacted, tombstones, batches, the admin API."""
 
 from __future__ import annotations
 

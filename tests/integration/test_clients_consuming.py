@@ -1,5 +1,6 @@
-"""Consumers and readers as the stock client uses them: subscriptions of all types, seeking,
-redelivery, acknowledgements, and what a topic still owes after them."""
+"""Consumers and readers of the stock client: all subscription types, seeking, redelivery, acknowledgements,
+and backlogs.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The Java client and its admin client against a real broker: upstream's exclusive-producer stories
-and the breadth of the API, in tests/conformance/java/ClientConformance.java.
+"""The Java client and its admin client against a real broker: upstream's cases of exclusive producers, and
+the breadth of the API, in tests/conformance/java/ClientConformance.java.
 
-The same program runs against Pulsar 4.0.7 (``python -m bench.pulsar_lab``). There a few cases fail:
-Pulsar serves Key_Shared and keeps schemas, and its defaults leave batch index acknowledgements and
-the forced deletion of namespaces off.
+The same program runs against Pulsar 4.0.7 (``python -m bench.pulsar_lab``). A few cases fail there: Pulsar
+serves Key_Shared and keeps schemas, and its defaults disable batch index acknowledgements and the forced
+deletion of namespaces.
 """
 
 from __future__ import annotations

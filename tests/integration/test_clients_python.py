@@ -1,5 +1,4 @@
-"""The breadth of the stock Python client, sync and asyncio: what upstream's own tests of it do with
-a broker, told again."""
+"""The breadth of the stock Python client, sync and asyncio, following upstream's own tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas, as the stock Python client brings and reads them, and as the admin API shows them."""
+"""Schemas of the stock Python client, and in the admin API."""
 
 from __future__ import annotations
 

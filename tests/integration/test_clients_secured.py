@@ -1,6 +1,6 @@
-"""Stock clients with their default settings, where tokens, TLS and authorization are on: nothing else changes.
+"""Stock clients with their default settings on a broker with tokens, TLS and authorization.
 
-The Python client shows it in ``make test``; the same programs in Java and Go run in ``make test-all``
+``make test`` runs the Python client. The same programs in Java and Go run in ``make test-all``
 (tests/conformance/java/ClientSecured.java, tests/conformance/go/main.go).
 """
 

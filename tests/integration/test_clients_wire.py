@@ -1,5 +1,4 @@
-"""What only some clients put on the wire: found with the Go and Java clients' own behaviour, told
-here command by command."""
+"""Commands that only some clients send, found in the Go and Java clients and tested one by one."""
 
 from __future__ import annotations
 

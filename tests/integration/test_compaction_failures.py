@@ -1,4 +1,4 @@
-"""Brokers that die while they compact, on a real store: a view is whole or it is not there."""
+"""Brokers that die during a compaction, on a real store: a view is complete, or it does not exist."""
 
 from __future__ import annotations
 

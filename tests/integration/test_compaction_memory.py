@@ -1,6 +1,6 @@
-"""A log that retention may not cut before it was compacted, in a store that is nearly full.
+"""A log that must be compacted before retention may trim it, in a store that is almost full.
 
-Cutting is what would free memory, so the compaction must be possible, or say why it is not.
+Only the trim would free memory, so the compaction must be possible, or state why it is not.
 """
 
 from __future__ import annotations

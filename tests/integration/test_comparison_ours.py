@@ -1,6 +1,6 @@
-"""Our half of docs/comparison.md: nothing that goes wrong with Pulsar there goes wrong here.
+"""onewriter's half of docs/comparison.md: the faults of Pulsar that are shown there do not happen here.
 
-``make compare-pulsar`` plays the same scenarios on both brokers, with more rounds.
+``make compare-pulsar`` runs the same scenarios on both brokers, with more rounds.
 """
 
 from __future__ import annotations

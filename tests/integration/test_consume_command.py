@@ -1,4 +1,4 @@
-"""``onewriter consume``: what a topic holds, as people and scripts read it."""
+"""``onewriter consume``: the messages of a topic, for people and scripts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Pulsar's deduplication policy, set over HTTP, with stock and raw clients.
 
-The answers are those of Apache Pulsar 4.0.7, asked the same questions, where docs/wire.md says
-nothing else.
+The answers are those of Apache Pulsar 4.0.7 to the same requests, unless docs/wire.md says otherwise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wanted of topics changes while they are used: pushed over HTTP, or in files and SIGHUP."""
+"""Declarations change while topics are in use: pushed over HTTP, or in files with SIGHUP."""
 
 from __future__ import annotations
 

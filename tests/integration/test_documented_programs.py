@@ -1,8 +1,8 @@
-"""Every program in the documentation runs as it stands there, against a real broker.
+"""Every program in the documentation runs unchanged against a real broker.
 
-A program is a block of Python that begins with an import and names the broker of ``make run``. The
-others are fragments, which compile. Those of one page run one after the other against one broker, so
-that a later one may read what an earlier one wrote.
+A program is a block of Python that begins with an import and names the broker of ``make run``. All other
+blocks are fragments, which must compile. The programs of one page run one after the other against one broker,
+so that a later one may read what an earlier one wrote.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PIP-440's uptime checkers, as examples/ plays them with stock clients: hosts die, load is counted."""
+"""PIP-440's uptime checkers from examples/, with stock clients: hosts die, and load is counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``make examples`` in CI: what an example claims, it checks itself; here it runs as a person runs it."""
+"""``make examples`` in CI: each example checks its own claims, and runs here as for a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Guarded producers against a real broker, as any Pulsar client can ask for them: by properties."""
+"""Guarded producers against a real broker, which every Pulsar client can request by properties."""
 
 from __future__ import annotations
 

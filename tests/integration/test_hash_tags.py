@@ -1,4 +1,4 @@
-"""Topics whose names have a part in braces: reached like any other, and never begun a second time."""
+"""Topics with a part of their name in braces: they are reached like any other, and never created twice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Pulsar's admin API as its clients and their test suites use it, with clients connected.
 
-The statuses and texts are those of Apache Pulsar 4.0.7, asked the same questions.
+The statuses and texts are those of Apache Pulsar 4.0.7 to the same requests.
 """
 
 from __future__ import annotations

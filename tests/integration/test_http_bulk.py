@@ -1,4 +1,4 @@
-"""Whole logs over HTTP: their segments, their blocks, their audit, and trimming what was read."""
+"""Whole logs over HTTP: segments, blocks, audit, and trim."""
 
 from __future__ import annotations
 

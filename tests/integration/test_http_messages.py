@@ -1,4 +1,4 @@
-"""Single messages over Pulsar's admin API: by id, by time, behind a cursor."""
+"""Single messages over Pulsar's admin API: by id, by time, after a cursor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""onewriter's own API: who writes, who is next, what happened, and changing it by order."""
+"""onewriter's own API: the writer, the queue, the transitions, and orders that change them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Readers of whole logs over HTTP: how far they are, how many messages lie ahead, and what was cut behind them."""
+"""Readers of whole logs over HTTP: their positions, the number of remaining messages, and what was trimmed
+behind them.
+"""
 
 from __future__ import annotations
 

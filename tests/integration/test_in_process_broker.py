@@ -1,4 +1,4 @@
-"""``onewriter_broker``: what an application's own tests get, and each thing that can be done to it."""
+"""The fixture ``onewriter_broker`` for tests of applications, and each fault that it can cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``onewriter lead``: a command that runs only while we lead, as a process among others."""
+"""``onewriter lead`` as a process: it runs a command only while it leads."""
 
 from __future__ import annotations
 

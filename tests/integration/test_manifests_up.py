@@ -1,4 +1,4 @@
-"""``onewriter up``: what it refuses to start with, in words that help; and its one data directory."""
+"""``onewriter up``: errors in manifests that prevent a start, and its data directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Alerts, the dashboard and the guides speak of metrics that broker and operator have."""
+"""Alerts, the dashboard and the guides name only metrics that broker and operator have."""
 
 from __future__ import annotations
 

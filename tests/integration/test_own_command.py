@@ -1,4 +1,4 @@
-"""``onewriter own`` as a process: what it says, what it runs, and how it ends."""
+"""``onewriter own`` as a process: its output, the command that it runs, and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropping the records of ownerships by an administrator's word, with a real store."""
+"""An administrator drops the records of ownerships, with a real store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ownerships through the death, the sleep and the replacement of a broker, and of its store."""
+"""Ownerships while a broker and its store die, freeze and are replaced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group's owner of a topic is its single reader: nobody older is given, or takes, anything (S9)."""
+"""A group's owner of a topic is its single reader: older owners neither get nor acknowledge anything (S9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may own what, where tokens say who asks: claims, administrators, and generation 0."""
+"""Rights to own, with tokens: claims, administrators, and generation 0."""
 
 from __future__ import annotations
 

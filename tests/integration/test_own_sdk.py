@@ -1,4 +1,4 @@
-"""``client.own`` against real brokers: owning, losing, going on, reading and writing as the only one."""
+"""``client.own`` against real brokers: owning, losing, resuming, and reading and writing as the only owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``/own`` of a real sidecar: an application in any language owns, is told, and gives back."""
+"""``/own`` of a real sidecar: an application in any language owns, is notified, and releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of ownerships over the wire, cell by cell (docs/wire.md, "Ownerships")."""
+"""The decision table of ownerships over the wire, cell by cell (docs/wire.md, "Ownerships")."""
 
 from __future__ import annotations
 

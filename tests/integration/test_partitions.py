@@ -1,4 +1,4 @@
-"""Partitioned topics are granted as a group: all partitions or none, whatever the clients' timing."""
+"""Partitioned topics are granted as a group, all partitions or none, whatever the timing of the clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and accidents do to a read, and the one sentence that they are told: nothing comes of it."""
+"""Mistakes and accidents in reads of the pipeline: each gives one clear sentence, and has no effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables in an object store: a real server with S3's API, whose conditional writes decide who commits."""
+"""Tables in an object store: a real server with S3's API, whose conditional writes decide which commit wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics into tables, and out of the broker, with real brokers: without a JVM, tasks run here."""
+"""Topics into tables, and out of the broker, with real brokers. Tasks run here, without a JVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong while topics become tables: a short sentence, nothing half done, and the next run goes on."""
+"""Failures of an offload: a short sentence, no partial result, and the next run continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where streams begin, and batches that are repeated: nothing is lost, and nothing is missed in silence."""
+"""The start of streams, and repeated batches: nothing is lost or skipped silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads of both tiers while offload and trim go on between one look and the next."""
+"""Reads of both tiers during concurrent offload and trim."""
 
 from __future__ import annotations
 

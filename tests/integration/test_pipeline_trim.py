@@ -1,4 +1,4 @@
-"""Trimming by tables, and reading what was trimmed, with real brokers; a table that is not what the log is."""
+"""Trim by tables, and reads of trimmed entries, with real brokers; tables that differ from the log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Slow readers, greedy writers, a store that is slow, away, full or read-only: bounded memory, clear
-answers, and nobody but the one who presses feels it."""
+"""Slow readers, fast writers, and a store that is slow, unavailable, full or read-only: memory stays bounded,
+answers are clear, and other clients are not affected.
+"""
 
 from __future__ import annotations
 

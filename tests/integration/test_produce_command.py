@@ -1,4 +1,4 @@
-"""``onewriter produce``: lines and arguments become messages, and each is answered for."""
+"""``onewriter produce``: lines and arguments become messages, and each one gets a result."""
 
 from __future__ import annotations
 

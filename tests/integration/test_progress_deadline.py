@@ -1,4 +1,4 @@
-"""An application hangs while its client answers pings: only a progress deadline tells."""
+"""An application hangs while its client answers pings: only a progress deadline detects it."""
 
 from __future__ import annotations
 

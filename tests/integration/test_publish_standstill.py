@@ -1,4 +1,4 @@
-"""A store that stops in the middle of an atomic publish: what is said of it, and what is there in the end."""
+"""A store that stops during an atomic publish: what is reported, and what is stored in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A holder with our SDK hears how many wait behind it; a stock client never gets the command."""
+"""A holder with onewriter's SDK is notified of the number of waiters; stock clients never get the command."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Redelivery without a race (PIP-84) on a real broker, the race provoked in every round.
+"""Redelivery without a race (PIP-84) on a real broker; every round provokes the race.
 
-The whole of it: ``ONEWRITER_ROUNDS=10000 pytest tests/integration/test_redelivery.py -k race``.
+In full length: ``ONEWRITER_ROUNDS=10000 pytest tests/integration/test_redelivery.py -k race``.
 """
 
 from __future__ import annotations

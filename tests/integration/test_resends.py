@@ -1,4 +1,4 @@
-"""A connection cut in mid-stream, again and again, leaves neither a hole nor a duplicate."""
+"""A connection that is cut in mid-stream again and again leaves neither a hole nor a duplicate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may go on under the epoch it had: PIP-68's reconnect scenarios, and a clean second start."""
+"""Resuming an epoch: PIP-68's reconnect scenarios, and a clean second start."""
 
 from __future__ import annotations
 

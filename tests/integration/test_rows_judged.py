@@ -1,4 +1,4 @@
-"""What judges the rows of soaks of the sink (tests/spark) finds a lost, doubled or turned row."""
+"""The checks of the sink's long runs (tests/spark) find a lost, duplicated or reordered row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``import onewriter`` against a real broker: through cuts, deaths and takeovers."""
+"""``import onewriter`` against a real broker: through cut connections, dead brokers and takeovers."""
 
 from __future__ import annotations
 

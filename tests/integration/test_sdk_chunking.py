@@ -1,4 +1,4 @@
-"""Messages larger than what the broker takes, written and read by the SDK and by stock clients."""
+"""Messages that are larger than the broker accepts, written and read by the SDK and by stock clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``import onewriter`` consuming from a real broker, what stock clients and itself have written."""
+"""``import onewriter`` as a consumer of a real broker: messages of stock clients and its own."""
 
 from __future__ import annotations
 

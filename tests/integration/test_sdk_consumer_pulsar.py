@@ -1,4 +1,4 @@
-"""The SDK's consumers and readers on Apache Pulsar: everything but the answer to a redelivery."""
+"""The SDK's consumers and readers on Apache Pulsar: everything except the answer to a redelivery."""
 
 from __future__ import annotations
 

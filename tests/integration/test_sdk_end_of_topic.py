@@ -1,4 +1,4 @@
-"""The end of a terminated topic, as the SDK's readers, consumers, states and commands see it."""
+"""The end of a terminated topic in the SDK's readers, consumers, states and commands."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Leading and publishing with the SDK on a real onewriter and on a real Pulsar, less what it lacks.
+"""Leading and publishing with the SDK on a real onewriter, and on a real Pulsar except for what Pulsar lacks.
 
-Each story is told on both. Pulsar knows no priorities, proves nothing by CHECK, does not tell a leader
-that it was deposed before it sends, and may have stored what was in flight then: what follows from
-that is said where it is.
+Each case runs on both. Pulsar has no priorities, proves nothing by CHECK, notifies a deposed leader only when
+it sends, and may have stored what was under way then. The cases state what follows from that.
 """
 
 from __future__ import annotations

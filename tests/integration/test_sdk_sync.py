@@ -1,4 +1,4 @@
-"""``onewriter.sync`` against a real broker: everything that the SDK does, from threads without a loop."""
+"""``onewriter.sync`` against a real broker: everything that the SDK does, from threads without an event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions in the midst of other sends of the same producers, against a real broker."""
+"""Transactions among other sends of the same producers, against a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SharedMap on Apache Pulsar: the contract, with an entry where our brokers would give proof."""
+"""SharedMap on Apache Pulsar: the contract, with an entry where onewriter would give a proof."""
 
 from __future__ import annotations
 

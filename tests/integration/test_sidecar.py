@@ -1,4 +1,4 @@
-"""Sidecars as processes beside a real broker: led, fenced, frozen, killed, handed over, verified."""
+"""Sidecars as processes beside a real broker: leading, fenced, frozen, killed, handed over, verified."""
 
 from __future__ import annotations
 

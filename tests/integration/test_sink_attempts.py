@@ -1,6 +1,6 @@
 """The sink without Spark: attempts, drivers and restarts in the worst order, with a real broker.
 
-Then the stories are tested themselves: a sink that is broken on purpose has to fail them.
+The cases are tested themselves: they must fail with a sink that is broken on purpose.
 """
 
 from __future__ import annotations

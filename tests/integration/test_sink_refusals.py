@@ -1,4 +1,4 @@
-"""Batches for several logs of which one takes none, and batches behind others that were begun: real brokers."""
+"""Batches for several logs of which one refuses, and batches after unfinished ones, with real brokers."""
 
 from __future__ import annotations
 

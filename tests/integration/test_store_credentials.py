@@ -1,4 +1,4 @@
-"""The store's user and password: from a file, with no right too many, and rotated while we run."""
+"""The store's user and password: from a file, with minimal rights, and rotated at run time."""
 
 from __future__ import annotations
 

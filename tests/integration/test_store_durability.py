@@ -1,4 +1,4 @@
-"""What an acknowledgement promises, and who is refused because the store cannot promise it."""
+"""What an acknowledgement promises, and which topics are refused because the store cannot promise it."""
 
 from __future__ import annotations
 

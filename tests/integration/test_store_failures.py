@@ -1,8 +1,8 @@
-"""Lose Redis' tail: real servers that fail over, tear and forget under a publishing writer.
+"""Loss of Redis' tail: real servers that fail over, are truncated and lose data under a publishing writer.
 
-In each story a writer publishes all the time. Afterwards its acknowledged values are compared with
-the log: each stands where it was acknowledged, or was reported lost with that very position; nothing
-stands twice, no epoch went back, nothing was appended below a newer ledger.
+In each case a writer publishes all the time. Afterwards its acknowledged values are compared with the log:
+each is at its acknowledged position, or was reported lost with that position. Nothing is stored twice, no
+epoch decreased, and nothing was appended below a newer ledger.
 """
 
 from __future__ import annotations

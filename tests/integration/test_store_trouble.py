@@ -1,4 +1,4 @@
-"""The store is away, slow or full: writers are held up, and lose nothing."""
+"""The store is unavailable, slow or full: writers are delayed, and lose nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Kill the writer, freeze it, wake it: who writes next, how soon, and what of the old one counts."""
+"""A writer is killed, frozen, or woken: the next writer, the time until it writes, and what counts of the old
+one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A topic that is terminated over HTTP takes nothing more, on any broker, and stays readable.
+"""A topic that is terminated over HTTP accepts nothing more, on any broker, and stays readable.
 
-The answers are those of Apache Pulsar 4.0.7, asked the same questions.
+The answers are those of Apache Pulsar 4.0.7 to the same requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``onewriter.testing``: what an application's own tests start with."""
+"""``onewriter.testing``, with which tests of applications begin."""
 
 from __future__ import annotations
 

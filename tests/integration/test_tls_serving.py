@@ -1,4 +1,4 @@
-"""TLS beside plain and alone: both protocols, look-ups that stay on TLS, certificates that are renewed."""
+"""TLS beside plain and alone: both protocols, look-ups that stay on TLS, renewed certificates."""
 
 from __future__ import annotations
 

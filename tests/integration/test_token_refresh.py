@@ -1,4 +1,4 @@
-"""A token that expires is asked for again; the connection and its producers live on."""
+"""The broker asks again for a token that expires; the connection and its producers continue."""
 
 from __future__ import annotations
 

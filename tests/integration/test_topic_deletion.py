@@ -1,4 +1,4 @@
-"""A deleted topic: its messages are gone, its numbers are not."""
+"""A deleted topic: its messages are gone, and its numbers are never reused."""
 
 from __future__ import annotations
 

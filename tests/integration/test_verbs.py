@@ -1,4 +1,4 @@
-"""The command's verbs against real brokers: what people read, what scripts get, the exit codes."""
+"""The command's verbs against real brokers: output for people and scripts, and exit codes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``onewriter verify`` on a real Valkey: what it says of a good log, and of one that was tampered with.
+"""``onewriter verify`` on a real Valkey: its report about a good log, and about one that was tampered with.
 
-Tampering needs an unrestricted connection; what a broker's user may do cannot bring it about.
+Tampering needs an unrestricted connection; a broker's user has no right to do it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The watch: what a broker serves and every change of it, as lines; and a story that outlives brokers."""
+"""The watch: everything that a broker serves and every change of it, as lines; and histories that outlive
+brokers.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A broker that froze, was replaced and woke up: nothing of it enters the log or moves a cursor.
 
-It runs without a supervisor here, which would have killed it. What its clients send it while it is
-frozen lies in its sockets and is the first thing that it looks at when it wakes.
+It runs without a supervisor, which would kill it. What its clients sent meanwhile is in its sockets, and is
+the first thing that it reads.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ MUTANTS = (
         ("S10",),
         "onewriter.state.fold:Fold._verdict",
         "An entry behind a refused one of the same grant is applied.",
-        "return Verdict.VOID  # nothing was cut between the two",
+        "return Verdict.VOID  # no entry between the two was trimmed",
         "return Verdict.APPLIED",
         (FOLD, FAULTS),
     ),

@@ -32,10 +32,10 @@ from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.log.topic_log.log import TopicLog, payloads
 from onewriter_broker.topic.producers.producer import Producer
-from onewriter_broker.topic.publish.atomic_publishes import Publishing
-from onewriter_broker.topic.publish.requests import Answer, Asked, Right
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
 from onewriter_broker.topic.publish.staged_rows import MAGIC
-from onewriter_broker.topic.publish.staging import Claimed, MissingPart
+from onewriter_broker.topic.publish.staging import MissingPart, StagedPartRef
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.verify.publishes import PublishChecker
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
@@ -74,7 +74,7 @@ def body_of(version: int) -> bytes:
     return b"".join(frames)
 
 
-Rooms = WeakKeyDictionary[Any, Publishing]
+Rooms = WeakKeyDictionary[Any, AtomicPublishes]
 """Of each broker, what publishes there."""
 
 
@@ -177,7 +177,7 @@ class Driver:
         self._name = name
         self._randomness = world.random(name)
         self._attempts = 0
-        self.answered: dict[int, Answer] = {}
+        self.answered: dict[int, PublishResult] = {}
 
     async def run(self) -> None:
         version = 0
@@ -191,13 +191,13 @@ class Driver:
                     self._world.recorder.seen(word)
                 await asyncio.sleep(self._randomness.uniform(0.02, 0.3))
 
-    async def _attempt(self, version: int) -> Answer | None:
+    async def _attempt(self, version: int) -> PublishResult | None:
         up = [node for node in self._world.nodes if node.is_up and hasattr(node, "broker")]
         if not up:
             return None
         node = self._randomness.choice(up)
         self._attempts += 1
-        done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        done: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
         self._world.loop.spawn(node.process, self._ask(node, version, self._attempts, done))
         try:
             async with asyncio.timeout(ATTEMPT_SECONDS):
@@ -211,7 +211,7 @@ class Driver:
         return None
 
     async def _ask(
-        self, node: BrokerNode, version: int, attempt: int, done: asyncio.Future[Answer]
+        self, node: BrokerNode, version: int, attempt: int, done: asyncio.Future[PublishResult]
     ) -> None:
         """As the HTTP handler does, in the broker's process."""
         try:
@@ -224,20 +224,22 @@ class Driver:
             if not done.done():
                 done.set_result(answer)
 
-    async def _publish(self, node: BrokerNode, version: int, attempt: int) -> Answer:
+    async def _publish(self, node: BrokerNode, version: int, attempt: int) -> PublishResult:
         broker = node.broker
         topic = await broker.topics.serve(TOPIC)
         key = f"{APP}/{version}/{self._name}/{attempt}"
-        part: Claimed = await broker.staging.keep(TOPIC, key, body_of(version))
+        part: StagedPartRef = await broker.staging.keep(TOPIC, key, body_of(version))
         room = self._rooms.get(broker)
         if room is None:
-            room = Publishing(broker.store, broker.appender, broker.staging)
+            room = AtomicPublishes(broker.store, broker.appender, broker.staging)
         if self._shares:
             self._rooms[broker] = room
         leading = Leading(topic, self._randomness.choice(MODES), broker.appender.gathered)
         try:
             epoch = await leading.epoch
-            asked = Asked(APP, version, epoch, [part], right=Right(epoch, Identity()))
+            asked = PublishRequest(
+                APP, version, epoch, [part], right=PublishRight(epoch, Identity())
+            )
             answer = await room.publish(TOPIC, topic, asked, self._world.wall_ms())
         except OnewriterError:
             leading.give_back()
@@ -396,6 +398,6 @@ def test_a_weaker_store_is_found_out(monkeypatch: pytest.MonkeyPatch, mutant: Mu
         async def knows_nothing(*_: object) -> None:
             return None
 
-        monkeypatch.setattr(Publishing, "_known", knows_nothing)
+        monkeypatch.setattr(AtomicPublishes, "_known", knows_nothing)
     plant(monkeypatch, mutant)
     assert any(simulate(seed).anomalies for seed in range(MUTANTS_SEEDS))

@@ -30,7 +30,7 @@ from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.resources.ownerships import Ownerships
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import over_plain, over_tls
-from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_broker.topic.schemas.checks import SchemaChecks
 
@@ -80,7 +80,7 @@ class Clients:
 
     settings: Settings
     topics: Topics
-    owning: Ownerships
+    ownerships: Ownerships
     appender: Appender
     authenticator: Authenticator
     addresses: Addresses

@@ -139,7 +139,7 @@ class ConsumerCommands:
                 raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")
             topic = await self._clients.topics.serve(name, self._subject)
             reader = (name, options.subscription, options.metadata, self._owner)
-            await self._clients.owning.check_reader(*reader)
+            await self._clients.ownerships.check_reader(*reader)
             subscriptions = topic.subscriptions[topic.partition_of(name)]
             await check_consumer(
                 self._clients,
@@ -151,7 +151,7 @@ class ConsumerCommands:
             )
             consumer = await subscriptions.subscribe(options, self)
             try:  # meanwhile the topic may have moved to another broker, or its declaration may have changed
-                self._clients.owning.check_reader_now(*reader)
+                self._clients.ownerships.check_reader_now(*reader)
                 self._clients.authorization.require(self.identity, Action.CONSUME, name)
             except Refused:
                 consumer.close()

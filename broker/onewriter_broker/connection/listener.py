@@ -26,7 +26,7 @@ from onewriter_broker.connection.session import Session
 from onewriter_broker.connection.withdrawals import Reading
 from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
 from onewriter_broker.tls import ServerCertificate
-from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX, Command

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.lookups import wait_for_bucket
 from onewriter_broker.connection.requests import Link, code_of
-from onewriter_broker.resources.dependencies import Wanted
-from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.resources.dependencies import WantedResource
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.authorization import Action, OwnedResource
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
@@ -65,14 +65,14 @@ class OwnershipCommands:
             text = f"an owner serves for at most {SERVE_SECONDS_MAX:g} s without asking"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
         results: list[Result] = []
-        buckets: dict[int, list[tuple[Result, Wanted]]] = {}
+        buckets: dict[int, list[tuple[Result, WantedResource]]] = {}
         for resource in command.resources:
             result = Result(name=resource.name)
             results.append(result)
             try:
                 name = canonical(resource.name)
                 wanted = self._wanted(command.group, name, resource.generation)
-                bucket = self._clients.owning.bucket_of(name)
+                bucket = self._clients.ownerships.bucket_of(name)
             except (Refused, InvalidTopicName) as error:
                 _refuse(result, error)
             else:
@@ -92,22 +92,22 @@ class OwnershipCommands:
     async def disown(self, command: pb.CommandDisown) -> None:
         """Answer DISOWN: release what this connection owns of it. Raises as ``own``."""
         self._check(command.resources, command.group)
-        buckets: dict[int, list[Wanted]] = {}
+        buckets: dict[int, list[WantedResource]] = {}
         for resource in command.resources:
             name = canonical(resource.name)
-            wanted = Wanted(own_field(command.group, name), resource.generation)
-            buckets.setdefault(self._clients.owning.bucket_of(name), []).append(wanted)
+            wanted = WantedResource(own_field(command.group, name), resource.generation)
+            buckets.setdefault(self._clients.ownerships.bucket_of(name), []).append(wanted)
         for bucket, asked in buckets.items():
             if self._clients.topics.ownership.holding(bucket) is not None:
-                room = await self._clients.owning.room(bucket)
-                await room.disown(self, asked)
+                resource_bucket = await self._clients.ownerships.resource_bucket(bucket)
+                await resource_bucket.disown(self, asked)
         self._link.write(replies.success(command.request_id))
 
     def lost(self) -> None:
         """The connection is closed."""
         self._is_gone = True
         if self._owns:
-            self._clients.owning.left(self)
+            self._clients.ownerships.left(self)
 
     # ------------------------------------------------------------ OwnerEnd
 
@@ -144,19 +144,19 @@ class OwnershipCommands:
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
         check_text("group", group, GROUP_BYTES_MAX)
 
-    def _wanted(self, group: str, resource: str, generation: int) -> Wanted:
+    def _wanted(self, group: str, resource: str, generation: int) -> WantedResource:
         """The request to the record's bucket. Raises Refused, InvalidTopicName."""
         rights, identity, name = self._clients.authorization, self._identity, topic_of(resource)
         field = own_field(group, resource)
         if name is None:
             resets = generation == 0 and rights.principal(identity).is_administrator
-            return Wanted(
+            return WantedResource(
                 field, generation, resets, lambda last: self._not_its_name(group, resource, last)
             )
         if generation == 0 and rights.allows(identity, Action.RESET_OWNERSHIP, name):
-            return Wanted(field, generation, may_reset=True)
+            return WantedResource(field, generation, may_reset=True)
         rights.require(identity, Action.OWN, name)
-        return Wanted(
+        return WantedResource(
             field, generation, objection=lambda last: self._not_its_group(group, name, last)
         )
 
@@ -195,7 +195,7 @@ class OwnershipCommands:
         self,
         bucket: int,
         owner: Owner,
-        asked: Sequence[tuple[Result, Wanted]],
+        asked: Sequence[tuple[Result, WantedResource]],
         *,
         only_returns: bool,
     ) -> None:
@@ -211,15 +211,15 @@ class OwnershipCommands:
                     result.broker_service_url_tls = tls
             return
         try:
-            room = await clients.owning.room(bucket)
+            resource_bucket = await clients.ownerships.resource_bucket(bucket)
             wanted = [each for _, each in asked]
-            answers = await room.own(owner, self, wanted, only_returns=only_returns)
+            answers = await resource_bucket.own(owner, self, wanted, only_returns=only_returns)
         except OnewriterError as error:
             for result, _ in asked:
                 _refuse(result, error)
             return
         for (result, _), answer in zip(asked, answers, strict=True):
-            clients.owning.statistics.answered(answer)
+            clients.ownerships.statistics.answered(answer)
             _answer(result, answer)
         if any(isinstance(answer, OwnershipGranted) for answer in answers):
             self._depends()
@@ -233,7 +233,7 @@ class OwnershipCommands:
                 Detection(settings.ping_interval_seconds, settings.silent_after_seconds)
             )
         if self._is_gone:
-            self._clients.owning.left(self)
+            self._clients.ownerships.left(self)
 
 
 def _answer(result: Result, answer: OwnershipGranted | OwnershipDenied) -> None:

@@ -35,8 +35,7 @@ from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.quotas.book import Held, Part, Quota, namespace_key, subject_of
 from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.producers.producer import Producer
-from onewriter_broker.topic.registry.detection import Detection
-from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
@@ -107,7 +106,7 @@ class ProducerCommands:
         self._detection_min: Detection | None = None
         """Demanded by other things that depend on the connection."""
         self._guards = Guards(
-            clients.topics, clients.owning, clients.appender.prove, clients.settings.buckets
+            clients.topics, clients.ownerships, clients.appender.prove, clients.settings.buckets
         )
 
     def open(self, command: pb.CommandProducer) -> None:
@@ -454,7 +453,7 @@ class ProducerCommands:
         self._link.write(replies.PING)
         await asyncio.sleep(topic.detection(self._clients.settings).silent_after_seconds)
         if not self._is_lost and self._link.is_silent_since(told_at):
-            topic.runner.story.unanswered(epoch)
+            topic.runner.history.unanswered(epoch)
 
     def send_answered(self, frames: bytes, size: int) -> None:
         self._link.write(frames)

@@ -10,7 +10,7 @@ from typing import Protocol
 from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.quotas.requests import RequestsInFlight
-from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies

@@ -241,9 +241,13 @@ class Metrics:
         yield size
 
     async def _owned(self) -> list[Metric]:
-        owning = self._clients.owning
-        now, rooms = self._clients.now(), list(owning.rooms())
-        entries = [entry for room in rooms for entry in room.entries.values()]
+        ownerships = self._clients.ownerships
+        now, resource_buckets = self._clients.now(), list(ownerships.resource_buckets())
+        entries = [
+            entry
+            for resource_bucket in resource_buckets
+            for entry in resource_bucket.entries.values()
+        ]
         owned, ticks = 0, Ticks(ITEMS_PER_TICK)
         for entry in entries:
             owned += entry.current(now).is_owned
@@ -252,7 +256,7 @@ class Metrics:
             _gauge("ownerships", "Resources with an owner, in loaded buckets.", owned),
             _gauge("ownership_records", "Ownership records, in loaded buckets.", len(entries)),
         ]
-        figures = owning.statistics
+        figures = ownerships.statistics
         for name, text, label, counted in (
             ("ownerships_granted", "Ownerships granted.", "cause", figures.granted),
             ("ownerships_denied", "Ownerships denied.", "code", figures.denied),

@@ -28,7 +28,7 @@ from onewriter_broker.quotas.book import subject_of
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
-from onewriter_broker.topic.publish.atomic_publishes import Publishing
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.staging import Staging
 from onewriter_broker.topic.registry.catalog import Undivided
 from onewriter_broker.topic.registry.topics import Topics
@@ -143,7 +143,7 @@ class Site:
     """The latest observation of the store."""
     compactions: Compactions
     staging: Staging
-    publishing: Publishing
+    publishing: AtomicPublishes
     peers: Peers
     certificate: ServerCertificate | None = None
     """The certificate for TLS; None if TLS is not served."""

@@ -14,7 +14,7 @@ from onewriter_core.errors import Refused
 from onewriter_core.ids import Identity
 
 if TYPE_CHECKING:
-    from onewriter_broker.resources.resource_bucket import Room
+    from onewriter_broker.resources.resource_bucket import ResourceBucket
 
 SECONDS_PER_DAY = 86_400.0
 
@@ -39,7 +39,7 @@ class BucketsOwned(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ResourceDependencies:
     """What all rooms of a broker share. ``promises``: what the store can promise now."""
 
     store: LogStore
@@ -52,7 +52,7 @@ class Parts:
     promises: Callable[[], frozenset[Durability]]
     reserved_until: Callable[[int], float]
     """Until when the owners are waited for that a bucket's former broker had."""
-    deposed: Callable[[Room, str], None]
+    deposed: Callable[[ResourceBucket, str], None]
     """Told of a record whose owner is another one from now on, before that one is answered."""
     kept_seconds: float = KEPT_SECONDS
     may_drop: Callable[[], bool] = lambda: True
@@ -60,7 +60,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedResource:
     """One resource of a request, by its record's name.
 
     ``objection`` is asked with the identity that owned it last and has not released it, None where

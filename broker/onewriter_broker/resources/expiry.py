@@ -10,20 +10,20 @@ import heapq
 from collections.abc import Container, Mapping
 
 from onewriter_broker.log.store.api import Binding, OwnedRecord, OwnWrite
-from onewriter_broker.resources.records import Entry
+from onewriter_broker.resources.records import OwnershipRecord
 from onewriter_core.own.floors import Floors, may_drop
 from onewriter_core.own.names import split_field, topic_of
 from onewriter_core.own.table import SERVE_SECONDS_MAX
 
 
-def is_idle(entry: Entry, now: float) -> bool:
+def is_idle(entry: OwnershipRecord, now: float) -> bool:
     """Whether nobody owns its resource, or can still act as its owner (``Owner.serve_seconds``)."""
     is_over = max(entry.answer_at, entry.left_at) + SERVE_SECONDS_MAX <= now
     return entry.end is None and is_over and may_drop(entry.current(now))
 
 
 def oldest(
-    entries: Mapping[str, Entry],
+    entries: Mapping[str, OwnershipRecord],
     count: int,
     *,
     now: float,

@@ -15,10 +15,10 @@ import structlog
 
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import LostReason
-from onewriter_broker.resources.dependencies import SECONDS_PER_DAY, Parts
-from onewriter_broker.resources.records import Entry, OwnerEnd
-from onewriter_broker.resources.resource_bucket import Room
-from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.resources.dependencies import SECONDS_PER_DAY, ResourceDependencies
+from onewriter_broker.resources.records import OwnerEnd, OwnershipRecord
+from onewriter_broker.resources.resource_bucket import ResourceBucket
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 from onewriter_core.ids import TopicName
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class Statistics:
+class OwnershipStatistics:
     """What the metrics show."""
 
     granted: Counter[str] = field(default_factory=Counter)
@@ -79,24 +79,24 @@ class Ownerships:
     def __init__(
         self, topics: Topics, buckets: int, kept_days: float, may_drop: Callable[[], bool]
     ) -> None:
-        self.statistics = Statistics()
+        self.statistics = OwnershipStatistics()
         self._topics = topics
         self._buckets = buckets
         self._kept_seconds = kept_days * SECONDS_PER_DAY
         self._may_drop = may_drop
-        self._rooms: dict[int, Room] = {}
-        self._parts: Parts
+        self._resource_buckets: dict[int, ResourceBucket] = {}
+        self._dependencies: ResourceDependencies
 
-    def serve_with(self, shell: Shell) -> None:
+    def serve_with(self, dependencies: TopicDependencies) -> None:
         """Complete the construction, as ``Topics.serve_with`` does."""
-        self._parts = Parts(
-            store=shell.store,
-            appender=shell.appender,
-            ownership=shell.ownership,
-            spawn=shell.spawn,
-            now=shell.now,
-            wall_ms=shell.wall_ms,
-            incarnation=shell.incarnation,
+        self._dependencies = ResourceDependencies(
+            store=dependencies.store,
+            appender=dependencies.appender,
+            ownership=dependencies.ownership,
+            spawn=dependencies.spawn,
+            now=dependencies.now,
+            wall_ms=dependencies.wall_ms,
+            incarnation=dependencies.incarnation,
             promises=lambda: self._topics.promises,
             reserved_until=lambda bucket: self._topics.resume_windows.until(bucket) or 0.0,
             deposed=self._close_readers,
@@ -119,21 +119,21 @@ class Ownerships:
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """The store failed over: write what it may have forgotten."""
         del holding
-        room = self._rooms.get(bucket)
-        if room is not None:
-            self._parts.spawn(_bind(room))
+        resource_bucket = self._resource_buckets.get(bucket)
+        if resource_bucket is not None:
+            self._dependencies.spawn(_bind(resource_bucket))
 
     async def drain(self, bucket: int) -> None:
         """Send the owners on, let changes end."""
-        room = self._rooms.get(bucket)
+        resource_bucket = self._resource_buckets.get(bucket)
         self._close(bucket)
-        if room is not None:
-            await room.settled()
+        if resource_bucket is not None:
+            await resource_bucket.settled()
 
     def _close(self, bucket: int) -> None:
-        room = self._rooms.pop(bucket, None)
-        if room is not None:
-            room.close("the ownership is moving to another broker")
+        resource_bucket = self._resource_buckets.pop(bucket, None)
+        if resource_bucket is not None:
+            resource_bucket.close("the ownership is moving to another broker")
 
     # ------------------------------------------------------------ asking
 
@@ -141,29 +141,31 @@ class Ownerships:
         """The bucket that keeps a resource's records. Raises InvalidTopicName."""
         return resource_bucket(resource, self._buckets)
 
-    async def room(self, bucket: int) -> Room:
+    async def resource_bucket(self, bucket: int) -> ResourceBucket:
         """A held bucket's records, loaded. Raises Unavailable, Undecided, BrokenKey."""
-        room = self._rooms.get(bucket)
-        if room is None:
-            room = self._rooms[bucket] = Room(bucket, self._parts)
-        await room.loaded()
-        return room
+        resource_bucket = self._resource_buckets.get(bucket)
+        if resource_bucket is None:
+            resource_bucket = self._resource_buckets[bucket] = ResourceBucket(
+                bucket, self._dependencies
+            )
+        await resource_bucket.loaded()
+        return resource_bucket
 
-    def rooms(self) -> Iterator[Room]:
+    def resource_buckets(self) -> Iterator[ResourceBucket]:
         """Those that somebody asked for."""
-        return iter(list(self._rooms.values()))
+        return iter(list(self._resource_buckets.values()))
 
     def left(self, end: OwnerEnd) -> None:
         """A connection is gone."""
-        for room in self.rooms():
-            room.left(end)
+        for each in self.resource_buckets():
+            each.left(end)
 
     async def standing(self, group: str, resource: str) -> GuardStanding:
-        """What guards on the resource depend on. Raises as ``room`` does, and InvalidTopicName."""
-        room = await self.room(self.bucket_of(resource))
-        entry = room.entries.get(own_field(group, resource))
+        """What guards on the resource depend on. Raises as ``resource_bucket`` does, and InvalidTopicName."""
+        resource_bucket = await self.resource_bucket(self.bucket_of(resource))
+        entry = resource_bucket.entries.get(own_field(group, resource))
         if entry is None:
-            return GuardStanding(0, room.floors.of(group))
+            return GuardStanding(0, resource_bucket.floors.of(group))
         return standing_in(entry.ownership)
 
     # ------------------------------------------------------------ single readers
@@ -178,10 +180,13 @@ class Ownerships:
         """Refuse a consumer that does not read for the group's present owner of the topic.
 
         Where the group has never owned the topic, only who says that it does is refused: it would
-        be no single reader. Raises Refused, and as ``room``.
+        be no single reader. Raises Refused, and as ``resource_bucket``.
         """
-        room = await self.room(self._topics.bucket_of(topic))
-        if GENERATION_PROPERTY in properties and _covering(room, topic, subscription) is None:
+        resource_bucket = await self.resource_bucket(self._topics.bucket_of(topic))
+        if (
+            GENERATION_PROPERTY in properties
+            and _covering(resource_bucket, topic, subscription) is None
+        ):
             self.statistics.readers_refused += 1
             text = f"group {subscription} never owned {topic}, so no consumer is its single reader"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
@@ -195,11 +200,11 @@ class Ownerships:
         end: OwnerEnd,
     ) -> None:
         """The same of records that are loaded; raises Refused."""
-        room = self._rooms.get(self._topics.bucket_of(topic))
-        entry = None if room is None else _covering(room, topic, subscription)
+        resource_bucket = self._resource_buckets.get(self._topics.bucket_of(topic))
+        entry = None if resource_bucket is None else _covering(resource_bucket, topic, subscription)
         if entry is None:
             return
-        refusal = _reader_refusal(entry, subscription, properties, end, self._parts.now())
+        refusal = _reader_refusal(entry, subscription, properties, end, self._dependencies.now())
         if refusal is not None:
             self.statistics.readers_refused += 1
             raise refusal
@@ -207,15 +212,15 @@ class Ownerships:
     async def check_follower(self, topic: TopicName, subscription: str) -> None:
         """Refuse to move a subscription for somebody who is no consumer: its group owns the topic.
 
-        Holds until the caller waits for something. Raises Refused, and as ``room``.
+        Holds until the caller waits for something. Raises Refused, and as ``resource_bucket``.
         """
-        room = await self.room(self._topics.bucket_of(topic))
-        if _covering(room, topic, subscription) is not None:
+        resource_bucket = await self.resource_bucket(self._topics.bucket_of(topic))
+        if _covering(resource_bucket, topic, subscription) is not None:
             self.statistics.readers_refused += 1
             text = f"group {subscription} owns its topics: only their owners' consumers acknowledge"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
-    def _close_readers(self, room: Room, record: str) -> None:
+    def _close_readers(self, resource_bucket: ResourceBucket, record: str) -> None:
         """Another owner: whoever reads for the group now does so no more."""
         group, resource = split_field(record)
         name = topic_of(resource)
@@ -225,22 +230,25 @@ class Ownerships:
         for partition, subscriptions in loaded.subscriptions.items():
             whole = name.base if partition == WHOLE else name.base.with_partition(partition)
             is_meant = name == whole or (
-                name.partition is None and own_field(group, str(whole)) not in room.entries
+                name.partition is None
+                and own_field(group, str(whole)) not in resource_bucket.entries
             )
             if is_meant:
                 self.statistics.readers_closed += subscriptions.disconnect(group)
 
 
-def _covering(room: Room, topic: TopicName, group: str) -> Entry | None:
+def _covering(
+    resource_bucket: ResourceBucket, topic: TopicName, group: str
+) -> OwnershipRecord | None:
     """The record that says who reads a topic for a group: the partition's own before the topic's."""
-    entry = room.entries.get(own_field(group, str(topic)))
+    entry = resource_bucket.entries.get(own_field(group, str(topic)))
     if entry is None and topic.partition is not None:
-        entry = room.entries.get(own_field(group, str(topic.base)))
+        entry = resource_bucket.entries.get(own_field(group, str(topic.base)))
     return entry
 
 
 def _reader_refusal(
-    entry: Entry, group: str, properties: Mapping[str, str], end: OwnerEnd, now: float
+    entry: OwnershipRecord, group: str, properties: Mapping[str, str], end: OwnerEnd, now: float
 ) -> Refused | None:
     current = entry.current(now)
     asked = properties.get(GENERATION_PROPERTY)
@@ -261,8 +269,8 @@ def _reader_refusal(
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
 
-async def _bind(room: Room) -> None:
+async def _bind(resource_bucket: ResourceBucket) -> None:
     try:
-        await room.bind()
+        await resource_bucket.bind()
     except OnewriterError as error:  # the next request tries again
-        log.warning("ownerships.unbound", bucket=room.bucket, reason=str(error))
+        log.warning("ownerships.unbound", bucket=resource_bucket.bucket, reason=str(error))

@@ -29,7 +29,7 @@ class OwnerEnd(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Entry:
+class OwnershipRecord:
     """A record in memory. ``end`` is None when its owner is not connected.
 
     ``reserved_until``: until then one that a former broker left is waited for. ``registration``
@@ -83,7 +83,7 @@ def decode(
     reserved_until: float,
     now: float = 0.0,
     wall_ms: int = 0,
-) -> Entry:
+) -> OwnershipRecord:
     """The entry that a stored record makes at a broker that takes its bucket over.
 
     Whether its owner was answered before is not known: if it had to wait, it waits again.
@@ -98,7 +98,7 @@ def decode(
     left_ms = _number(fields.get("left"))
     stored = Ownership(record.generation, owner, is_owned=is_present)
     ownership = floor_of(stored, registration=registration, known_since=known_since)
-    return Entry(
+    return OwnershipRecord(
         ownership,
         since_ms=_number(fields.get("since")),
         registration=registration,
@@ -112,17 +112,17 @@ def decode(
 
 def unanswered_in(
     stored: Mapping[str, OwnedRecord],
-    known: Mapping[str, Entry],
+    known: Mapping[str, OwnershipRecord],
     dropped: Container[str],
     *,
     now: float,
     wall_ms: int,
-) -> dict[str, Entry]:
+) -> dict[str, OwnershipRecord]:
     """Records that are stored above what memory knows, less what was dropped: our own grants, each of
     whose writes was taken for failed. They are to be written once more, as the anchor may not know of
     their ledgers. Memory knows of all grants before them: none can be missing below.
     """
-    found: dict[str, Entry] = {}
+    found: dict[str, OwnershipRecord] = {}
     for field, record in stored.items():
         entry = known.get(field)
         if field in dropped or (entry and record.generation <= entry.ownership.generation):

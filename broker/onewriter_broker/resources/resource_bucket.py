@@ -17,9 +17,15 @@ import structlog
 from onewriter_broker.log.store.api import Binding, Durability, Outcome, OwnWrite
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.resources.dependencies import Parts, Wanted
+from onewriter_broker.resources.dependencies import ResourceDependencies, WantedResource
 from onewriter_broker.resources.expiry import dropping, dropping_again, is_idle, oldest, returned
-from onewriter_broker.resources.records import Entry, OwnerEnd, audit_fields, decode, unanswered_in
+from onewriter_broker.resources.records import (
+    OwnerEnd,
+    OwnershipRecord,
+    audit_fields,
+    decode,
+    unanswered_in,
+)
 from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.own.floors import Floors, is_floor
 from onewriter_core.own.floors import decode as decode_floors
@@ -47,13 +53,13 @@ RETRY_SECONDS = 0.2
 log = structlog.get_logger(__name__)
 
 
-class Room:
+class ResourceBucket:
     """See the module."""
 
-    def __init__(self, bucket: int, parts: Parts) -> None:
+    def __init__(self, bucket: int, parts: ResourceDependencies) -> None:
         self.bucket = bucket
-        self.entries: dict[str, Entry] = {}
-        self._parts = parts
+        self.entries: dict[str, OwnershipRecord] = {}
+        self._dependencies = parts
         self._turn = asyncio.Lock()
         self._bound: Binding | None = None
         self._is_closed = False
@@ -87,7 +93,7 @@ class Room:
         self,
         asker: Owner,
         end: OwnerEnd,
-        wanted: Sequence[Wanted],
+        wanted: Sequence[WantedResource],
         *,
         only_returns: bool = False,
     ) -> list[OwnershipGranted | OwnershipDenied]:
@@ -116,11 +122,11 @@ class Room:
             self._is_unsure = False
             moments = [self.entries[field].answer_at for field in after]
             answer_at = max([*moments, self._quiet_until] if after else [0.0])
-        while (seconds := answer_at - self._parts.now()) > 0:  # noqa: ASYNC110 - for a moment, not for news
+        while (seconds := answer_at - self._dependencies.now()) > 0:  # noqa: ASYNC110 - for a moment, not for news
             await asyncio.sleep(seconds)
         return answers
 
-    async def disown(self, end: OwnerEnd, wanted: Sequence[Wanted]) -> None:
+    async def disown(self, end: OwnerEnd, wanted: Sequence[WantedResource]) -> None:
         """Give up what ``end`` owns of these; what it does not own is left alone. Raises as ``own``."""
         async with self._turn:
             await self._bind()
@@ -131,9 +137,12 @@ class Room:
                 if entry is not None and is_its and entry.ownership.generation == each.generation:
                     entry.ownership = entry.ownership.released()
                     self._connect(each.field, entry, None)
-                    entry.left_at, entry.left_ms = self._parts.now(), self._parts.wall_ms()
+                    entry.left_at, entry.left_ms = (
+                        self._dependencies.now(),
+                        self._dependencies.wall_ms(),
+                    )
                     released.append(each.field)
-                    self._parts.deposed(self, each.field)
+                    self._dependencies.deposed(self, each.field)
             while not await self._put(released, {}, is_grant=False):
                 await self._bind()
 
@@ -148,8 +157,8 @@ class Room:
             entry = self.entries[field]
             entry.end = None
             entry.ownership = entry.ownership.left()
-            entry.left_at, entry.left_ms = self._parts.now(), self._parts.wall_ms()
-        self._parts.spawn(self._note_left(sorted(left)))
+            entry.left_at, entry.left_ms = self._dependencies.now(), self._dependencies.wall_ms()
+        self._dependencies.spawn(self._note_left(sorted(left)))
 
     def close(self, message: str) -> None:
         """The bucket leaves: all owners are told to go on where it is served next."""
@@ -190,28 +199,28 @@ class Room:
         Raises as ``own``, and Unavailable while a broker is there that knows of no floors.
         """
         async with self._turn:
-            if not self._parts.may_drop():
+            if not self._dependencies.may_drop():
                 raise Unavailable("not all brokers are known to be of a version that keeps floors")
             await self._bind()
             return await self._drop(fields, "ordered")
 
-    async def _make_room(self, wanted: Sequence[Wanted]) -> None:
+    async def _make_room(self, wanted: Sequence[WantedResource]) -> None:
         """Where the bucket is full, drop what nobody has owned for long."""
         names = {each.field for each in wanted}
         new = names - self.entries.keys()
         surplus = len(self.entries) + len(new) - RECORDS_PER_BUCKET_MAX
-        if not new or surplus <= 0 or not self._parts.may_drop():
+        if not new or surplus <= 0 or not self._dependencies.may_drop():
             return
         count = max(surplus, RECORDS_PER_WRITE_MAX)
-        before_ms = self._parts.wall_ms() - int(self._parts.kept_seconds * 1000)
-        now = self._parts.now()
+        before_ms = self._dependencies.wall_ms() - int(self._dependencies.kept_seconds * 1000)
+        now = self._dependencies.now()
         old = oldest(self.entries, count, now=now, before_ms=before_ms, spared=names)
         await self._drop(old, "room")
 
     async def _drop(self, fields: Sequence[str], cause: str) -> list[str]:
         gone: list[str] = []
         for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
-            binding, now = self._require().binding, self._parts.now()
+            binding, now = self._require().binding, self._dependencies.now()
             chunk = {
                 field: entry.ownership.generation
                 for field in fields[start : start + RECORDS_PER_WRITE_MAX]
@@ -223,12 +232,12 @@ class Room:
                 binding,
                 self.floors,
                 chunk,
-                broker=self._parts.incarnation,
+                broker=self._dependencies.incarnation,
                 cause=cause,
-                time_ms=self._parts.wall_ms(),
+                time_ms=self._dependencies.wall_ms(),
             )
             self._is_unsure = True  # what is not answered is looked at, and written anew, first
-            outcome = await self._parts.store.own(write)
+            outcome = await self._dependencies.store.own(write)
             self._is_unsure = False
             if outcome is not Outcome.DONE:
                 await self._refused(binding, outcome)
@@ -244,12 +253,12 @@ class Room:
     # ------------------------------------------------------------ deciding
 
     def _decide(
-        self, asker: Owner, wanted: Sequence[Wanted], *, only_returns: bool
+        self, asker: Owner, wanted: Sequence[WantedResource], *, only_returns: bool
     ) -> tuple[
         list[OwnershipGranted | OwnershipDenied], dict[str, Ownership], dict[str, OwnershipGranted]
     ]:
         """The answers; the records as they are; and what changes, one grant per record."""
-        now = self._parts.now()
+        now = self._dependencies.now()
         known_since = self._require().known_since
         answers: list[OwnershipGranted | OwnershipDenied] = []
         before: dict[str, Ownership] = {}
@@ -287,19 +296,19 @@ class Room:
         self, changed: Mapping[str, OwnershipGranted], before: Mapping[str, Ownership]
     ) -> bool:
         """Write grants; False: the bucket was bound anew meanwhile, decide again."""
-        time_ms = self._parts.wall_ms()
+        time_ms = self._dependencies.wall_ms()
         audits = {
             field: audit_fields(
                 field,
                 granted,
                 before[field],
-                broker=self._parts.incarnation,
+                broker=self._dependencies.incarnation,
                 time_ms=time_ms,
             )
             for field, granted in changed.items()
         }
         coming = {
-            field: Entry(granted.after, time_ms, waits_seconds=self._waits(field))
+            field: OwnershipRecord(granted.after, time_ms, waits_seconds=self._waits(field))
             for field, granted in changed.items()
         }
         is_first = not self.entries
@@ -313,32 +322,32 @@ class Room:
             return 0.0
         owner = entry.ownership.owner
         served = 0.0 if owner is None else owner.serve_seconds
-        return max(served, entry.answer_at - self._parts.now())
+        return max(served, entry.answer_at - self._dependencies.now())
 
     def _apply(self, field: str, granted: OwnershipGranted, end: OwnerEnd) -> None:
         """Let a grant that is durable count. Tells who owned the resource before."""
-        entry = self.entries.setdefault(field, Entry(Ownership()))
+        entry = self.entries.setdefault(field, OwnershipRecord(Ownership()))
         former, generation = entry.end, entry.ownership.generation
         if granted.is_new:
             entry.waits_seconds = self._waits(field)
-            entry.answer_at = self._parts.now() + entry.waits_seconds
+            entry.answer_at = self._dependencies.now() + entry.waits_seconds
         entry.reserved_until = 0.0
         self._connect(field, entry, None if end.is_gone else end)
         entry.ownership = replace(granted.after, is_owned=entry.end is not None)
         if entry.end is None:
-            entry.left_at, entry.left_ms = self._parts.now(), self._parts.wall_ms()
+            entry.left_at, entry.left_ms = self._dependencies.now(), self._dependencies.wall_ms()
         if granted.is_new:
-            entry.since_ms = self._parts.wall_ms()
+            entry.since_ms = self._dependencies.wall_ms()
             entry.registration = self._bound.generation if self._bound is not None else 0
         is_other = former is not None and former is not end
         if granted.is_new or is_other:
-            self._parts.deposed(self, field)
+            self._dependencies.deposed(self, field)
         if former is not None and (granted.is_new or is_other):
             message = f"another owner has it: {granted.cause.value}"
             current = granted.after.generation
             former.ownership_lost(field, generation, message, current=current, is_moving=False)
 
-    def _connect(self, field: str, entry: Entry, end: OwnerEnd | None) -> None:
+    def _connect(self, field: str, entry: OwnershipRecord, end: OwnerEnd | None) -> None:
         """Let this connection own a record, or none."""
         if entry.end is not None:
             fields = self._fields[entry.end]
@@ -349,7 +358,7 @@ class Room:
         if end is not None:
             self._fields.setdefault(end, set()).add(field)
 
-    def _raise(self, field: str, found: Entry) -> None:
+    def _raise(self, field: str, found: OwnershipRecord) -> None:
         """Let a grant count that is stored and whose asker was not answered: nobody owns the record
         now, its owner may return, and all others go above it.
         """
@@ -358,7 +367,7 @@ class Room:
         if former is not None:
             self._connect(field, former, None)
         self.entries[field] = found
-        self._parts.deposed(self, field)
+        self._dependencies.deposed(self, field)
         if former is not None and end is not None:
             generation, current = former.ownership.generation, found.ownership.generation
             message = "another owner asked for it"
@@ -367,7 +376,7 @@ class Room:
     # ------------------------------------------------------------ storing
 
     def _require(self) -> Holding:
-        holding = self._parts.ownership.holding(self.bucket)
+        holding = self._dependencies.ownership.holding(self.bucket)
         if holding is None or self._is_closed:
             raise Unavailable(f"bucket {self.bucket} is not served here")
         return holding
@@ -375,13 +384,15 @@ class Room:
     async def _bind(self) -> None:
         while (holding := self._require()).binding != self._bound or self._is_unsure:
             binding = holding.binding
-            everything = await self._parts.store.read_owned(self.bucket, replid=binding.replid)
+            everything = await self._dependencies.store.read_owned(
+                self.bucket, replid=binding.replid
+            )
             stored = {name: record for name, record in everything.items() if not is_floor(name)}
             floors = decode_floors({name: each.generation for name, each in everything.items()})
             self.floors = self.floors.joined(floors)
             if self._bound is None:
-                until = self._parts.reserved_until(self.bucket)
-                now = self._parts.now()
+                until = self._dependencies.reserved_until(self.bucket)
+                now = self._dependencies.now()
                 if 0 < holding.known_since == binding.generation:
                     self._quiet_until = now + SERVE_SECONDS_MAX
                 self.entries = {
@@ -390,12 +401,12 @@ class Room:
                         known_since=holding.known_since,
                         reserved_until=until,
                         now=now,
-                        wall_ms=self._parts.wall_ms(),
+                        wall_ms=self._dependencies.wall_ms(),
                     )
                     for field, record in stored.items()
                 }
             dropped = returned(stored, self.entries.keys(), self.floors)
-            now, wall_ms = self._parts.now(), self._parts.wall_ms()
+            now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
             unanswered = unanswered_in(stored, self.entries, dropped, now=now, wall_ms=wall_ms)
             forgotten = [
                 field
@@ -426,22 +437,22 @@ class Room:
         names = list(dropped)
         for start in range(0, max(len(names), self.floors != stored), RECORDS_PER_WRITE_MAX):
             chunk = {name: dropped[name] for name in names[start : start + RECORDS_PER_WRITE_MAX]}
-            broker, time_ms = self._parts.incarnation, self._parts.wall_ms()
+            broker, time_ms = self._dependencies.incarnation, self._dependencies.wall_ms()
             write = dropping_again(binding, self.floors, chunk, broker=broker, time_ms=time_ms)
-            outcome = await self._parts.store.own(write)
+            outcome = await self._dependencies.store.own(write)
             if outcome is not Outcome.DONE:
                 return await self._refused(binding, outcome)
         return True
 
     async def _settle(self, binding: Binding) -> bool:
         """Let the records guard writes: from now on they are what was granted, in this dataset."""
-        outcome = await self._parts.store.own(OwnWrite(binding, settles=True))
+        outcome = await self._dependencies.store.own(OwnWrite(binding, settles=True))
         return outcome is Outcome.DONE or await self._refused(binding, outcome)
 
     async def _prove(self) -> bool:
         """Whether the store itself says that this broker still serves the bucket."""
         binding = self._require().binding
-        outcome = await self._parts.store.own(OwnWrite(binding))
+        outcome = await self._dependencies.store.own(OwnWrite(binding))
         return outcome is Outcome.DONE or await self._refused(binding, outcome)
 
     async def _put(
@@ -450,14 +461,16 @@ class Room:
         audits: Mapping[str, Mapping[str, str]],
         *,
         is_grant: bool,
-        coming: Mapping[str, Entry] | None = None,
+        coming: Mapping[str, OwnershipRecord] | None = None,
         binding: Binding | None = None,
     ) -> bool:
         """Write records, ``coming`` ones or as they are; False: bound anew meanwhile, begin again."""
         bound = self._bound if binding is None else binding
         for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
             chunk = fields[start : start + RECORDS_PER_WRITE_MAX]
-            ledger = await self._parts.ownership.reserve_ledger(self.bucket) if is_grant else 0
+            ledger = (
+                await self._dependencies.ownership.reserve_ledger(self.bucket) if is_grant else 0
+            )
             current = self._require().binding
             if current != bound:
                 return False
@@ -468,9 +481,9 @@ class Room:
                 records[field] = entry.encode(current.generation)
             lines = tuple(audits[field] for field in chunk if field in audits)
             write = OwnWrite(current, ledger, records, lines)
-            is_kept = Durability.LOCAL in self._parts.promises()
+            is_kept = Durability.LOCAL in self._dependencies.promises()
             durability = Durability.LOCAL if is_kept else Durability.NONE
-            outcome = await self._parts.appender.own(write, durability)
+            outcome = await self._dependencies.appender.own(write, durability)
             if outcome is not Outcome.DONE:
                 return await self._refused(current, outcome)
             if is_grant:
@@ -481,7 +494,7 @@ class Room:
 
     async def _refused(self, binding: Binding, outcome: Outcome) -> bool:
         """Find out what became of the bucket. False: begin again; raises Unavailable if it is lost."""
-        answer = await self._parts.ownership.refence(self.bucket, binding, outcome)
+        answer = await self._dependencies.ownership.refence(self.bucket, binding, outcome)
         log.warning(
             "ownerships.refused", bucket=self.bucket, outcome=outcome.value, answer=answer.value
         )
@@ -491,7 +504,7 @@ class Room:
 
     async def _note(self, ledger: int) -> None:
         """Have the anchor know of a grant before anybody else does, however long that takes."""
-        ownership, is_told = self._parts.ownership, False
+        ownership, is_told = self._dependencies.ownership, False
         while True:
             try:
                 await ownership.record_use(self.bucket, ledger)

@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import structlog
 
-from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.store.api import (
     FLOOR_PREFIX,
     OPEN_PUBLISH,
     Binding,
     Block,
-    BrokenKey,
     FencedLog,
-    LogStore,
     Marker,
     Outcome,
 )
@@ -32,14 +28,12 @@ from onewriter_broker.log.store.blocks import STATE_FIELDS_RESERVED
 from onewriter_broker.log.topic_log.log import LedgerSummary, TopicLog, last_position
 from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
-from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
-from onewriter_broker.topic.history.transitions import Chronicles
-from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
-from onewriter_core.topic.effects import Fence, Record
+from onewriter_core.topic.effects import Fence
 from onewriter_core.topic.model import (
     Departure,
     Held,
@@ -65,68 +59,24 @@ RETRY_SECONDS = 0.2
 log = structlog.get_logger(__name__)
 
 
-class Ownership(Protocol):
-    """What a topic needs of bucket ownership (buckets.BucketOwnership)."""
-
-    def holding(self, bucket: int) -> Holding | None: ...
-
-    async def reserve_ledger(self, bucket: int) -> int: ...
-
-    async def record_grant(self, bucket: int, ledger: int) -> None: ...
-
-    async def confirm_record(self, bucket: int) -> None: ...
-
-    async def record_use(self, bucket: int, ledger: int) -> None: ...
-
-    async def refence(
-        self, bucket: int, failed: Binding, outcome: Outcome | None = None
-    ) -> Refenced: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Shell:
-    """What all runners of a broker share."""
-
-    store: LogStore
-    appender: Appender
-    ownership: Ownership
-    spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
-    now: Callable[[], float]
-    wall_ms: Callable[[], int]
-    incarnation: str
-    failed: Callable[[TopicName], None]
-    """Told when the unexpected happened in a topic: it is closed, so that nothing goes on wrong."""
-    broken: Callable[[TopicName, BrokenKey], None]
-    """Told that a key of a topic cannot be used: the topic is closed, and refused until repaired."""
-    lost: Callable[[Loss], None]
-    left: Callable[[TopicName, Binding, Sequence[Position]], None]
-    """Told what was acknowledged in a log that is lost to another dataset, perhaps."""
-    moved: Callable[[TopicName, Record], None]
-    changed: Callable[[TopicName], None] = lambda _name: None
-    """Told when anything that a topic's status shows has changed, or its being served here."""
-    chronicles: Chronicles | None = None
-    """What happened to topics before they came here; None: nobody asks."""
-    loads: LeaderLoads = field(default_factory=LeaderLoads)
-
-
 class Fencing:
     """The fences of one topic. ``logs`` has a log for every partition, and may grow."""
 
-    __slots__ = ("_audit", "_bucket", "_logs", "_name", "_sequences", "_shell")
+    __slots__ = ("_audit", "_bucket", "_dependencies", "_logs", "_name", "_sequences")
 
     def __init__(
         self,
         name: TopicName,
         bucket: int,
         logs: Mapping[int, TopicLog],
-        shell: Shell,
+        dependencies: TopicDependencies,
         audit: Callable[[dict[str, str]], None],
         sequences: Callable[[int], dict[str, str]],
     ) -> None:
         self._name = name
         self._bucket = bucket
         self._logs = logs
-        self._shell = shell
+        self._dependencies = dependencies
         self._audit = audit
         self._sequences = sequences
 
@@ -151,7 +101,7 @@ class Fencing:
             _may_return(partitions[partition]) for partition in effect.partitions
         )
         while not any(topic_log.is_closed for topic_log in logs):
-            holding = self._shell.ownership.holding(self._bucket)
+            holding = self._dependencies.ownership.holding(self._bucket)
             if holding is None:
                 return None
             binding = holding.binding
@@ -160,8 +110,8 @@ class Fencing:
             if not flush:
                 # Beside the fence, not behind it: a grant that is noted but then fails only makes
                 # the anchor expect more than there is.
-                recording = self._shell.spawn(self._record_grant(ledger))
-            outcome = await self._shell.appender.fence(fence, logs, flush=flush)
+                recording = self._dependencies.spawn(self._record_grant(ledger))
+            outcome = await self._dependencies.appender.fence(fence, logs, flush=flush)
             if recording is not None and must_be_recorded:
                 await recording
             if outcome is Outcome.DONE:
@@ -190,10 +140,10 @@ class Fencing:
         """Another ledger, for whatever binding holds now; the refused one is never used again."""
         while not any(topic_log.is_closed for topic_log in logs):
             try:
-                answer = await self._shell.ownership.refence(self._bucket, failed, outcome)
+                answer = await self._dependencies.ownership.refence(self._bucket, failed, outcome)
                 if answer is Refenced.LOST:
                     return None
-                return await self._shell.ownership.reserve_ledger(self._bucket)
+                return await self._dependencies.ownership.reserve_ledger(self._bucket)
             except (Unavailable, Undecided) as error:
                 log.warning("fence.waits", topic=str(self._name), reason=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
@@ -222,12 +172,12 @@ class Fencing:
                 topic_log.refuse_waiting()
             topic_log.allow_writes()
             if topic_log.has_more:
-                self._shell.appender.gathered(topic_log)
+                self._dependencies.appender.gathered(topic_log)
         return True
 
     def _counts(self, binding: Binding) -> bool:
         """Whether the bucket is held by this very binding."""
-        holding = self._shell.ownership.holding(self._bucket)
+        holding = self._dependencies.ownership.holding(self._bucket)
         return holding is not None and holding.binding == binding
 
     def _store_fence(
@@ -240,7 +190,7 @@ class Fencing:
         *,
         create: bool,
     ) -> StoreFence:
-        time_ms = self._shell.wall_ms()
+        time_ms = self._dependencies.wall_ms()
         parts: list[FencedLog] = []
         for number in effect.partitions:
             topic_log = self._logs[number]
@@ -272,7 +222,7 @@ class Fencing:
             str(self._name),
             ledger,
             partitions[effect.partitions[0]],
-            self._shell.incarnation,
+            self._dependencies.incarnation,
             previous,
             time_ms,
         )
@@ -317,17 +267,17 @@ class Fencing:
 
         Raises Unavailable.
         """
-        await self._shell.ownership.record_use(self._bucket, ledger)
+        await self._dependencies.ownership.record_use(self._bucket, ledger)
 
     async def _record_grant(self, ledger: int) -> None:
         """Have the anchor know of a change of hands, however long that takes."""
         is_told = False
         while True:
             try:
-                await self._shell.ownership.record_grant(self._bucket, ledger)
+                await self._dependencies.ownership.record_grant(self._bucket, ledger)
             except Unavailable as unavailable:
                 is_closed = any(topic_log.is_closed for topic_log in self._logs.values())
-                if is_closed or self._shell.ownership.holding(self._bucket) is None:
+                if is_closed or self._dependencies.ownership.holding(self._bucket) is None:
                     return
                 if not is_told:
                     log.warning("grant.unrecorded", topic=str(self._name), reason=str(unavailable))
@@ -392,7 +342,7 @@ class Fencing:
         return min(last_position(newest[0]), topic_log.committed) if newest else EARLIEST
 
     def _report(self, loss: Loss) -> None:
-        self._shell.lost(loss)
+        self._dependencies.lost(loss)
         self._audit(
             {
                 "kind": "loss",

@@ -18,14 +18,15 @@ import structlog
 
 from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.fencing import Fencing, Shell
+from onewriter_broker.topic.dependencies import TopicDependencies
+from onewriter_broker.topic.fencing import Fencing
 from onewriter_broker.topic.history.presence import note
-from onewriter_broker.topic.history.topic_history import Story
+from onewriter_broker.topic.history.topic_history import TopicHistory
 from onewriter_broker.topic.producers.deduplication import Deduplications
 from onewriter_broker.topic.producers.leader_loads import may_promote
 from onewriter_broker.topic.producers.producer import Producer
-from onewriter_broker.topic.producers.queue_notices import QueueNews
-from onewriter_broker.topic.producers.registrations import Registrations
+from onewriter_broker.topic.producers.queue_notices import QueueNotices
+from onewriter_broker.topic.producers.topic_producers import TopicProducers
 from onewriter_core.errors import OnewriterError, ServerError, Unavailable
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import (
@@ -82,18 +83,18 @@ class TopicRunner:
     __slots__ = (
         "_answers",
         "_assured_at",
+        "_dependencies",
         "_fences",
         "_fencing",
         "_is_stepping",
         "_mailbox",
-        "_queue_news",
+        "_queue_notices",
         "_registrations",
-        "_shell",
         "_timer",
         "bucket",
+        "history",
         "logs",
         "name",
-        "story",
         "topic",
     )
 
@@ -103,7 +104,7 @@ class TopicRunner:
         bucket: int,
         topic: Topic,
         logs: dict[int, TopicLog],
-        shell: Shell,
+        dependencies: TopicDependencies,
         *,
         is_deduplicated: bool = False,
     ) -> None:
@@ -112,17 +113,19 @@ class TopicRunner:
         self.topic = topic
         self.logs = logs
         spawn = self.spawn
-        self._registrations = Registrations(
+        self._registrations = TopicProducers(
             logs, spawn, self._activated, is_deduplicated=is_deduplicated
         )
         # Lists and plain dicts: an empty deque weighs 0.6 KiB, and most topics are idle.
-        self.story = Story(name, bucket, shell, spawn)
-        self._shell = shell
-        self._fencing = Fencing(name, bucket, logs, shell, self.story.audit, self._sequences)
+        self.history = TopicHistory(name, bucket, dependencies, spawn)
+        self._dependencies = dependencies
+        self._fencing = Fencing(
+            name, bucket, logs, dependencies, self.history.audit, self._sequences
+        )
         self._mailbox: list[Event] = []
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
-        self._queue_news: QueueNews | None = None  # until a holder wants it
+        self._queue_notices: QueueNotices | None = None  # until a holder wants it
         self._assured_at: dict[int, float] = {}  # by partition; nothing: nobody may serve
         self._answers: dict[str, asyncio.Future[Answer]] = {}
         self._fences: list[asyncio.Task[None]] = []
@@ -152,13 +155,13 @@ class TopicRunner:
         if found is None or tenure is None or tenure.epoch != epoch:
             return False
         if found.serve_seconds:
-            self._assured_at[partition] = self._shell.now()
+            self._assured_at[partition] = self._dependencies.now()
         return True
 
     def _activated(self, producer: Producer) -> None:
         if producer.is_exclusive and producer.channel.hears_of_queue:
-            self._queue_news = self._queue_news or QueueNews(self)
-            self._queue_news.look()
+            self._queue_notices = self._queue_notices or QueueNotices(self)
+            self._queue_notices.look()
 
     def _sequences(self, partition: int) -> dict[str, str]:
         fenced = self.topic.partition(partition)
@@ -175,7 +178,7 @@ class TopicRunner:
         tenures = tuple((partition.number, _tenure(partition)) for partition in partitions)
         numbers = tuple(partition.number for partition in partitions)
         effect = Fence(0, Purpose.REFENCE, numbers, None, Departure.MOVED, (), tenures, (), None)
-        ledger = await self._shell.ownership.reserve_ledger(self.bucket)
+        ledger = await self._dependencies.ownership.reserve_ledger(self.bucket)
         known = {partition.number: partition for partition in partitions}
         stored = [number for number in numbers if self.logs[number].exists]
         opened = await self._fencing.write_markers(effect, known, ledger, flush=False)
@@ -188,7 +191,7 @@ class TopicRunner:
             await self._fencing.remember_end(self.logs[number])
             await self.deduplications.open(number)
             if known[number].serve_seconds:  # whoever served the topic before may have just assured
-                self._assured_at[number] = self._shell.now()
+                self._assured_at[number] = self._dependencies.now()
         return tuple(replace(partition, ledger=opened, is_open=True) for partition in partitions)
 
     def start(self, partitions: tuple[Partition, ...]) -> None:
@@ -196,7 +199,7 @@ class TopicRunner:
         self.topic = replace(self.topic, partitions=partitions)
         self._set_timer()
         if any(partition.epoch for partition in partitions):  # else nobody ever held it
-            self.spawn(self.story.recall())
+            self.spawn(self.history.recall())
 
     def refence_where_refused(self) -> None:
         """Bucket and dataset are still ours, but writes were refused: open the next ledger."""
@@ -220,16 +223,16 @@ class TopicRunner:
         finally:
             self._is_stepping = False
         if has_failed:
-            self._shell.failed(self.name)  # unloads the topic: that must be stepped, too
+            self._dependencies.failed(self.name)  # unloads the topic: that must be stepped, too
             self._leave_unanswered("the topic failed; the broker's log says why")
             return
         self._set_timer()
-        self._shell.loads.note(str(self.name), self.topic)
-        if self._queue_news is not None:
-            self._queue_news.look()
+        self._dependencies.loads.note(str(self.name), self.topic)
+        if self._queue_notices is not None:
+            self._queue_notices.look()
         if self.topic.pending_fence is None:
-            note(self.topic, self.logs, self._shell, self.spawn)
-        self._shell.changed(self.name)
+            note(self.topic, self.logs, self._dependencies, self.spawn)
+        self._dependencies.changed(self.name)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run work of this topic; the unexpected closes the topic, not the broker.
@@ -237,7 +240,7 @@ class TopicRunner:
         Work for one request, which changes nothing before it gets so far, ends what is unexpected itself
         and stands in ``changing`` from there on.
         """
-        task = self._shell.spawn(self._guarded(work))
+        task = self._dependencies.spawn(self._guarded(work))
         task.add_done_callback(lambda _task: work.close())  # cancelled before its first step
         return task
 
@@ -245,10 +248,10 @@ class TopicRunner:
         try:
             await work
         except BrokenKey as broken:
-            self._shell.broken(self.name, broken)
+            self._dependencies.broken(self.name, broken)
         except Exception:
             log.exception("topic.failed", topic=str(self.name))
-            self._shell.failed(self.name)
+            self._dependencies.failed(self.name)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -262,7 +265,7 @@ class TopicRunner:
             raise
         except Exception:
             log.exception("topic.failed", topic=str(self.name))
-            self._shell.failed(self.name)
+            self._dependencies.failed(self.name)
             raise
 
     def _step(self, event: Event) -> None:
@@ -280,9 +283,9 @@ class TopicRunner:
     def _tell_loads(self) -> None:
         """Have the machine know what the waiters' hosts lead elsewhere."""
         hosts = (waiter.host for waiter in self.topic.queue)
-        loads = self._shell.loads.elsewhere(str(self.name), hosts)
+        loads = self._dependencies.loads.elsewhere(str(self.name), hosts)
         if loads != self.topic.loads:
-            self._do(LoadsChanged(loads, self._shell.now()))
+            self._do(LoadsChanged(loads, self._dependencies.now()))
 
     def _do(self, event: Event) -> None:
         self.topic, effects = step(self.topic, event)
@@ -295,23 +298,25 @@ class TopicRunner:
             self._timer = None
         deadline = next_deadline(self.topic)
         if deadline is not None:
-            delay = max(0.0, deadline - self._shell.now())
+            delay = max(0.0, deadline - self._dependencies.now())
             self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self.post(ClockTicked(self._shell.now()))
+        self.post(ClockTicked(self._dependencies.now()))
 
     def request(self, producer: Producer) -> None:
         """A producer asks for the topic; it is answered through its channel."""
         self.producers[producer.request.registration] = producer
-        producer.since_ms = self._shell.wall_ms()
-        self.post(ProducerRequested(producer.request, self._shell.now()))
+        producer.since_ms = self._dependencies.wall_ms()
+        self.post(ProducerRequested(producer.request, self._dependencies.now()))
 
     def gone(self, producer: Producer, departure: Departure) -> None:
         """A producer or waiter left, or its connection did."""
         if self._registrations.stop(producer.request.registration) is not None:
-            self.post(ProducerGone(producer.request.registration, departure, self._shell.now()))
+            self.post(
+                ProducerGone(producer.request.registration, departure, self._dependencies.now())
+            )
 
     async def administer(self, event: Event, identifier: str) -> Answer:
         """Post an administrator's request and wait for its answer.
@@ -338,18 +343,18 @@ class TopicRunner:
         for topic_log in self.logs.values():
             topic_log.stop_writes(was_refused=True)
         # This broker made or read every grant since it took the bucket, so it knows them.
-        self.post(DatasetChanged(grants_known=True, now=self._shell.now()))
+        self.post(DatasetChanged(grants_known=True, now=self._dependencies.now()))
 
     def unload(self, reason: str) -> None:
         """Serve the topic no longer: everybody is told to look it up again."""
-        self.post(Unloaded(reason, self._shell.now()))
+        self.post(Unloaded(reason, self._dependencies.now()))
         self._leave_unanswered(reason)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._queue_news is not None:
-            self._queue_news.close()
-            self._queue_news = None
+        if self._queue_notices is not None:
+            self._queue_notices.close()
+            self._queue_notices = None
         for topic_log in self.logs.values():
             topic_log.close()
 
@@ -363,7 +368,7 @@ class TopicRunner:
 
     def roll_if_full(self, bytes_max: int, age_seconds_max: float) -> None:
         """Ask for the next ledger where the present one has passed its size or age."""
-        now = self._shell.now()
+        now = self._dependencies.now()
         for partition in self.topic.partitions:
             topic_log = self.logs[partition.number]
             is_old = topic_log.ledger_entries > 0 and now - topic_log.opened_at > age_seconds_max
@@ -409,9 +414,9 @@ class TopicRunner:
                 if registration in self.producers:
                     self.producers[registration].channel.probe()
             case Suspect():
-                self.story.suspect(effect)
+                self.history.suspect(effect)
             case Record():
-                self.story.record(effect)
+                self.history.record(effect)
             case Answer(identifier, _, _):
                 future = self._answers.get(identifier)
                 if future is not None and not future.done():
@@ -428,21 +433,21 @@ class TopicRunner:
         waiting, and because the machine asks again at once where it must.
         """
         patience = TAKEOVER_WAIT_SECONDS if effect.stops else LEDGER_WAIT_SECONDS
-        deadline = self._shell.now() + patience
+        deadline = self._dependencies.now() + patience
         while True:
             try:
                 if effect.stops:  # they go on where the change could not be noted anyway
-                    await self._shell.ownership.confirm_record(self.bucket)
-                return await self._shell.ownership.reserve_ledger(self.bucket)
+                    await self._dependencies.ownership.confirm_record(self.bucket)
+                return await self._dependencies.ownership.reserve_ledger(self.bucket)
             except Unavailable as unavailable:
-                if self._shell.ownership.holding(self.bucket) is None:
+                if self._dependencies.ownership.holding(self.bucket) is None:
                     return None  # the topic is being unloaded
-                if self._shell.now() < deadline:
+                if self._dependencies.now() < deadline:
                     await asyncio.sleep(LEDGER_RETRY_SECONDS)
                     continue
                 reason = f"the topic cannot change hands now: {unavailable}"
                 log.warning("fence.given_up", topic=str(self.name), reason=reason)
-                self.post(FenceRefused(effect.number, reason, self._shell.now()))
+                self.post(FenceRefused(effect.number, reason, self._dependencies.now()))
                 return None
 
     async def _fence(self, effect: Fence) -> None:
@@ -467,7 +472,7 @@ class TopicRunner:
         assured_at = max(
             self._assured_at.get(partition, -math.inf) for partition in effect.partitions
         )
-        self.post(FenceStored(effect.number, opened, self._shell.now(), assured_at))
+        self.post(FenceStored(effect.number, opened, self._dependencies.now(), assured_at))
 
 
 def _tenure(partition: Partition) -> Tenure | None:

@@ -1,5 +1,5 @@
-"""``onewriter sidecar``: holds a topic for an application in any language, over local HTTP.
+"""``onewriter sidecar``: leads a topic for an application in any language, over local HTTP.
 
-cli (command line, environment) → app (composition, signals) → http (paths) → publishing, events,
-owning, sharing → candidate (sessions, resume info), maps (which are open) → the SDK. docs/sidecar.md is its reference.
+cli (command line, environment) → app (composition, signals) → http (paths) → publish, leadership, ownerships,
+map_http → candidate (sessions, resume info), maps (open maps) → the SDK. docs/sidecar.md is its reference.
 """

@@ -1,4 +1,4 @@
-"""How many requests with a body are worked on at once, and how many bytes they hold together."""
+"""Limits of simultaneous requests with a body, and of the bytes of their bodies."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from aiohttp import web
 from onewriter.sidecar.errors import Failure
 
 BODIES_BYTES_MAX = 64 * 1024 * 1024
-"""Of all bodies that are being read or written, of one kind of request."""
+"""Largest total size of the bodies of one kind of request."""
 
 READ_SECONDS = 30.0
-"""A body has come in that time."""
+"""Time limit for receiving a body."""
 
 
 class Admission:
-    """Bounds one kind of request."""
+    """The limits of one kind of request."""
 
     def __init__(self, requests_max: int, body_bytes_max: int) -> None:
         self._requests_max = requests_max
@@ -28,7 +28,7 @@ class Admission:
 
     @contextmanager
     def admit(self, length: int | None) -> Iterator[None]:
-        """One request whose body has this length, as far as that is known. Raises Failure."""
+        """Admit one request; ``length`` is that of its body, None if unknown. Raises Failure."""
         if length is not None and length > self._body_bytes_max:
             raise too_large(self._body_bytes_max)
         held = self._body_bytes_max if length is None else length
@@ -45,7 +45,7 @@ class Admission:
             self._bytes -= held
 
     async def body(self, request: web.Request) -> bytes:
-        """What came with an admitted request. Raises Failure."""
+        """Receive the body of an admitted request. Raises Failure."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 body = await request.read()
@@ -61,7 +61,7 @@ class Admission:
 
 
 def too_large(bytes_max: int) -> Failure:
-    """A message or a value is larger than that."""
+    """Return the failure for a message or a value above the limit."""
     return Failure(413, "too-large", f"a message or value has at most {bytes_max} bytes")
 
 

@@ -1,4 +1,4 @@
-"""The sidecar as one process: composition, signals, and how it leaves."""
+"""The sidecar as one process: composition, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from onewriter.sidecar.streams import EventStreams
 from onewriter.state import SharedMap, StateLimits
 
 VERSION = "onewriter-sidecar"
-"""What brokers are told it is."""
+"""The client name in the handshake with brokers."""
 
 log = structlog.get_logger(__name__)
 
 
 async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Run until ``stop``, then release the topic and go. Raises ConfigurationError."""
+    """Run until ``stop``, then release the topic and return. Raises ConfigurationError."""
     metrics = Metrics()
     async with _client(settings) as client, _maps(settings, client, metrics) as maps:
         candidate = Candidate(settings, client, metrics)
@@ -38,7 +38,7 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
             await server.start()
             async with candidate.candidacy:
                 await stop.wait()
-                # The next one in line leads before we are gone, and our application hears of it.
+                # Release first: the next leader begins before this process ends, and the application is notified.
                 log.info("sidecar.leaving", phase=candidate.standing.phase.value)
                 async with asyncio.TaskGroup() as releases:
                     releases.create_task(candidate.release(rejoin=False))
@@ -77,11 +77,11 @@ async def _release(owning: OwnershipRoutes, seconds: float) -> None:
         async with asyncio.timeout(seconds):
             await owning.release()
     except TimeoutError:
-        log.warning("sidecar.ownerships_not_released")  # brokers notice that we are gone
+        log.warning("sidecar.ownerships_not_released")  # brokers detect the lost connection
 
 
 async def run(settings: Settings) -> None:
-    """``serve`` until SIGTERM or SIGINT; a second one does not wait for the release."""
+    """Run ``serve`` until SIGTERM or SIGINT. A second signal ends the process without the release."""
     stop = asyncio.Event()
     serving = asyncio.current_task()
     loop = asyncio.get_running_loop()

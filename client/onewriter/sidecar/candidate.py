@@ -1,8 +1,7 @@
-"""The sidecar's candidacy: sessions, what is published at a takeover, publishing, leaving.
+"""The sidecar's candidacy: sessions, the announcement at a takeover, publishing, release.
 
-A **session** is ``<epoch>-<nonce>``: one term of this process, and no other. Whoever publishes says
-under which session; so a message that was meant for an earlier term never rides on a later one, even
-if the topic was won back in between.
+A **session** is ``<epoch>-<nonce>``: one term of this process. Each publish request names its session, so a message
+for an earlier term is never published under a later one, even if this process leads again meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from onewriter.sidecar.settings import Settings
 from onewriter_core.property_names import IDENTITY_PROPERTY
 
 VERIFY_SECONDS = 1.0
-"""How long a question waits for the broker's word that we still lead."""
+"""Time limit of ``verify``."""
 
 _SESSION = re.compile(r"(\d{1,16})-[0-9a-f]{16}")
 
@@ -39,7 +38,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SidecarMessage:
-    """What an application wants to publish."""
+    """A message from an application."""
 
     content: bytes
     key: str | None = None
@@ -49,13 +48,13 @@ class SidecarMessage:
 
 @dataclass(frozen=True, slots=True)
 class ResumeInfo:
-    """What the application wants its successors to know, as it gave it."""
+    """The resume info: the application's data for its successors, as it was received."""
 
     content: bytes
     content_type: str
 
     def as_metadata(self) -> Any:
-        """JSON as it is, text as a string, anything else as bytes."""
+        """Return JSON as a value, text as a string, any other content as bytes."""
         try:
             text = self.content.decode()
         except UnicodeDecodeError:
@@ -64,14 +63,14 @@ class ResumeInfo:
 
 
 class Candidate:
-    """Made inside an open client; ``candidacy`` is entered and left by whoever made it."""
+    """Requires an open client. The caller enters and leaves ``candidacy``."""
 
     def __init__(self, settings: Settings, client: Client, metrics: Metrics) -> None:
         self.settings = settings
         self.metrics = metrics
         self.resume_info: ResumeInfo | None = None
         self.listeners: dict[Callable[[Standing], None], None] = {}
-        """Called with each new standing; they must not block or raise."""
+        """Callbacks for each new standing; they must not block or raise."""
         self.candidacy = Candidacy(
             client,
             settings.topic,
@@ -88,12 +87,12 @@ class Candidate:
 
     @property
     def standing(self) -> Standing:
-        """Where we stand."""
+        """The current standing."""
         return self.candidacy.standing
 
     @property
     def is_ready(self) -> bool:
-        """What /readyz says: leading, or at least in line where that is enough."""
+        """Whether /readyz succeeds: the sidecar leads or, if the settings allow that, is queued."""
         standing = self.standing
         if standing.phase is Phase.LEADING:
             return standing.is_connected
@@ -104,7 +103,7 @@ class Candidate:
         )
 
     def view(self, standing: Standing) -> dict[str, Any]:
-        """A standing as GET /leadership shows it."""
+        """Return a standing as GET /leadership shows it."""
         leads = standing.phase is Phase.LEADING
         term = standing.term if leads else None
         loss = None
@@ -128,7 +127,7 @@ class Candidate:
         }
 
     async def verify(self) -> bool:
-        """Whether a broker has just confirmed that we are in the place that we think we are."""
+        """Let a broker confirm the current standing; return whether it did."""
         term = self.candidacy.term
         if term is None:
             return False
@@ -142,7 +141,7 @@ class Candidate:
     # ------------------------------------------------------------ publishing
 
     def term_of(self, session: str | None) -> Leadership:
-        """The term that a session names, if it is the one we lead now. Raises Failure."""
+        """Return the term of a session if it is the current one. Raises Failure."""
         if not session:
             raise Failure(428, "no-session", "say under which session: GET /leadership gives it")
         found = _SESSION.fullmatch(session)
@@ -161,9 +160,9 @@ class Candidate:
     async def publish(
         self, session: str | None, message: SidecarMessage, guarded: str | None = None
     ) -> MessageId:
-        """Append one message under a session. Raises Failure, which says what is certain.
+        """Append one message under a session. Raises Failure, which states what is certain.
 
-        ``guarded``: to that topic instead of the one it leads, under its guard.
+        With ``guarded`` the message goes to that topic, under the guard of the led topic.
         """
         with self.metrics.publishing() as outcome:
             term = self.term_of(session)
@@ -182,7 +181,7 @@ class Candidate:
         return message_id
 
     async def put_resume_info(self, info: ResumeInfo, session: str | None) -> MessageId | None:
-        """Keep it for the next takeover; with a session publish it now, too. Raises Failure."""
+        """Store it for the next takeover, and publish it now if a session is given. Raises Failure."""
         if session is None:
             self.resume_info = info
             return None
@@ -190,16 +189,16 @@ class Candidate:
         self.resume_info = info
         return await self.publish(session, self._announcement(term))
 
-    # ------------------------------------------------------------ leaving
+    # ------------------------------------------------------------ release
 
     async def release(self, *, rejoin: bool) -> None:
-        """Hand over to the next in line; see Candidacy.release."""
+        """Hand the topic over to the first waiter; see Candidacy.release."""
         await self.candidacy.release(rejoin=rejoin, timeout_seconds=self.settings.stop_seconds)
 
     # ------------------------------------------------------------ inside
 
     async def _elected(self, term: Leadership) -> None:
-        """PIP-440: a new leader's first message says who it is."""
+        """Publish the announcement as the leader's first message (PIP-440)."""
         producer = term.producer
         self.metrics.watch_pending(
             lambda: producer.pending_messages, lambda: producer.pending_bytes

@@ -1,4 +1,4 @@
-"""``onewriter sidecar``: run one, or speak with the one that runs here."""
+"""``onewriter sidecar``: run a sidecar, or call the one that runs on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onewriter.sidecar.settings import ENVIRONMENT_PREFIX, Endpoint, Settings
 Kind = TypeVar("Kind", bound=Endpoint)
 
 CALL_SECONDS = 30.0
-"""For one call to the running sidecar, a release included."""
+"""Time limit of one call to the running sidecar, including a release."""
 
 
 @click.group("sidecar", invoke_without_command=True)
@@ -72,7 +72,7 @@ def sidecar(context: click.Context, /, **options: Any) -> None:
         )
         return
     settings = _settings(Settings, given)
-    # Not above: the commands below run in preStop hooks, which should be quick.
+    # Imported here, because the other commands run in preStop hooks and have to start quickly.
     from onewriter.sidecar.app import run  # noqa: PLC0415
     from onewriter.sidecar.logs import configure_logging  # noqa: PLC0415
 
@@ -116,7 +116,7 @@ def _settings(kind: type[Kind], given: dict[str, Any]) -> Kind:
 
 
 class _Connection(http.client.HTTPConnection):
-    """To the sidecar's unix socket where there is one, else to its port."""
+    """A connection to the sidecar's unix socket if there is one, else to its port."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint.host, endpoint.port or None, timeout=CALL_SECONDS)

@@ -1,15 +1,15 @@
-"""What an HTTP client is told, and above all whether its message is in the log.
+"""Error answers of the sidecar, which state whether the message is in the log.
 
 ====  ========  =================================================================================
-code  stored    means
+code  stored    meaning
 ====  ========  =================================================================================
-409   false     not under this session, now or ever: get the present one from GET /leadership
-400   false     the request makes no sense; 413: too large; 422: the broker refuses the message;
-                428: without a session; 404, 406, 412: of /map, no such key, no JSON, not so
-429   false     too many requests at once
-503   false     no broker took it in time; it was withdrawn. Asking again is safe
-502   false     the map's log cannot be read to its end: asking again does not help
-504   null      unknown: it may or may not be in the log
+409   false     the session is over: get the current one from GET /leadership
+400   false     invalid request; 413: too large; 422: the broker rejects the message;
+                428: no session; for /map 404: no such key, 406: not JSON, 412: condition failed
+429   false     too many simultaneous requests
+503   false     no broker accepted the message in time; it was withdrawn. A retry is safe
+502   false     the map's log cannot be read to its end: a retry does not help
+504   null      unknown: the message may or may not be in the log
 ====  ========  =================================================================================
 """
 
@@ -29,7 +29,7 @@ from onewriter.state import StateError, StateGap, WrongType
 
 
 class Failure(Exception):
-    """A request that did not do what it asked for; ``stored`` None means unknown."""
+    """A failed request; ``stored`` None means that the result is unknown."""
 
     def __init__(
         self, status: int, error: str, reason: str, *, stored: bool | None = False, **facts: Any
@@ -42,7 +42,7 @@ class Failure(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON body of the answer."""
         return {
             "error": self.error,
             "reason": str(self),
@@ -53,7 +53,7 @@ class Failure(Exception):
 
 
 def conflict(session_epoch: int, standing: Standing, reason: str) -> Failure:
-    """This session may not publish: both epochs, where they are known."""
+    """Return the failure for a session that is over, with both epochs if they are known."""
     return Failure(
         409,
         "not-your-turn",
@@ -65,12 +65,12 @@ def conflict(session_epoch: int, standing: Standing, reason: str) -> Failure:
 
 
 def of_sending(error: OnewriterError, session_epoch: int, standing: Standing) -> Failure:
-    """What became of a message that was handed to the SDK; ``standing`` as it is now."""
+    """Return the failure for an error of a send; ``standing`` is the current one."""
     if isinstance(error, OutcomeUnknown):
         return Failure(504, "unknown", str(error), stored=None, sessionEpoch=session_epoch)
     if standing.term is None or standing.term.epoch != session_epoch:
         return conflict(session_epoch, standing, f"the session is over: {error}")
-    if isinstance(error, Fenced):  # the store said so before anybody else did
+    if isinstance(error, Fenced):  # the store reported the loss before the broker did
         failure = conflict(session_epoch, standing, str(error))
         failure.facts["epoch"] = error.current_epoch or standing.latest_epoch
         return failure
@@ -80,7 +80,7 @@ def of_sending(error: OnewriterError, session_epoch: int, standing: Standing) ->
 
 
 def of_sharing(error: OnewriterError) -> Failure:
-    """What became of a request to a shared map."""
+    """Return the failure for an error of a shared map."""
     if isinstance(error, OutcomeUnknown):
         return Failure(504, "unknown", str(error), stored=None)
     if isinstance(error, StateError):

@@ -1,4 +1,4 @@
-"""The sidecar's HTTP: the API on loopback and a unix socket, probes and metrics where they are asked."""
+"""The sidecar's HTTP server: the API on loopback and a unix socket, probes and metrics on a separate port."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from onewriter_http.server import Server
 PROBE_LIMITS = Limits(
     connections_max=256, connections_per_address_max=64, header_seconds=2.0, body_bytes_max=0
 )
-"""Of the port of probes and metrics."""
+"""Limits of the port of probes and metrics."""
 
 SOCKET_MODE = 0o660
-"""Owner and group of the unix socket may use it."""
+"""Permissions of the unix socket: its owner and its group may use it."""
 
 log = structlog.get_logger(__name__)
 
@@ -42,7 +42,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class HttpServer:
-    """Use ``start`` and ``stop`` once each. ``more``: what else the API answers."""
+    """The HTTP server; call ``start`` and ``stop`` once each. ``more`` registers further routes of the API."""
 
     def __init__(
         self, candidate: Candidate, streams: EventStreams, more: Sequence[AddRoutes] = ()
@@ -56,7 +56,7 @@ class HttpServer:
         self._browsers = Browsers(checks_host=True, allows_same_origin=False)
 
     async def start(self) -> None:
-        """Listen. Raises ConfigurationError when an address is taken."""
+        """Listen. Raises ConfigurationError if an address is in use."""
         settings = self._candidate.settings
         limits = Limits(body_bytes_max=self._body_bytes_max)
         api = self._server(*self._api(), limits)
@@ -79,7 +79,7 @@ class HttpServer:
         )
 
     async def stop(self) -> None:
-        """Take no more requests, end the streams, close."""
+        """Accept no more requests, end the streams, and close."""
         self._leading.stop()
         self._streams.stop()
         for server in self._servers:
@@ -140,7 +140,7 @@ class HttpServer:
     async def _guarded(
         self, request: web.Request, handler: Handler, browsers: Browsers | None
     ) -> web.StreamResponse:
-        """Every answer is JSON, and no page in a browser may use what needs no password."""
+        """Return every error as JSON, and reject pages in browsers, because the API has no credentials."""
         try:
             if browsers is not None:
                 refusal = browsers.refusal(request.headers, checks_host=_is_tcp(request))
@@ -152,7 +152,7 @@ class HttpServer:
         except web.HTTPException as error:
             return _failed(Failure(error.status, "http", error.reason))
         except (ConnectionError, asyncio.CancelledError):
-            raise  # the client has gone, or the sidecar stops
+            raise  # the client has disconnected, or the sidecar stops
         except Exception as error:  # noqa: BLE001 - logged, without its text
             resource = request.match_info.route.resource
             path = "" if resource is None else resource.canonical
@@ -230,7 +230,7 @@ class HttpServer:
 
 
 def _is_tcp(request: web.Request) -> bool:
-    """Whether the request came over the network; programs name a unix socket's host as they like."""
+    """Whether the request arrived over TCP; for a unix socket, the Host header is arbitrary."""
     transport = request.transport
     name = None if transport is None else transport.get_extra_info("sockname")
     return isinstance(name, tuple)

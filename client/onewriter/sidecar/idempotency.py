@@ -1,4 +1,4 @@
-"""What became of publishes that carried an Idempotency-Key, so that a retry does not store twice."""
+"""Results of publishes with an Idempotency-Key, so that a retry does not store a message twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onewriter._message import MessageId
 from onewriter.sidecar.errors import Failure
 
 KEYS_MAX = 4_096
-"""Keys remembered; the oldest whose outcome is known is forgotten first."""
+"""Largest number of remembered keys; the oldest key with a known result is forgotten first."""
 
 KEY_BYTES_MAX = 256
 
@@ -23,7 +23,7 @@ class _Attempt:
 
 
 class IdempotencyKeys:
-    """One sidecar's keys. A key belongs to the session that it was first used under."""
+    """The keys of one sidecar. A key belongs to the session of its first use."""
 
     def __init__(self, keys_max: int = KEYS_MAX) -> None:
         self._keys_max = keys_max
@@ -39,9 +39,9 @@ class IdempotencyKeys:
         fingerprint: int,
         publish: Callable[[], Awaitable[MessageId]],
     ) -> MessageId:
-        """Publish, or answer as the first attempt with this key was answered. Raises Failure.
+        """Publish, or return the result of the first attempt with this key. Raises Failure.
 
-        What was definitely not stored is forgotten: a retry of it is a first attempt.
+        An attempt that definitely stored nothing is forgotten: its retry is a first attempt.
         """
         if not 0 < len(key) <= KEY_BYTES_MAX:
             raise Failure(400, "bad-key", f"an Idempotency-Key has 1 to {KEY_BYTES_MAX} characters")

@@ -12,14 +12,14 @@ from onewriter.sidecar.errors import Failure
 from onewriter.sidecar.streams import EventStreams, event, wants_events
 
 POLL_SECONDS_MAX = 60.0
-"""The longest that ``?until=leading`` waits."""
+"""Longest wait of ``?until=leading``."""
 
 EVENTS_MAX = 64
-"""Events that wait for a slow reader; with more it is cut off, and begins anew with the present."""
+"""Largest number of events that wait for a slow reader; above it, the stream is closed."""
 
 
 class LeadershipRoutes:
-    """Handles /leadership. ``stop`` ends the streams."""
+    """Answers requests for /leadership. ``stop`` ends the streams."""
 
     def __init__(self, candidate: Candidate, streams: EventStreams) -> None:
         self._candidate = candidate
@@ -40,7 +40,7 @@ class LeadershipRoutes:
         )
 
     def stop(self) -> None:
-        """Tell every stream its end."""
+        """End all streams."""
         for queue in list(self._queues):
             self._offer(queue, None)
 
@@ -58,7 +58,7 @@ class LeadershipRoutes:
                 while (standing := candidacy.standing).phase.value != until:
                     await candidacy.change(standing.version)
         except TimeoutError:
-            return  # it is answered as it is
+            return  # the answer is the current standing
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         queue: asyncio.Queue[Standing | None] = asyncio.Queue(EVENTS_MAX)
@@ -67,7 +67,7 @@ class LeadershipRoutes:
 
         async def next_event() -> bytes | None:
             if queue not in self._queues:
-                return None  # it was too slow
+                return None  # the reader was too slow
             standing = await queue.get()
             return None if standing is None else self._event(standing)
 
@@ -82,7 +82,7 @@ class LeadershipRoutes:
 
     def _offer(self, queue: asyncio.Queue[Standing | None], standing: Standing | None) -> None:
         if queue.full():
-            self._queues.pop(queue, None)  # its handler finds itself cut off
+            self._queues.pop(queue, None)  # the handler of the stream detects that and ends
         else:
             queue.put_nowait(standing)
 

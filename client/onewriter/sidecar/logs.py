@@ -1,4 +1,4 @@
-"""Structured logs: one line per event on the error stream, readable at a terminal, else JSON."""
+"""Structured logs on standard error: one line per event, readable on a terminal, JSON otherwise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onewriter_http.logs import quiet_libraries
 
 
 def configure_logging(*, level: int = logging.INFO) -> None:
-    """Set up structlog, and let what the SDK logs come out in the same way."""
+    """Set up structlog, and write the SDK's log records in the same format."""
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

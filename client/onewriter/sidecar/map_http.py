@@ -1,7 +1,7 @@
-"""``/map``: keys and values of shared maps, with HTTP's own conditions, and their changes as events.
+"""``/map``: keys and values of shared maps, with conditional requests of HTTP, and changes as events.
 
-Values are bytes; an ETag is what they hash to. A condition is looked at where the write is made, on
-the state that it is written behind; so it holds for everybody who writes the map.
+Values are bytes; an ETag is the hash of a value. A condition is evaluated by the write itself, on the state directly
+before it, so it holds against all writers of the map.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from onewriter.state.map_content import MapContent
 from onewriter_core.ids import InvalidTopicName, TopicName
 
 KEYS_PER_PAGE = 1_000
-"""Unless ``limit=`` says otherwise."""
+"""Default number of keys per page; the query ``limit`` overrides it."""
 
 KEYS_PER_PAGE_MAX = 10_000
 VALUES_PER_PAGE_BYTES = 8 * 1024 * 1024
-"""After so many bytes of values a page ends, with one key at least."""
+"""Size of values after which a page ends; a page contains at least one key."""
 
 KEY_BYTES_MAX = 4_096
 
@@ -54,14 +54,14 @@ _Changes = AsyncIterator[Change[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """If-Match and If-None-Match of one request; None: the header is not there."""
+    """If-Match and If-None-Match of one request; None: the header is absent."""
 
     match: tuple[ETag, ...] | None
     none_match: tuple[ETag, ...] | None
 
     @classmethod
     def of(cls, request: web.Request) -> Condition:
-        """Raises Failure for what is no list of ETags: it must not pass as no condition."""
+        """Parse the headers. Raises Failure for an invalid list of ETags, which must not count as no condition."""
         for name in ("If-Match", "If-None-Match"):
             for said in request.headers.getall(name, ()):
                 if not _CONDITION.fullmatch(said):
@@ -72,7 +72,7 @@ class Condition:
         return cls(request.if_match, request.if_none_match)
 
     def holds(self, value: bytes | None) -> bool:
-        """Whether it does for a key with this value; None: without one."""
+        """Whether the condition holds for a key with this value; None: the key does not exist."""
         if self.match is not None and not _matches(self.match, value):
             return False
         return self.none_match is None or not _matches(self.none_match, value)
@@ -88,12 +88,12 @@ def _matches(tags: Sequence[ETag], value: bytes | None) -> bool:
 
 
 def etag_of(value: bytes) -> str:
-    """The same for the same bytes only; without its quotes."""
+    """Return the ETag of a value, a hash of its bytes, without quotes."""
     return hashlib.sha256(value).hexdigest()[:32]
 
 
 class MapRoutes:
-    """Handles /map."""
+    """Answers requests for /map."""
 
     def __init__(
         self, settings: Settings, maps: Maps, streams: EventStreams, metrics: Metrics
@@ -105,7 +105,7 @@ class MapRoutes:
         self._admission = Admission(settings.requests_max, settings.message_bytes_max)
 
     def add_routes(self, routes: SidecarRoutes) -> None:
-        """What it answers."""
+        """Register the routes."""
         routes.add_get("/map/{topic:[^/]+}", self._list, OWN_POD)
         routes.add_get("/map/{topic:[^/]+}/{key:.+}", self._get, OWN_POD)
         routes.add_put("/map/{topic:[^/]+}/{key:.+}", self._put, OWN_POD)
@@ -114,7 +114,7 @@ class MapRoutes:
     # ------------------------------------------------------------ reading
 
     async def _list(self, request: web.Request) -> web.StreamResponse:
-        """A page of keys in their order, or the changes of all."""
+        """Answer with a page of keys in order, or with the events of all keys."""
         topic = self._topic(request)
         if wants_events(request):
             return await self._watch(request, topic, None)
@@ -123,7 +123,7 @@ class MapRoutes:
         with self._told("list"):
             async with self._maps.use(topic) as shared:
                 version, content = await shared.state.snapshot(latest=_flag(request, "latest"))
-        # What a snapshot holds never changes, so a large one need not hold up the loop.
+        # A snapshot never changes, so another thread can read it without blocking the event loop.
         page = await asyncio.to_thread(_page, content, after, limit, has_values)
         return web.json_response({"topic": topic, "version": version, "size": len(content), **page})
 
@@ -178,13 +178,13 @@ class MapRoutes:
     async def _change(
         self, topic: str, key: bytes, value: bytes | None, condition: Condition
     ) -> bytes | None:
-        """Set or remove a key where the condition holds; the value that it had. Raises Failure."""
+        """Set or remove a key if the condition holds, and return its previous value. Raises Failure."""
         previous: bytes | None = None
         is_met = False
 
         def changed(present: bytes | None) -> bytes | None:
-            # Where it does not hold the value stays: so it is told behind the writes in front of it,
-            # not before they are stored.
+            # If the condition does not hold, the value stays. The answer follows after the earlier writes are
+            # stored, because the condition was evaluated on their result.
             nonlocal previous, is_met
             previous, is_met = present, condition.holds(present)
             return value if is_met else present
@@ -200,7 +200,7 @@ class MapRoutes:
     async def _watch(
         self, request: web.Request, topic: str, key: bytes | None
     ) -> web.StreamResponse:
-        """Every change as an event; of one key only, if it is named."""
+        """Send every change as an event, or only those of one key."""
         initial = _flag(request, "initial")
         with _failing():
             async with self._maps.use(topic) as shared, shared.watch(initial=initial) as changes:
@@ -209,7 +209,7 @@ class MapRoutes:
     # ------------------------------------------------------------ inside
 
     def _topic(self, request: web.Request) -> str:
-        """The full name of the map's topic. Raises Failure."""
+        """Return the full name of the map's topic. Raises Failure."""
         try:
             name = TopicName.parse(request.match_info["topic"])
             led = TopicName.parse(self._settings.topic)
@@ -221,7 +221,7 @@ class MapRoutes:
 
     @contextmanager
     def _told(self, operation: str) -> Iterator[None]:
-        """Count what becomes of one request, and say it as HTTP does."""
+        """Count the result of one request, and convert its errors to failures."""
         with self._metrics.sharing(operation), _failing():
             yield
 
@@ -235,7 +235,7 @@ def _failing() -> Iterator[None]:
 
 
 def _follow(shared: Map, changes: _Changes, key: bytes | None) -> NextEvent:
-    """The changes of a map, and at last why there will be no more."""
+    """Return the source of a map's change events; the last event is the reason of the end."""
     is_over = False
 
     async def next_event() -> bytes | None:
@@ -262,7 +262,7 @@ async def _next_change(shared: Map, changes: _Changes) -> Change[bytes, bytes]:
     if trouble is None:
         return await anext(changes)
     try:
-        async with asyncio.timeout(0):  # what has come already
+        async with asyncio.timeout(0):  # changes that have arrived already
             return await anext(changes)
     except TimeoutError:
         raise trouble from None
@@ -290,13 +290,13 @@ def _limit(request: web.Request) -> int:
 
 
 def _after(request: web.Request) -> bytes:
-    """The key behind which a page begins; no text, perhaps, so it is taken from the bytes of the URL."""
+    """Return the key after which a page begins, from the bytes of the URL, because it may not be text."""
     found = parse_qs(request.rel_url.raw_query_string, encoding="latin-1").get("after", [""])
     return found[0].encode("latin-1", "replace")
 
 
 def _value(body: bytes, content_type: str) -> bytes:
-    """What is stored: JSON as the SDK writes it, anything else as it is. Raises Failure."""
+    """Return the value to store: JSON in the SDK's format, other content unchanged. Raises Failure."""
     if content_type != JSON:
         return body
     try:
@@ -306,7 +306,7 @@ def _value(body: bytes, content_type: str) -> bytes:
 
 
 def _page(content: MapContent, after: bytes, limit: int, has_values: bool) -> dict[str, Any]:
-    """The first keys behind ``after``, and where the next page begins."""
+    """Return the first keys after ``after``, and the begin of the next page."""
     behind = (key for key in content.keys() if not after or key > after)  # noqa: SIM118 - no mapping
     keys = heapq.nsmallest(limit + 1, behind)
     entries: list[dict[str, Any]] = []
@@ -332,7 +332,7 @@ def _value_view(value: bytes) -> dict[str, Any]:
 
 
 def _text(content: bytes, name: str) -> dict[str, str]:
-    """Text as it is, other bytes as base64 under another name."""
+    """Return text unchanged, and other bytes as base64 under another name."""
     try:
         return {name: content.decode()}
     except UnicodeDecodeError:

@@ -1,10 +1,10 @@
-"""The shared maps that the sidecar has open: so many at most, each for as long as it is of use.
+"""The open shared maps of a sidecar, bounded in number; the least recently used one is closed first.
 
 ::
 
-    use ──▶ opening ──▶ open, used ◀──▶ open, unused ──▶ closing: another one needs the place,
-               │                                         or it follows its log no more
-               └──▶ gone: it cannot be opened, which is told to all who waited for it
+    use ──▶ opening ──▶ open, used ◀──▶ open, unused ──▶ closing: another map needs the place,
+               │                                         or it no longer follows its log
+               └──▶ gone: it cannot be opened, and all waiting requests fail
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from onewriter.sidecar.metrics import Metrics
 from onewriter.state import SharedMap
 
 TROUBLED_SECONDS = 5.0
-"""So long a map that follows its log no more is kept before it is opened anew."""
+"""Time for which a map that no longer follows its log is kept before it is opened again."""
 
 Map = SharedMap[bytes, bytes]
 
@@ -31,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 
 class _OpenMap:
-    """One map, in a task of its own that enters and leaves it."""
+    """One map, and the task that enters and leaves it."""
 
     def __init__(self, shared: Map) -> None:
         self.shared = shared
@@ -44,13 +44,13 @@ class _OpenMap:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it should be opened anew."""
+        """Whether the map should be opened again."""
         if self.users or not self.opened.done() or self.shared.state.trouble is None:
             return False
         return asyncio.get_running_loop().time() - self.since >= TROUBLED_SECONDS
 
     def leave(self) -> None:
-        """Have it closed; what it was given to write is seen through."""
+        """Close the map after its accepted writes are complete."""
         self.is_leaving = True
         self.left.set()
         if self.task is not None and not self.opened.done():
@@ -58,10 +58,10 @@ class _OpenMap:
 
 
 class Maps:
-    """``async with`` it; ``use`` maps by the full names of their topics.
+    """Enter it with ``async with``; ``use`` maps by the full names of their topics.
 
-    ``open_map`` makes one that is not entered yet. Requests wait ``timeout_seconds`` for a map
-    that is being opened, which goes on behind them; at the end all are closed, in ``stop_seconds``.
+    ``open_map`` returns a map that is not entered yet. A request waits ``timeout_seconds`` for a map that is being
+    opened; opening continues after that. At the end all maps are closed within ``stop_seconds``.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Maps:
         self._timeout_seconds = timeout_seconds
         self._stop_seconds = stop_seconds
         self._maps: dict[str, _OpenMap] = {}
-        """In the order of their last use."""
+        """The maps, the least recently used one first."""
         self._changing = asyncio.Lock()
         self._tasks = asyncio.TaskGroup()
         self._is_closed = False
@@ -105,12 +105,12 @@ class Maps:
             _, late = await asyncio.wait(tasks, timeout=self._stop_seconds)
             for task in late:
                 task.cancel()
-        # The group would wrap what went wrong elsewhere; only its own cancellation concerns it.
+        # The task group would wrap the caller's error; pass on its own cancellation only.
         await self._tasks.__aexit__(None, None, None)
 
     @asynccontextmanager
     async def use(self, topic: str) -> AsyncIterator[Map]:
-        """The map of a topic, which stays open meanwhile. Raises Failure, and why it cannot be opened."""
+        """Yield the map of a topic and keep it open meanwhile. Raises Failure, or the error of opening it."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 entry = await self._take(topic)
@@ -136,11 +136,11 @@ class Maps:
                 entry.users += 1
         else:
             entry.users += 1
-        self._maps[topic] = self._maps.pop(topic)  # the last one used
+        self._maps[topic] = self._maps.pop(topic)  # now the most recently used one
         return entry
 
     async def _renewed(self, topic: str) -> _OpenMap:
-        """The map as it is open by now, else opened in a free place. Raises Failure."""
+        """Return the open map, or open it in a free place. Raises Failure."""
         entry = self._maps.get(topic)
         if entry is not None and not entry.is_leaving and not entry.is_spent:
             return entry
@@ -183,7 +183,7 @@ class Maps:
 
 
 def _fail(entry: _OpenMap, error: OnewriterError) -> None:
-    """Tell those who wait for it to be open; nobody need wait."""
+    """Fail the requests that wait for the map, if there are any."""
     if not entry.opened.done():
         entry.opened.set_exception(error)
         entry.opened.exception()

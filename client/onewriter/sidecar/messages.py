@@ -1,4 +1,4 @@
-"""Messages out of request bodies: one per request, NDJSON lines, or length-prefixed ones. No I/O."""
+"""Decoding of messages in request bodies: one per request, NDJSON lines, or length-prefixed. No I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NDJSON = "application/x-ndjson"
 LENGTH_PREFIXED = "application/vnd.onewriter.messages"
 
 LINE_OVERHEAD_BYTES = 64 * 1024
-"""What a line may have besides its content: key, properties, the words of JSON."""
+"""Largest size of a line besides its content: key, properties, JSON syntax."""
 
 _LENGTH = struct.Struct(">I")
 _FIELDS = frozenset({"content", "contentBase64", "json", "key", "properties", "eventTimeMs"})
@@ -25,7 +25,7 @@ _CONTENTS = ("content", "contentBase64", "json")
 
 
 def message_of_headers(content: bytes, headers: Mapping[str, str]) -> SidecarMessage:
-    """The message of a request that carries one: its content as it is, the rest in headers."""
+    """Return the message of a request with one message: the body is its content, headers are the rest."""
     properties: object = {}
     if text := headers.get("Onewriter-Properties"):
         properties = _json(text, "Onewriter-Properties")
@@ -41,7 +41,7 @@ def message_of_headers(content: bytes, headers: Mapping[str, str]) -> SidecarMes
 
 
 def message_of_line(line: bytes, content_bytes_max: int) -> SidecarMessage:
-    """The message of one NDJSON line. Raises Failure."""
+    """Decode one NDJSON line. Raises Failure."""
     fields = _json(line, "the line")
     if not isinstance(fields, dict):
         raise _bad("a line is a JSON object")
@@ -68,8 +68,8 @@ def message_of_line(line: bytes, content_bytes_max: int) -> SidecarMessage:
 async def lines(
     chunks: AsyncIterable[bytes], content_bytes_max: int
 ) -> AsyncGenerator[SidecarMessage, None]:
-    """The messages of an NDJSON body; empty lines are passed over. Raises Failure."""
-    # In base64, or with every character escaped, a content takes more room than it has.
+    """Yield the messages of an NDJSON body; empty lines are ignored. Raises Failure."""
+    # Base64 and escapes make a line longer than its content.
     length_max = content_bytes_max * 2 + LINE_OVERHEAD_BYTES
     buffer = bytearray()
     async for chunk in chunks:
@@ -91,7 +91,7 @@ async def lines(
 async def length_prefixed(
     chunks: AsyncIterable[bytes], content_bytes_max: int
 ) -> AsyncGenerator[SidecarMessage, None]:
-    """The messages of a body of [length u32 big-endian][content]... Raises Failure."""
+    """Yield the messages of a body of [length u32 big-endian][content]... Raises Failure."""
     buffer = bytearray()
     async for chunk in chunks:
         buffer += chunk
@@ -139,7 +139,7 @@ def _properties(value: object) -> Mapping[str, str]:
 
 
 def _text(text: str | None, where: str) -> str | None:
-    """Text that can be written as UTF-8: protobuf takes no other."""
+    """Return text that can be encoded as UTF-8, as protobuf requires. Raises Failure for other text."""
     if text is None:
         return None
     try:

@@ -17,22 +17,22 @@ _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 
 
 class PublishOutcome:
-    """How one publish ends; unknown until told otherwise."""
+    """The result of one publish; at first unknown."""
 
     def __init__(self) -> None:
         self.name = "unknown"
 
     def stored(self) -> None:
-        """The receipt came."""
+        """Record that the receipt has arrived."""
         self.name = "stored"
 
     def failed(self, failure: Failure) -> None:
-        """It ended with this."""
+        """Record the failure."""
         self.name = failure.error
 
 
 class Metrics:
-    """One registry per process, so that several can live in one test."""
+    """The metrics of one sidecar, in a registry of their own, so that a test can run several sidecars."""
 
     def __init__(self) -> None:
         registry = self._registry = CollectorRegistry()
@@ -87,7 +87,7 @@ class Metrics:
         self._led_epoch: int | None = None
 
     def stands(self, standing: Standing) -> None:
-        """Take note of a new standing."""
+        """Record a new standing."""
         leads = standing.phase is Phase.LEADING
         self._leading.set(leads)
         self._connected.set(standing.is_connected)
@@ -98,7 +98,7 @@ class Metrics:
             self._terms.inc()
 
     def watch_pending(self, messages: Callable[[], int], size: Callable[[], int]) -> None:
-        """Where to read what has no receipt, at each scrape."""
+        """Set the functions that return the messages and bytes without a receipt at each scrape."""
         self._pending.set_function(messages)
         self._pending_bytes.set_function(size)
 
@@ -134,5 +134,5 @@ class Metrics:
             self._map_seconds.labels(operation).observe(time.monotonic() - begun)
 
     def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

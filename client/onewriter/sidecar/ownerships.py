@@ -1,8 +1,8 @@
-"""``/own``: ownerships for an application in any language, kept by the sidecar.
+"""``/own``: ownerships that the sidecar keeps for an application in any language.
 
-An application that asks again for what the sidecar owns already is given the same generation, so a
-restarted container goes on where it was. What is lost is shown until it is asked for anew or deleted,
-and told at once to whoever follows the events.
+A repeated request for a resource that the sidecar owns returns the same generation, so a restarted container can
+continue. A lost ownership is shown until it is requested again or deleted, and readers of the events are notified
+at once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from onewriter.sidecar.routes import OWN_POD, SidecarRoutes
 from onewriter.sidecar.streams import EventStreams, event, wants_events
 
 OWNERSHIPS_MAX = 10_000
-"""What one sidecar keeps; more are refused."""
+"""Largest number of ownerships of one sidecar; further ones are refused."""
 
 CHANGES_MAX = 2 * OWNERSHIPS_MAX
-"""Ownerships whose change an event stream has not told yet; with more it is cut off."""
+"""Largest number of changes that an event stream has not sent yet; above it, the stream is closed."""
 
 POLL_SECONDS_MAX = 60.0
-"""The longest that ``?until=lost`` waits."""
+"""Longest wait of ``?until=lost``."""
 
 CHECK_SECONDS = 5.0
-"""How long ``?verified=true`` waits for the brokers' word."""
+"""Time limit of the brokers' confirmation for ``?verified=true``."""
 
 _Key = tuple[str, str]
 """Group and resource."""
@@ -42,14 +42,14 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class _Owned:
-    """An ownership, and what it was asked for together with."""
+    """An ownership, and the set of ownerships of its request."""
 
     ownership: Ownership
     owned_with: Ownerships
 
 
 class _Watcher:
-    """One event stream: whose change it has not told yet. Each is told as it is by then."""
+    """One event stream: the ownerships whose change it has not sent yet. It sends their latest state."""
 
     def __init__(self, group: str | None, resource: str | None, present: Iterable[_Key]) -> None:
         self._group = group
@@ -60,25 +60,25 @@ class _Watcher:
             self.tell(key)
 
     def tell(self, key: _Key) -> None:
-        """Something became of it."""
+        """Record that an ownership has changed."""
         if self.is_of(key):
             self.changed[key] = None
             self.news.tell()
 
     def is_of(self, key: _Key) -> bool:
-        """Whether it is one that was asked for."""
+        """Whether the stream includes this ownership."""
         return self._group in {None, key[0]} and self._resource in {None, key[1]}
 
 
 class OwnershipRoutes:
-    """Handles /own for one client, which is open while this is used; ``release`` it at the end."""
+    """Answers requests for /own with one client, which must be open. Call ``release`` at the end."""
 
     def __init__(self, client: Client, streams: EventStreams, metrics: Metrics) -> None:
         self._client = client
         self._streams = streams
         self._owned: dict[_Key, _Owned] = {}
         self._changing = asyncio.Lock()
-        """Asking twice at once would take a resource from ourselves."""
+        """Held during a request: two simultaneous requests could depose each other."""
         self._watchers: dict[_Watcher, None] = {}
         self._news = Signal()
         metrics.ownerships.set_function(
@@ -86,20 +86,20 @@ class OwnershipRoutes:
         )
 
     def add_routes(self, routes: SidecarRoutes) -> None:
-        """What it answers."""
+        """Register the routes."""
         routes.add_get("/own", self._show, OWN_POD)
         routes.add_post("/own", self._own, OWN_POD)
         routes.add_delete("/own", self._release, OWN_POD)
 
     async def release(self) -> None:
-        """Give up everything, so that the next ones need not depose anybody."""
+        """Release all resources, so that the next owners need not depose this one."""
         async with self._changing:
             await self._give_up(list(self._owned))
 
-    # ------------------------------------------------------------ owning
+    # ------------------------------------------------------------ requests
 
     async def _own(self, request: web.Request) -> web.Response:
-        """Own what is not owned yet; one answer per resource, in order."""
+        """Acquire the resources that are not owned yet; answer with one item per resource, in order."""
         body = await _body(request)
         group, identity = _text(body, "group"), _text(body, "identity")
         wanted = _resources(body)
@@ -129,14 +129,14 @@ class OwnershipRoutes:
             each.lost.call(partial(self._ended, key))
 
     def _serves(self, key: _Key, generation: int) -> bool:
-        """Whether it is owned already, as high as is asked for."""
+        """Whether the resource is owned already, with at least the requested generation."""
         present = self._owned.get(key)
         if present is None or not present.ownership.is_owned:
             return False
         return 0 < generation <= present.ownership.generation
 
     async def _release(self, request: web.Request) -> web.Response:
-        """Give resources up, and forget them."""
+        """Release resources, and forget them."""
         body = await _body(request)
         group = _text(body, "group")
         named = [(group, name) for name, _ in _resources(body)]
@@ -158,7 +158,7 @@ class OwnershipRoutes:
     # ------------------------------------------------------------ showing
 
     async def _show(self, request: web.Request) -> web.StreamResponse:
-        """All, or those of ``group`` and ``resource``; ``until=lost`` waits for one to be over."""
+        """Answer with all ownerships, or those of ``group`` and ``resource``; ``until=lost`` waits for a loss."""
         query = request.query
         watcher = _Watcher(query.get("group"), query.get("resource"), ())
         if wants_events(request):
@@ -183,10 +183,10 @@ class OwnershipRoutes:
             async with asyncio.timeout(limit):
                 await self._news.until(lambda: any(not each.ownership.is_owned for each in shown))
         except TimeoutError:
-            return  # it is answered as it is
+            return  # the answer is the current state
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """The present first, then whatever is owned, lost or released, at once."""
+        """Send the current ownerships, then every change at once."""
         query = request.query
         watcher = _Watcher(query.get("group"), query.get("resource"), self._owned)
         self._watchers[watcher] = None
@@ -194,7 +194,7 @@ class OwnershipRoutes:
         async def next_event() -> bytes | None:
             await watcher.news.until(lambda: bool(watcher.changed))
             if len(watcher.changed) > CHANGES_MAX:
-                return None  # it is too slow, and begins anew with the present
+                return None  # the reader is too slow; its next stream begins with the current state
             key = next(iter(watcher.changed))
             del watcher.changed[key]
             return event("ownership", self._view(key))
@@ -205,7 +205,7 @@ class OwnershipRoutes:
             del self._watchers[watcher]
 
     def _tell(self, key: _Key) -> None:
-        """Whoever waits looks again."""
+        """Wake the waiting requests and streams."""
         self._news.tell()
         for watcher in self._watchers:
             if len(watcher.changed) <= CHANGES_MAX:
@@ -222,7 +222,7 @@ class OwnershipRoutes:
 
 
 async def _verify(shown: list[_Owned]) -> bool:
-    """Whether the brokers have just said of each that it is ours, or that it is over."""
+    """Let the brokers confirm each ownership or its loss; return whether they answered for all."""
     by_set: dict[int, tuple[Ownerships, list[Ownership]]] = {}
     for each in shown:
         _, these = by_set.setdefault(id(each.owned_with), (each.owned_with, []))
@@ -257,7 +257,7 @@ def _view(ownership: Ownership) -> dict[str, Any]:
 
 
 def _forgotten(key: _Key) -> dict[str, Any]:
-    """What was released."""
+    """Return the view of a released resource."""
     return {
         "resource": key[1],
         "group": key[0],
@@ -287,7 +287,7 @@ def _text(body: dict[str, Any], name: str) -> str:
 
 
 def _resources(body: dict[str, Any]) -> list[tuple[str, int]]:
-    """Names, or ``{"name", "generation"}``. Raises Failure."""
+    """Parse the resources: names, or ``{"name", "generation"}``. Raises Failure."""
     given = body.get("resources")
     if not isinstance(given, list) or not given:
         raise Failure(400, "bad-request", "resources is a list of at least one")

@@ -1,4 +1,4 @@
-"""``POST /publish``: one message, or a stream of them that is answered as it goes."""
+"""``POST /publish``: one message, or a stream of messages with a stream of answers."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ KEY_HEADER = "Idempotency-Key"
 
 STREAM_WINDOW_MAX = 256
 STREAM_BYTES_MAX = 8 * 1024 * 1024
-"""Messages, and their bytes, of one stream that have no answer yet; beyond it is not read."""
+"""Largest number and size of a stream's messages without an answer; above it, the stream is not read."""
 
 GUARD_QUERY = "guard"
-"""Names a topic to publish to instead, under the guard of the one that is led."""
+"""The query that names another topic to publish to, under the guard of the led topic."""
 
 WRITE_SECONDS = 30.0
-"""A client that does not read its answers for so long is cut off."""
+"""A client that does not read its answers for this time is disconnected."""
 
 log = structlog.get_logger(__name__)
 
 _Publish = tuple[int, "asyncio.Task[MessageId | Failure]"]
-"""A message's bytes, and what becomes of it."""
+"""The size of a message in bytes, and its result."""
 
 _FRAMINGS = {NDJSON: lines, LENGTH_PREFIXED: length_prefixed}
 
 
 def is_publish_stream(request: web.Request) -> bool:
-    """Whether the body is a stream of messages, without an end that could be late."""
+    """Whether the body is a stream of messages, which has no time limit."""
     return request.path == "/publish" and request.content_type in _FRAMINGS
 
 
 class PublishRoutes:
-    """Handles /publish; bounded in requests, streams and bytes."""
+    """Answers requests for /publish, bounded in requests, streams and bytes."""
 
     def __init__(self, candidate: Candidate) -> None:
         self._candidate = candidate
@@ -99,7 +99,7 @@ class PublishRoutes:
         if self._streams >= settings.streams_max:
             raise _busy(f"{settings.streams_max} streams are open")
         session = request.headers.get(SESSION_HEADER)
-        self._candidate.term_of(session)  # a wrong one gets its 409 as a status, not as a line
+        self._candidate.term_of(session)  # an invalid session gets status 409, not an error line
         self._streams += 1
         try:
             return await self._answer_stream(request, session or "")
@@ -121,7 +121,7 @@ class PublishRoutes:
                         await response.write(some)
                 reading.cancel()
             if stream.has_failed:
-                response.force_close()  # the rest of the body is not read
+                response.force_close()  # the rest of the body stays unread
             await response.write_eof()
         except* (ConnectionError, TimeoutError):
             log.info("stream.cut_off", reason="its client does not read the answers")
@@ -130,7 +130,7 @@ class PublishRoutes:
 
 
 class _Stream:
-    """Messages in, publishes in their order, answers out in the same order."""
+    """One stream: it publishes the messages in order, and returns the answers in the same order."""
 
     def __init__(self, candidate: Candidate, session: str, guarded: str | None) -> None:
         self.has_failed = False
@@ -146,7 +146,7 @@ class _Stream:
     async def read(
         self, messages: AsyncGenerator[SidecarMessage, None], tasks: asyncio.TaskGroup
     ) -> None:
-        """Publish all of them; stops at the first one that makes no sense, or that failed."""
+        """Publish all messages; stop at the first invalid or failed one."""
         try:
             async with aclosing(messages):
                 async for message in messages:
@@ -165,7 +165,7 @@ class _Stream:
         return not self._bytes or self._bytes + size <= STREAM_BYTES_MAX
 
     async def answers(self) -> AsyncGenerator[bytes, None]:
-        """One line per message and one at the end, several together where they came together."""
+        """Yield one line per message and one at the end; lines that are ready together are joined."""
         answers: list[dict[str, Any]] = []
         while (item := await self._under_way.get()) is not None:
             answers.append(await self._answer(item))
@@ -201,7 +201,7 @@ class _Stream:
 
 
 def answer_of(message_id: MessageId, session: str) -> dict[str, Any]:
-    """What the publisher of a stored message is told."""
+    """Return the answer for a stored message."""
     return {
         "messageId": str(message_id),
         "ledger": message_id.ledger,

@@ -1,7 +1,7 @@
-"""Who may call the sidecar: it proves no identity, so where it listens decides.
+"""Access to the sidecar: callers prove no identity, so the listening address decides.
 
-The API listens on the pod's loopback address and a unix socket in a volume of the pod, and refuses pages
-in browsers (``onewriter_http.browsers``). Probes and metrics have a port that the kubelet reaches.
+The API listens on the pod's loopback address and on a unix socket in a volume of the pod, and rejects pages in
+browsers (``onewriter_http.browsers``). Probes and metrics have a port that the kubelet can reach.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from onewriter_http.routes import Callers, For, Routes
 
 SidecarRoutes = Routes[For]
 AddRoutes = Callable[[SidecarRoutes], None]
-"""Registers what a part of the sidecar answers."""
+"""Registers the routes of a part of the sidecar."""
 
 OWN_POD: Final = For(
     Callers.POD, "it acts with the ServiceAccount of its pod, whose token every container may read"

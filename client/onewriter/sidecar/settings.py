@@ -1,7 +1,6 @@
-"""Every limit and choice of the sidecar: name, unit, default.
+"""The settings of the sidecar, with their units and defaults.
 
-Values come from, in this order: the command line, ``ONEWRITER_SIDECAR_*`` environment variables,
-these defaults.
+Precedence: the command line, ``ONEWRITER_SIDECAR_*`` environment variables, these defaults.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ PRIORITY_MAX = 2**31 - 1
 
 
 class Endpoint(BaseSettings):
-    """Where the sidecar's API is; all that its own small commands need to know."""
+    """The address of the sidecar's API, which is all that ``release`` and ``status`` need."""
 
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="ignore")
 
@@ -32,7 +31,7 @@ class Endpoint(BaseSettings):
     @field_validator("host")
     @classmethod
     def _is_loopback(cls, host: str) -> str:
-        # The API has no credentials of its own: whoever reaches it may publish.
+        # The API has no credentials: every process that reaches it may publish.
         if host != "localhost" and not _is_loopback_address(host):
             raise ValueError(
                 f"{host} is not a loopback address; use health_port for probes and metrics"
@@ -45,7 +44,7 @@ class Settings(Endpoint):
 
     model_config = SettingsConfigDict(env_prefix=ENVIRONMENT_PREFIX, frozen=True, extra="forbid")
 
-    # What it holds, and as whom
+    # Topic and identity
     service_url: str = Field("pulsar://127.0.0.1:6650", description="the brokers")
     topic: str = Field(min_length=1, description="the topic to lead")
     identity: str = Field(
@@ -62,26 +61,26 @@ class Settings(Endpoint):
         False, description="publish who leads at each takeover even without resume info"
     )
 
-    # How it proves itself
+    # Credentials
     token_file: Path | None = Field(None, description="read again for each use")
     tls_ca_file: Path | None = Field(None, description="authorities; none: the system's")
     tls_certificate_file: Path | None = Field(None, description="our own, if brokers ask for one")
     tls_key_file: Path | None = Field(None, description="the key of that certificate")
 
-    # Where it listens besides
+    # Further addresses
     health_host: str = Field("0.0.0.0", description="address of probes and metrics alone")
     health_port: int = Field(0, ge=0, le=65535, description="their port; 0: only on the API")
     ready_when: Literal["standing-by", "leading"] = Field(
         "standing-by", description="when /readyz is 200: in line or leading, or only leading"
     )
 
-    # How long
+    # Time limits
     publish_timeout_seconds: float = Field(
         10.0, gt=0, description="one message, from the request to its receipt"
     )
     stop_seconds: float = Field(10.0, gt=0, description="release at a stop; then it just goes")
 
-    # How much
+    # Sizes and numbers
     message_bytes_max: int = Field(5 * 1024 * 1024, gt=0, description="one message's content")
     resume_info_bytes_max: int = Field(64 * 1024, gt=0, description="what PUT /resume-info takes")
     requests_max: int = Field(256, gt=0, description="publish requests worked on at once")
@@ -99,7 +98,7 @@ class Settings(Endpoint):
 
     @property
     def name(self) -> str:
-        """The producer's name: the given one, else one that no other process has."""
+        """The producer's name: the configured one, else a unique one."""
         return self.producer_name or f"{self.identity}-{_NONCE}"
 
 

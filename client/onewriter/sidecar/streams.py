@@ -1,4 +1,4 @@
-"""Server-sent events: the streams of all paths together are bounded, ping, and end with the sidecar."""
+"""Server-sent events: streams with pings, bounded in number over all paths, that end with the sidecar."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from onewriter.sidecar.errors import Failure
 from onewriter.sidecar.metrics import Metrics
 
 PING_SECONDS = 5.0
-"""Between two comments of an event stream that has nothing to tell."""
+"""Interval of comments on an event stream without events."""
 
 WRITE_SECONDS = 10.0
-"""Who does not read for so long is cut off."""
+"""A client that does not read for this time is disconnected."""
 
 RETRY_MILLISECONDS = 500
-"""After which a browser's EventSource comes again."""
+"""Delay after which an EventSource reconnects."""
 
 NextEvent = Callable[[], Awaitable[bytes | None]]
-"""Waits for the next event; None ends the stream. It is cancelled and called again at each ping."""
+"""Returns the next event; None ends the stream. The call is cancelled and repeated at each ping."""
 
 
 def wants_events(request: web.Request) -> bool:
@@ -31,13 +31,13 @@ def wants_events(request: web.Request) -> bool:
 
 
 def event(name: str, data: Any, *, number: int | None = None) -> bytes:
-    """One event as it is sent; ``number`` becomes its id."""
+    """Encode one event; ``number`` is its id."""
     head = "" if number is None else f"id: {number}\n"
     return f"{head}event: {name}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 class EventStreams:
-    """The streams that are open now. ``stop`` ends them, each after what it has to tell already."""
+    """The open streams. ``stop`` ends them, each after the events that are ready."""
 
     def __init__(self, streams_max: int, metrics: Metrics) -> None:
         self._streams_max = streams_max
@@ -46,7 +46,7 @@ class EventStreams:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """No stream waits for anything any more."""
+        """End all streams; none waits for further events."""
         self._is_stopping = True
         now = asyncio.get_running_loop().time()
         for wait in self._waits.values():
@@ -54,7 +54,7 @@ class EventStreams:
                 wait.reschedule(now)
 
     async def serve(self, request: web.Request, next_event: NextEvent) -> web.StreamResponse:
-        """Answer a request with events until there are no more. Raises Failure: too many streams."""
+        """Answer a request with events until there are no more. Raises Failure for too many streams."""
         if len(self._waits) >= self._streams_max:
             raise Failure(429, "too-many", f"{self._streams_max} streams are open")
         stream = object()
@@ -69,14 +69,14 @@ class EventStreams:
             while (told := await self._next(stream, next_event)) is not None:
                 await _write(response, told)
         except (ConnectionError, TimeoutError):
-            response.force_close()  # its reader has gone, or does not read
+            response.force_close()  # the client has disconnected, or does not read
         finally:
             del self._waits[stream]
             self._metrics.event_streams.set(len(self._waits))
         return response
 
     async def _next(self, stream: object, next_event: NextEvent) -> bytes | None:
-        """The next event or, when there is none for long, a comment."""
+        """Return the next event or, after ``PING_SECONDS`` without one, a comment."""
         try:
             async with asyncio.timeout(0 if self._is_stopping else PING_SECONDS) as wait:
                 self._waits[stream] = wait

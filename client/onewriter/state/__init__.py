@@ -1,8 +1,8 @@
 """Shared state on a topic (PIP-137): ``SharedState`` and ``SharedMap``.
 
-fold.py is the heart: what an entry of the log means. replica.py follows the log, writing.py and
-writer.py append to it, checkpoints.py bounds how long it takes to read it. topic_log.py is the log
-on a topic, memory.py the one for tests.
+fold.py is the core: it defines the effect of an entry of the log. replica.py follows the log, pending_writes.py and
+writer.py append to it, checkpoints.py bounds the time to read it. topic_log.py is the log on a topic, memory.py the
+log in memory for tests.
 """
 
 from onewriter.state.checkpoints import Checkpoints, CheckpointStore, Snapshots

@@ -1,12 +1,12 @@
-"""Checkpoints: a state written down, so that opening it takes as long as the log behind it.
+"""Checkpoints: stored states, so that opening a state takes only as long as reading the log after the checkpoint.
 
-A checkpoint of position p is the fold of the log up to p. It stands in a companion topic, as chunks
-and one closing entry with their number, their hash, and what the fold needs to go on. Only one that
-is there whole counts, and only if the log goes on from it: the next entry names the version in
-front of it. So a checkpoint can be useless, but not wrong: who wrote it, and when, does not matter.
+A checkpoint of position p is the fold of the log up to p. It is stored in a companion topic, as chunks and one
+closing entry with their number, their hash and the fold's base. A checkpoint counts only if it is complete and the
+log continues from it: the next entry names the version before itself. So a checkpoint can be useless, but not wrong;
+its writer and its age do not matter.
 
-The log's retention is held back by a durable subscription (``KeepBehind``): it stands at the
-newest checkpoint that was read back whole, and the broker keeps everything behind it.
+A durable subscription holds back the log's retention (``KeepBehind``). Its position is the latest checkpoint that
+was read back completely, and the broker keeps everything after it.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from onewriter_core.ids import Position
 CHUNKS_IN_FLIGHT_MAX = 4
 
 READ_TIMEOUT_SECONDS = 30.0
-"""For reading checkpoints; without one the log is read from what is kept of its beginning."""
+"""Time limit for reading checkpoints; without a checkpoint the log is read from its first stored entry."""
 
 LOOK_SECONDS = 1.0
-"""How often it is looked whether a checkpoint is due."""
+"""Interval at which a state checks whether a checkpoint is due."""
 
 ID_BYTES = 16
 
 _MAGIC = b"OWC1"
 _HEADER = struct.Struct(f"<4s{ID_BYTES}sIqq")
 _CLOSING = 0xFFFFFFFF
-"""The number of the closing entry, in place of a chunk's."""
+"""The closing entry's number, in the field of a chunk's number."""
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -54,39 +54,39 @@ log = logging.getLogger("onewriter")
 
 
 class Snapshots(Protocol[S]):
-    """Turns states into bytes and back."""
+    """Converts states to bytes and back."""
 
     def dump(self, state: S) -> Iterator[bytes]:
-        """The state in parts of about ``CHUNK_BYTES``; runs in a thread of its own."""
+        """Yield the state in parts of about ``CHUNK_BYTES``. Runs in a separate thread."""
         ...
 
     def load(self, chunks: Iterable[bytes]) -> S:
-        """The same state again; runs in a thread. What it raises says that the checkpoint is no good."""
+        """Return the state. Runs in a separate thread. An exception makes the checkpoint invalid."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoints:
-    """When checkpoints are written: by whoever may write the log, if all bounds are passed.
+    """Conditions for writing checkpoints. The log's current writer writes one when all are met.
 
-    The log behind the last one must also be as large as that one was: so all checkpoints together
-    are about as large as the log.
+    The log since the last checkpoint must also be at least as large as that checkpoint, so that all checkpoints
+    together are about as large as the log.
 
-    ``is_enabled=False``: they are neither read nor written, nor is retention held back for them;
-    ``is_written=False``: they are only read.
+    With ``is_enabled=False`` checkpoints are neither read nor written, and do not hold back retention. With
+    ``is_written=False`` they are only read.
     """
 
     is_enabled: bool = True
     is_written: bool = True
     writes: int = 50_000
-    """Writes since the last one."""
+    """Smallest number of writes since the last checkpoint."""
     seconds_min: float = 10.0
-    """So much time between two."""
+    """Smallest time between two checkpoints, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The closing entry of a checkpoint: what makes its chunks count."""
+    """The closing entry of a checkpoint, without which its chunks do not count."""
 
     chunks: int
     sha256: str
@@ -95,7 +95,7 @@ class Closing:
     writers: tuple[tuple[bytes, int], ...]
 
     def encode(self) -> bytes:
-        """As the body of an entry."""
+        """Return the body of the entry."""
         return json.dumps(
             {
                 "chunks": self.chunks,
@@ -108,7 +108,7 @@ class Closing:
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """The other way round. Raises ValueError."""
+        """Decode it. Raises ValueError."""
         try:
             read = json.loads(body)
             writers = tuple((bytes.fromhex(writer), int(last)) for writer, last in read["writers"])
@@ -122,7 +122,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One entry of the companion topic. ``first`` is where its checkpoint's first chunk stands."""
+    """One entry of the companion topic. ``first`` is the position of its checkpoint's first chunk."""
 
     checkpoint: bytes
     number: int
@@ -131,17 +131,17 @@ class Part:
 
     @property
     def is_closing(self) -> bool:
-        """Whether it is the last of its checkpoint."""
+        """Whether it is the closing entry of its checkpoint."""
         return self.number == _CLOSING
 
     def encode(self) -> LogMessage:
-        """As a message."""
+        """Return the message."""
         header = _HEADER.pack(_MAGIC, self.checkpoint, self.number, *self.first)
         return LogMessage(header + self.body)
 
     @classmethod
     def decode(cls, entry: LogEntry) -> Self:
-        """The other way round. Raises ValueError."""
+        """Decode it. Raises ValueError."""
         content = entry.messages[0].content
         if len(content) < _HEADER.size or content[:4] != _MAGIC:
             raise ValueError("not a checkpoint's")
@@ -154,7 +154,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A checkpoint that is there whole. ``first`` is where it begins in the companion topic."""
+    """A complete checkpoint. ``first`` is its first position in the companion topic."""
 
     closing: Closing
     chunks: tuple[bytes, ...]
@@ -162,16 +162,16 @@ class Stored:
 
 
 class Collector:
-    """Puts parts together as they come, and keeps the newest checkpoint that is whole."""
+    """Assembles parts in the order of the topic, and keeps the latest complete checkpoint."""
 
     def __init__(self) -> None:
         self._chunks: dict[bytes, list[bytes]] = {}
         self.newest: Stored | None = None
         self.before: Stored | None = None
-        """The one before that."""
+        """The complete checkpoint before the latest one."""
 
     def take(self, entry: LogEntry) -> None:
-        """The next entry of the companion topic; what makes no sense is said and left out."""
+        """Add the next entry of the companion topic. Invalid entries are logged and skipped."""
         try:
             part = Part.decode(entry)
             if part.is_closing:
@@ -194,20 +194,20 @@ class Collector:
 
 
 class KeepBehind(Protocol):
-    """Holds a log's retention back; both methods raise Unavailable or Refused."""
+    """Holds back a log's retention. Both methods raise Unavailable or Refused."""
 
     async def begin(self) -> None:
-        """From now on nothing is cut, unless ``advance`` allows it."""
+        """Keep all entries from now on, until ``advance`` allows their removal."""
         ...
 
     async def advance(self, position: Position) -> None:
-        """Everything up to this position may be cut."""
+        """Allow the removal of all entries up to this position."""
         ...
 
 
 @dataclass(slots=True)
 class CheckpointStore:
-    """Where checkpoints are kept, and what holds back the retention of both logs."""
+    """The companion log of checkpoints, and the retention holds of both logs."""
 
     companion: Log
     keep_log: KeepBehind | None = None
@@ -215,7 +215,7 @@ class CheckpointStore:
 
     @classmethod
     def beside(cls, client: Client, topic: str) -> Self:
-        """The companion of a topic: ``{<topic>}-checkpoints``, in the same bucket."""
+        """Return the store in the companion topic ``{<topic>}-checkpoints``, which is in the same bucket."""
         source, companion = (
             TopicLog(client, topic),
             TopicLog(client, companion_of(topic), creates=False),
@@ -224,19 +224,19 @@ class CheckpointStore:
 
     @classmethod
     def in_memory(cls) -> Self:
-        """For tests, beside a MemoryLog."""
+        """Return a store in memory, for tests with a MemoryLog."""
         return cls(MemoryLog("memory-checkpoints"))
 
     async def begin(self) -> None:
-        """Hold retention back, from the very beginning."""
+        """Hold back retention from the beginning of both logs."""
         for keep in (self.keep_log, self.keep_companion):
             if keep is not None:
                 await keep.begin()
 
     async def newest(self) -> Collector:
-        """The newest checkpoint that is whole. Raises Unavailable, Refused.
+        """Return the latest complete checkpoint. Raises Unavailable, Refused.
 
-        Looks at the last entry first; only if it does not close a good one is everything read.
+        It reads the last entry first, and the whole topic only if that entry closes no valid checkpoint.
         """
         collector = Collector()
         end = await self.companion.end()
@@ -261,7 +261,7 @@ class CheckpointStore:
         raise Unavailable(f"no entry at {position}")
 
     async def _collect(self, into: Collector, after: Position | None, end: Position) -> None:
-        """Everything up to ``end``; an entry that is damaged is said and left out."""
+        """Read everything up to ``end``. Damaged entries are logged and skipped."""
         reached = after
         while reached is None or reached < end:
             try:
@@ -276,7 +276,7 @@ class CheckpointStore:
                 reached = error.position
 
     async def append(self, chunks: Iterator[bytes], base: Base[Any]) -> None:
-        """Write one checkpoint. Raises Unavailable, Refused, Fenced: it does not count then."""
+        """Write one checkpoint. Raises Unavailable, Refused, Fenced; the checkpoint then does not count."""
         checkpoint = secrets.token_bytes(ID_BYTES)
         grant = await self.companion.acquire(lambda: None)
         try:
@@ -301,7 +301,7 @@ class CheckpointStore:
 
 
 class Checkpointer(Generic[S]):
-    """Writes checkpoints when they are due, and reads the newest."""
+    """Writes checkpoints when they are due, and reads the latest one."""
 
     def __init__(
         self,
@@ -317,22 +317,22 @@ class Checkpointer(Generic[S]):
         self._policy = policy
         self._is_holder = is_holder
         self._last_version = 0
-        """Of the newest checkpoint that is known."""
+        """Version of the latest known checkpoint."""
         self._bytes = 0
-        """Of its chunks."""
+        """Size of its chunks."""
         self._folded_bytes = 0
-        """Of the fold when it was written."""
+        """Size of the folded log at the time of that checkpoint."""
         self._turn = asyncio.Lock()
         self._has_begun = False
 
     async def begin(self) -> None:
-        """Hold retention back, before anything is written. Raises Unavailable, Refused."""
+        """Hold back retention, before the first write. Raises Unavailable, Refused."""
         if not self._has_begun:
             await self._store.begin()
             self._has_begun = True
 
     async def recover(self) -> Base[S] | None:
-        """Where the fold may begin; None: no checkpoint is good. Raises Unavailable, Refused."""
+        """Return the base of the latest valid checkpoint; None if there is none. Raises Unavailable, Refused."""
         try:
             async with asyncio.timeout(READ_TIMEOUT_SECONDS):
                 collector = await self._store.newest()
@@ -372,11 +372,11 @@ class Checkpointer(Generic[S]):
     def _loaded(self, chunks: tuple[bytes, ...]) -> S:
         try:
             return self._snapshots.load(chunks)
-        except StopIteration as error:  # no future takes one
+        except StopIteration as error:  # a future cannot carry a StopIteration
             raise ValueError("it ends too early") from error
 
     async def run(self, replica: Replica[S, Any]) -> None:
-        """Write one whenever it is due and this instance may write the log."""
+        """Write a checkpoint whenever one is due and this instance is the log's writer."""
         loop = asyncio.get_running_loop()
         written_at = loop.time()
         while True:
@@ -390,13 +390,13 @@ class Checkpointer(Generic[S]):
                 await self.write(replica.fold.base())
             except OnewriterError as error:
                 log.warning("%s: no checkpoint: %s", self._source.name, error)
-            except Exception:  # what ``dump`` raises must not end the state
+            except Exception:  # an error of ``dump`` must not end the state
                 log.exception("%s: no checkpoint", self._source.name)
 
     def _is_due(self, replica: Replica[S, Any]) -> bool:
-        """Whether enough has come since the last one."""
+        """Whether the conditions for a checkpoint are met."""
         fold = replica.fold
-        self._folded_bytes = min(self._folded_bytes, fold.bytes)  # another fold begins at 0
+        self._folded_bytes = min(self._folded_bytes, fold.bytes)  # a new fold counts from 0
         return (
             self._policy.is_written
             and replica.is_complete
@@ -405,9 +405,9 @@ class Checkpointer(Generic[S]):
         )
 
     async def write(self, base: Base[S]) -> None:
-        """Write a checkpoint, read it back, and let the log be cut up to the one before.
+        """Write a checkpoint, read it back, and release the log up to the previous checkpoint.
 
-        Raises Unavailable, Refused; then nothing is cut.
+        Raises Unavailable, Refused; nothing is released then.
         """
         async with self._turn:
             await self._store.append(self._snapshots.dump(base.state), base)
@@ -417,7 +417,7 @@ class Checkpointer(Generic[S]):
             self._last_version = newest.closing.version
             self._bytes = sum(map(len, newest.chunks))
             if self._store.keep_log is not None:
-                # The last entry that it covers stays: it shows that the log reaches so far.
+                # Keep the last covered entry: it shows that the log reaches this position.
                 await self._store.keep_log.advance(newest.closing.position.previous)
             if self._store.keep_companion is not None:
                 await self._store.keep_companion.advance(newest.first.previous)

@@ -1,12 +1,11 @@
-"""What stands in an entry of the log: the operations of some writes, and where they belong.
+"""The content of an entry: the operations of some writes, and their stamp.
 
-An entry's **stamp** places it: which grant of which writer (``writer``), the how-manieth entry of
-that grant (``sequence``), and the state's version in front of it (``base_version``). It is what
-tells a resend from a new entry, a hole in a refused pipeline from a log that was cut, and a write
-that is in the log from one that is not.
+An entry's **stamp** contains the writer's grant (``writer``), the number of the entry in that grant
+(``sequence``), and the state's version before the entry (``base_version``). It distinguishes a resend from a new
+entry, a hole after a refused entry from a trimmed log, and a write that is in the log from one that is not.
 
-Two framings: ``CompactFraming`` puts everything into one message; ``MessageFraming`` gives each
-operation a message of its own and the stamp into properties, as PIP-137's sample has it.
+There are two framings. ``CompactFraming`` packs an entry into one message. ``MessageFraming`` packs each operation
+into a message of its own and the stamp into properties, as PIP-137's sample does.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from onewriter.state.log import LogMessage
 from onewriter_core.property_names import STAMP_PROPERTY
 
 WRITER_BYTES = 8
-"""The length of what names a writer's grant: random, so that no two are the same."""
+"""Length of the random name of a writer's grant."""
 
 _MAGIC = b"OWS1"
 _HEADER = struct.Struct(f"<4s{WRITER_BYTES}sQQII")
@@ -30,7 +29,7 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Where an entry belongs; see the module."""
+    """The origin and order of an entry; see the module."""
 
     writer: bytes
     sequence: int
@@ -39,19 +38,19 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """An entry's content. ``stamp`` is None for entries of others, who do not know of stamps."""
+    """An entry's content. ``stamp`` is None for entries of other programs, which write no stamps."""
 
     stamp: Stamp | None
     writes: tuple[tuple[bytes, ...], ...]
-    """The serialised operations of each write, in order."""
+    """The serialized operations of each write, in order."""
 
 
 class Framing(Protocol):
-    """How envelopes become messages."""
+    """Converts envelopes to messages and back."""
 
     @property
     def writes_max(self) -> int | None:
-        """How many writes one entry may hold; None: as many as fit."""
+        """Largest number of writes in one entry; None: as many as fit."""
         ...
 
     @property
@@ -61,25 +60,28 @@ class Framing(Protocol):
 
     @property
     def operations_max(self) -> int:
-        """How many operations one write may have."""
+        """Largest number of operations of one write."""
         ...
 
     @property
     def operation_bytes(self) -> int:
-        """What an operation takes in an entry beside its own bytes, at most."""
+        """Largest overhead of an operation in an entry, in bytes."""
         ...
 
     def pack(self, envelope: Envelope) -> tuple[LogMessage, ...]:
-        """The messages of one entry; none: such an envelope cannot be written."""
+        """Return the messages of one entry; none if the framing has no messages for such an envelope.
+
+        Raises ValueError for an envelope that cannot be written.
+        """
         ...
 
     def unpack(self, messages: Sequence[LogMessage]) -> Envelope:
-        """The other way round. Raises ValueError for what nobody wrote like this."""
+        """Return the envelope of an entry. Raises ValueError for messages that ``pack`` does not produce."""
         ...
 
 
 class CompactFraming:
-    """All in one message: a header, the lengths, the operations' bytes."""
+    """One message per entry: a header, the lengths, the operations' bytes."""
 
     writes_max = None
     is_batched = False
@@ -125,17 +127,17 @@ class CompactFraming:
 
 
 class MessageFraming:
-    """A message per operation, one write per entry, the stamp in a property of each message.
+    """One message per operation, one write per entry, and the stamp in a property of each message.
 
-    Entries of others are taken as one write each, without a stamp: a log that was cut in front of
-    such an entry is not noticed at that entry.
+    An entry of another program counts as one write without a stamp. Entries that are missing before such an
+    entry are not detected at that entry.
     """
 
     writes_max = 1
     is_batched = True
     operations_max = 10_000
     operation_bytes = 160
-    """The stamp, and the metadata of a message in a batch."""
+    """Size of the stamp and of the metadata of a message in a batch."""
 
     def pack(self, envelope: Envelope) -> tuple[LogMessage, ...]:
         stamp = envelope.stamp

@@ -1,14 +1,14 @@
-"""What shared state may have to tell, beside the SDK's own errors; each says what is certain.
+"""The errors of shared state, in addition to the SDK's. Each error states what is certain.
 
 ::
 
     OnewriterError
-    ├── StateError             the state itself: asking again does not help
-    │   ├── StateGap           the log was cut and no checkpoint covers what is missing
-    │   └── UnreadableEntry    one entry does not deserialise or apply; ``position`` says which
-    ├── VersionConflict        the state moved on: nothing was written
-    ├── WatchOverflow          this watcher was too slow: list again and watch anew
-    └── WrongType              a key or value that the serialiser does not take: nothing was written
+    ├── StateError             the state cannot be computed: a retry does not help
+    │   ├── StateGap           entries were trimmed, and no checkpoint covers them
+    │   └── UnreadableEntry    an entry cannot be deserialized or applied; see ``position``
+    ├── VersionConflict        the state has another version: nothing was written
+    ├── WatchOverflow          this watcher was too slow: list again and start another watch
+    └── WrongType              the serializer does not accept a key or value: nothing was written
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onewriter_core.ids import Position
 
 
 class StateError(OnewriterError):
-    """The shared state cannot go on; ``position`` is where in its log."""
+    """The shared state cannot continue; ``position`` is the position in its log."""
 
     def __init__(self, message: str, *, position: Position) -> None:
         super().__init__(message)
@@ -26,22 +26,22 @@ class StateError(OnewriterError):
 
 
 class StateGap(StateError):
-    """Entries are missing in front of ``position`` and no checkpoint covers them.
+    """Entries before ``position`` are missing, and no checkpoint covers them.
 
-    No state is given out at all: it would lack what the missing entries did.
+    No state can be read, because it would lack the effects of the missing entries.
     """
 
 
 class UnreadableEntry(StateError):
-    """The entry at ``position`` does not deserialise, or the applier raised on it.
+    """The entry at ``position`` cannot be deserialized, or the applier raised an exception for it.
 
-    The state stays readable up to the entry before (``read`` without ``latest``); nothing is
-    written any more by this instance.
+    The state before this entry stays readable (``read`` without ``latest``). This instance writes nothing any
+    more.
     """
 
 
 class VersionConflict(OnewriterError):
-    """The state was no longer of the version that the write expected: nothing was written."""
+    """The state no longer had the version that the write expected: nothing was written."""
 
     def __init__(self, expected: int, actual: int) -> None:
         super().__init__(f"the state is of version {actual}, not {expected}: nothing was written")
@@ -50,8 +50,8 @@ class VersionConflict(OnewriterError):
 
 
 class WatchOverflow(OnewriterError):
-    """The watcher took its changes too slowly and lost some: watch anew, from what there is now."""
+    """The watcher was too slow and lost changes: start another watch from the current state."""
 
 
 class WrongType(OnewriterError, TypeError):
-    """A key or a value is of a type that its serialiser does not take: nothing was written."""
+    """The serializer does not accept the type of a key or a value: nothing was written."""

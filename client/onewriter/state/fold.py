@@ -1,22 +1,22 @@
-"""The heart of shared state: what one entry of the log makes of it. No I/O.
+"""The core of shared state: the effect of one entry of the log. No I/O.
 
-The state at a position is the fold of the log up to it, and nothing else ever changes it: a write
-is applied when its entry comes out of the log, not when it is acknowledged. ``Fold.take`` looks at
-an entry's position and stamp and finds exactly one verdict:
+The state at a position is the fold of the log up to it, and nothing else changes it: a write is applied when its
+entry is read from the log, not when it is acknowledged. ``Fold.take`` compares an entry's position and stamp with
+the fold, and returns exactly one verdict:
 
 =========  ==============================================================================
-APPLIED    it is the next one: its writes are applied, all or none, and the version rises
-KNOWN      its position was folded already, or it is a resend of an entry that was
-VOID       it was decided on a state that was not there: an entry of the same grant in front of
-           it was refused, or another came before it. Nobody applies it
-GAP        entries are missing before it (``GapFound``)
+APPLIED    the entry is the next one: its writes are applied, all or none, and the version increases
+KNOWN      its position was folded already, or it is a resend of a folded entry
+VOID       it was written for a state that never existed: an earlier entry of the same grant was
+           refused, or another entry came first. No reader applies it
+GAP        entries before it are missing (``GapFound``)
 REWRITTEN  the log lost entries that were applied here, or the entry is void: folding the whole
-           log anew tells which (``HistoryRewritten``)
+           log again decides which (``HistoryRewritten``)
 =========  ==============================================================================
 
-All who fold the same log come to the same verdicts, also those who begin at a checkpoint: it holds
-the version and what is remembered of writers (``Base``). An entry that does not deserialise, or on
-which the applier raises, leaves everything as it was.
+All readers of the same log reach the same verdicts, also those that begin at a checkpoint, which contains the
+version and the writers' last sequences (``Base``). An entry that cannot be deserialized, or for which the applier
+raises, changes nothing.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from onewriter.state.log import BEGINNING, LogEntry, LogMessage
 from onewriter_core.ids import Position
 
 WRITERS_MAX = 256
-"""Grants of which the last sequence is remembered; a resend comes soon after what it repeats."""
+"""Number of grants whose last sequence is remembered; a resend follows soon after the original."""
 
 S = TypeVar("S")
 Op = TypeVar("Op")
 
 
 class GapFound(StateError):
-    """Entries are missing in front of this one; a checkpoint may cover them."""
+    """Entries before this one are missing; a checkpoint may cover them."""
 
 
 class HistoryRewritten(StateError):
-    """The log lost entries that were applied here: fold it anew."""
+    """The log lost entries that were applied here: fold it again."""
 
 
 class Verdict(enum.Enum):
-    """What became of an entry."""
+    """The result for an entry; see the module."""
 
     APPLIED = "applied"
     KNOWN = "known"
@@ -56,10 +56,10 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules(Generic[S, Op]):
-    """What a state is made of.
+    """The functions that define a state.
 
-    ``apply`` returns the state after an operation and leaves the one that it was given alone; where
-    it cannot, ``copy`` gives it one of its own first.
+    ``apply`` returns the state after an operation and does not change its argument. If it has to change its
+    argument, ``copy`` makes a copy first.
     """
 
     initial: Callable[[], S]
@@ -70,7 +70,7 @@ class Rules(Generic[S, Op]):
     framing: Framing
 
     def run(self, state: S, operations: tuple[Op, ...]) -> S:
-        """The state after these operations; ``state`` stays as it is."""
+        """Return the state after these operations; ``state`` is not changed."""
         working = self.copy(state)
         for operation in operations:
             working = self.apply(working, operation)
@@ -79,7 +79,7 @@ class Rules(Generic[S, Op]):
 
 @dataclass(frozen=True, slots=True)
 class AppliedWrite(Generic[S, Op]):
-    """One write as it was applied: the states around it, and the version that it made."""
+    """An applied write: the states before and after it, and its version."""
 
     operations: tuple[Op, ...]
     before: S
@@ -89,7 +89,7 @@ class AppliedWrite(Generic[S, Op]):
 
 @dataclass(frozen=True, slots=True)
 class Memo(Generic[S, Op]):
-    """What a writer computed when it made an entry: used again if the entry comes back unchanged."""
+    """The states that a writer computed for an entry, used again if the entry is read back unchanged."""
 
     messages: tuple[LogMessage, ...]
     before: S
@@ -98,7 +98,7 @@ class Memo(Generic[S, Op]):
 
 @dataclass(frozen=True, slots=True)
 class Taken(Generic[S, Op]):
-    """What became of an entry. ``writes`` is empty unless it was applied."""
+    """The result of an entry. ``writes`` is empty unless it was applied."""
 
     verdict: Verdict
     position: Position
@@ -108,13 +108,13 @@ class Taken(Generic[S, Op]):
 
 @dataclass(frozen=True, slots=True)
 class Base(Generic[S]):
-    """Where a fold begins: at the log's very beginning, or behind a checkpoint's position."""
+    """The begin of a fold: the log's beginning, or a checkpoint's position."""
 
     state: S
     version: int = 0
     position: Position = BEGINNING
     writers: tuple[tuple[bytes, int], ...] = field(default=())
-    """Each writer's last sequence, the one that wrote longest ago first."""
+    """Each writer's last sequence, the least recent writer first."""
 
 
 class Fold(Generic[S, Op]):
@@ -126,11 +126,11 @@ class Fold(Generic[S, Op]):
         self.version = base.version
         self.position = base.position
         self.bytes = 0
-        """Of all entries that it was given."""
+        """Total size of the folded entries."""
         self._writers = dict(base.writers)
 
     def base(self) -> Base[S]:
-        """What another fold needs to go on from here."""
+        """Return the base from which another fold can continue."""
         return Base(self.state, self.version, self.position, tuple(self._writers.items()))
 
     def take(
@@ -140,11 +140,10 @@ class Fold(Generic[S, Op]):
         *,
         is_as_stored: bool = False,
     ) -> Taken[S, Op]:
-        """Fold in the next entry; ``memo`` may know what its writer computed.
+        """Fold the next entry; ``memo`` may contain the states that its writer computed.
 
-        ``is_as_stored``: everything folded so far was just read from the log's very beginning, so
-        that the log cannot have lost any of it. Raises UnreadableEntry, GapFound, HistoryRewritten;
-        then nothing has changed.
+        ``is_as_stored``: all entries so far were just read from the log's beginning, so the log cannot have
+        lost any of them. Raises UnreadableEntry, GapFound, HistoryRewritten; the fold is then unchanged.
         """
         if entry.position <= self.position:
             return Taken(Verdict.KNOWN, entry.position, None)
@@ -173,7 +172,7 @@ class Fold(Generic[S, Op]):
             return Verdict.KNOWN
         is_hole = last is not None and stamp.sequence > last + 1
         if is_hole and position == (self.position.ledger, self.position.entry + 1):
-            return Verdict.VOID  # nothing was cut between the two
+            return Verdict.VOID  # no entry between the two was trimmed
         if stamp.base_version > self.version:
             raise GapFound(
                 f"the entry at {position} follows version {stamp.base_version},"

@@ -1,7 +1,7 @@
-"""What shared state needs of a log: append under a grant, follow, and know where the end is.
+"""The interface between shared state and its log: append under a grant, follow, find the end.
 
-Two things implement it: a topic (topic_log.py) and memory (memory.py), which is the variant for
-tests and passes the same suite.
+There are two implementations: a topic (topic_log.py), and memory (memory.py) for tests. Both pass the same test
+suite.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from onewriter._errors import OnewriterError, Unavailable
 from onewriter_core.ids import Position
 
 BEGINNING = Position(-1, -1)
-"""In front of every entry of every log; Pulsar's own logs begin at entry 0."""
+"""The position before every entry of every log; Pulsar's logs begin at entry 0."""
 
 
 class BarrierUnsupported(Unavailable):
-    """The broker cannot prove where its log ends: append something to learn it."""
+    """The broker cannot prove the end of its log; an append is needed to find it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LogMessage:
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """What was appended at once: all its messages, or none of them, are in the log."""
+    """The messages of one append; the log contains all of them or none."""
 
     position: Position
     messages: tuple[LogMessage, ...]
@@ -44,61 +44,61 @@ class Grant(Protocol):
 
     @property
     def end(self) -> OnewriterError | None:
-        """Why it is over; None while it is not known to be."""
+        """The reason of the end; None while the grant is not known to be over."""
         ...
 
     @property
     def waiting(self) -> int | None:
-        """How many wait for the log behind us; None where nobody tells."""
+        """Number of writers that wait for the log; None if the broker does not report it."""
         ...
 
     async def append(self, messages: Sequence[LogMessage]) -> asyncio.Future[object]:
-        """Append one entry behind all that were given before; the future of its receipt.
+        """Append one entry after all earlier ones, and return the future of its receipt.
 
-        The future raises Fenced or another definite refusal (not in the log), or OutcomeUnknown.
-        Raises the same when the entry was not even taken.
+        The future raises Fenced or another definite refusal (not in the log), or OutcomeUnknown. The call
+        itself raises the same errors if it does not accept the entry.
         """
         ...
 
     async def hand_over(self) -> None:
-        """See through what was appended and let the next in line have the log. Never raises."""
+        """Wait for all receipts, and release the log to the next waiter. Never raises."""
         ...
 
 
 class Log(Protocol):
-    """One log."""
+    """A log of entries, with one writer at a time."""
 
     @property
     def name(self) -> str:
-        """Of the topic."""
+        """The topic's name."""
         ...
 
     @property
     def entry_bytes_max(self) -> int:
-        """The largest content that one entry may have."""
+        """Largest content of one entry, in bytes."""
         ...
 
     async def acquire(self, on_change: Callable[[], None]) -> Grant:
-        """Wait for one's turn, for ever if need be. Raises Refused, Unavailable.
+        """Wait for the grant without a limit. Raises Refused, Unavailable.
 
-        From then on no grant of before appends anything any more. ``on_change`` is called whenever
-        the grant's ``end`` or ``waiting`` changes; it must not block or raise.
+        From then on no earlier grant appends anything. ``on_change`` is called whenever the grant's ``end`` or
+        ``waiting`` changes; it must not block or raise.
         """
         ...
 
     def follow(self, after: Position | None) -> AsyncGenerator[LogEntry, None]:
-        """Every entry behind a position, then what is appended; None: from what is kept first.
+        """Yield every entry after a position (None: from the first stored one), then all new entries.
 
-        Raises Unavailable when it breaks: follow again, behind the last entry that came.
+        Raises Unavailable when the connection breaks: follow again, after the last entry.
         """
         ...
 
     async def end(self) -> Position:
-        """The last entry's position, as the broker knows it. Raises Unavailable."""
+        """Return the last entry's position, without a proof. Raises Unavailable."""
         ...
 
     async def barrier(self) -> Position:
-        """The same, proved: every entry acknowledged before this call is at or in front of it.
+        """Return a proved end: every entry that was acknowledged before the call is at or before it.
 
         Raises BarrierUnsupported, Unavailable.
         """

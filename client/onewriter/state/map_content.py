@@ -1,7 +1,7 @@
-"""A map's state as bytes: a value that never changes, of which changed ones are cheap to make.
+"""A map's state as bytes: an immutable value with cheap modified copies.
 
-What a checkpoint held is one dictionary that nobody touches any more; what came behind it lies over
-it as a persistent map. Changes share both with what they were made from.
+The entries of a checkpoint are one dictionary that never changes; later changes are a persistent map over it. A
+modified copy shares both with its original.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NOTHING: Mapping[bytes, bytes] = MappingProxyType({})
 
 
 class MapContent:
-    """Keys and values as bytes. ``base`` must never be changed by anybody any more."""
+    """Keys and values as bytes. The caller must not change ``base`` afterwards."""
 
     __slots__ = ("_base", "_over", "_size")
 
@@ -28,20 +28,20 @@ class MapContent:
     ) -> None:
         self._base = base
         self._over: Map[bytes, bytes | None] = Map() if over is None else over
-        """What differs from the base; None: the key is gone."""
+        """The differences from the base; None: the key was removed."""
         self._size = len(base) if size is None else size
 
     def get(self, key: bytes) -> bytes | None:
-        """A key's value; None: there is none."""
+        """Return a key's value; None if the key does not exist."""
         found = self._over.get(key, _UNKNOWN)
         return self._base.get(key) if found is _UNKNOWN else found
 
     def set(self, key: bytes, value: bytes) -> Self:
-        """The map with this key."""
+        """Return the map with this key and value."""
         return self._with(self._over.set(key, value), self._size + (self.get(key) is None))
 
     def delete(self, key: bytes) -> Self:
-        """The map without this key."""
+        """Return the map without this key."""
         if self.get(key) is None:
             return self
         over = self._over.set(key, None) if key in self._base else self._over.delete(key)
@@ -57,11 +57,11 @@ class MapContent:
         return self._size
 
     def keys(self) -> Iterator[bytes]:
-        """All keys, in no particular order."""
+        """Yield all keys in an unspecified order."""
         return (key for key, _ in self.items())
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        """All keys with their values."""
+        """Yield all keys with their values in an unspecified order."""
         over = self._over
         if not over:
             yield from self._base.items()
@@ -75,4 +75,4 @@ class MapContent:
 
 
 _UNKNOWN = b"".join((b"no ", b"value"))
-"""No value is this very object."""
+"""A marker: no value is identical to this object."""

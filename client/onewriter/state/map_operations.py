@@ -1,7 +1,7 @@
-"""A map's operations, how they are written, and the map as bytes: chunks of columns.
+"""The operations of a map, their formats, and the map's snapshot: chunks of columns.
 
-Keys and values are bytes here; they are decoded where somebody asks for them. Two formats of an
-operation: ``COMPACT``, and ``SAMPLE``, the JSON of PIP-137's reference sample.
+Keys and values are bytes here; SharedMap decodes them when they are read. An operation has two formats:
+``COMPACT``, and ``SAMPLE``, the JSON of PIP-137's reference sample.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onewriter.state.map_content import MapContent
 
 CHUNK_KEYS_MAX = 50_000
 CHUNK_BYTES = 512 * 1024
-"""Of a chunk, unless one key and its value alone are more."""
+"""Target size of a chunk in bytes; a larger key with its value is a chunk of its own."""
 
 _LENGTH = struct.Struct("<I")
 _CHUNK = struct.Struct("<4sI")
@@ -30,7 +30,7 @@ _CHUNK_MAGIC = b"OWM1"
 
 
 class Kind(enum.IntEnum):
-    """What an operation does; the sample's numbers."""
+    """The kinds of operations, with the numbers of PIP-137's sample."""
 
     CLEAR = 0
     PUT = 1
@@ -38,7 +38,7 @@ class Kind(enum.IntEnum):
 
 
 class MapOperation(NamedTuple):
-    """One change of a map. ``key`` is empty for CLEAR, ``value`` for all but PUT."""
+    """One change of a map. ``key`` is empty for CLEAR; ``value`` is empty except for PUT."""
 
     kind: Kind
     key: bytes = b""
@@ -46,7 +46,7 @@ class MapOperation(NamedTuple):
 
 
 def apply(content: MapContent, operation: MapOperation) -> MapContent:
-    """The map behind an operation."""
+    """Return the map after an operation."""
     match operation.kind:
         case Kind.PUT:
             return content.set(operation.key, operation.value)
@@ -57,7 +57,7 @@ def apply(content: MapContent, operation: MapOperation) -> MapContent:
 
 
 class MapFormat(NamedTuple):
-    """How operations are written into the log."""
+    """The format of operations in the log."""
 
     dump: Callable[[MapOperation], bytes]
     load: Callable[[bytes], MapOperation]
@@ -117,14 +117,14 @@ def _from_base64(text: object) -> bytes:
 
 
 COMPACT = MapFormat(_dump_compact, _load_compact, CompactFraming)
-"""Our own: a byte, the lengths, the bytes; many writes share an entry."""
+"""onewriter's format: a byte, the lengths, the bytes; an entry contains many writes."""
 
 SAMPLE = MapFormat(_dump_sample, _load_sample, MessageFraming)
-"""PIP-137's sample: a JSON object per operation, each a message of its own; one write per entry."""
+"""The format of PIP-137's sample: each operation is a message with a JSON object; one write per entry."""
 
 
 class MapSnapshots:
-    """Implements Snapshots: each chunk is a column of lengths, then the keys, then the values."""
+    """Implements Snapshots. A chunk is a column of lengths, then the keys, then the values."""
 
     def dump(self, state: MapContent) -> Iterator[bytes]:
         keys: list[bytes] = []

@@ -1,8 +1,7 @@
-"""A log in memory: the variant for tests, shared by everything made on the same ``MemoryLog``.
+"""A log in memory for tests. All states that are opened on the same ``MemoryLog`` share it.
 
-It behaves as a fenced topic does: one grant at a time, given in order of arrival, and an append
-under an older grant is refused. ``fence``, ``lose_answers``, ``break_followers`` and ``trim`` do to
-it what happens to topics.
+It behaves like a fenced topic: one grant at a time, in the order of arrival, and an append under an older grant is
+refused. ``fence``, ``lose_answers``, ``break_followers`` and ``trim`` simulate the failures of topics.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ENTRY_BYTES_MAX = 5 * 1024 * 1024
 class MemoryLog:
     """Implements Log. For one event loop.
 
-    ``proves_end=False`` and ``tells_waiting=False`` make it what a stock Pulsar broker is.
+    With ``proves_end=False`` and ``tells_waiting=False`` it behaves like a stock Pulsar broker.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class MemoryLog:
         self.entry_bytes_max = entry_bytes_max
         self.entries: list[LogEntry] = []
         self.grants = 0
-        """How often it was granted: the epoch of the present grant."""
+        """Number of grants, which is the epoch of the current one."""
         self.tells_waiting = tells_waiting
         self._proves_end = proves_end
         self._holder: MemoryGrant | None = None
@@ -58,7 +57,7 @@ class MemoryLog:
     # ------------------------------------------------------------ Log
 
     async def acquire(self, on_change: Callable[[], None]) -> MemoryGrant:
-        """Wait in line for the right to append; see Log."""
+        """Queue for the grant; see Log."""
         turn: asyncio.Future[MemoryGrant] = asyncio.get_running_loop().create_future()
         self._line.append((turn, on_change))
         self._promote()
@@ -73,7 +72,7 @@ class MemoryLog:
             raise
 
     async def follow(self, after: Position | None) -> AsyncGenerator[LogEntry, None]:
-        """The entries behind a position, and those to come. Unavailable: it was broken off."""
+        """Yield the entries after a position, then new ones. Raises Unavailable after ``break_followers``."""
         reached = after or BEGINNING
         breaks = self._breaks
         while True:
@@ -89,39 +88,42 @@ class MemoryLog:
                 await self._grown.wait()
 
     async def end(self) -> Position:
-        """Where the log ends, as far as it is known."""
+        """Return the last entry's position."""
         await asyncio.sleep(0)
         return self.entries[-1].position if self.entries else BEGINNING
 
     async def barrier(self) -> Position:
-        """Where the log ends at least, proved after the call. Raises BarrierUnsupported."""
+        """Return the proved end. Raises BarrierUnsupported."""
         if not self._proves_end:
             raise BarrierUnsupported("this log is like a stock broker's")
         return await self.end()
 
-    # ------------------------------------------------------------ what happens to logs
+    # ------------------------------------------------------------ simulated failures
 
     def fence(self) -> None:
-        """Depose the holder; what it appends from now on is refused, and it is told so then."""
+        """Depose the holder, which learns of it when its next append is refused."""
         self._holder = None
         self._promote()
 
     def lose_answers(self, count: int = 1, *, loses_entries: bool = False) -> None:
-        """The next appends have no known outcome; their entries are stored, or are not."""
+        """Let the next ``count`` appends end with an unknown outcome.
+
+        Their entries are stored unless ``loses_entries``.
+        """
         self._answers_lost = count
         self._loses_entries = loses_entries
 
     def break_followers(self) -> None:
-        """Every follower's connection breaks."""
+        """Break the connections of all followers."""
         self._breaks += 1
         self._grown.tell()
 
     def trim(self, before: Position) -> None:
-        """Drop entries from the beginning."""
+        """Remove the entries before a position."""
         self.entries = [entry for entry in self.entries if entry.position >= before]
 
     def lose_tail(self, count: int) -> None:
-        """The store forgets its newest entries: a fault beyond any promise."""
+        """Remove the latest entries: a fault of the store that no promise covers."""
         del self.entries[-count:]
         self.fence()
 
@@ -138,11 +140,11 @@ class MemoryLog:
         return self.entries[low:]
 
     def waiting(self) -> int:
-        """How many wait behind the holder."""
+        """Return the number of waiters."""
         return len(self._line)
 
     def store(self, grant: MemoryGrant, messages: Sequence[LogMessage]) -> Position:
-        """Append, if the grant still holds; what ``MemoryGrant.append`` calls."""
+        """Append an entry if the grant is current, for ``MemoryGrant.append``."""
         if grant is not self._holder:
             raise Fenced("another writer has the log", epoch=grant.epoch, current_epoch=self.grants)
         last = self.entries[-1].position if self.entries else BEGINNING
@@ -159,7 +161,7 @@ class MemoryLog:
         return position
 
     def leave(self, grant: MemoryGrant) -> None:
-        """The holder goes."""
+        """End the grant, and make the next one."""
         if self._holder is grant:
             self._holder = None
             self._promote()

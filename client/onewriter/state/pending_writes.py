@@ -1,16 +1,16 @@
-"""Writes on their way into the log: generated, gathered into entries, decided by reading them back.
+"""Pending writes: generated, collected into entries, and decided by reading them back.
 
 ::
 
-    queued ──▶ generated on the tip ──▶ in an entry, sent ──▶ read back: applied, its caller told
+    queued ──▶ generated on the tip ──▶ in an entry, sent ──▶ read back: applied, its caller notified
        ▲                                     │
        └─────────── certainly not in the log ┘   (a later grant's log was read to its end)
 
-The **tip** is the state behind everything that was sent under the present grant; nobody sees it but
-generators. Several entries may be under way, and all writes that come meanwhile go into the next
-one. Once anything goes wrong under a grant nothing more is sent under it. Whatever then has no
-outcome is decided by the next grant: the log is read to where that grant begins, and what did not
-come out of it is not in it and never will be. Its generator runs again, on the new state.
+The **tip** is the state after everything that was sent under the current grant; only generators see it. Several
+entries may be in flight, and all writes that arrive meanwhile go into the next one. After any error under a grant,
+nothing more is sent under it. The next grant decides the writes without an outcome: the log is read up to the
+beginning of that grant, and a write that was not read is not in the log and never will be. Its generator runs
+again, on the new state.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from onewriter.state.fold import AppliedWrite, Memo, Rules, Taken, Verdict
 from onewriter.state.log import LogMessage
 
 WRITES_PER_ENTRY_MAX = 1_000
-"""Writes that share an entry at most."""
+"""Largest number of writes in one entry."""
 
 ENTRY_BYTES_AIM = 256 * 1024
-"""Bytes of operations after which an entry is closed, and the next write begins another."""
+"""Size of operations after which the next write begins another entry."""
 
 ENTRY_BYTES_SPARE = 64 * 1024
-"""Left of an entry for its stamp, its lengths and the broker's own metadata."""
+"""Part of an entry that is reserved for its stamp, its lengths and the broker's metadata."""
 
 S = TypeVar("S")
 Op = TypeVar("Op")
@@ -42,7 +42,7 @@ Op = TypeVar("Op")
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[S]):
-    """A write that is done: the state exactly behind its operations, and that state's version."""
+    """The result of a write: the state directly after its operations, and that state's version."""
 
     state: S
     version: int
@@ -50,24 +50,24 @@ class Outcome(Generic[S]):
 
 @dataclass(slots=True, eq=False)
 class PendingWrite(Generic[S, Op]):
-    """One call of ``write``. ``is_sent``: it may be in the log, though nobody knows yet."""
+    """One call of ``write``. ``is_sent``: it may be in the log, which is not decided yet."""
 
     generate: Callable[[S], Iterable[Op]]
     outcome: asyncio.Future[Outcome[S]]
     if_version: int | None = None
     is_forced: bool = False
-    """An entry is written for it, even if it changes nothing: a barrier."""
+    """Write an entry even if the write changes nothing: a barrier."""
     is_sent: bool = False
 
 
 Rider = tuple[PendingWrite[S, Op], Outcome[S] | Exception]
-"""A write that leaves nothing behind: it changes nothing, or raised. What its caller is told rests on
-the tip, which may never come to be; so it is told no earlier than what the tip stands on."""
+"""A write without operations: it changes nothing, or raised. Its result depends on the tip, which may never become
+the state; so its caller is notified only after the entries before the tip are decided."""
 
 
 @dataclass(slots=True, eq=False)
 class SentEntry(Generic[S, Op]):
-    """An entry under way. What its ``riders`` are told is true once it is applied."""
+    """An entry in flight. The results of its ``riders`` are valid once it is applied."""
 
     writes: list[PendingWrite[S, Op]]
     riders: list[Rider[S, Op]]
@@ -76,7 +76,7 @@ class SentEntry(Generic[S, Op]):
 
 @dataclass(slots=True)
 class Gathered(Generic[S, Op]):
-    """What one round took from the queue: an entry's writes, and those that leave nothing behind."""
+    """The writes of one round: those of an entry, and those without operations."""
 
     before: S
     writes: list[PendingWrite[S, Op]] = field(default_factory=list)
@@ -88,7 +88,7 @@ class Gathered(Generic[S, Op]):
 
 
 class WriteOutbox(Generic[S, Op]):
-    """The writes of one instance, without any I/O: what is queued, what is sent under which stamp."""
+    """The writes of one instance, queued or sent with their stamps. No I/O."""
 
     def __init__(self, rules: Rules[S, Op], entry_bytes_max: int) -> None:
         self._rules = rules
@@ -98,15 +98,15 @@ class WriteOutbox(Generic[S, Op]):
         self._writer = b""
         self._sequence = 0
         self.is_spoiled = False
-        """An entry of the present grant is void, or the log has one of somebody else behind the
-        grant's beginning: nothing more may be sent under it."""
+        """Whether an entry of the current grant is void, or the log contains another writer's entry after the
+        beginning of the grant: nothing more may be sent under it."""
         self._tip: S
         self._tip_version = 0
 
     # ------------------------------------------------------------ a grant begins
 
     def begin(self, writer: bytes, state: S, version: int) -> None:
-        """A new grant, at this state: what was sent before and has not come out is not in the log."""
+        """Begin a grant at this state: sent writes that were not read back are not in the log."""
         self.recall()
         self._writer = writer
         self._sequence = 0
@@ -114,8 +114,9 @@ class WriteOutbox(Generic[S, Op]):
         self._tip, self._tip_version = state, version
 
     def recall(self, *, only_refused: bool = False) -> None:
-        """Queue again what was sent and has not come out, as it is not in the log: all of it, or
-        what is known to have been refused.
+        """Queue again the sent writes that were not read back, because they are not in the log.
+
+        With ``only_refused``, queue again only those that were refused.
         """
         for key, entry in reversed(list(self.sent.items())):
             if only_refused and any(write.is_sent for write in entry.writes):
@@ -129,17 +130,17 @@ class WriteOutbox(Generic[S, Op]):
     # ------------------------------------------------------------ out
 
     def gather(self) -> Gathered[S, Op]:
-        """Run the generators of queued writes on the tip, as many as one entry takes.
+        """Run the generators of queued writes on the tip, as many as fit into one entry.
 
-        A write whose generator or applier raises, or that expects another version, leaves nothing
-        behind; it is told so as a rider.
+        A write whose generator or applier raises, or that expects another version, becomes a rider with the
+        error as its result.
         """
         gathered: Gathered[S, Op] = Gathered(self._tip)
         most = self._rules.framing.writes_max or WRITES_PER_ENTRY_MAX
         while self.queue and len(gathered.writes) < most and gathered.bytes < ENTRY_BYTES_AIM:
             write = self.queue[0]
             if write.outcome.done():
-                self.queue.popleft()  # its caller has gone
+                self.queue.popleft()  # its caller was cancelled
                 continue
             try:
                 made = self._generate(write)
@@ -158,7 +159,7 @@ class WriteOutbox(Generic[S, Op]):
             if len(contents) > framing.operations_max:
                 size = max(size, self._bytes_max + 1)
             if gathered.writes and gathered.bytes + size > self._bytes_max:
-                break  # it begins the next entry; its generator runs again there
+                break  # the write begins the next entry, where its generator runs again
             self.queue.popleft()
             if size > self._bytes_max:
                 write.outcome.set_exception(_too_large(size, self._bytes_max))
@@ -173,7 +174,7 @@ class WriteOutbox(Generic[S, Op]):
     def _generate(
         self, write: PendingWrite[S, Op]
     ) -> tuple[tuple[bytes, ...], AppliedWrite[S, Op]] | None:
-        """A write's operations and what they do; None: nothing."""
+        """Return a write's operations and their effect; None: no operations."""
         if write.if_version is not None and write.if_version != self._tip_version:
             raise VersionConflict(write.if_version, self._tip_version)
         operations = tuple(write.generate(self._rules.copy(self._tip)))
@@ -184,7 +185,7 @@ class WriteOutbox(Generic[S, Op]):
         return contents, AppliedWrite(operations, self._tip, after, self._tip_version + 1)
 
     def seal(self, gathered: Gathered[S, Op]) -> tuple[LogMessage, ...]:
-        """The messages of the entry that these writes make; from now on they count as sent."""
+        """Return the messages of these writes' entry; from now on the writes count as sent."""
         version = self._tip_version - len(gathered.writes)
         stamp = Stamp(self._writer, self._sequence, version)
         messages = self._rules.framing.pack(Envelope(stamp, tuple(gathered.contents)))
@@ -198,28 +199,28 @@ class WriteOutbox(Generic[S, Op]):
         return messages
 
     def ride(self, riders: list[Rider[S, Op]]) -> bool:
-        """Let writes that leave nothing behind wait for the newest entry under way; False: there is none."""
+        """Let writes without operations wait for the latest entry in flight. False: there is none."""
         newest = self.sent.get((self._writer, self._sequence - 1))
         if newest is not None:
             newest.riders.extend(riders)
         return newest is not None
 
     def put_back(self, writes: Iterable[PendingWrite[S, Op]]) -> None:
-        """They were not decided: first in the queue again."""
+        """Put undecided writes back to the front of the queue."""
         self.queue.extendleft(reversed([write for write in writes if not write.outcome.done()]))
 
     # ------------------------------------------------------------ back
 
     def memo(self, stamp: Stamp) -> Memo[S, Op] | None:
-        """What was computed for an entry of ours."""
+        """Return the states that were computed for one of this instance's entries."""
         entry = self.sent.get((stamp.writer, stamp.sequence))
         return None if entry is None else entry.memo
 
     def taken(self, taken: Taken[S, Op]) -> None:
-        """An entry came out of the log: if it was ours, its callers are told."""
+        """Record an entry that was read from the log; notify the callers if it is this instance's."""
         stamp = taken.stamp
         if taken.writes and (stamp is None or stamp.writer != self._writer):
-            self.is_spoiled = True  # somebody else has the log: the tip is behind it
+            self.is_spoiled = True  # another writer has appended: the tip is outdated
         if stamp is None or (stamp.writer, stamp.sequence) not in self.sent:
             return
         if taken.verdict is not Verdict.APPLIED:
@@ -232,7 +233,7 @@ class WriteOutbox(Generic[S, Op]):
             settle(rider, outcome)
 
     def fail_all(self, error_of: Callable[[PendingWrite[S, Op]], OnewriterError]) -> None:
-        """No write will be decided any more by this instance."""
+        """Fail all writes, because this instance cannot decide any write any more."""
         writes = [write for entry in self.sent.values() for write in _all_of(entry)]
         writes += self.queue
         self.sent.clear()
@@ -240,12 +241,12 @@ class WriteOutbox(Generic[S, Op]):
         for write in writes:
             if not write.outcome.done():
                 write.outcome.set_exception(error_of(write))
-                write.outcome.exception()  # its caller may have gone
+                write.outcome.exception()  # mark it as retrieved: the caller may have been cancelled
 
 
 def settle(write: PendingWrite[S, Op], outcome: Outcome[S] | Exception) -> None:
-    """Tell a write's caller, if it still waits."""
-    if isinstance(outcome, StopIteration):  # no future takes one
+    """Set a write's outcome, if its caller still waits."""
+    if isinstance(outcome, StopIteration):  # a future cannot carry a StopIteration
         outcome = RuntimeError(f"the generator raised {outcome!r}")
     if isinstance(outcome, Exception):
         fail(write, outcome)
@@ -254,7 +255,7 @@ def settle(write: PendingWrite[S, Op], outcome: Outcome[S] | Exception) -> None:
 
 
 def fail(write: PendingWrite[S, Op], error: BaseException) -> None:
-    """Tell a write's caller that nothing was written, if it still waits."""
+    """Fail a write that was not written, if its caller still waits."""
     if not write.outcome.done():
         write.outcome.set_exception(error)
 

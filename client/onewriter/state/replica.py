@@ -1,12 +1,12 @@
-"""A state that follows its log: folded from a checkpoint or the beginning, kept up to date.
+"""A replica: a state that follows its log, from a checkpoint or the beginning.
 
-What lives here: following, beginning anew after errors, waiting until a position is reached. What
-does not: what an entry means (fold.py), where checkpoints come from (``Recover``), writing.
+This module follows the log, starts again after errors, and waits for positions. The effect of an entry is in
+fold.py; checkpoints come from ``Recover``; writing is in writer.py.
 
-A broken follower is replaced behind the last entry that was folded. A fold that does not fit the
-log any more (entries cut in front of it, or lost) is replaced by a new one: from the newest
-checkpoint, then from the log's beginning. If neither leads to the entry that showed it, that is a
-StateGap, told to everybody who asks.
+After a broken connection the replica follows again, after the last folded entry. If the fold does not match the log
+any more (entries before it were trimmed, or lost), a new fold replaces it: from the latest checkpoint, then from
+the log's beginning. If neither leads to the entry that revealed the mismatch, the result is a StateGap, which every
+read raises.
 """
 
 from __future__ import annotations
@@ -26,30 +26,32 @@ from onewriter.state.fold import Base, Fold, GapFound, HistoryRewritten, Memo, R
 from onewriter.state.log import BEGINNING, BarrierUnsupported, Log, LogEntry
 from onewriter_core.ids import Position
 
-ENTRIES_PER_TURN = 256
-"""Entries that are folded before others have their turn of the loop."""
+ENTRIES_PER_TICK = 256
+"""Number of entries that are folded before the event loop runs other tasks."""
 
 FOLDS_MAX = 2
-"""Folds that are tried for one entry that does not fit: from a checkpoint, from the beginning."""
+"""Number of folds for one mismatching entry: from a checkpoint, and from the beginning."""
 
 GAP_RETRY_SECONDS = 5.0
-"""After a gap was found: a checkpoint that covers it may still be written by somebody."""
+"""Pause after a gap was found; another instance may still write a checkpoint that covers it."""
 
 S = TypeVar("S")
 Op = TypeVar("Op")
 
 Trouble = StateError | Refused | Closed
-"""Why a replica does not go on. Closed: the client beneath it was."""
+"""The reason why a replica does not continue. Closed: its client was closed."""
 
 Recover = Callable[[], Awaitable[Base[S]]]
-"""Gives where to begin: the newest checkpoint that is good, else the beginning."""
+"""Returns the base to begin with: the latest valid checkpoint, else the beginning."""
 
 log = logging.getLogger("onewriter")
 
 
 class Replica(Generic[S, Op]):
-    """``run`` it. ``on_taken`` hears of every entry that was applied, at once, and
-    ``on_trouble`` of what is in the way; they must not block.
+    """Follows a log; ``run`` it in a task.
+
+    It calls ``on_taken`` at once for every applied entry, and ``on_trouble`` for every trouble; they must not
+    block.
     """
 
     def __init__(
@@ -72,37 +74,35 @@ class Replica(Generic[S, Op]):
         self._on_trouble = on_trouble
         self.fold: Fold[S, Op] = Fold(rules, Base(rules.initial()))
         self.is_complete = False
-        """The fold has reached the end that the log had when it was begun."""
+        """Whether the fold has reached the end that the log had when the fold began."""
         self.trouble: Trouble | None = None
-        """Why it does not go on; None while it does."""
+        """The reason why it does not continue; None while it does."""
         self.moved = Signal()
-        """The fold has moved, or completeness or trouble has changed."""
+        """Notified when the fold, its completeness or the trouble has changed."""
         self._goal = BEGINNING
         self._is_from_beginning = True
         self._misfit = BEGINNING
-        """The furthest entry that did not fit,"""
+        """The furthest entry that did not match a fold,"""
         self._misfits = 0
-        """and how often none did, since the fold came further than that."""
+        """and the number of mismatches since a fold came further than that."""
         self._following: asyncio.Task[OnewriterError] | None = None
         self._is_suspect = False
-        """The present fold holds what the log has lost, and no new one was begun yet."""
+        """The current fold contains lost entries, and no new fold has begun yet."""
         self._shown: S | None = None
-        """What was readable before the fold was replaced; None: nothing was."""
+        """The state that was readable before the fold was replaced; None: none."""
 
     async def run(self) -> None:
-        """Follow for ever; returns only when an entry cannot be read, the broker refuses, or
-        the client is closed.
-        """
+        """Follow until an entry cannot be read, the broker refuses, or the client is closed."""
         backoff = Backoff()
         await self._begin_anew()
         while True:
             async with asyncio.TaskGroup() as group:
                 self._following = group.create_task(self._follow(backoff))
-            if self._is_suspect:  # whatever ended it, what it folded is no good
+            if self._is_suspect:  # the fold is invalid, whatever ended the follower
                 await self._begin_anew()
                 continue
             if self._following.cancelled():
-                raise asyncio.CancelledError  # it was not ours
+                raise asyncio.CancelledError  # the cancellation came from outside
             match self._following.result():
                 case (GapFound() | HistoryRewritten()) as error:
                     await self._refit(error)
@@ -116,7 +116,7 @@ class Replica(Generic[S, Op]):
                         await self._begin_anew()
 
     def suspect(self) -> None:
-        """The log ends in front of what was folded: it lost entries, so fold it anew."""
+        """Fold again, because the log ends before the fold: it has lost entries."""
         if self._following is not None and not self._is_suspect:
             log.warning(
                 "%s: the log lost entries; reading it again from the start", self._source.name
@@ -129,7 +129,7 @@ class Replica(Generic[S, Op]):
             self.moved.tell()
 
     async def _follow(self, backoff: Backoff) -> OnewriterError:
-        """Fold whatever comes; why that ended."""
+        """Fold all entries, and return the reason when that ends."""
         taken = 0
         try:
             async with aclosing(self._source.follow(self.fold.position)) as entries:
@@ -139,14 +139,14 @@ class Replica(Generic[S, Op]):
                     if self._misfits and self.fold.position >= self._misfit:
                         self._misfits = 0
                     taken += 1
-                    if taken % ENTRIES_PER_TURN == 0:
+                    if taken % ENTRIES_PER_TICK == 0:
                         await asyncio.sleep(0)
         except OnewriterError as error:
             return error
         return Unavailable("the log ended")
 
     async def _refit(self, error: StateError) -> None:
-        """Fold anew what does not fit the log: from a checkpoint, then from its beginning."""
+        """Fold again after a mismatch: from a checkpoint, then from the log's beginning."""
         log.warning("%s: %s; reading it again from the start", self._source.name, error)
         self._misfits += 1
         self._misfit = max(self._misfit, error.position)
@@ -157,13 +157,13 @@ class Replica(Generic[S, Op]):
         await self._begin_anew(from_beginning=self._misfits == FOLDS_MAX)
 
     async def reach(self, position: Position) -> None:
-        """Wait until everything up to ``position`` is folded. Raises what is in the way."""
+        """Wait until everything up to ``position`` is folded. Raises the trouble that prevents it."""
         await self.moved.until(lambda: self._is_in_the_way() or self.fold.position >= position)
         if self.fold.position < position and self.trouble is not None:
             raise self.trouble
 
     async def complete(self) -> None:
-        """Wait until it may be read: the whole log was folded once. Raises what is in the way."""
+        """Wait until the whole log was folded once. Raises the trouble that prevents it."""
         await self.moved.until(lambda: self._is_in_the_way() or self.is_complete)
         if not self.is_complete and self.trouble is not None:
             raise self.trouble
@@ -174,7 +174,7 @@ class Replica(Generic[S, Op]):
     # ------------------------------------------------------------ inside
 
     async def _begin_anew(self, *, from_beginning: bool = False) -> None:
-        """Put a new fold in place of the present one, and find out how far it has to come."""
+        """Replace the fold by a new one, and determine the end that it has to reach."""
         if self.is_complete:
             self._shown = self.fold.state
         self.is_complete = False
@@ -185,7 +185,7 @@ class Replica(Generic[S, Op]):
                 base = Base(self._rules.initial()) if from_beginning else await self._recover()
                 goal = await self._end()
                 if self._is_suspect:
-                    continue  # it was lost meanwhile: what was just read may be of before
+                    continue  # entries were lost meanwhile: the base may be from before
                 if goal == BEGINNING == base.position and self.fold.version > 0:
                     raise StateGap("the log holds nothing any more", position=self.fold.position)
                 self.fold, self._goal = Fold(self._rules, base), goal
@@ -208,7 +208,7 @@ class Replica(Generic[S, Op]):
         is_as_stored = self._is_from_beginning and entry.position <= self._goal
         taken = self.fold.take(entry, self._memo, is_as_stored=is_as_stored)
         if isinstance(self.trouble, StateGap):
-            self.trouble = None  # it was covered after all
+            self.trouble = None  # a checkpoint covers the gap after all
         self._on_taken(taken)
         self._look()
 
@@ -223,7 +223,7 @@ class Replica(Generic[S, Op]):
 
     def _fail(self, error: Trouble) -> None:
         if isinstance(error, UnreadableEntry):
-            self.is_complete = True  # it may be read up to there
+            self.is_complete = True  # the state is readable up to this entry
         self.trouble = error
         self._on_trouble(error)
         self.moved.tell()

@@ -1,8 +1,8 @@
-"""Keys and values as bytes and back, with the types that people use.
+"""Serializers of keys and values for common types.
 
-A serialiser refuses what it does not take with ``WrongType``, before anything is written. Keys are
-the same if their bytes are: ``STRING``, ``INTEGER`` and ``BYTES`` make good keys, ``json_values``
-writes objects with their names in order, so that equal ones are the same.
+A serializer raises ``WrongType`` for a value that it does not accept, before anything is written. Two keys are the
+same if their bytes are equal: ``STRING``, ``INTEGER`` and ``BYTES`` are suitable for keys; ``json_values`` sorts
+the names of objects, so that equal objects have equal bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Serializer(Generic[T]):
-    """``dump`` raises WrongType for what it does not take; ``load`` raises ValueError."""
+    """A pair of functions. ``dump`` raises WrongType for other types; ``load`` raises ValueError."""
 
     dump: Callable[[T], bytes]
     load: Callable[[bytes], T]
@@ -57,10 +57,10 @@ STRING: Serializer[str] = Serializer(_dump_string, bytes.decode)
 """``str`` as UTF-8."""
 
 BYTES: Serializer[bytes] = Serializer(_dump_bytes, bytes)
-"""``bytes``, which stand in the log as they are."""
+"""``bytes``, which are stored in the log unchanged."""
 
 INTEGER: Serializer[int] = Serializer(_dump_integer, _load_integer)
-"""``int`` of any size: two's complement, big end first, as few bytes as it takes (PIP-137's sample)."""
+"""``int`` of any size: two's complement, big-endian, as few bytes as possible (PIP-137's sample)."""
 
 
 def _dump_json(value: Any) -> bytes:
@@ -73,7 +73,7 @@ def _dump_json(value: Any) -> bytes:
 
 
 def json_values() -> Serializer[Any]:
-    """Anything that JSON can say."""
+    """Return a serializer of any JSON value."""
     return Serializer(_dump_json, json.loads)
 
 
@@ -85,7 +85,7 @@ M = TypeVar("M", bound=_Model)
 
 
 def pydantic_model(model: type[M]) -> Serializer[M]:
-    """Values of one pydantic model, as JSON, validated when they are read."""
+    """Return a serializer of a pydantic model, as JSON that is validated when it is read."""
     validate: Callable[[bytes], M] = model.model_validate_json  # type: ignore[attr-defined]
 
     def dump(value: M) -> bytes:
@@ -97,9 +97,9 @@ def pydantic_model(model: type[M]) -> Serializer[M]:
 
 
 def serializer_for(kind: type[T]) -> Serializer[T]:
-    """The serialiser of ``str``, ``int``, ``bytes``, ``dict``, ``list``, ``object`` (JSON), or a model.
+    """Return the serializer of ``str``, ``int``, ``bytes``, ``dict``, ``list``, ``object`` (JSON), or a model.
 
-    Raises WrongType for other types: give a Serializer.
+    Raises WrongType for other types: pass a Serializer for them.
     """
     known: dict[object, Serializer[Any]] = {
         str: STRING,

@@ -1,4 +1,4 @@
-"""``SharedMap``: a dictionary that all who open it share, on PIP-137's log of operations."""
+"""``SharedMap``: a dictionary that all its users share, on PIP-137's log of operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ R = TypeVar("R")
 
 
 class MapView(Mapping[K, V]):
-    """The map at one version, for ever: nothing changes it. Keys and values are decoded on demand."""
+    """The map at one version; it never changes. Keys and values are decoded on demand."""
 
     __slots__ = ("_content", "_keys", "_values")
 
@@ -63,7 +63,7 @@ class MapView(Mapping[K, V]):
 
 
 class Change(NamedTuple, Generic[K, V]):
-    """What one write did to one key. ``value`` is None where the key was removed."""
+    """The change of one key by one write. ``value`` is None if the key was removed."""
 
     key: K
     value: V | None
@@ -72,12 +72,12 @@ class Change(NamedTuple, Generic[K, V]):
 
 
 class SharedMap(Generic[K, V]):
-    """A shared map on a topic. ``async with`` it in one task; use it from any task of that loop.
+    """A shared map on a topic. Enter it (``async with``) in one task; any task of that loop may use it.
 
-    ``keys`` and ``values`` are types (``str``, ``int``, ``bytes``, ``dict``, ``object`` for any
-    JSON, a pydantic model) or Serializers. ``format=SAMPLE`` reads and writes what PIP-137's sample
-    does. All that write raise WrongType for a wrong key or value, NotSent, Refused, Closed (nothing
-    was written) or OutcomeUnknown; see SharedState.
+    ``keys`` and ``values`` are types (``str``, ``int``, ``bytes``, ``dict``, ``object`` for any JSON, a pydantic
+    model) or Serializers. ``format=SAMPLE`` selects the format of PIP-137's sample. All methods that write raise
+    WrongType for an invalid key or value, NotSent, Refused or Closed (nothing was written), or OutcomeUnknown;
+    see SharedState.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SharedMap(Generic[K, V]):
         limits: StateLimits | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> Self:
-        """For tests: a map on a log in memory; those on the same ``log`` are the same map."""
+        """Create a map on a log in memory, for tests. Maps on the same ``log`` share their content."""
         self = cls.__new__(cls)
         self._begin(keys, values, limits)
         builder = self._builder(format, limits, checkpoints)
@@ -155,7 +155,7 @@ class SharedMap(Generic[K, V]):
 
     @property
     def state(self) -> SharedState[MapContent, MapOperation]:
-        """The state beneath: its version, its trouble, checkpoints."""
+        """The underlying state: its version, its trouble, checkpoints."""
         return self._state
 
     # ------------------------------------------------------------ reading
@@ -163,7 +163,7 @@ class SharedMap(Generic[K, V]):
     async def get(
         self, key: K, *, latest: bool = False, timeout_seconds: float | None = None
     ) -> V | None:
-        """A key's value, None where there is none. ``latest``: see SharedState.read."""
+        """Return a key's value, or None. ``latest``: see SharedState.read."""
         return await self.get_or_default(key, None, latest=latest, timeout_seconds=timeout_seconds)
 
     async def get_or_default(
@@ -174,7 +174,7 @@ class SharedMap(Generic[K, V]):
         latest: bool = False,
         timeout_seconds: float | None = None,
     ) -> V | D:
-        """A key's value, ``default`` where there is none."""
+        """Return a key's value, or ``default``."""
         encoded = self._keys.dump(key)
         content = await self._content(latest=latest, timeout_seconds=timeout_seconds)
         found = content.get(encoded)
@@ -187,7 +187,10 @@ class SharedMap(Generic[K, V]):
         latest: bool = False,
         timeout_seconds: float | None = None,
     ) -> R:
-        """What ``reader`` makes of the whole map, which it may keep; it must not block."""
+        """Call ``reader`` with the whole map, and return its result.
+
+        It must not block. It may keep the map, which never changes.
+        """
         return reader(
             self._view(await self._content(latest=latest, timeout_seconds=timeout_seconds))
         )
@@ -195,11 +198,11 @@ class SharedMap(Generic[K, V]):
     async def list_keys(
         self, *, latest: bool = False, timeout_seconds: float | None = None
     ) -> list[K]:
-        """All keys, in no particular order."""
+        """Return all keys in an unspecified order."""
         return list(self._view(await self._content(latest=latest, timeout_seconds=timeout_seconds)))
 
     async def size(self, *, latest: bool = False) -> int:
-        """How many keys there are."""
+        """Return the number of keys."""
         return len(await self._content(latest=latest))
 
     async def _content(self, *, latest: bool, timeout_seconds: float | None = None) -> MapContent:
@@ -211,20 +214,20 @@ class SharedMap(Generic[K, V]):
     # ------------------------------------------------------------ writing
 
     async def put(self, key: K, value: V, *, timeout_seconds: float | None = None) -> V | None:
-        """Set a key; the value that it had. Nothing is written if it has this value already."""
+        """Set a key, and return its previous value. Nothing is written if it has this value already."""
         return await self._change(key, lambda _old: self._values.dump(value), timeout_seconds)
 
     async def put_if_absent(
         self, key: K, value: V, *, timeout_seconds: float | None = None
     ) -> V | None:
-        """Set a key that has no value; None if that was so, else the value that it has and keeps."""
+        """Set a key that does not exist, and return None; return the value of a key that exists."""
         encoded = self._values.dump(value)
         return await self._change(key, lambda old: encoded if old is None else old, timeout_seconds)
 
     async def replace(
         self, key: K, expected: V, value: V, *, timeout_seconds: float | None = None
     ) -> bool:
-        """Set a key whose value equals ``expected``; whether it did."""
+        """Set a key if its value equals ``expected``; return whether it was set."""
         self._values.dump(expected)
         encoded, new = self._keys.dump(key), self._values.dump(value)
         was_equal = False
@@ -239,11 +242,11 @@ class SharedMap(Generic[K, V]):
         return was_equal
 
     async def delete(self, key: K, *, timeout_seconds: float | None = None) -> V | None:
-        """Remove a key; the value that it had, None where it had none and nothing was written."""
+        """Remove a key, and return its value; None if it did not exist and nothing was written."""
         return await self._change(key, lambda _old: None, timeout_seconds)
 
     async def clear(self, *, timeout_seconds: float | None = None) -> None:
-        """Remove every key; nothing is written if there is none."""
+        """Remove all keys; nothing is written for an empty map."""
         clear = (MapOperation(Kind.CLEAR),)
         await self._state.write(
             lambda content: clear if content else (), _nothing, timeout_seconds=timeout_seconds
@@ -256,9 +259,10 @@ class SharedMap(Generic[K, V]):
         *,
         timeout_seconds: float | None = None,
     ) -> V | None:
-        """Set a key to what ``function`` makes of its value; what it is then. None: no value.
+        """Set a key to the result of ``function`` for its value, and return the new value.
 
-        ``function`` may run several times, each on a newer value, and must have no effects.
+        None means that the key does not exist, or is removed. ``function`` may run several times, each time
+        on a newer value, and must have no side effects.
         """
         encoded = self._keys.dump(key)
 
@@ -282,10 +286,10 @@ class SharedMap(Generic[K, V]):
         if_version: int | None = None,
         timeout_seconds: float | None = None,
     ) -> Mapping[K, V]:
-        """Change several keys at once, all or none: ``function`` gives new values, None to remove.
+        """Change several keys together, all or none. ``function`` returns new values; None removes a key.
 
-        It sees the whole map, may run several times, and must have no effects. Returns the map
-        exactly behind the change. Raises VersionConflict unless the map still is of ``if_version``.
+        It receives the whole map, may run several times, and must have no side effects. Returns the map
+        directly after the change. Raises VersionConflict if the map's version is not ``if_version``.
         """
 
         def generate(content: MapContent) -> Iterable[MapOperation]:
@@ -308,9 +312,9 @@ class SharedMap(Generic[K, V]):
         new_of: Callable[[bytes | None], bytes | None],
         timeout_seconds: float | None,
     ) -> V | None:
-        """Set or remove one key; the value that it had."""
+        """Set or remove one key, and return its previous value."""
         encoded = self._keys.dump(key)
-        new_of(None)  # what is wrong with the value is told before anything is queued
+        new_of(None)  # an invalid value raises before anything is queued
         old: bytes | None = None
 
         def generate(content: MapContent) -> Iterable[MapOperation]:
@@ -335,10 +339,11 @@ class SharedMap(Generic[K, V]):
     # ------------------------------------------------------------ watching
 
     def watch(self, *, initial: bool = False) -> Watch[_RawChange, Change[K, V]]:
-        """Every change from now on, in order: ``async with`` it, then ``async for``.
+        """Return a watch of every change from now on, in order: ``async with`` it, then ``async for``.
 
-        ``initial``: first what there is, as if it had been put just now. Raises WatchOverflow when
-        more changes wait than ``StateLimits.watched_changes_max``: watch anew, with ``initial``.
+        With ``initial`` it first reports the present content, as if it had been put just now. It raises
+        WatchOverflow when more than ``StateLimits.watched_changes_max`` changes wait: start another watch with
+        ``initial``.
         """
         return Watch(
             self._state,
@@ -359,7 +364,7 @@ class SharedMap(Generic[K, V]):
 
 
 _RawChange = tuple[bytes, bytes | None, bytes | None, int]
-"""A change as it stands in the log: key, value, previous value, version."""
+"""An undecoded change: key, value, previous value, version."""
 
 
 def _present(content: MapContent, version: int) -> Iterable[_RawChange]:
@@ -369,7 +374,7 @@ def _present(content: MapContent, version: int) -> Iterable[_RawChange]:
 def _changes_of(
     before: MapContent, after: MapContent, operations: tuple[MapOperation, ...], version: int
 ) -> Iterable[_RawChange]:
-    """What a write did: of the keys it names, or of all after CLEAR and where nobody knows."""
+    """Return the changes of a write: of the keys that it names, or of all keys for CLEAR or unknown operations."""
     named: Iterable[bytes]
     if not operations or any(operation.kind is Kind.CLEAR for operation in operations):
         named = {**dict.fromkeys(before.keys()), **dict.fromkeys(after.keys())}

@@ -1,4 +1,4 @@
-"""``SharedState``: a value that all who open it share, changed only by operations in a log."""
+"""``SharedState``: a value that all its users share, changed only by operations in a log."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ R = TypeVar("R")
 
 
 class Versioned(NamedTuple, Generic[S]):
-    """A state and its version, which rises by one with every write that changed something."""
+    """A state and its version, which increases by one with every write that changes something."""
 
     version: int
     state: S
@@ -37,24 +37,23 @@ Listener = Callable[[tuple[AppliedWrite[Any, Any], ...]], None]
 
 
 def unchanged(state: S) -> S:
-    """What ``immutable`` states are copied with."""
+    """Return the state itself: the copy function of immutable states."""
     return state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStateBuilder(Generic[S, Op]):
-    """Says what a state is made of; ``open`` it on a topic, or ``in_memory`` for tests.
+    """Defines a state; ``open`` it on a topic, or ``in_memory`` for tests.
 
-    ``initial`` gives the state of an empty log. ``apply(state, operation)`` gives the state behind
-    an operation; everybody applies the same operations in the same order, so it must depend on
-    nothing else. ``serialize`` and ``deserialize`` turn operations into bytes and back.
+    ``initial`` returns the state of an empty log. ``apply(state, operation)`` returns the state after an
+    operation. All users apply the same operations in the same order, so ``apply`` must depend on its arguments
+    only. ``serialize`` and ``deserialize`` convert operations to bytes and back.
 
-    States are copied (``copy``, deeply unless said otherwise) before they are changed or given out,
-    so nobody can change what is shared. Where states are values that never change, and ``apply``
-    returns new ones, say ``immutable=True``: then nothing is copied.
+    States are copied (``copy``, by default deeply) before they are changed or returned, so that no user can
+    change the shared value. With ``immutable=True`` nothing is copied: states must then never change, and
+    ``apply`` must return new ones.
 
-    With ``snapshots``, which turn states into bytes and back, ``checkpoints`` bound how long it
-    takes to open.
+    With ``snapshots``, which convert states to bytes and back, ``checkpoints`` bound the time to open the state.
     """
 
     initial: Callable[[], S]
@@ -69,7 +68,7 @@ class SharedStateBuilder(Generic[S, Op]):
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
 
     def open(self, client: Client, topic: str) -> SharedState[S, Op]:
-        """The state on a topic, which must not be partitioned; ``async with`` it."""
+        """Return the state on a topic, which must not be partitioned. Enter it with ``async with``."""
         store = None
         if self.snapshots is not None and self.checkpoints.is_enabled:
             store = CheckpointStore.beside(client, topic)
@@ -78,15 +77,15 @@ class SharedStateBuilder(Generic[S, Op]):
     def in_memory(
         self, log: MemoryLog | None = None, checkpoints: CheckpointStore | None = None
     ) -> SharedState[S, Op]:
-        """The state on a log in memory; several on the same log share it, as on a topic."""
+        """Return the state on a log in memory. States on the same log share it, as on a topic."""
         return SharedState(self, log or MemoryLog(), checkpoints)
 
     def with_limits(self, limits: StateLimits) -> Self:
-        """The same with other bounds."""
+        """Return the same builder with other limits."""
         return replace(self, limits=limits)
 
     def rules(self) -> Rules[S, Op]:
-        """For the fold."""
+        """Return the functions for the fold."""
         return Rules(
             self.initial,
             self.apply,
@@ -98,10 +97,11 @@ class SharedStateBuilder(Generic[S, Op]):
 
 
 class SharedState(Generic[S, Op]):
-    """A shared state. ``async with`` it in one task; use it from any task of that loop.
+    """A shared state. Enter it (``async with``) in one task; any task of that loop may use it.
 
-    Opening folds the log, from the newest checkpoint on. Raises StateGap where entries are missing,
-    Refused (a partitioned topic, no right to read), Unavailable when it takes too long.
+    Entering folds the log from the latest checkpoint on. Raises StateGap if entries are missing, Refused (a
+    partitioned topic, no right to read), Unavailable if it takes longer than
+    ``StateLimits.opening_timeout_seconds``.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class SharedState(Generic[S, Op]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """See writes through that were taken, and hand the log over."""
+        """Complete the accepted writes, and hand the log over."""
         self._is_open = False
         try:
             if not isinstance(error, asyncio.CancelledError):
@@ -170,7 +170,7 @@ class SharedState(Generic[S, Op]):
         self._end_watches(Closed("the shared state was closed"))
         for task in self._running:
             task.cancel()
-        # The group would wrap what the application raised; only its own cancellation concerns it.
+        # The task group would wrap the application's error; pass on its own cancellation only.
         if isinstance(error, asyncio.CancelledError):
             await self._tasks.__aexit__(kind, error, traceback)
         else:
@@ -180,17 +180,17 @@ class SharedState(Generic[S, Op]):
 
     @property
     def version(self) -> int:
-        """Of the state as it is known here now."""
+        """The version of the state that this instance has folded so far."""
         return self._replica.fold.version
 
     @property
     def grants(self) -> int:
-        """How often it was this instance's turn to write."""
+        """Number of grants that this instance has received."""
         return self._writer.grants
 
     @property
     def trouble(self) -> Trouble | None:
-        """Why it does not follow its log any more; None while it does. Closed: its client was."""
+        """The reason why it no longer follows its log; None while it does. Closed: its client was closed."""
         return self._replica.trouble
 
     async def read(
@@ -200,19 +200,19 @@ class SharedState(Generic[S, Op]):
         latest: bool = False,
         timeout_seconds: float | None = None,
     ) -> R:
-        """What ``reader`` makes of the state; it must not block.
+        """Call ``reader`` with the state, and return its result. ``reader`` must not block.
 
-        ``latest``: the state holds every write, anybody's, that was acknowledged before this call.
-        Otherwise it is as it is known here, which costs nothing, never goes back, and holds all
-        that this instance wrote or read before. Raises Unavailable, StateGap; with ``latest`` also
-        UnreadableEntry when the state cannot be read to its end.
+        With ``latest`` the state contains every write of every user that was acknowledged before this call.
+        Without it, the state is this instance's: reading is free, never returns an older state than before, and
+        includes everything that this instance wrote or read. Raises Unavailable, StateGap; with ``latest`` also
+        UnreadableEntry if the log cannot be read to its end.
         """
         return reader((await self.snapshot(latest=latest, timeout_seconds=timeout_seconds)).state)
 
     async def snapshot(
         self, *, latest: bool = False, timeout_seconds: float | None = None
     ) -> Versioned[S]:
-        """The state and its version; see ``read``. A ``write`` may ask for that version."""
+        """Return the state and its version; see ``read``. Pass the version to ``write`` as ``if_version``."""
         self._check_open()
         seconds = self._limits.timeout_seconds if timeout_seconds is None else timeout_seconds
         await self._complete(seconds)
@@ -229,7 +229,7 @@ class SharedState(Generic[S, Op]):
             raise Unavailable(f"the log was not read to its end within {seconds:g} s") from error
 
     async def _freshen(self, seconds: float) -> None:
-        """Wait until everything is folded that was acknowledged before."""
+        """Wait until everything that was acknowledged before is folded."""
         try:
             async with asyncio.timeout(seconds):
                 folded = self._replica.fold.position
@@ -255,16 +255,16 @@ class SharedState(Generic[S, Op]):
         if_version: int | None = None,
         timeout_seconds: float | None = None,
     ) -> R:
-        """Append the operations that ``generate`` gives, all or none; what ``reader`` makes of it.
+        """Append the operations of ``generate``, all or none, and return the result of ``reader``.
 
-        ``generate`` sees the newest state, with every write before this one, and may run several
-        times, each on another state: it must have no effects. ``reader`` runs once, on exactly the
-        state behind these operations. No operations: nothing is written, and ``reader`` sees the
-        state that ``generate`` saw, which was the newest at some moment of this call.
+        ``generate`` receives the latest state, with every write before this one. It may run several times, each
+        time on another state, and must have no side effects. ``reader`` runs once, on the state directly after
+        these operations. Without operations nothing is written, and ``reader`` receives the state of
+        ``generate``, which was the latest at one moment of this call.
 
-        Raises what ``generate`` or the applier raised and VersionConflict (``if_version``), NotSent,
-        Refused, Closed: nothing was written. Raises OutcomeUnknown when the time is over and the
-        write may be in the log. What ``reader`` raises comes after the write is done.
+        Raises the exception of ``generate`` or of the applier, VersionConflict (``if_version``), NotSent,
+        Refused or Closed if nothing was written. Raises OutcomeUnknown if the time limit has passed and the write
+        may be in the log. An exception of ``reader`` is raised after the write is complete.
         """
         outcome = await self._write(generate, if_version, timeout_seconds)
         return reader(self._rules.copy(outcome.state))
@@ -287,19 +287,20 @@ class SharedState(Generic[S, Op]):
         )
         return await self._writer.write(write, seconds)
 
-    # ------------------------------------------------------------ for those who build on it
+    # ------------------------------------------------------------ for SharedMap and watches
 
     async def ready(self) -> None:
-        """Wait until it may be read. Raises Closed, Unavailable, StateGap, Refused."""
+        """Wait until the state can be read. Raises Closed, Unavailable, StateGap, Refused."""
         self._check_open()
         await self._complete(self._limits.timeout_seconds)
-        self._check_open()  # it may have been closed meanwhile
+        self._check_open()  # the state may have been closed meanwhile
 
     def listen(
         self, key: object, listener: Listener, on_end: Callable[[OnewriterError], None]
     ) -> None:
-        """Tell ``listener`` of all writes as they are applied, and ``on_end`` why no more will come:
-        a trouble, or Closed. They must not block or raise.
+        """Report applied writes to ``listener``, and to ``on_end`` the reason when there will be no more.
+
+        The reason is a trouble, or Closed. The callbacks must not block or raise.
         """
         self._listeners[key] = listener
         self._ends[key] = on_end
@@ -307,16 +308,16 @@ class SharedState(Generic[S, Op]):
             on_end(self.trouble)
 
     def unlisten(self, key: object) -> None:
-        """No more."""
+        """Stop the reports."""
         self._listeners.pop(key, None)
         self._ends.pop(key, None)
 
     def present(self) -> tuple[S, int]:
-        """The state and its version, as they are known here now; not a copy."""
+        """Return this instance's state, not a copy, and its version."""
         return self._replica.fold.state, self._replica.fold.version
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint of the present state now. Raises Unavailable, Refused."""
+        """Write a checkpoint of the current state now. Raises Unavailable, Refused."""
         self._check_open()
         if self._checkpointer is None:
             raise Closed("this state has no checkpoints")
@@ -355,7 +356,7 @@ class SharedState(Generic[S, Op]):
             on_end(error)
 
     def _on_replaced(self, before: S, after: S) -> None:
-        """The log lost what was read before: whoever watches is shown the difference."""
+        """Report the difference to watches, after the log lost entries that were read before."""
         applied: AppliedWrite[S, Op] = AppliedWrite((), before, after, self.version)
         for listener in list(self._listeners.values()):
             listener((applied,))

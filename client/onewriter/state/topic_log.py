@@ -1,4 +1,4 @@
-"""A topic as the log of a shared state: Log and Grant over the SDK's producer, reader and check."""
+"""A topic as the log of a shared state: Log and Grant by the SDK's producer, reader and check."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from onewriter_core.ids import InvalidTopicName, Position, TopicName
 from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX
 
 CHECKPOINT_SUBSCRIPTION = "onewriter.checkpoint"
-"""Holds back the retention of a log and of its checkpoints: see docs/shared-state.md."""
+"""Name of the subscription that holds back the retention of a log and its checkpoints; see docs/shared-state.md."""
 
 PENDING_MESSAGES_MAX = 100_000
-"""Messages of one entry; the writer bounds how many entries are under way."""
+"""Largest number of messages in one entry; the writer bounds the number of entries in flight."""
 
 PENDING_BYTES_MAX = 64 * 1024 * 1024
 
@@ -41,21 +41,21 @@ HAND_OVER_SECONDS = 5.0
 _ONE_ENTRY = Batching(
     messages_max=PENDING_MESSAGES_MAX, bytes_max=MESSAGE_LENGTH_MAX, delay_seconds=60.0
 )
-"""Nothing but a flush closes a batch: the framing sees to it that an entry fits."""
+"""Only a flush ends a batch; the framing ensures that an entry fits."""
 
 
 def companion_of(topic: str) -> str:
-    """Where a topic's checkpoints are; its hash tag puts it into the topic's own bucket."""
+    """Return the name of a topic's companion; its hash tag puts it into the topic's bucket."""
     name = _topic_name(topic)
     local = name.local if "{" in name.local else "{" + name.local + "}"
     return f"{name.domain}://{name.tenant}/{name.namespace}/{local}-checkpoints"
 
 
 class TopicLog:
-    """Implements Log for one topic, which must not be partitioned, nor be one partition of it.
+    """Implements Log for one topic, which must be neither partitioned nor a partition.
 
-    ``is_batched``: its entries may have several messages. ``creates=False``: looking for its end does not make a topic that does not exist. Raises
-    ConfigurationError for a name that is none.
+    ``is_batched``: its entries may have several messages. ``creates=False``: reading the end does not create a
+    missing topic. Raises ConfigurationError for an invalid name.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class TopicLog:
         self._creates = creates
         self._reader: Reader | None = None
         self._proves_end: bool | None = None
-        """Whether the broker answers CHECK; None: not asked yet."""
+        """Whether the broker supports CHECK; None: not known yet."""
 
     async def acquire(self, on_change: Callable[[], None]) -> TopicGrant:
         if self._proves_end is None:
@@ -83,7 +83,7 @@ class TopicLog:
             producer = await self._client.create_producer(
                 self.name, options, on_change=lambda _producer: on_change()
             )
-        except Fenced as error:  # somebody took the log and sent all away who waited: queue again
+        except Fenced as error:  # a takeover has rejected all waiters: queue again
             raise Unavailable(str(error)) from error
         return TopicGrant(
             producer, tells_waiting=bool(self._proves_end), is_batched=self._is_batched
@@ -112,7 +112,7 @@ class TopicLog:
                 try:
                     message = reader.next_nowait()
                     return message if message is not None else await reader.next()
-                except EndOfTopic:  # what is there stays readable
+                except EndOfTopic:  # the entries so far stay readable
                     await reader.changed()
         except Unreadable as error:
             at = Position(error.message_id.ledger, error.message_id.entry)
@@ -129,7 +129,7 @@ class TopicLog:
         return await self._last_read()
 
     async def _last_read(self) -> Position:
-        """The end as a reader is told it. Raises Refused for a partitioned topic."""
+        """Return the end as the broker reports it to a reader. Raises Refused for a partitioned topic."""
         reader = self._reader
         if reader is not None and reader.end is None:
             return _position(await reader.last_message_id())
@@ -151,7 +151,7 @@ class TopicLog:
         return _position(check.last_message_id)
 
     def retention(self) -> TopicRetention:
-        """Holds back what the broker cuts of this topic."""
+        """Return the retention hold of this topic."""
         return TopicRetention(self._client, self.name)
 
 
@@ -177,7 +177,7 @@ class TopicGrant:
             for message in messages
         ]
         if self._is_batched:
-            await self._producer.flush()  # what is handed in next begins another entry
+            await self._producer.flush()  # the next message begins another entry
         receipt: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         receipts[-1].add_done_callback(lambda done: _pass_on(done, receipt))
         return receipt
@@ -187,7 +187,7 @@ class TopicGrant:
 
 
 class TopicRetention:
-    """Implements KeepBehind: a durable subscription, behind which a broker cuts nothing."""
+    """Implements KeepBehind by a durable subscription: the broker removes no entry after its position."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self._client = client
@@ -231,6 +231,6 @@ def _pass_on(done: asyncio.Future[MessageId], to: asyncio.Future[object]) -> Non
         to.cancel()
     elif (error := done.exception()) is not None:
         to.set_exception(error)
-        to.exception()  # the writer may have gone
+        to.exception()  # mark it as retrieved: the writer may have ended
     else:
         to.set_result(_position(done.result()))

@@ -1,4 +1,4 @@
-"""Following the changes of a state: bounded, and told when it could not keep up."""
+"""Watches: bounded streams of a state's changes, which end with an error if the reader is too slow."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ C = TypeVar("C")
 
 
 class Watched(Protocol):
-    """A state, as watchers need it."""
+    """The methods of a state that watches use."""
 
     async def ready(self) -> None:
-        """Wait until it may be read. Raises what is in the way."""
+        """Wait until the state can be read. Raises the trouble that prevents it."""
         ...
 
     def listen(
@@ -29,27 +29,27 @@ class Watched(Protocol):
         listener: Callable[[tuple[AppliedWrite[Any, Any], ...]], None],
         on_end: Callable[[OnewriterError], None],
     ) -> None:
-        """Tell of every write, and why there will be no more: at once, if that is known."""
+        """Report every write, and the reason when there will be no more: at once, if it is known."""
         ...
 
     def unlisten(self, key: object) -> None:
-        """No more."""
+        """Stop the reports."""
         ...
 
     def present(self) -> tuple[Any, int]:
-        """The state and its version, as they are now."""
+        """Return the current state and its version."""
         ...
 
 
 class Watch(Generic[Raw, C]):
-    """``async with`` it, then ``async for`` each change. One reader at a time.
+    """Enter it with ``async with``, then iterate over the changes with ``async for``. One reader at a time.
 
-    ``changes_of(before, after, operations, version)`` says what a write changed; ``decode`` makes of
-    each change what the reader gets, when he takes it.
+    ``changes_of(before, after, operations, version)`` returns the changes of a write; ``decode`` converts each
+    change when the reader takes it.
 
-    Entering waits until the state may be read, and raises what is in the way. The iteration ends
-    when the state is closed; it raises the state's trouble, or WatchOverflow, behind the changes
-    that came before. Then it is over: watch anew.
+    Entering waits until the state can be read, and raises the trouble that prevents it. The iteration ends when
+    the state is closed. It raises the state's trouble, or WatchOverflow, after the changes before it; the watch
+    is then over, and the application has to start another one.
     """
 
     def __init__(

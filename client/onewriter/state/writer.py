@@ -1,10 +1,10 @@
-"""Who appends: takes the log's grant when there is something to write, and keeps it between writes.
+"""The writer of a shared state: it acquires the log's grant when there are writes, and keeps it between writes.
 
-The grant is held until somebody else waits for it. Then, after a tenure of at least
-``tenure_seconds_min``, what is under way is seen through and the log is handed over; whoever still
-has writes queues again. So two busy writers take turns, each for a tenure, and none is ever fenced.
-Where brokers do not tell that somebody waits the grant is given up after ``blind_tenure_seconds``,
-or when there was nothing to write for ``blind_idle_seconds``.
+The writer holds the grant until another writer waits for it. Then, after a tenure of at least
+``tenure_seconds_min``, it completes the entries in flight and hands the log over; if it has more writes, it queues
+again. So two busy writers alternate, each for one tenure, and none is ever fenced. If the broker does not report
+waiters, the writer releases the grant after ``blind_tenure_seconds``, or after ``blind_idle_seconds`` without a
+write.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onewriter.state.pending_writes import Outcome, PendingWrite, Rider, WriteOu
 from onewriter.state.replica import Replica
 
 _DEFINITE = (Fenced, Refused, NotSent)
-"""An append that ended so is certainly not in the log."""
+"""Errors after which an append is certainly not in the log."""
 
 S = TypeVar("S")
 Op = TypeVar("Op")
@@ -45,30 +45,30 @@ log = logging.getLogger("onewriter")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateLimits:
-    """Bounds of one shared state; seconds."""
+    """Limits of one shared state; times are in seconds."""
 
     timeout_seconds: float = 30.0
-    """A read or a write where nothing else is said; closing."""
+    """Default limit of a read or a write; limit of closing."""
     opening_timeout_seconds: float = 120.0
-    """Reading the log for the first time."""
+    """Limit of reading the log for the first time."""
     queued_writes_max: int = 10_000
-    """Writes that have no outcome yet; more wait for room."""
+    """Largest number of writes without an outcome; further ones wait."""
     entries_in_flight_max: int = 8
-    """Entries that were appended and did not come back yet."""
+    """Largest number of entries that were appended and not read back yet."""
     tenure_seconds_min: float = 0.1
-    """For how long a writer may write before it hands over to another."""
+    """Shortest tenure before a writer hands over to another one."""
     drain_seconds_max: float = 5.0
-    """For how long it then sees through what is under way; what is left is decided later."""
+    """Longest wait for entries in flight before a handover; the next grant decides the rest."""
     blind_tenure_seconds: float = 0.25
     blind_idle_seconds: float = 0.02
     watched_changes_max: int = 10_000
-    """Changes that one watcher has not taken yet; with more it ends with WatchOverflow."""
+    """Largest number of changes that a watcher has not taken; above it, the watch ends with WatchOverflow."""
 
 
 class Writer(Generic[S, Op]):
-    """``run`` it beside its replica; ``write`` from any task of the same loop.
+    """Appends writes; ``run`` it next to its replica. Any task of the same loop may call ``write``.
 
-    ``prepare`` runs before each grant is asked for.
+    ``prepare`` runs before each request for a grant.
     """
 
     def __init__(
@@ -85,33 +85,33 @@ class Writer(Generic[S, Op]):
         self._replica: Replica[S, Op]
         self._wake = Signal()
         self._decided = Signal()
-        """Some writes have an outcome, or their callers have gone."""
+        """Notified when writes have an outcome, or their callers were cancelled."""
         self._slots = asyncio.Semaphore(limits.queued_writes_max)
         self._is_failed = False
-        """An append under the present grant was refused, or nobody knows."""
+        """Whether an append under the current grant was refused or has an unknown outcome."""
         self._is_closing = False
         self.grant: Grant | None = None
-        """While it is held."""
+        """The current grant; None while the writer has none."""
         self.grants = 0
-        """How often it was got."""
+        """Number of grants so far."""
 
     def attach(self, replica: Replica[S, Op]) -> None:
-        """Say whose log it is."""
+        """Set the replica that follows the same log."""
         self._replica = replica
 
     def taken(self, taken: Taken[S, Op]) -> None:
-        """An entry came out of the log."""
+        """Record an entry that was read from the log."""
         self.outbox.taken(taken)
         self._wake.tell()
         self._decided.tell()
 
     def troubled(self, error: OnewriterError) -> None:
-        """Nothing comes out of the log any more, as the replica has found."""
+        """Record that the replica cannot read the log any more."""
         self._refuse(error)
         self._wake.tell()
 
     async def write(self, write: PendingWrite[S, Op], timeout_seconds: float) -> Outcome[S]:
-        """See one write through. Raises what its generator raised, NotSent, OutcomeUnknown, Closed."""
+        """Complete one write. Raises its generator's exception, NotSent, OutcomeUnknown, Closed."""
         try:
             async with asyncio.timeout(timeout_seconds), self._slots:
                 if self._is_closing:
@@ -129,13 +129,13 @@ class Writer(Generic[S, Op]):
             self._decided.tell()
 
     async def run(self) -> None:
-        """Write whatever is queued, for ever."""
+        """Write the queued writes, until cancelled."""
         backoff = Backoff()
         outbox = self.outbox
         while True:
             await self._wake.until(lambda: bool(outbox.queue or outbox.sent))
             if (trouble := self._replica.trouble) is not None:
-                self._refuse(trouble)  # nothing comes back that a grant could decide
+                self._refuse(trouble)  # nothing can be read back, so a grant would decide nothing
                 continue
             try:
                 await self._replica.complete()
@@ -157,7 +157,7 @@ class Writer(Generic[S, Op]):
                 await asyncio.sleep(backoff.seconds())
 
     async def _served(self, grant: Grant) -> bool:
-        """Use a grant and hand it over; whether nothing was in the way."""
+        """Use a grant and hand it over; return whether there was no trouble."""
         try:
             await self._serve(grant)
         except (Refused, StateError, Closed) as error:
@@ -173,7 +173,7 @@ class Writer(Generic[S, Op]):
             await grant.hand_over()
 
     async def close(self, timeout_seconds: float) -> None:
-        """Take no more writes and see those through that were taken, for so long."""
+        """Accept no more writes, and complete the accepted ones within the time limit."""
         self._is_closing = True
         self._decided.tell()
         outbox = self.outbox
@@ -187,7 +187,7 @@ class Writer(Generic[S, Op]):
         outbox.fail_all(_closed)
 
     def abandon(self) -> None:
-        """Nothing is written any more: tell everybody."""
+        """Fail all writes, because nothing is written any more."""
         self._is_closing = True
         self.outbox.fail_all(_closed)
         self._decided.tell()
@@ -195,7 +195,7 @@ class Writer(Generic[S, Op]):
     # ------------------------------------------------------------ under a grant
 
     async def _serve(self, grant: Grant) -> None:
-        """Write under a grant until it is over or others want it."""
+        """Write under a grant until it is over or another writer waits."""
         self._is_failed = False
         await self._read_to_the_end()
         fold = self._replica.fold
@@ -220,7 +220,7 @@ class Writer(Generic[S, Op]):
                 await self._wait(wait_seconds)
 
     async def _read_to_the_end(self) -> None:
-        """Fold everything that was there when the grant began; nobody else appends any more."""
+        """Fold everything before the beginning of the grant; no other writer appends any more."""
         replica = self._replica
         end = await self._source.end()
         if end < replica.fold.position:
@@ -229,7 +229,7 @@ class Writer(Generic[S, Op]):
         await replica.reach(end)
 
     async def _decide_at_the_end(self) -> None:
-        """Nobody appends to a terminated log any more: what does not come out of it is not in it."""
+        """Decide the writes on a terminated log: those that cannot be read back are not in it."""
         try:
             await self._read_to_the_end()
         except OnewriterError as error:
@@ -241,7 +241,7 @@ class Writer(Generic[S, Op]):
         return grant.end is not None or self._is_failed or self.outbox.is_spoiled
 
     def _seconds_left(self, grant: Grant, held: float, idle: float) -> float | None:
-        """Until it is to be handed over; None: nobody waits."""
+        """Return the seconds until the handover; None: no other writer waits."""
         limits = self._limits
         if grant.waiting is None:
             left = limits.blind_tenure_seconds - held
@@ -257,7 +257,7 @@ class Writer(Generic[S, Op]):
             return
 
     async def _drain(self, grant: Grant) -> None:
-        """Wait until what was sent has come back."""
+        """Wait until the sent entries are read back."""
         try:
             async with asyncio.timeout(self._limits.drain_seconds_max):
                 await self._wake.until(lambda: not self.outbox.sent or self._is_over(grant))
@@ -265,7 +265,7 @@ class Writer(Generic[S, Op]):
             log.warning("%s: handing over with entries under way", self._source.name)
 
     async def _send(self, grant: Grant) -> None:
-        """One entry, out of what is queued."""
+        """Append one entry of queued writes."""
         gathered = self.outbox.gather()
         messages = self.outbox.seal(gathered) if gathered.writes or gathered.is_forced else ()
         if not messages:
@@ -281,7 +281,7 @@ class Writer(Generic[S, Op]):
             receipt.add_done_callback(lambda done: self._received(gathered.writes, done))
 
     async def _confirm(self, grant: Grant, riders: list[Rider[S, Op]]) -> None:
-        """They leave nothing behind, and nothing is under way: true if the log still ends here."""
+        """Confirm writes without operations, with no entry in flight: they hold if the log still ends here."""
         writes = [write for write, _ in riders]
         position = self._replica.fold.position
         is_forced = any(write.is_forced for write in writes)
@@ -290,7 +290,7 @@ class Writer(Generic[S, Op]):
         except BarrierUnsupported:
             for write, outcome in riders:
                 write.is_forced = True
-                if isinstance(outcome, Exception):  # what raised is not worth an entry
+                if isinstance(outcome, Exception):  # a write that raised needs no entry
                     settle(write, outcome)
             self.outbox.put_back(writes)
             return
@@ -309,21 +309,23 @@ class Writer(Generic[S, Op]):
             self._failed(writes, error)
 
     def _failed(self, writes: list[PendingWrite[S, Op]], error: BaseException) -> None:
-        """Nothing more is sent under this grant; the next one decides what became of the rest."""
+        """Send nothing more under this grant; the next one decides the remaining writes."""
         if not self._is_failed:
             log.info("%s: an append failed: %s", self._source.name, error)
         if isinstance(error, _DEFINITE):
             for write in writes:
                 write.is_sent = False
                 if isinstance(error, Refused) and not isinstance(error, Fenced):
-                    fail(write, Refused(error.code, error.message))  # it would be again
+                    fail(
+                        write, Refused(error.code, error.message)
+                    )  # a retry would be refused again
         self._is_failed = True
         self._wake.tell()
 
     def _refuse(self, error: OnewriterError) -> None:
-        """Nothing can be written now: those that were never sent are told so.
+        """Fail the writes that were never sent, because nothing can be written now.
 
-        Nor is anything read back while the replica is in trouble: then all are told.
+        While the replica is in trouble nothing can be read back, so all writes fail.
         """
         if self._replica.trouble is not None:
             self.outbox.fail_all(lambda write: _undecided(write, error))

@@ -19,10 +19,11 @@ from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import AUDIT_RECORDS_PER_TICK, RedisLogStore
 from onewriter_broker.log.store.staged_parts import StagedPart
+from onewriter_broker.topic.history import audit as audit_module
 from onewriter_broker.topic.history import transitions
-from onewriter_broker.topic.history.transitions import Chronicles
+from onewriter_broker.topic.history.audit import AuditTail
 from onewriter_broker.topic.publish.staging import NOTED_PER_TICK, Staging
-from onewriter_broker.topic.retention.segments import Page, Segment
+from onewriter_broker.topic.retention.segments import Segment, SegmentPage
 from onewriter_core.ids import EARLIEST, Position, TopicName
 
 TOPIC = TopicName.parse("orders")
@@ -53,7 +54,7 @@ def test_of_a_segment_that_grows_while_it_is_told_no_more_is_told() -> None:
     segments = [Segment(ledger) for ledger in range(3)]
     for each in segments:
         each.add(Block(Position(each.ledger, 1), [1], b"x", None, 1, b""))
-    listed = bulk._segments(Page(EARLIEST, Position(2, 1), segments, True, EARLIEST))
+    listed = bulk._segments(SegmentPage(EARLIEST, Position(2, 1), segments, True, EARLIEST))
     segments[-1].add(Block(Position(2, 2), [1], b"x", None, 1, b""))
     told = list(listed)
     assert [each["last"] for each in told] == ["0:1", "1:1", "2:1"]
@@ -84,9 +85,9 @@ class Audit:
 
 
 async def test_reading_the_audit_of_earlier_brokers_lets_other_tasks_run() -> None:
-    audit = cast("LogStore", Audit(TICKS * transitions.RECORDS_PER_TICK))
+    audit = cast("LogStore", Audit(TICKS * audit_module.RECORDS_PER_TICK))
     with Others() as others:
-        told = await Chronicles(audit, lambda: 0.0).before(0, TOPIC, "me", 0)
+        told = await AuditTail(audit, lambda: 0.0).before(0, TOPIC, "me", 0)
     assert len(told) == transitions.HISTORY_MAX
     assert others.ticks >= TICKS
 

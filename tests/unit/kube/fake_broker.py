@@ -1,6 +1,6 @@
-"""A broker's HTTP interface as the operator uses it, with topics that a test moves by hand.
+"""A fake broker with the HTTP interface that the operator uses; a test sets its topics.
 
-``tests/cluster/test_operator_real_brokers.py`` holds the real one to the same contract.
+``tests/cluster/test_operator_real_brokers.py`` checks the real broker against the same contract.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def status(epoch: int = 1, state: str = "Held", **more: Any) -> Json:
 
 
 def contender(name: str, claim: str | None = None, pod: str | None = None, **more: Any) -> Json:
-    """Somebody who holds a topic or waits for it; a pod's uid is made of its name."""
+    """A producer that holds a topic or waits for it; the pod's uid is derived from its name."""
     return {
         "producerName": name,
         "claim": claim,
@@ -67,7 +67,7 @@ def contender(name: str, claim: str | None = None, pod: str | None = None, **mor
 def transition(
     epoch: int, cause: str, holder: Json | None, previous: Json | None, at: str = AT
 ) -> Json:
-    """A change of hands."""
+    """A transition."""
     holder, previous = _person(holder), _person(previous)
     if previous is not None:
         previous.pop("address", None)
@@ -83,7 +83,7 @@ def transition(
 
 
 def _person(found: Json | None) -> Json | None:
-    """Who a story tells of; it says nothing of queues."""
+    """A producer as transitions show it, without its queue position."""
     if found is None:
         return None
     return {
@@ -92,7 +92,7 @@ def _person(found: Json | None) -> Json | None:
 
 
 class FakeBroker:
-    """One broker. Set its topics with ``serve`` and ``drop``; see what it was told in ``desired``."""
+    """One broker. Set its topics with ``serve`` and ``drop``; its ``desired`` is the state that it received."""
 
     def __init__(self, name: str = "broker-0") -> None:
         self.name = name
@@ -120,27 +120,27 @@ class FakeBroker:
     # ------------------------------------------------------------ what a test does
 
     def serve(self, topic: str, found: Json | None = None) -> None:
-        """The broker serves a topic, or something of it changes."""
+        """Serve a topic, or change its status."""
         self.served[topic] = found if found is not None else status()
         self._tell({"type": "TOPIC", "topic": topic, "status": self.served[topic]})
 
     def drop(self, topic: str) -> None:
-        """The broker no longer serves it."""
+        """Stop serving a topic."""
         self.served.pop(topic, None)
         self._tell({"type": "GONE", "topic": topic})
 
     def report_buckets(self, served: list[int], waiting: dict[str, str]) -> None:
-        """It serves these of 64 buckets, and should serve those."""
+        """Report some of 64 buckets as served and some as waiting."""
         self.buckets = {"type": "BUCKETS", "count": 64, "served": served, "waiting": waiting}
         self._tell(self.buckets)
 
     def cut(self) -> None:
-        """Every stream ends."""
+        """End every stream."""
         for watcher in self._watchers:
             watcher.put_nowait(None)
 
     def reset(self) -> None:
-        """It serves and stores nothing any more, and does as it is told."""
+        """Drop all topics and all prepared failures."""
         for topic in list(self.served):
             self.drop(topic)
         self.stored.clear()
@@ -150,18 +150,18 @@ class FakeBroker:
         self.refuse_put, self.is_down = None, False
 
     def forget(self) -> None:
-        """What it was told is forgotten."""
+        """Forget all received requests."""
         for told in (self.bodies, self.calls, self.fences, self.handovers, self.deletions):
             told.clear()
 
     def topics(self) -> list[str]:
-        """The Pulsar topics that are declared to it."""
+        """The Pulsar topics in its desired state."""
         if self.desired is None:
             return []
         return sorted(str(topic.topic_name) for topic in self.desired.state.topics)
 
     def claims(self) -> list[str]:
-        """The claims that are declared to it."""
+        """The claims in its desired state."""
         if self.desired is None:
             return []
         return sorted(str(claim.metadata) for claim in self.desired.state.claims)
@@ -335,7 +335,7 @@ class FakeBroker:
 
 
 class ThreadedBroker:
-    """A FakeBroker in a loop and thread of its own, for tests that block."""
+    """A FakeBroker in its own loop and thread, for tests that block."""
 
     def __init__(self, name: str = "broker-0") -> None:
         self.fake = FakeBroker(name)
@@ -360,7 +360,7 @@ class ThreadedBroker:
         return self.fake.url
 
     def do(self, action: Callable[[], Any]) -> Any:
-        """Have something done in the broker's own loop; what it returned."""
+        """Run a function in the broker's loop; its result."""
 
         async def done() -> Any:
             return action()

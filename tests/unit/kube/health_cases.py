@@ -1,4 +1,4 @@
-"""Objects whose status the operator's own plan has written, for tools that judge health by it."""
+"""Objects whose status comes from the operator's plan, for tools that judge health by status."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def title(case: Json) -> str:
 
 
 def document(case: Json) -> Json:
-    """The object of a case, as the API server would show it."""
+    """The object of a case, as the API server would return it."""
     if case.get("fresh"):
         return {
             "apiVersion": "onewriter.dev/v1alpha1",

@@ -1,4 +1,4 @@
-"""Configurations that the tests of what is installed share."""
+"""Configurations for the tests of the installed objects."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ EVERYTHING: Json = {
     },
     "networkPolicies": {"clients": [PEER], "monitoring": [MONITORING], "apiServerPorts": [6443]},
 }
-"""Every choice made otherwise than by default."""
+"""Every setting differs from its default."""
 
 EXTERNAL: Json = {
     "externalStore": {

@@ -1,4 +1,4 @@
-"""What the webhook adds to a pod, and what it never touches."""
+"""The parts that the webhook adds to a pod, and those that it never changes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pod(*, labels: Json | None = None, annotations: Json | None = None, **spec: 
 
 
 def patched(found: Json, patch: list[Json]) -> Json:
-    """The pod with a patch applied; only ``add`` is used."""
+    """The pod after a patch; only ``add`` occurs."""
     found = copy.deepcopy(found)
     for operation in patch:
         assert operation["op"] == "add"
@@ -107,7 +107,7 @@ def test_the_environment_is_what_the_sidecar_understands() -> None:
     assert str(settings.tls_ca_file) == f"{mounts['onewriter-broker-ca']}/ca.crt"
 
 
-def test_its_token_is_for_brokers_only_and_short_lived() -> None:
+def test_the_token_is_for_brokers_only_and_short_lived() -> None:
     (volume,) = injected(pod())["spec"]["volumes"]
     (source,) = volume["projected"]["sources"]
     assert source["serviceAccountToken"] == {
@@ -125,7 +125,7 @@ def test_the_authority_comes_out_of_the_pods_own_annotation() -> None:
     assert item["fieldRef"]["fieldPath"] == "metadata.annotations['onewriter.dev/broker-ca']"
 
 
-def test_it_meets_the_restricted_standard() -> None:
+def test_the_sidecar_meets_the_restricted_standard() -> None:
     security = container(injected(pod()))["securityContext"]
     assert security["runAsNonRoot"] is True
     assert security["allowPrivilegeEscalation"] is False
@@ -195,6 +195,6 @@ def test_topics_are_named_as_in_their_objects(text: str, namespace: str, name: s
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_in_words(annotations: Json, message: str) -> None:
+def test_an_impossible_injection_is_refused_with_a_reason(annotations: Json, message: str) -> None:
     with pytest.raises(NotInjectable, match=message):
         patch_of(pod(annotations=annotations), "shop", INJECTION)

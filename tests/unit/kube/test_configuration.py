@@ -1,4 +1,4 @@
-"""The operator's configuration file: what it takes, what it refuses and in which words."""
+"""The operator's configuration file: accepted values, refused values and their messages."""
 
 from __future__ import annotations
 

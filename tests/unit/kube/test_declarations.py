@@ -1,4 +1,4 @@
-"""Which objects the brokers are told of, and as what."""
+"""Which objects the brokers receive, and in which form."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class World:
         return self.declarations.standing(Key(kind, "shop", name)).reason
 
     def passed_on(self) -> dict[str, Json]:
-        """Name to spec of what the brokers are told; they must be able to read it."""
+        """The specs that the brokers receive, by name; checks that brokers can read them."""
         desired: Desired = self.declarations.compose()
         read_desired(desired.body)
         body = json.loads(desired.body)
@@ -148,7 +148,7 @@ def test_a_claim_waits_for_its_topic_and_shares_its_fate() -> None:
         ({"nonsense": 1}, "Invalid"),
     ],
 )
-def test_what_is_wrong_is_not_passed_on_and_keeps_nothing_else_back(spec: Json, word: str) -> None:
+def test_an_invalid_object_is_not_sent_and_holds_back_no_other(spec: Json, word: str) -> None:
     world = World(topic("bad", **spec), topic("good"))
     assert world.reason("bad") == word
     assert set(world.passed_on()) == {"good"}
@@ -161,7 +161,7 @@ def test_a_topic_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     assert world.passed_on()["orders"]["partitions"] == 2
 
 
-def test_its_claims_stay_with_it() -> None:
+def test_the_claims_of_a_kept_topic_stay_declared() -> None:
     world = World(topic("orders"), claim("primary"))
     world.put(topic("orders", generation=2, compaction={"enabled": "perhaps"}))
     found = world.declarations.standing(Key("ExclusiveTopic", "shop", "orders"))
@@ -221,7 +221,7 @@ def test_a_topic_that_goes_with_its_log_lets_nobody_in() -> None:
     assert passed["orders"]["access"] == {"requireClaim": True, "modes": ["Shared"]}
 
 
-def test_one_that_goes_without_its_log_is_used_until_it_is_gone() -> None:
+def test_a_topic_deleted_without_its_log_is_used_until_it_is_gone() -> None:
     world = World(topic("orders", going=True), claim("primary"))
     assert set(world.passed_on()) == {"orders", "primary"}
 
@@ -279,7 +279,7 @@ def test_a_piece_that_a_broker_refused_can_be_left_out() -> None:
     assert key in again.pieces
 
 
-def test_what_is_remembered_goes_with_the_objects() -> None:
+def test_the_state_of_deleted_objects_is_dropped() -> None:
     world = World()
     for number in range(500):
         found = topic(f"t{number}")

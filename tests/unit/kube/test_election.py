@@ -1,4 +1,4 @@
-"""The election: judged purely, and played in virtual time over one Lease."""
+"""The election: its decisions, and runs over one Lease in virtual time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def seen(holder: str, since: float, duration: float = 15) -> Observation:
         pytest.param(seen("other", 0, 1), 14, "Wait", id="a shorter one does not count"),
     ],
 )
-def test_what_a_replica_may_do(found: Observation | None, now: float, decision: str) -> None:
+def test_the_lease_decides_what_a_replica_may_do(
+    found: Observation | None, now: float, decision: str
+) -> None:
     assert judge("me", found, now, TIMING) == decision
 
 
@@ -101,7 +103,7 @@ class OneLease:
 
 
 class Replica:
-    """One part in the election; its view of the server can be cut."""
+    """One candidate; a test can cut its connection to the API server."""
 
     def __init__(self, lease: OneLease, name: str) -> None:
         self.lease = lease
@@ -125,7 +127,7 @@ def now() -> float:
 
 
 @pytest.mark.looptime
-async def test_one_leads_and_renews() -> None:
+async def test_the_leader_renews_its_lease() -> None:
     lease = OneLease()
     replicas = [Replica(lease, name) for name in ("a", "b")]
     async with asyncio.TaskGroup() as group:

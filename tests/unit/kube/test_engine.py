@@ -1,4 +1,4 @@
-"""Events on their way from kopf's thread to ours: all of them, in order, whatever the timing."""
+"""Events from kopf's thread reach the operator's loop: all of them, in order, with any timing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 async def arrive(count: int, handover: Handover, taken: list[int]) -> None:
-    """Wait until so many events have been taken in that a thread of its own delivers."""
+    """Wait until this number of events, delivered by another thread, has been taken in."""
 
     async def deliver() -> None:
         for number in range(count):
@@ -60,7 +60,7 @@ async def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert longest <= 5
 
 
-async def test_one_that_cannot_be_taken_in_keeps_no_other_back() -> None:
+async def test_an_event_that_fails_holds_back_no_other() -> None:
     taken: list[int] = []
 
     def intake(kind: str, document: Json) -> None:
@@ -73,7 +73,9 @@ async def test_one_that_cannot_be_taken_in_keeps_no_other_back() -> None:
     assert taken == [0, 1, 2, -1, 4, 5, 6, 7, 8, 9]
 
 
-async def test_others_have_their_turn_in_a_long_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_tasks_run_while_many_events_are_queued(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(engine, "BATCH_MAX", 10)
     loop = asyncio.get_running_loop()
     taken: list[int] = []

@@ -1,4 +1,4 @@
-"""The recorder of Events: few, aggregated, never in anybody's way."""
+"""The recorder of Events: few, aggregated, never blocking."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPIC = {
 
 
 class Server:
-    """Takes Events, or does not."""
+    """An API server that accepts Events or refuses them."""
 
     def __init__(self) -> None:
         self.created: list[Json] = []
@@ -180,7 +180,9 @@ async def test_a_refusal_for_good_is_not_repeated() -> None:
         assert world.server.failures == []
 
 
-async def test_what_is_too_much_is_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_events_beyond_the_bound_are_dropped_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(events, "ALIKE_MAX", 10_000)
     world = World()
     for number in range(events.WAITING_MAX + 5):
@@ -188,7 +190,7 @@ async def test_what_is_too_much_is_dropped_and_counted(monkeypatch: pytest.Monke
     assert world.dropped == 5
 
 
-async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_known_events_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "REMEMBERED_MAX", 50)
     async with running() as world:
         for number in range(200):

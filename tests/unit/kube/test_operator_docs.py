@@ -31,12 +31,12 @@ def section(title: str) -> str:
 
 
 def words(text: str) -> set[str]:
-    """What a text writes as code."""
+    """The words that a text formats as code."""
     return set(re.findall(r"`([A-Za-z]+)`", text))
 
 
 def settings_of(text: str) -> set[str]:
-    """The names that a table's first column writes as code."""
+    """The names that the first column of a table formats as code."""
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     return {name for row in rows for name in re.findall(r"`([A-Za-z_/]+)", row)}
 

@@ -1,4 +1,4 @@
-"""The memory of the cluster: order of news, indexes, and the sweep."""
+"""The store of cluster objects: order of updates, indexes, and the sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listings: the store is whole at the start, soon after, and from time to time."""
+"""Listings complete the store at the start, soon after it, and at intervals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEY = Key(TOPIC.kind, "shop", "orders")
 
 
 class Server:
-    """Lists topics; is away as often as it is told."""
+    """An API server that lists topics and fails as often as a test sets."""
 
     def __init__(self) -> None:
         self.topics: list[Json] = [
@@ -60,7 +60,7 @@ async def test_the_store_is_filled_however_long_it_takes() -> None:
     assert "managedFields" not in found.document["metadata"]
 
 
-async def test_what_went_before_the_watch_began_is_found_soon() -> None:
+async def test_an_object_deleted_before_the_watch_is_found_soon() -> None:
     server, store, sweeper = world()
     await sweeper.fill()
     server.topics.clear()

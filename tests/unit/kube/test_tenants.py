@@ -1,4 +1,4 @@
-"""Whose object counts for a topic: by the tenant, and by who declared the log first."""
+"""The object that counts for a topic: by tenant, and by the first namespace of its log."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_without_the_rule_the_older_counts_as_ever() -> None:
     assert words(found, "rival/heir", "shop/ledger") == ["Accepted", "ResourceConflict"]
 
 
-def test_who_declared_the_log_first_has_it_and_not_the_older_object() -> None:
+def test_the_first_namespace_of_a_log_counts_and_not_the_older_object() -> None:
     found = declared(SHARED, OLDER, YOUNGER)
     assert words(found, "rival/heir", "shop/ledger") == ["Accepted", "ResourceConflict"]
     assert found.declared_by(LEDGER, "shop")
@@ -88,7 +88,7 @@ def test_who_declared_the_log_first_has_it_and_not_the_older_object() -> None:
     assert words(found, "rival/heir", "shop/ledger") == ["Accepted", "ResourceConflict"]
 
 
-def test_it_stays_so_when_the_first_object_is_gone() -> None:
+def test_the_first_namespace_keeps_the_topic_when_its_object_is_gone() -> None:
     found = declared(SHARED, OLDER)
     found.declared_by(LEDGER, "shop")
     assert words(found, "rival/heir") == ["DeclaredElsewhere"]

@@ -1,4 +1,4 @@
-"""The webhook over HTTPS: reviews in, answers out, certificates that are renewed."""
+"""The webhook over HTTPS: reviews in, answers out, renewed certificates."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class World:
             return answer.status, await answer.json(content_type=None)
 
     async def serial(self) -> bytes:
-        """The certificate that a new connection is shown."""
+        """The certificate that a new connection receives."""
         context = ssl.create_default_context(cafile=str(self.directory / "ca.crt"))
         _, writer = await asyncio.open_connection("localhost", self.port, ssl=context)
         try:
@@ -101,13 +101,13 @@ async def test_a_pod_is_injected(tmp_path: Path) -> None:
         assert patch[0] == {"op": "add", "path": "/spec/initContainers", "value": []}
 
 
-async def test_other_pods_are_let_through_as_they_are(tmp_path: Path) -> None:
+async def test_pods_without_the_label_are_admitted_unchanged(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         _, answer = await world.post(review(labels={}))
         assert answer["response"] == {"uid": "r1", "allowed": True}
 
 
-async def test_what_cannot_be_injected_is_refused_with_a_reason(tmp_path: Path) -> None:
+async def test_a_pod_that_cannot_get_a_sidecar_is_refused_with_a_reason(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         _, answer = await world.post(review())
         assert answer["response"]["allowed"] is False
@@ -118,7 +118,7 @@ async def test_what_cannot_be_injected_is_refused_with_a_reason(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("body", [[], {}, {"request": {}}, "text", {"request": {"uid": "x"}}])
-async def test_what_is_no_review_is_refused(tmp_path: Path, body: Any) -> None:
+async def test_a_body_that_is_not_a_review_is_refused(tmp_path: Path, body: Any) -> None:
     async with running(tmp_path) as world:
         status, answer = await world.post(body)
         assert status == 400

@@ -54,7 +54,7 @@ async def test_a_key_that_waits_is_visited_once() -> None:
     assert sorted(visits) == [key("a"), key("b")]
 
 
-async def test_one_visit_at_a_time_and_one_more_for_what_changed_meanwhile() -> None:
+async def test_a_key_is_reconciled_once_at_a_time_and_again_after_a_change() -> None:
     under_way: list[Key] = []
     visits: list[float] = []
 
@@ -136,7 +136,7 @@ async def test_a_visit_may_say_when_it_is_to_be_repeated() -> None:
     assert visits == pytest.approx([0, 7, 10])
 
 
-async def test_who_wants_to_be_left_alone_is_even_if_the_key_changes() -> None:
+async def test_a_firm_delay_holds_even_if_the_key_changes() -> None:
     visits: list[float] = []
 
     async def reconcile(_: Key) -> None:
@@ -153,7 +153,7 @@ async def test_who_wants_to_be_left_alone_is_even_if_the_key_changes() -> None:
     assert visits == pytest.approx([0, 30])
 
 
-async def test_nobody_is_left_alone_for_ever() -> None:
+async def test_a_requested_delay_is_bounded() -> None:
     visits: list[float] = []
 
     async def reconcile(_: Key) -> None:
@@ -196,7 +196,7 @@ async def test_everything_is_visited_again_at_the_resync() -> None:
     assert len({round(delay, 3) for delay in delays}) > 1
 
 
-async def test_what_is_gone_is_not_visited_again() -> None:
+async def test_a_gone_object_is_not_reconciled_again() -> None:
     visits: list[float] = []
 
     async def reconcile(found: Key) -> float:

@@ -1,4 +1,4 @@
-"""A kubectl that answers from a script and writes down what it was asked."""
+"""A fake kubectl with scripted answers that records its command lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ sys.exit(answer.get("code", 0))
 
 
 class FakeKubectl:
-    """``answers`` are looked through in order, newest first, for one whose pattern matches."""
+    """The newest of ``answers`` whose pattern matches is used."""
 
     def __init__(self, directory: Path) -> None:
         self.program = directory / "kubectl"
@@ -80,7 +80,7 @@ AWAY = (
 
 
 def topic(name: str = "orders", **shown: Any) -> Json:
-    """An ExclusiveTopic with a writer and a story."""
+    """An ExclusiveTopic with a writer and transitions."""
     status: Json = {
         "observedGeneration": 1,
         "topic": f"persistent://shop/default/{name}",

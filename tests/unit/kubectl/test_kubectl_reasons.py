@@ -1,4 +1,4 @@
-"""``why`` as a table: what was found in, sentences out."""
+"""``why`` as a table: facts in, sentences out."""
 
 from __future__ import annotations
 

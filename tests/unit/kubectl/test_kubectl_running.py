@@ -1,4 +1,4 @@
-"""kubectl's failures as onewriter's errors, the way to pods, and where onewriter is installed."""
+"""Failures of kubectl as onewriter's errors, port-forwards, and the search for the installation."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_callers_own_options_go_along(fake: FakeKubectl) -> None:
         ("", Unavailable, "without a word"),
     ],
 )
-def test_what_kubectl_says_decides_what_kind_of_no_it_is(
+def test_the_error_of_kubectl_decides_the_kind_of_failure(
     fake: FakeKubectl, said: str, kind: type[Exception], words: str
 ) -> None:
     fake.fails("get", said)
@@ -180,7 +180,7 @@ def test_no_lease_at_all(fake: FakeKubectl) -> None:
 
 
 class Page(http.server.BaseHTTPRequestHandler):
-    """A broker: sends on what is asked for under /elsewhere, refuses who has no token."""
+    """A broker that redirects requests under /elsewhere and refuses requests without a token."""
 
     seen: list[tuple[str, str, str]]
     elsewhere = ""
@@ -301,14 +301,16 @@ def test_no_pod_can_be_reached(fake: FakeKubectl, brokers: Brokers) -> None:
         brokers.get("/x")
 
 
-def test_who_has_no_token_is_told_why(fake: FakeKubectl, page: tuple[int, type[Page]]) -> None:
+def test_a_caller_without_a_token_gets_the_reason(
+    fake: FakeKubectl, page: tuple[int, type[Page]]
+) -> None:
     fake.fails("create token", FORBIDDEN)
     brokers = Brokers(Kubectl(), lambda: RELEASE, url=f"http://127.0.0.1:{page[0]}")
     with pytest.raises(Refused, match=r"who are you.*no token could be had: services is forbidden"):
         brokers.get("/x")
 
 
-def test_another_account_and_a_token_that_was_given(
+def test_options_set_the_account_or_the_token(
     fake: FakeKubectl, page: tuple[int, type[Page]]
 ) -> None:
     port, handler = page
@@ -329,7 +331,7 @@ def test_the_plugin_is_installed_under_the_name_that_kubectl_looks_for() -> None
     assert script.load() is main
 
 
-def test_it_needs_no_more_than_the_package_itself() -> None:
+def test_the_plugin_needs_only_the_package_itself() -> None:
     program = "import sys, onewriter_kubectl.cli; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True

@@ -1,4 +1,4 @@
-"""The verbs of ``kubectl onewriter`` against a cluster that answers from a script."""
+"""The verbs of ``kubectl onewriter`` with a cluster of scripted answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
 
 
 def run(*arguments: str, stdin: str = "") -> Result:
-    """A verb; raises what it raises."""
+    """Run a verb; raises its exceptions."""
     result = CliRunner().invoke(cli.onewriter, arguments, input=stdin)
     if isinstance(result.exception, OnewriterError):
         raise result.exception
@@ -55,7 +55,7 @@ def run(*arguments: str, stdin: str = "") -> Result:
 # ------------------------------------------------------------ asking
 
 
-def test_who_is_one_line(fake: FakeKubectl) -> None:
+def test_the_verb_who_prints_one_line(fake: FakeKubectl) -> None:
     said = run("who", "orders", "-n", "shop").output
     assert said.startswith("shop/orders: writer-1 (producer w1), claim primary writes since ")
     assert said.endswith(", epoch 7, 1 waiting\n")
@@ -92,7 +92,9 @@ def test_who_is_one_line(fake: FakeKubectl) -> None:
         ),
     ],
 )
-def test_who_when_nobody_does(fake: FakeKubectl, shown: Json, expected: str) -> None:
+def test_the_verb_who_reports_a_topic_without_a_writer(
+    fake: FakeKubectl, shown: Json, expected: str
+) -> None:
     fake.shows("orders --output", topic(**shown))
     assert run("who", "orders").output == expected
 
@@ -200,7 +202,7 @@ def test_why_finds_the_budget_and_the_missing_operator(fake: FakeKubectl) -> Non
     assert "you may not see which one" in run("why", "orders").output
 
 
-def test_what_is_wrong_with_the_command_line(fake: FakeKubectl) -> None:
+def test_a_wrong_command_line_is_refused(fake: FakeKubectl) -> None:
     for wrong in (
         ("who", "pod/orders"),
         ("who", "orders", "-A"),

@@ -29,7 +29,7 @@ def add_routes(router: Routes, site: Site) -> None:
         site.check_topic(request, name)
         topic_log, _, partition = await one_log(site, request)
         subscription = request.match_info["subscription"]
-        await site.clients.owning.check_follower(topic_log.name, subscription)
+        await site.clients.ownerships.check_follower(topic_log.name, subscription)
         # There is no await from here until the subscription has moved, so no other owner can intervene.
         topic = topics.loaded.get(str(name.base))
         if topic is None or topic.runner.logs.get(partition) is not topic_log:

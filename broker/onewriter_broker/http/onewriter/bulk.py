@@ -19,7 +19,7 @@ from onewriter_broker.log.store.api import VERSION_PREFIX, LogStore, Unit
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
 from onewriter_broker.topic.retention.retention import Stretch
-from onewriter_broker.topic.retention.segments import Page, Segment, SegmentIndexes
+from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
 from onewriter_broker.topic.retention.trimming import trim
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable
@@ -104,7 +104,7 @@ def _number(state: Mapping[str, str], field: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
+def _page(topic_log: TopicLog, epoch: int, page: SegmentPage) -> dict[str, Any]:
     return {
         "topic": str(topic_log.name),
         "epoch": epoch,
@@ -117,7 +117,7 @@ def _page(topic_log: TopicLog, epoch: int, page: Page) -> dict[str, Any]:
     }
 
 
-def _segments(page: Page) -> Iterable[dict[str, Any]]:
+def _segments(page: SegmentPage) -> Iterable[dict[str, Any]]:
     """The segments of a page, converted when they are used. The last one may still grow, so it is converted
     now.
     """

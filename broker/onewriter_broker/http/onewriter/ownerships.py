@@ -9,7 +9,7 @@ from aiohttp import web
 from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.http.routes import LISTED, Routes, on_installation
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, number
-from onewriter_broker.resources.records import Entry
+from onewriter_broker.resources.records import OwnershipRecord
 from onewriter_core.authorization import Action, OwnedResource
 from onewriter_core.own.names import TOPIC_PREFIX, split_field
 
@@ -36,10 +36,10 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
     """A page of records, ordered by name. Raises Refusal, Unavailable, Undecided."""
     limit = number(request, "limit", ROWS_PER_PAGE, ROWS_PER_PAGE_MAX)
     after, group = request.query.get("after", ""), request.query.get("group")
-    found: dict[str, tuple[int, Entry]] = {}
+    found: dict[str, tuple[int, OwnershipRecord]] = {}
     for bucket in sorted(site.topics.ownership.held()):
-        room = await site.clients.owning.room(bucket)
-        for field, entry in room.entries.items():
+        resource_bucket = await site.clients.ownerships.resource_bucket(bucket)
+        for field, entry in resource_bucket.entries.items():
             own_group, resource = split_field(field)
             owner = entry.ownership.owner
             subject = None if owner is None else owner.identity.subject
@@ -72,14 +72,14 @@ async def _drop(site: Site, request: web.Request) -> dict[str, Any]:
         raise Refusal(400, "whose? group= names it, and is empty for resources without a group")
     matching, dropped = 0, 0
     for bucket in sorted(site.topics.ownership.held()):
-        room = await site.clients.owning.room(bucket)
+        resource_bucket = await site.clients.ownerships.resource_bucket(bucket)
         fields = [
             field
-            for field in sorted(room.entries)
+            for field in sorted(resource_bucket.entries)
             if split_field(field)[0] == group and resource in {None, split_field(field)[1]}
         ]
         matching += len(fields)
-        dropped += len(await room.drop(fields)) if fields else 0
+        dropped += len(await resource_bucket.drop(fields)) if fields else 0
     return {
         "broker": site.clients.named(site.addresses).broker_url,
         "dropped": dropped,
@@ -87,7 +87,7 @@ async def _drop(site: Site, request: web.Request) -> dict[str, Any]:
     }
 
 
-def _row(field: str, bucket: int, entry: Entry, now: float) -> dict[str, Any]:
+def _row(field: str, bucket: int, entry: OwnershipRecord, now: float) -> dict[str, Any]:
     """The public part of a record. It lacks the nonce, which identifies the owner."""
     group, resource = split_field(field)
     current = entry.current(now)

@@ -9,7 +9,11 @@ import msgspec
 
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.publish.staging import KEY_CHARACTERS_SHOWN, PART_BYTES_MAX, Claimed
+from onewriter_broker.topic.publish.staging import (
+    KEY_CHARACTERS_SHOWN,
+    PART_BYTES_MAX,
+    StagedPartRef,
+)
 from onewriter_core.ids import NUMBER_MAX
 from onewriter_core.publish_rights import is_app
 
@@ -29,7 +33,7 @@ class Body(NamedTuple):
     """The epoch of a publish, and its parts."""
 
     epoch: int | None
-    parts: list[Claimed]
+    parts: list[StagedPartRef]
 
 
 class _Part(msgspec.Struct, frozen=True, gc=False):
@@ -55,7 +59,7 @@ async def read_body(body: bytes, prefix: str) -> Body:
         epoch = epoch_of(asked.epoch)
         if len(asked.parts) > PARTS_MAX:
             raise Refusal(413, f"a publish has at most {PARTS_MAX} parts")
-        parts, ticks = list[Claimed](), Ticks(PARTS_PER_TICK)
+        parts, ticks = list[StagedPartRef](), Ticks(PARTS_PER_TICK)
         for part in asked.parts:
             parts.append(_claimed(part))
             await ticks.step()
@@ -78,10 +82,10 @@ def epoch_of(epoch: object) -> int | None:
     return epoch
 
 
-def _claimed(part: _Part) -> Claimed:
+def _claimed(part: _Part) -> StagedPartRef:
     if not (_is_key(part.key) and part.rows >= 0 and 0 < part.bytes <= PART_BYTES_MAX):
         raise ValueError(f"no part is {part.key[:KEY_CHARACTERS_SHOWN]}")
-    return Claimed(part.key, part.rows, part.bytes, part.checksum)
+    return StagedPartRef(part.key, part.rows, part.bytes, part.checksum)
 
 
 def _is_key(key: str) -> bool:

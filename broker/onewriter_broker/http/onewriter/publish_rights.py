@@ -12,7 +12,7 @@ from typing import Final
 from aiohttp import web
 
 from onewriter_broker.http.site import IDENTITY, Site
-from onewriter_broker.topic.publish.requests import Right
+from onewriter_broker.topic.publish.requests import PublishRight
 from onewriter_broker.topic.publish.staging import Changer
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, EpochResource, Proof
@@ -44,7 +44,7 @@ def under_epoch(
     topic: LoadedTopic | None,
     epoch: int | None = None,
     action: Action = Action.PUBLISH_UNDER_EPOCH,
-) -> Right:
+) -> PublishRight:
     """The right to publish (or to stage) as ``app`` under an epoch, from the proof in the request.
 
     ``epoch``: None means the epoch that leads the topic. ``topic``: None if it does not exist, or if the
@@ -63,7 +63,7 @@ def under_epoch(
     if named is None or holder is None:  # it cannot be verified
         raise Unavailable(f"no producer holds {name}")
     passed_on = proof is Proof.CAPABILITY
-    return Right(named, holder, is_passed_on=passed_on, owner=owner_of(site, holder))
+    return PublishRight(named, holder, is_passed_on=passed_on, owner=owner_of(site, holder))
 
 
 def owner_of(site: Site, holder: Identity) -> str | None:
@@ -90,7 +90,9 @@ def may_ask_of_ended(
     return site.clients.authorization.allows(request[IDENTITY], Action.CONSUME, name)
 
 
-def changer_of(site: Site, request: web.Request, name: TopicName, right: Right | None) -> Changer:
+def changer_of(
+    site: Site, request: web.Request, name: TopicName, right: PublishRight | None
+) -> Changer:
     """The caller as the changer (replacing or dropping) of parts."""
     identity = request[IDENTITY]
     shown = request.headers.get(REGISTRATION_HEADER)

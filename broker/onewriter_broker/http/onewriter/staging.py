@@ -27,7 +27,7 @@ from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, obje
 from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere, TooLarge
 from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX, Overtaken
-from onewriter_broker.topic.publish.requests import Answer, Asked, Right
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Changer, MissingPart
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
@@ -99,7 +99,7 @@ def add_routes(router: Routes, site: Site) -> None:
                 400, "epoch is missing: lead the topic, and name the epoch under which you do"
             )
         topic, right = await _led(site, request, name, app, body.epoch, version=version)
-        asked = Asked(app, version, body.epoch, body.parts, request[IDENTITY], right)
+        asked = PublishRequest(app, version, body.epoch, body.parts, request[IDENTITY], right)
         try:
             with _owner_named(site, request):
                 answer = await site.publishing.publish(name, topic, asked, site.clients.wall_ms())
@@ -237,7 +237,7 @@ async def _forgotten(
         version = "0"  # a damaged version is forgotten like any other
     await topic_log.save_state({}, found)
     if found[0].startswith(VERSION_PREFIX):
-        topic.runner.story.audit(
+        topic.runner.history.audit(
             {"kind": "forget", "log": str(topic_log.name), "app": app, "version": version}
         )
     return int(version)
@@ -252,7 +252,7 @@ async def _led(
     *,
     version: int | None = None,
     action: Action = Action.PUBLISH_UNDER_EPOCH,
-) -> tuple[LoadedTopic, Right | None]:
+) -> tuple[LoadedTopic, PublishRight | None]:
     """The topic, served here, under whose epoch this caller may publish as ``app``.
 
     ``epoch`` None: the epoch that leads. ``version``: a version that may be on its way into the log. Until
@@ -265,7 +265,7 @@ async def _led(
         under_epoch(site, request, name, app, None, epoch)
     await site.require_owned(request, name)
     topic = await _existing(site, name)
-    right: Right | None
+    right: PublishRight | None
     try:
         right = under_epoch(site, request, name, app, topic, epoch, action)
     except Refused:
@@ -303,7 +303,7 @@ async def _check_undivided(site: Site, name: TopicName) -> None:
 
 async def _right_to_stage(
     site: Site, request: web.Request, name: TopicName, app: str
-) -> Right | None:
+) -> PublishRight | None:
     """The right to stage under the epoch that leads; None if the caller may only produce.
 
     The proof may be for an epoch that has ended or does not lead this partition. Then the caller's own right
@@ -411,7 +411,7 @@ async def _layout_asked(request: web.Request) -> tuple[int | None, bool]:
     return epoch_of(asked.get("epoch")), is_noted
 
 
-def _told(answer: Answer, asked: Asked) -> dict[str, Any]:
+def _told(answer: PublishResult, asked: PublishRequest) -> dict[str, Any]:
     where = answer.where
     return {
         "outcome": "duplicate" if answer.is_duplicate else "published",

@@ -14,7 +14,7 @@ from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
 from onewriter_broker.log.store.api import Observation
 from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.topic.history.tenures import tenure_of
-from onewriter_broker.topic.history.transitions import Person, Transition
+from onewriter_broker.topic.history.transitions import Transition, Writer
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
@@ -130,7 +130,7 @@ def loaded_status(topic: LoadedTopic, now: float, wall_ms: int) -> Json:
         ],
         "slotsOmitted": max(0, len(partitions) - PARTITIONS_SHOWN_MAX),
         "durability": runner.logs[partitions[0].number].durability.value if partitions else None,
-        "transitions": [transition(each) for each in runner.story.history],
+        "transitions": [transition(each) for each in runner.history.transitions],
     }
 
 
@@ -299,7 +299,7 @@ def transition(found: Transition) -> Json:
     }
 
 
-def _person(person: Person | None) -> Json | None:
+def _person(person: Writer | None) -> Json | None:
     if person is None:
         return None
     return _identified(person.identity) | {

@@ -9,7 +9,7 @@ from aiohttp import web
 from onewriter_broker.http.pulsar.topics import PATH, partition_numbers, served
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import NO_CONTENT, Refusal, Site
-from onewriter_broker.topic.compaction.schedule import Progress, Story
+from onewriter_broker.topic.compaction.schedule import CompactionStatus, Progress
 from onewriter_core.authorization import Action
 
 _WORST = (Progress.RUNNING, Progress.ERROR, Progress.NOT_RUN, Progress.SUCCESS)
@@ -32,16 +32,16 @@ def add_routes(router: Routes, site: Site) -> None:
     async def status(request: web.Request) -> web.Response:
         name, topic = await served(site, request)
         logs = topic.runner.logs
-        stories = [
-            site.compactions.story(logs[partition]) for partition in partition_numbers(name, topic)
+        statuses = [
+            site.compactions.status(logs[partition]) for partition in partition_numbers(name, topic)
         ]
-        return web.json_response(status_of(stories))
+        return web.json_response(status_of(statuses))
 
     router.add_put(PATH + "/compaction", trigger, on_topic(Action.ADMINISTER_TOPIC))
     router.add_get(PATH + "/compaction", status, on_topic(Action.OBSERVE))
 
 
-def status_of(stories: Sequence[Story]) -> dict[str, object]:
+def status_of(statuses: Sequence[CompactionStatus]) -> dict[str, object]:
     """Pulsar's status of a long-running process, for one log or for all of a topic's."""
-    told = min(stories, key=lambda story: _WORST.index(story.progress))
+    told = min(statuses, key=lambda status: _WORST.index(status.progress))
     return {"status": told.progress.value, "lastError": told.last_error}

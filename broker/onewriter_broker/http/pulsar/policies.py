@@ -37,12 +37,12 @@ from onewriter_broker.http.site import (
 )
 from onewriter_broker.namespaces import text_of
 from onewriter_broker.topic.registry.catalog import CatalogEntry
-from onewriter_broker.topic.registry.own_policies import set_own
 from onewriter_broker.topic.registry.policies import (
     COMPACTION_THRESHOLD,
     DEDUPLICATION,
     SCHEMA_STRATEGY,
     deduplicates,
+    set_own,
 )
 from onewriter_broker.topic.schemas.rules import Strategy
 from onewriter_core.authorization import Action

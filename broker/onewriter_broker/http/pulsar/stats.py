@@ -12,7 +12,7 @@ from typing import Final
 from onewriter_broker.log.store.compacted import view_of
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.topic.compaction.schedule import Story
+from onewriter_broker.topic.compaction.schedule import CompactionStatus
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.topic.model import AccessMode
@@ -169,13 +169,13 @@ def compacted_ledger(topic_log: TopicLog) -> dict[str, object]:
     }
 
 
-def compaction_stats(story: Story) -> dict[str, object]:
+def compaction_stats(status: CompactionStatus) -> dict[str, object]:
     """The compactions in a log's statistics, since this broker serves it."""
     return {
-        "lastCompactionRemovedEventCount": story.removed,
-        "lastCompactionSucceedTimestamp": story.succeeded_ms,
-        "lastCompactionFailedTimestamp": story.failed_ms,
-        "lastCompactionDurationTimeInMills": story.duration_ms,
+        "lastCompactionRemovedEventCount": status.removed,
+        "lastCompactionSucceedTimestamp": status.succeeded_ms,
+        "lastCompactionFailedTimestamp": status.failed_ms,
+        "lastCompactionDurationTimeInMills": status.duration_ms,
     }
 
 

@@ -31,7 +31,7 @@ from onewriter_broker.http.site import (
 )
 from onewriter_broker.topic.deletion import delete as delete_topic
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
-from onewriter_broker.topic.registry.own_policies import set_own
+from onewriter_broker.topic.registry.policies import set_own
 from onewriter_core.api.topic import PARTITIONS_MAX
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused, ServerError
@@ -306,7 +306,9 @@ def _add_stats(router: Routes, site: Site) -> None:
         partition = topic.partition_of(name)
         await topic.subscriptions[partition].measure_backlogs()
         stats = topic_stats(topic, partition, clients.now(), owner)
-        stats["compaction"] = compaction_stats(site.compactions.story(topic.runner.logs[partition]))
+        stats["compaction"] = compaction_stats(
+            site.compactions.status(topic.runner.logs[partition])
+        )
         return web.json_response(_shown(request, stats))
 
     async def partitioned(request: web.Request) -> web.Response:

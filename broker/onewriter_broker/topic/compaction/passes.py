@@ -174,7 +174,7 @@ async def _unbounded() -> float:
 
 
 @dataclass(slots=True)
-class Writer:
+class ViewWriter:
     """Gathers entries into blocks, and writes each to the attempt's slot.
 
     Where a block has no room any more, all of them are dropped, and what would follow is weighed only:
@@ -313,7 +313,7 @@ async def compact(
         room = await room_bytes()
         if newest.footprint > room:
             raise NoRoom(newest.footprint, room)
-        writer = Writer(topic_log, attempt, check, room, room_bytes)
+        writer = ViewWriter(topic_log, attempt, check, room, room_bytes)
         await _copy(source, newest, newest.chunks(since), writer)
         made = View(
             slot=attempt.slot,
@@ -356,7 +356,7 @@ async def _find(source: Source, keys_max: int) -> tuple[Newest, int]:
     return newest, since
 
 
-async def _copy(source: Source, newest: Newest, chunks: set[int], writer: Writer) -> None:
+async def _copy(source: Source, newest: Newest, chunks: set[int], writer: ViewWriter) -> None:
     """The second pass."""
     pace, ordinal = Pace(), 0
     async for block in source.blocks():

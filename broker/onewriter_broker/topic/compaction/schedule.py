@@ -53,7 +53,7 @@ class Progress(enum.Enum):
 
 
 @dataclass(slots=True)
-class Story:
+class CompactionStatus:
     """What is known of one log's compactions, since this broker serves it."""
 
     progress: Progress = Progress.NOT_RUN
@@ -67,7 +67,7 @@ class Story:
 @dataclass(slots=True)
 class _Log:
     topic_log: TopicLog
-    story: Story = field(default_factory=Story)
+    status: CompactionStatus = field(default_factory=CompactionStatus)
     behind: Measured | None = None
     """What lies behind the horizon."""
     not_before: float = 0.0
@@ -88,7 +88,7 @@ class Totals:
     last_success_ms: int = 0
 
 
-class Served(Protocol):
+class ServedTopics(Protocol):
     """The topics served here (topics.Topics)."""
 
     @property
@@ -112,7 +112,7 @@ class Compactions:
 
     def __init__(
         self,
-        topics: Served,
+        topics: ServedTopics,
         settings: Settings,
         *,
         now: Callable[[], float],
@@ -136,23 +136,27 @@ class Compactions:
         if len(self._requests) >= REQUESTS_MAX:
             raise Unavailable(f"{REQUESTS_MAX} logs wait to be compacted")
         known = self._of(topic_log)
-        if known.story.progress is Progress.RUNNING:
+        if known.status.progress is Progress.RUNNING:
             return False
-        known.story.progress, known.story.last_error = Progress.RUNNING, ""
+        known.status.progress, known.status.last_error = Progress.RUNNING, ""
         self._requests[topic_log.name] = None
         self._wake.set()
         return True
 
-    def story(self, topic_log: TopicLog) -> Story:
+    def status(self, topic_log: TopicLog) -> CompactionStatus:
         """What is known of a log's compactions."""
         known = self._logs.get(topic_log.name)
-        return known.story if known is not None and known.topic_log is topic_log else Story()
+        return (
+            known.status
+            if known is not None and known.topic_log is topic_log
+            else CompactionStatus()
+        )
 
     @property
     def held_back(self) -> int:
         """Logs that retention may not cut, because they could not be compacted."""
         return sum(
-            each.topic_log.compacted.is_waited_for and each.story.progress is Progress.ERROR
+            each.topic_log.compacted.is_waited_for and each.status.progress is Progress.ERROR
             for each in self._logs.values()
         )
 
@@ -212,7 +216,7 @@ class Compactions:
         except OnewriterError as error:
             log.info("compaction.waits", topic=str(known.topic_log.name), reason=str(error))
             return
-        if is_due and known.story.progress is not Progress.RUNNING:
+        if is_due and known.status.progress is not Progress.RUNNING:
             self.request(known.topic_log)
 
     def _room_bytes(self, known: _Log) -> float:
@@ -235,7 +239,7 @@ class Compactions:
     async def _drop_former(self, known: _Log) -> None:
         """Drop what readers have left; what another broker left is nobody's."""
         topic_log, former = known.topic_log, known.former
-        if COMPACTING not in topic_log.state or known.story.progress is Progress.RUNNING:
+        if COMPACTING not in topic_log.state or known.status.progress is Progress.RUNNING:
             return
         if former is not None:
             if topic_log.compacted.is_read(former) and self._now() < known.drop_at:
@@ -245,7 +249,7 @@ class Compactions:
         await drop_unused(topic_log)
 
     async def _compact(self, known: _Log) -> None:
-        topic_log, story, began = known.topic_log, known.story, self._now()
+        topic_log, status, began = known.topic_log, known.status, self._now()
         topic = str(topic_log.name)
         if known.former is not None:  # its slot is needed
             topic_log.compacted.retire(known.former)
@@ -283,9 +287,9 @@ class Compactions:
         topic_log.compacted.is_waited_for = False
         known.behind, known.former, known.needed_bytes = None, done.former, 0
         known.drop_at = self._now() + LINGER_SECONDS
-        story.progress, story.removed = Progress.SUCCESS, done.removed
-        story.succeeded_ms = self.totals.last_success_ms = self._wall_ms()
-        story.duration_ms = int((self._now() - began) * 1000)
+        status.progress, status.removed = Progress.SUCCESS, done.removed
+        status.succeeded_ms = self.totals.last_success_ms = self._wall_ms()
+        status.duration_ms = int((self._now() - began) * 1000)
         self.totals.succeeded += 1
         self.totals.messages_removed += done.removed
         log.info(
@@ -306,8 +310,8 @@ class Compactions:
     ) -> None:
         if known.topic_log.compacted.is_waited_for:
             reason = f"{reason}. Retention waits for it: nothing is dropped that no view has"
-        known.story.progress, known.story.last_error = Progress.ERROR, reason
-        known.story.failed_ms = self._wall_ms()
+        known.status.progress, known.status.last_error = Progress.ERROR, reason
+        known.status.failed_ms = self._wall_ms()
         known.not_before = self._now() + retry_seconds
         known.needed_bytes = needed_bytes
         self.totals.failed += 1

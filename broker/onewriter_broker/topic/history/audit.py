@@ -1,14 +1,38 @@
-"""Whose a ledger was, by the bucket's audit stream: for ledgers whose markers were trimmed."""
+"""Reading a bucket's audit stream: the latest transitions of its topics, and the markers of trimmed ledgers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.log.store.audit_windows import AuditRecord, newest_records
+from onewriter_broker.ticks import Ticks
+from onewriter_broker.topic.history.transitions import (
+    HISTORY_MAX,
+    READY,
+    UNANSWERED,
+    Transition,
+    forced,
+    read_back,
+    with_gap,
+)
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import Purpose
+
+TAIL_RECORDS_MAX: Final = 2_048
+"""Audit records of a bucket that are looked through for them, the newest ones."""
+
+RECORDS_PER_TICK: Final = 200
+"""Records looked through before others get a turn of the event loop: a millisecond or two."""
+
+SHARED_SECONDS: Final = 5.0
+"""A reading of a bucket's audit serves the topics that are loaded within this time."""
+
+BUCKETS_MAX: Final = 256
+"""Readings kept at once; of more, the oldest go."""
 
 _FENCES: Final = frozenset(purpose.value for purpose in Purpose)
 
@@ -42,3 +66,81 @@ async def audited_marker(
 
     await newest_records(store, bucket, has_marker)
     return marker
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What a bucket's audit told, by topic, oldest first."""
+
+    at: float
+    transitions: Mapping[str, Sequence[tuple[str, Transition]]]
+
+
+class AuditTail:
+    """The latest transitions of topics, read from the audit streams. ``now`` is a monotonic clock in seconds."""
+
+    def __init__(self, store: LogStore, now: Callable[[], float]) -> None:
+        self._store = store
+        self._now = now
+        self._readings: dict[int, _Reading] = {}
+        self._reading = asyncio.Lock()
+
+    async def before(
+        self, bucket: int, name: TopicName, incarnation: str, since_ms: int
+    ) -> list[Transition]:
+        """A topic's latest transitions, less those that this process wrote from ``since_ms`` on.
+
+        Raises Undecided.
+        """
+        async with self._reading:  # one at a time: this is no hurry, and appends share the store
+            reading = self._readings.get(bucket)
+            if reading is None or self._now() - reading.at > SHARED_SECONDS:
+                reading = await self._read(bucket)
+        told = reading.transitions.get(str(name), ())
+        return [
+            transition
+            for broker, transition in told
+            if broker != incarnation or transition.at_ms < since_ms
+        ][-HISTORY_MAX:]
+
+    async def _read(self, bucket: int) -> _Reading:
+        at = self._now()
+        records = await self._newest(bucket)
+        reading = _Reading(at, await _transitions_of(records))
+        while len(self._readings) >= BUCKETS_MAX:
+            del self._readings[next(iter(self._readings))]
+        self._readings[bucket] = reading
+        # A reading takes memory in proportion to the topics of the bucket, so it is dropped after its use.
+        asyncio.get_running_loop().call_later(SHARED_SECONDS, self._forget, bucket, reading)
+        return reading
+
+    def _forget(self, bucket: int, reading: _Reading) -> None:
+        if self._readings.get(bucket) is reading:
+            del self._readings[bucket]
+
+    async def _newest(self, bucket: int) -> list[Mapping[str, str]]:
+        """The newest records of a bucket, oldest first."""
+        found = await self._store.read_audit(bucket, count=TAIL_RECORDS_MAX, reverse=True)
+        return [fields for _, fields in reversed(found)]
+
+
+async def _transitions_of(
+    records: Sequence[Mapping[str, str]],
+) -> dict[str, list[tuple[str, Transition]]]:
+    by_topic: dict[str, list[tuple[str, Transition]]] = {}
+    ticks = Ticks(RECORDS_PER_TICK)
+    for fields in records:
+        await ticks.step()
+        transitions = by_topic.setdefault(fields.get("topic", ""), [])
+        if fields.get("kind") == READY:
+            transitions[:] = [(broker, with_gap(each, fields)) for broker, each in transitions]
+            continue
+        if fields.get("kind") == UNANSWERED and fields.get("epoch", "").isdecimal():
+            epoch = int(fields["epoch"])
+            transitions[:] = [(broker, forced(each, epoch)) for broker, each in transitions]
+            continue
+        found = read_back(fields)
+        if found is not None:
+            transitions.append((fields.get("broker", ""), found))
+            del transitions[:-HISTORY_MAX]
+    return by_topic

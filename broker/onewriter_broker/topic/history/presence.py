@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 import structlog
 
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import ABSENT_SINCE, PRESENT, PRESENT_SINCE
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.topic.model import Partition, Shared, Topic
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 def note(
     topic: Topic,
     logs: Mapping[int, TopicLog],
-    shell: Shell,
+    dependencies: TopicDependencies,
     spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
 ) -> None:
     """Note what has changed since it was noted last. ``logs`` has a log for every partition."""
@@ -39,8 +39,8 @@ def note(
         if topic_log.is_writable and topic_log.state.get(PRESENT, "0") != present:
             fields = {
                 PRESENT: present,
-                PRESENT_SINCE: str(shell.wall_ms()) if is_present else "",
-                ABSENT_SINCE: "" if is_present else _since(partition, shell),
+                PRESENT_SINCE: str(dependencies.wall_ms()) if is_present else "",
+                ABSENT_SINCE: "" if is_present else _since(partition, dependencies),
             }
             topic_log.note_state(fields)
             spawn(_save(topic_log, fields))
@@ -54,12 +54,12 @@ async def note_leaving(topic: Topic, logs: Mapping[int, TopicLog], wall_ms: int)
             await _save(topic_log, {ABSENT_SINCE: str(wall_ms)})
 
 
-def _since(partition: Partition, shell: Shell) -> str:
+def _since(partition: Partition, dependencies: TopicDependencies) -> str:
     """When the partition's last writer left; empty: before this broker's time, and nobody knows."""
     if partition.vacant_since is None:
         return ""
-    elapsed_seconds = shell.now() - partition.vacant_since
-    return str(shell.wall_ms() - round(elapsed_seconds * 1000))
+    elapsed_seconds = dependencies.now() - partition.vacant_since
+    return str(dependencies.wall_ms() - round(elapsed_seconds * 1000))
 
 
 async def _save(topic_log: TopicLog, fields: Mapping[str, str]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 import structlog
 
 from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
-from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import group_fields
 from onewriter_broker.topic.history.transitions import (
     HISTORY_MAX,
@@ -35,34 +35,42 @@ SUSPECT_SECONDS = 10.0
 log = structlog.get_logger(__name__)
 
 
-class Story:
-    """Tells what happened to one topic. ``history`` has the latest transitions, oldest first.
+class TopicHistory:
+    """Tells what happened to one topic. ``transitions`` has the latest transitions, oldest first.
 
     They are shown when they are stored: the machine tells of a fence when it is.
     """
 
-    __slots__ = ("_bucket", "_name", "_shell", "_since_ms", "_spawn", "_suspected_at", "history")
+    __slots__ = (
+        "_bucket",
+        "_dependencies",
+        "_name",
+        "_since_ms",
+        "_spawn",
+        "_suspected_at",
+        "transitions",
+    )
 
     def __init__(
         self,
         name: TopicName,
         bucket: int,
-        shell: Shell,
+        dependencies: TopicDependencies,
         spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
     ) -> None:
-        self.history: list[Transition] = []
+        self.transitions: list[Transition] = []
         self._name = name
         self._bucket = bucket
-        self._shell = shell
+        self._dependencies = dependencies
         self._spawn = spawn
-        self._since_ms = shell.wall_ms()
+        self._since_ms = dependencies.wall_ms()
         self._suspected_at: float | None = None
 
     def record(self, record: Record) -> None:
         """A transition: remember it, log it, audit it where no fence did."""
-        self.history.append(noted(record, self._shell.wall_ms()))
-        del self.history[:-HISTORY_MAX]
-        self._shell.moved(self._name, record)
+        self.transitions.append(noted(record, self._dependencies.wall_ms()))
+        del self.transitions[:-HISTORY_MAX]
+        self._dependencies.moved(self._name, record)
         holder, former = record.holder, record.former
         log.info(
             "topic.transition",
@@ -92,7 +100,7 @@ class Story:
 
     def suspect(self, suspect: Suspect) -> None:
         """Note it, but not at a client's pace: the audit keeps so many records and no more."""
-        now = self._shell.now()
+        now = self._dependencies.now()
         if self._suspected_at is not None and now - self._suspected_at < SUSPECT_SECONDS:
             return
         self._suspected_at = now
@@ -108,44 +116,44 @@ class Story:
 
     async def recall(self) -> None:
         """Put what the audit tells of the time before in front; it is no hurry."""
-        chronicles = self._shell.chronicles
-        if chronicles is None:
+        audit_tail = self._dependencies.audit_tail
+        if audit_tail is None:
             return
         for _ in range(RECALL_ATTEMPTS_MAX):
             try:
-                before = await chronicles.before(
-                    self._bucket, self._name, self._shell.incarnation, self._since_ms
+                before = await audit_tail.before(
+                    self._bucket, self._name, self._dependencies.incarnation, self._since_ms
                 )
             except OnewriterError as error:
                 log.info("story.unread", topic=str(self._name), reason=str(error))
                 await asyncio.sleep(RECALL_SECONDS)
             else:
-                self.history[:0] = before
-                del self.history[:-HISTORY_MAX]
-                self._shell.changed(self._name)
+                self.transitions[:0] = before
+                del self.transitions[:-HISTORY_MAX]
+                self._dependencies.changed(self._name)
                 return
 
     def unanswered(self, epoch: int) -> None:
         """Whoever held ``epoch`` was told of its end, and gave no sign of life since."""
-        for place, each in enumerate(self.history):
+        for place, each in enumerate(self.transitions):
             if each.previous is not None and each.previous.epoch == epoch:
                 told = forced(each, each.epoch)
                 if told is not each:
-                    self.history[place] = told
+                    self.transitions[place] = told
                     self.audit({"kind": UNANSWERED, "epoch": str(each.epoch)})
                     log.warning("writer.unanswered", topic=str(self._name), epoch=epoch)
-                    self._shell.changed(self._name)
+                    self._dependencies.changed(self._name)
 
     def audit(self, fields: dict[str, str]) -> None:
         """Write an audit record that belongs to no fence; the fence's own are written with it."""
         record = self._record(fields)
 
         async def write() -> None:
-            holding = self._shell.ownership.holding(self._bucket)
+            holding = self._dependencies.ownership.holding(self._bucket)
             if holding is None:
                 return
             try:
-                outcome = await self._shell.store.write_audit(holding.binding, record)
+                outcome = await self._dependencies.store.write_audit(holding.binding, record)
             except Undecided as undecided:
                 log.warning("audit.undecided", record=record, reason=str(undecided))
             except BrokenKey as broken:  # the topic itself is well
@@ -163,7 +171,7 @@ class Story:
         """
         record = self._record(fields)
         try:
-            outcome = await self._shell.store.write_audit(binding, record)
+            outcome = await self._dependencies.store.write_audit(binding, record)
         except Undecided as undecided:
             raise Unavailable(f"the audit record was not confirmed: {undecided}") from undecided
         if outcome is not Outcome.DONE:
@@ -173,8 +181,8 @@ class Story:
     def _record(self, fields: dict[str, str]) -> dict[str, str]:
         return {
             "topic": str(self._name),
-            "broker": self._shell.incarnation,
-            "t": str(self._shell.wall_ms()),
+            "broker": self._dependencies.incarnation,
+            "t": str(self._dependencies.wall_ms()),
         } | fields
 
 

@@ -8,32 +8,17 @@ them are in the audit.
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from onewriter_broker.log.store.api import LogStore
-from onewriter_broker.ticks import Ticks
-from onewriter_core.ids import Identity, TopicName
+from onewriter_core.ids import Identity
 from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import WHOLE, Departure, ProducerGroup, Purpose, Tenure
 
 HISTORY_MAX: Final = 10
 """Transitions kept per topic, the latest ones."""
-
-RECORDS_MAX: Final = 2_048
-"""Audit records of a bucket that are looked through for them, the newest ones."""
-
-RECORDS_PER_TICK: Final = 200
-"""Records looked through before others get a turn of the event loop: a millisecond or two."""
-
-SHARED_SECONDS: Final = 5.0
-"""A reading of a bucket's audit serves the topics that are loaded within this time."""
-
-BUCKETS_MAX: Final = 256
-"""Readings kept at once; of more, the oldest go."""
 
 UNANSWERED: Final = "unanswered"
 """Kind of the audit record which says that a writer that was taken over from gave no answer."""
@@ -51,7 +36,7 @@ _SHOWN: Final = {Purpose.GRANT.value, Purpose.DEPOSE.value, Purpose.RESUME.value
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
+class Writer:
     """Who wrote or writes: a producer, its identity, its claim, and under which epoch."""
 
     producer_name: str
@@ -75,8 +60,8 @@ class Transition:
     old_epoch: int
     epoch: int
     ledger: int
-    holder: Person | None
-    previous: Person | None
+    holder: Writer | None
+    previous: Writer | None
     leaderless_ms: int | None
     partitions: tuple[int, ...]
 
@@ -99,12 +84,12 @@ def noted(record: Record, at_ms: int) -> Transition:
     )
 
 
-def _holder(group: ProducerGroup, epoch: int) -> Person:
-    return Person(group.producer_name, group.identity, group.claim, group.address, epoch)
+def _holder(group: ProducerGroup, epoch: int) -> Writer:
+    return Writer(group.producer_name, group.identity, group.claim, group.address, epoch)
 
 
-def _former(tenure: Tenure) -> Person:
-    return Person(tenure.producer_name, tenure.identity, tenure.claim, "", tenure.epoch)
+def _former(tenure: Tenure) -> Writer:
+    return Writer(tenure.producer_name, tenure.identity, tenure.claim, "", tenure.epoch)
 
 
 # ------------------------------------------------------------ in the audit
@@ -153,7 +138,7 @@ def read_back(fields: Mapping[str, str]) -> Transition | None:
         return None  # not written by a broker; `onewriter verify` says so
 
 
-def _holder_back(fields: Mapping[str, str], epoch: int) -> Person | None:
+def _holder_back(fields: Mapping[str, str], epoch: int) -> Writer | None:
     if not fields.get("producer"):
         return None
     pod_uid = fields.get("podUID", "")
@@ -161,19 +146,19 @@ def _holder_back(fields: Mapping[str, str], epoch: int) -> Person | None:
     if subject == str(Identity()):
         subject = ""
     identity = Identity(subject, pod_uid, fields.get("pod", ""), fields.get("node", ""))
-    return Person(
+    return Writer(
         fields["producer"], identity, fields.get("claim", ""), fields.get("address", ""), epoch
     )
 
 
-def _former_back(text: str | None) -> Person | None:
+def _former_back(text: str | None) -> Writer | None:
     if not text:
         return None
     found = json.loads(text)
     identity = Identity(
         found["subject"], found.get("podUID", ""), found.get("pod", ""), found.get("node", "")
     )
-    return Person(found["producer"], identity, found.get("claim", ""), "", int(found["epoch"]))
+    return Writer(found["producer"], identity, found.get("claim", ""), "", int(found["epoch"]))
 
 
 def forced(transition: Transition, epoch: int) -> Transition:
@@ -183,87 +168,9 @@ def forced(transition: Transition, epoch: int) -> Transition:
     return replace(transition, cause=FORCED)
 
 
-def _ready(transition: Transition, fields: Mapping[str, str]) -> Transition:
+def with_gap(transition: Transition, fields: Mapping[str, str]) -> Transition:
     """The transition, with the gap before it if the record tells of its ledger."""
     gap = fields.get(LEADERLESS_MS, "")
     if not gap.isdecimal() or str(transition.ledger) != fields.get("ledger"):
         return transition
     return replace(transition, leaderless_ms=int(gap))
-
-
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What a bucket's audit told, by topic, oldest first."""
-
-    at: float
-    stories: Mapping[str, Sequence[tuple[str, Transition]]]
-
-
-class Chronicles:
-    """The stories that the audit streams tell. ``now`` is a monotonic clock in seconds."""
-
-    def __init__(self, store: LogStore, now: Callable[[], float]) -> None:
-        self._store = store
-        self._now = now
-        self._readings: dict[int, _Reading] = {}
-        self._reading = asyncio.Lock()
-
-    async def before(
-        self, bucket: int, name: TopicName, incarnation: str, since_ms: int
-    ) -> list[Transition]:
-        """A topic's latest transitions, less those that this process wrote from ``since_ms`` on.
-
-        Raises Undecided.
-        """
-        async with self._reading:  # one at a time: this is no hurry, and appends share the store
-            reading = self._readings.get(bucket)
-            if reading is None or self._now() - reading.at > SHARED_SECONDS:
-                reading = await self._read(bucket)
-        told = reading.stories.get(str(name), ())
-        return [
-            transition
-            for broker, transition in told
-            if broker != incarnation or transition.at_ms < since_ms
-        ][-HISTORY_MAX:]
-
-    async def _read(self, bucket: int) -> _Reading:
-        at = self._now()
-        records = await self._newest(bucket)
-        reading = _Reading(at, await _stories(records))
-        while len(self._readings) >= BUCKETS_MAX:
-            del self._readings[next(iter(self._readings))]
-        self._readings[bucket] = reading
-        # A bucket's stories weigh as much as its topics: nothing of them outlives its use.
-        asyncio.get_running_loop().call_later(SHARED_SECONDS, self._forget, bucket, reading)
-        return reading
-
-    def _forget(self, bucket: int, reading: _Reading) -> None:
-        if self._readings.get(bucket) is reading:
-            del self._readings[bucket]
-
-    async def _newest(self, bucket: int) -> list[Mapping[str, str]]:
-        """The newest records of a bucket, oldest first."""
-        found = await self._store.read_audit(bucket, count=RECORDS_MAX, reverse=True)
-        return [fields for _, fields in reversed(found)]
-
-
-async def _stories(
-    records: Sequence[Mapping[str, str]],
-) -> dict[str, list[tuple[str, Transition]]]:
-    stories: dict[str, list[tuple[str, Transition]]] = {}
-    ticks = Ticks(RECORDS_PER_TICK)
-    for fields in records:
-        await ticks.step()
-        story = stories.setdefault(fields.get("topic", ""), [])
-        if fields.get("kind") == READY:
-            story[:] = [(broker, _ready(each, fields)) for broker, each in story]
-            continue
-        if fields.get("kind") == UNANSWERED and fields.get("epoch", "").isdecimal():
-            epoch = int(fields["epoch"])
-            story[:] = [(broker, forced(each, epoch)) for broker, each in story]
-            continue
-        found = read_back(fields)
-        if found is not None:
-            story.append((fields.get("broker", ""), found))
-            del story[:-HISTORY_MAX]
-    return stories

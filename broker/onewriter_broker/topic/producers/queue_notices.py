@@ -14,11 +14,11 @@ from onewriter_broker.topic.producers.producer import Producer
 from onewriter_core.topic.model import Topic
 from onewriter_core.topic.waiters import waiters_by_partition
 
-QUEUE_NEWS_SECONDS = 0.05
+QUEUE_NOTICE_SECONDS = 0.05
 """The least time between two tellings of one topic's holders."""
 
 
-class Served(Protocol):
+class ServedTopic(Protocol):
     """A topic that is being served (runner.TopicRunner)."""
 
     topic: Topic
@@ -27,12 +27,12 @@ class Served(Protocol):
     def producers(self) -> Mapping[str, Producer]: ...
 
 
-class QueueNews:
+class QueueNotices:
     """What the holders of one topic were told, and when they are told again."""
 
     __slots__ = ("_served", "_timer", "_told", "_told_at")
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: ServedTopic) -> None:
         self._served = served
         self._told: Mapping[str, int] = {}
         self._told_at = 0.0
@@ -42,7 +42,7 @@ class QueueNews:
         """Something happened in the topic: tell its holders at the end of this turn, or soon."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            due = max(loop.time(), self._told_at + QUEUE_NEWS_SECONDS)
+            due = max(loop.time(), self._told_at + QUEUE_NOTICE_SECONDS)
             self._timer = loop.call_at(due, self._tell)
 
     def close(self) -> None:

@@ -26,12 +26,11 @@ from onewriter_broker.log.topic_log.atomic_publish import (
 )
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.topic.epoch_checks import standing_of
-from onewriter_broker.topic.leading import check_leads, count_led, leads
+from onewriter_broker.topic.epoch_checks import check_leads, count_led, leads, standing_of
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_broker.topic.publish.layouts import Layouts
-from onewriter_broker.topic.publish.publisher_records import Publishers
-from onewriter_broker.topic.publish.requests import Answer, Asked, PublishRequest
+from onewriter_broker.topic.publish.publisher_records import PublisherRecords
+from onewriter_broker.topic.publish.requests import OngoingPublish, PublishRequest, PublishResult
 from onewriter_broker.topic.publish.staging import MissingPart, Staging
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
@@ -54,11 +53,11 @@ LOOKS: Final = 10
 log = structlog.get_logger(__name__)
 
 
-def _duplicate(held: int) -> Answer:
-    return Answer(is_duplicate=True, held=held)
+def _duplicate(held: int) -> PublishResult:
+    return PublishResult(is_duplicate=True, held=held)
 
 
-class Publishing:
+class AtomicPublishes:
     """Publishes to the logs that this broker serves."""
 
     def __init__(
@@ -77,15 +76,15 @@ class Publishing:
         self._staging = staging
         self._is_full = is_full
         self._standstill_seconds = standstill_seconds
-        self._publishers = Publishers()
-        self._requests: dict[TopicLog, list[PublishRequest]] = {}
+        self._publishers = PublisherRecords()
+        self._requests: dict[TopicLog, list[OngoingPublish]] = {}
         self._kept_still: set[tuple[TopicLog, str]] = set()
         self._locks: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
         """One publish of an app after the other."""
 
     async def publish(
-        self, name: TopicName, topic: LoadedTopic, asked: Asked, time_ms: int
-    ) -> Answer:
+        self, name: TopicName, topic: LoadedTopic, asked: PublishRequest, time_ms: int
+    ) -> PublishResult:
         """Publish these parts, in their order.
 
         Raises Fenced where the epoch is not the one that leads, MissingPart, TooLarge, Refused (the
@@ -105,7 +104,7 @@ class Publishing:
             text = f"{PUBLISHES_WAITING_MAX} publish requests for {name} are waiting, which is the maximum; retry later"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
         if request is None:
-            request = PublishRequest(asked)
+            request = OngoingPublish(asked)
             requests.append(request)
             self._start(topic.runner, partition, request)
         request.time_ms = time_ms
@@ -145,7 +144,7 @@ class Publishing:
         finally:
             self._kept_still.remove(key)
 
-    def _start(self, runner: TopicRunner, partition: int, request: PublishRequest) -> None:
+    def _start(self, runner: TopicRunner, partition: int, request: OngoingPublish) -> None:
         topic_log, asked, done = runner.logs[partition], request.asked, request.done
 
         async def perform() -> None:
@@ -178,7 +177,7 @@ class Publishing:
         runner.spawn(perform()).add_done_callback(ended)
 
     @contextlib.contextmanager
-    def _certain(self, topic_log: TopicLog, asked: Asked) -> Iterator[None]:
+    def _certain(self, topic_log: TopicLog, asked: PublishRequest) -> Iterator[None]:
         """No error but Undecided leaves it while what was asked for earlier may yet be published.
 
         Requests of one app are performed in the order in which they came, so all earlier ones have ended.
@@ -191,7 +190,7 @@ class Publishing:
             self._check_heard(topic_log, asked)
             raise
 
-    def _check_heard(self, topic_log: TopicLog, asked: Asked) -> None:
+    def _check_heard(self, topic_log: TopicLog, asked: PublishRequest) -> None:
         """Raises Undecided where a publish was handed to the store of which nothing has been heard yet.
 
         Who was to be told that this version is not published is told that nobody can tell.
@@ -202,8 +201,8 @@ class Publishing:
             raise Undecided(f"unknown yet {text}: ask for its status")
 
     async def _perform(
-        self, runner: TopicRunner, partition: int, request: PublishRequest
-    ) -> Answer:
+        self, runner: TopicRunner, partition: int, request: OngoingPublish
+    ) -> PublishResult:
         topic_log, asked = runner.logs[partition], request.asked
         answer = await self._without_rows(runner, partition, asked)
         if answer is not None:
@@ -230,8 +229,8 @@ class Publishing:
         return answer
 
     async def _without_rows(
-        self, runner: TopicRunner, partition: int, asked: Asked
-    ) -> Answer | None:
+        self, runner: TopicRunner, partition: int, asked: PublishRequest
+    ) -> PublishResult | None:
         """The answer where no rows are to be published; None: they may be. Raises what forbids it."""
         topic_log = runner.logs[partition]
         held = await self._known(topic_log, asked)
@@ -243,7 +242,7 @@ class Publishing:
         check_app(topic_log.name, topic_log.state, asked.app, asked.require_right().owner)
         if asked.rows == 0:  # the store is not written to, where a deposed broker would learn of it
             await standing_of(topic_log, self._appender.prove)
-            return Answer(is_duplicate=False)
+            return PublishResult(is_duplicate=False)
         if self._is_full():
             raise Unavailable("the store is nearly full: nothing is published until it is not")
         if topic_log.share.refusal:
@@ -253,21 +252,23 @@ class Publishing:
         return None
 
     async def _publish_rows(
-        self, runner: TopicRunner, partition: int, request: PublishRequest
-    ) -> Answer:
+        self, runner: TopicRunner, partition: int, request: OngoingPublish
+    ) -> PublishResult:
         topic_log, asked = runner.logs[partition], request.asked
         with self._staging.loading(topic_log.name, asked.parts):
             entries = await self._entries(topic_log.name, request)
             binding = await self._recorded(runner, topic_log, asked)
 
             def may_write() -> bool:
-                """Asked when the first block is formed: the epoch leads, and its audit names who asks."""
+                """PublishRequest when the first block is formed: the epoch leads, and its audit names who asks."""
                 return topic_log.binding == binding and leads(runner.topic, partition, asked.epoch)
 
             return await self._append(runner, partition, asked, entries, may_write)
 
-    async def _recorded(self, runner: TopicRunner, topic_log: TopicLog, asked: Asked) -> Binding:
-        """The binding under which the audit names who asks. Raises StoodStill, and as Publishers.record."""
+    async def _recorded(
+        self, runner: TopicRunner, topic_log: TopicLog, asked: PublishRequest
+    ) -> Binding:
+        """The binding under which the audit names who asks. Raises StoodStill, and as PublisherRecords.record."""
         try:
             async with asyncio.timeout(self._standstill_seconds):
                 return await self._publishers.record(runner, topic_log, asked)
@@ -275,7 +276,9 @@ class Publishing:
             why = f"the store has taken nothing for {self._standstill_seconds:g} s"
             raise StoodStill(f"{why}; nothing was published; retry later") from None
 
-    async def _check_epoch(self, runner: TopicRunner, partition: int, asked: Asked) -> None:
+    async def _check_epoch(
+        self, runner: TopicRunner, partition: int, asked: PublishRequest
+    ) -> None:
         await check_leads(runner, partition, asked.epoch, self._appender.prove)
         asked.require_right()
 
@@ -283,7 +286,7 @@ class Publishing:
         """As ``leading.count_led``."""
         return await count_led(runner, partitions, epoch, self._appender.prove)
 
-    async def _known(self, topic_log: TopicLog, asked: Asked) -> int | None:
+    async def _known(self, topic_log: TopicLog, asked: PublishRequest) -> int | None:
         """The version of the app that is certainly published, where that is this one or a later one.
 
         What is on its way is waited for: it may yet fail. What is read holds only once it is seen
@@ -314,7 +317,7 @@ class Publishing:
         """
         return _version(topic_log, app, await self.state_of(topic_log))
 
-    async def _held(self, topic_log: TopicLog, asked: Asked) -> int:
+    async def _held(self, topic_log: TopicLog, asked: PublishRequest) -> int:
         """As ``held_version``, for whoever may publish under the app. Raises BoundElsewhere, too."""
         state = await self.state_of(topic_log)
         if asked.right is not None:  # else it asks what became of a version
@@ -328,7 +331,7 @@ class Publishing:
             raise Unavailable(f"{topic_log.name} is not open here")
         return await self._store.read_state(topic_log.name, replid=binding.replid)
 
-    async def _entries(self, name: TopicName, request: PublishRequest) -> Entries:
+    async def _entries(self, name: TopicName, request: OngoingPublish) -> Entries:
         made, asked = Entries(), request.asked
         for part in asked.parts:
             if part.rows:
@@ -342,10 +345,10 @@ class Publishing:
         self,
         runner: TopicRunner,
         partition: int,
-        asked: Asked,
+        asked: PublishRequest,
         entries: Entries,
         may_write: Callable[[], bool],
-    ) -> Answer:
+    ) -> PublishResult:
         topic_log = runner.logs[partition]
         owner = asked.require_right().owner
         publish = Publish(asked.app, asked.version, entries, may_write, owner, asked.by)
@@ -361,7 +364,7 @@ class Publishing:
             last=None if where is None else str(where.last),
         )
         if where is not None:
-            return Answer(is_duplicate=False, where=where)
+            return PublishResult(is_duplicate=False, where=where)
         try:  # the store refused it for the version that it knows
             held = await self._held(topic_log, asked)
         except Unavailable as error:

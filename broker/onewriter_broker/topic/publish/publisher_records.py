@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 from onewriter_broker.log.store.api import Binding
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.history.transitions import identity_fields
-from onewriter_broker.topic.publish.requests import Asked, Right
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishRight
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.publishers import (
@@ -46,13 +46,15 @@ class _Recorded:
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Publishers:
+class PublisherRecords:
     """The publishers that this broker recorded, of the logs that it serves."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[TopicLog, _Recorded] = WeakKeyDictionary()
 
-    async def record(self, runner: TopicRunner, topic_log: TopicLog, asked: Asked) -> Binding:
+    async def record(
+        self, runner: TopicRunner, topic_log: TopicLog, asked: PublishRequest
+    ) -> Binding:
         """Return once the audit names who asks, with the binding under which it was written.
 
         Only a block that is appended under that binding certainly follows the record. Raises Unavailable if
@@ -83,13 +85,13 @@ class Publishers:
                 )
                 raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
             fields = _fields(topic_log, asked, right, publisher)
-            await runner.story.attest(binding, fields)
+            await runner.history.attest(binding, fields)
             recorded.known.add((asked.app, publisher))
             return binding
 
 
 def _fields(
-    topic_log: TopicLog, asked: Asked, right: Right, publisher: Publisher
+    topic_log: TopicLog, asked: PublishRequest, right: PublishRight, publisher: Publisher
 ) -> dict[str, str]:
     """The record, less what every audit record says."""
     who = {} if publisher.pod_uid == EVERY_POD else identity_fields(asked.identity)

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from onewriter_broker.log.topic_log.atomic_publish import Published
-from onewriter_broker.topic.publish.staging import Claimed
+from onewriter_broker.topic.publish.staging import StagedPartRef
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.publishers import encode_publisher, publisher_of
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class PublishRight:
     """The right to publish under an epoch. ``holder``: whom the epoch was granted to.
 
     ``is_passed_on``: the holder passed it on by a capability; else the holder itself asks.
@@ -29,15 +29,15 @@ class Right:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PublishRequest:
     """A publish as it was asked for."""
 
     app: str
     version: int
     epoch: int
-    parts: Sequence[Claimed]
+    parts: Sequence[StagedPartRef]
     identity: Identity = Identity()
-    right: Right | None = None
+    right: PublishRight | None = None
     """None: the caller proved none, and asks what became of a version."""
 
     @property
@@ -45,11 +45,11 @@ class Asked:
         """Of all parts."""
         return sum(part.rows for part in self.parts)
 
-    def is_same(self, other: Asked) -> bool:
+    def is_same(self, other: PublishRequest) -> bool:
         """Whether both ask for the same, on behalf of the same identity."""
         return self._what == other._what
 
-    def require_right(self) -> Right:
+    def require_right(self) -> PublishRight:
         """The right by which it is published under its epoch. Raises Refused where none was proved."""
         if self.right is None or self.right.epoch != self.epoch:
             text = f"the right to publish under epoch {self.epoch} was not proved"
@@ -67,7 +67,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PublishResult:
     """What became of it: ``where`` is None for a duplicate, and for a publish without rows.
 
     ``held``: the version that the log knows of the app, which makes it a duplicate.
@@ -78,14 +78,14 @@ class Answer:
     held: int | None = field(default=None, compare=False)
 
 
-class PublishRequest:
+class OngoingPublish:
     """A publish that is performed, for all who ask for it: several at once, or one after the other."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PublishRequest) -> None:
         self.asked = asked
         self.time_ms = 0
         """When it was asked for last."""
-        self.done: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
         self.askers = 0
         """How many ask now."""
         self._is_told = False
@@ -99,7 +99,7 @@ class PublishRequest:
         finally:
             self.askers -= 1
 
-    async def ended(self) -> Answer:
+    async def ended(self) -> PublishResult:
         """Its end: the first who hears it is told where it stands. Raises what it raises."""
         answer = await asyncio.shield(self.done)
         if answer.where is not None and self._is_told:

@@ -117,7 +117,7 @@ BROKER: Final = Changer(Identity(), is_administrator=True)
 """The broker itself, which drops what is published."""
 
 
-class Claimed(NamedTuple):
+class StagedPartRef(NamedTuple):
     """A part as whoever staged it was told: its key and what it holds."""
 
     key: str
@@ -156,7 +156,7 @@ class Staging:
 
     async def keep(
         self, topic: TopicName, key: str, body: bytes, changer: Changer = BROKER
-    ) -> Claimed:
+    ) -> StagedPartRef:
         """Keep a part; one of the same key is replaced as a whole.
 
         Raises ProtocolError for a part that nobody could read, TooLarge where its version alone is too
@@ -182,7 +182,7 @@ class Staging:
         checksum = await staged_rows.checksum(body)
         part = StagedPart(rows, len(body), checksum, until, changer.stager)
         await staged.note(bucket, name, part)
-        return Claimed(key, rows, part.bytes, part.checksum)
+        return StagedPartRef(key, rows, part.bytes, part.checksum)
 
     async def _write(self, bucket: int, name: str, body: bytes) -> None:
         """Several chunks at once: a store that syncs each write to its disk does so once for them."""
@@ -199,7 +199,7 @@ class Staging:
                     raise outcome
 
     @contextmanager
-    def loading(self, topic: TopicName, parts: Sequence[Claimed]) -> Iterator[None]:
+    def loading(self, topic: TopicName, parts: Sequence[StagedPartRef]) -> Iterator[None]:
         """Inside, these parts may be in memory.
 
         Raises TooLarge; Refused where too many are. A topic whose publishes do not end leaves the
@@ -221,7 +221,7 @@ class Staging:
             text = "other publishes use all memory for publishes; retry later"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
 
-    async def load(self, topic: TopicName, part: Claimed) -> bytes:
+    async def load(self, topic: TopicName, part: StagedPartRef) -> bytes:
         """A part's bytes. Raises MissingPart, Undecided."""
         bucket, name = self._bucket_of(topic), _name(topic, part.key)
         chunks: list[bytes] = []
@@ -325,7 +325,7 @@ def _not_the_stager(key: str) -> Refused:
     return Refused(ServerError.AUTHORIZATION_ERROR, text)
 
 
-def _check_size(parts: Sequence[Claimed]) -> int:
+def _check_size(parts: Sequence[StagedPartRef]) -> int:
     """The bytes of a publish. Raises TooLarge."""
     size = sum(part.bytes for part in parts)
     if size > PUBLISH_BYTES_MAX:

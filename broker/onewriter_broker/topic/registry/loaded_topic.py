@@ -9,7 +9,6 @@ from typing import Protocol
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.registry.catalog import CatalogEntry
-from onewriter_broker.topic.registry.detection import Detection
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.errors import Refused, ServerError
@@ -23,6 +22,23 @@ class Settling(Protocol):
     async def settled(self) -> None:
         """Return once it is."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Detection:
+    """How soon a connection counts as silent. ``silent_after_seconds`` has room for missed pings."""
+
+    ping_interval_seconds: float
+    silent_after_seconds: float
+
+    def sooner_of(self, other: Detection | None) -> Detection:
+        """The stricter one of each setting."""
+        if other is None:
+            return self
+        return Detection(
+            min(self.ping_interval_seconds, other.ping_interval_seconds),
+            min(self.silent_after_seconds, other.silent_after_seconds),
+        )
 
 
 @dataclass(slots=True, eq=False)

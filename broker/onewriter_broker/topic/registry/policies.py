@@ -6,17 +6,22 @@ have none. What an ExclusiveTopic declares stands beside them and does not come 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.api import ExclusiveTopic
+from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
+
+OWN_MAX: Final = 50
+"""Most policies of one topic."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class TopicPolicy:
     """One policy: its path for a topic and for a namespace, and its field in Pulsar's Policies."""
 
     of_topic: str
@@ -24,23 +29,23 @@ class Policy:
     field: str = ""
 
 
-DEDUPLICATION: Final = Policy("deduplicationEnabled", "deduplication", "deduplicationEnabled")
+DEDUPLICATION: Final = TopicPolicy("deduplicationEnabled", "deduplication", "deduplicationEnabled")
 
 
-COMPACTION_THRESHOLD: Final = Policy(
+COMPACTION_THRESHOLD: Final = TopicPolicy(
     "compactionThreshold", "compactionThreshold", "compaction_threshold"
 )
 
 
-SCHEMA_STRATEGY: Final = Policy(
+SCHEMA_STRATEGY: Final = TopicPolicy(
     "schemaCompatibilityStrategy",
     "schemaCompatibilityStrategy",
     "schema_compatibility_strategy",
 )
-SCHEMA_VALIDATION: Final = Policy(
+SCHEMA_VALIDATION: Final = TopicPolicy(
     "schemaValidationEnforced", "schemaValidationEnforced", "schema_validation_enforced"
 )
-SCHEMA_AUTO_UPDATE: Final = Policy(
+SCHEMA_AUTO_UPDATE: Final = TopicPolicy(
     "isAllowAutoUpdateSchema", "isAllowAutoUpdateSchema", "is_allow_auto_update_schema"
 )
 
@@ -62,6 +67,16 @@ class NamespacePolicies(Protocol):
         ...
 
 
+class CatalogEntries(Protocol):
+    """The catalog entries of topics (topics.Topics)."""
+
+    async def serve_existing(self, base: TopicName) -> object: ...
+
+    async def change_entry(
+        self, base: TopicName, change: Callable[[CatalogEntry | None], CatalogEntry]
+    ) -> object: ...
+
+
 class NoPolicies:
     """Nothing was set."""
 
@@ -75,7 +90,7 @@ class NoPolicies:
 
 
 def effective(
-    policy: Policy, name: TopicName, entry: CatalogEntry, namespaces: NamespacePolicies
+    policy: TopicPolicy, name: TopicName, entry: CatalogEntry, namespaces: NamespacePolicies
 ) -> object:
     """A topic's policy: its own, its namespace's, or None."""
     own = entry.policies.get(policy.of_topic)
@@ -115,3 +130,24 @@ def follow(topic: LoadedTopic, namespaces: NamespacePolicies) -> None:
     is_on = deduplicates(topic.name, topic.entry, namespaces)
     if is_on != topic.runner.deduplications.is_on:
         topic.runner.deduplicate(is_on=is_on)
+
+
+async def set_own(
+    topics: CatalogEntries, base: TopicName, name: str, change: Callable[[object], object]
+) -> None:
+    """Set a topic's own policy to what ``change`` makes of the present one; None removes it.
+
+    Raises what ``change`` raises; Refused when the topic does not exist, Unavailable, Undecided.
+    """
+
+    def changed(known: CatalogEntry | None) -> CatalogEntry:
+        if known is None:
+            raise Refused(ServerError.TOPIC_NOT_FOUND, f"{base} does not exist")
+        entry = known.with_policy(name, change(known.policies.get(name)))
+        if len(entry.policies) > OWN_MAX:
+            text = f"{base} has {OWN_MAX} policies already"
+            raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
+        return entry
+
+    await topics.serve_existing(base)
+    await topics.change_entry(base, changed)

@@ -23,7 +23,7 @@ from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.shares import StoreShares
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.presence import absent_since, note_leaving
 from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.registry import declarations as declaring
@@ -31,7 +31,6 @@ from onewriter_broker.topic.registry.broken_topics import BrokenTopics
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs, existing
 from onewriter_broker.topic.registry.creation import Creations
 from onewriter_broker.topic.registry.first_declarations import FirstDeclarations
-from onewriter_broker.topic.registry.leaving import remember_acknowledged
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic, Settling
 from onewriter_broker.topic.registry.policies import (
     NamespacePolicies,
@@ -66,7 +65,7 @@ class Topics:
         self.loaded: dict[str, LoadedTopic] = {}
         self.desired = DesiredState()
         self._settings = settings
-        self._shell: Shell
+        self._dependencies: TopicDependencies
         self.broken: BrokenTopics
         self._catalogs = catalogs
         self.shares = shares or StoreShares()
@@ -86,13 +85,13 @@ class Topics:
             self, self._count_again, is_enforced=settings.tenancy_enforced
         )
 
-    def serve_with(self, ownership: BucketOwnership, shell: Shell) -> None:
+    def serve_with(self, ownership: BucketOwnership, dependencies: TopicDependencies) -> None:
         """Complete the construction: ownership reports to this object, and serves it."""
         self.ownership = ownership
-        self._shell = shell
-        self.creations = Creations(self._quotas, self._catalogs, self._binding, shell.now)
-        self.broken = BrokenTopics(shell.now)
-        self.resume_windows = ResumeWindows(self._settings.resume_window_seconds, shell.now)
+        self._dependencies = dependencies
+        self.creations = Creations(self._quotas, self._catalogs, self._binding, dependencies.now)
+        self.broken = BrokenTopics(dependencies.now)
+        self.resume_windows = ResumeWindows(self._settings.resume_window_seconds, dependencies.now)
 
     # ------------------------------------------------------------ BucketEvents
 
@@ -109,7 +108,7 @@ class Topics:
         self.broken.forget(lambda base: self.bucket_of(base) == bucket)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             is_in_doubt = reason is not LostReason.GIVEN_BACK
-            remember_acknowledged(topic.runner, self._shell, is_in_doubt=is_in_doubt)
+            _report_acknowledged(topic.runner, self._dependencies, is_in_doubt=is_in_doubt)
             self._drop(topic, "the topic is moving to another broker")
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
@@ -130,14 +129,14 @@ class Topics:
         topics = [t for t in self.loaded.values() if t.bucket == bucket]
         for topic in topics:
             await self._save_notes(topic)
-            remember_acknowledged(topic.runner, self._shell, is_in_doubt=False)
+            _report_acknowledged(topic.runner, self._dependencies, is_in_doubt=False)
             self._drop(topic, "the topic is moving to another broker")
         for topic in topics:
             await topic.runner.settled()
 
     async def _save_notes(self, topic: LoadedTopic) -> None:
         """What cannot be saved now is delivered again by whoever serves the topic next."""
-        await note_leaving(topic.runner.topic, topic.runner.logs, self._shell.wall_ms())
+        await note_leaving(topic.runner.topic, topic.runner.logs, self._dependencies.wall_ms())
         for subscriptions in topic.subscriptions.values():
             try:
                 await subscriptions.save()
@@ -233,7 +232,7 @@ class Topics:
                 raise Unavailable(f"this broker serves {self._settings.topics_max} topics already")
             loading = asyncio.get_running_loop().create_future()
             self._loading[key] = loading
-            self._shell.spawn(self._load_for(loading, base, partition, creator))
+            self._dependencies.spawn(self._load_for(loading, base, partition, creator))
         return await asyncio.shield(loading)
 
     async def _load_for(
@@ -281,7 +280,7 @@ class Topics:
         partitions = self._read_partitions(base, logs, holding)
         machine = Topic(partitions, declaring.promotion_of(declared))
         is_on = deduplicates(base, entry, self.namespaces)
-        runner = TopicRunner(base, bucket, machine, logs, self._shell, is_deduplicated=is_on)
+        runner = TopicRunner(base, bucket, machine, logs, self._dependencies, is_deduplicated=is_on)
         opened = await runner.open(partitions)
         # Again: it may have got partitions or policies since.
         entry = await self._catalogs.change(holding.binding, base, existing)
@@ -297,7 +296,7 @@ class Topics:
         log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
         declaring.say_undivided(topic)
         self._declare(topic)  # which may have changed meanwhile
-        self._shell.changed(base)
+        self._dependencies.changed(base)
         return topic
 
     async def _learn(self, base: TopicName, partition: int, creator: str) -> None:
@@ -346,7 +345,7 @@ class Topics:
             topic_log.close()
             raise
         topic.subscriptions[number] = self._subscriptions(topic_log, topic.runner)
-        topic.runner.post(PartitionsAdded(opened, self._shell.now()))
+        topic.runner.post(PartitionsAdded(opened, self._dependencies.now()))
 
     def _check_serves(self, topic: LoadedTopic, holding: Holding) -> None:
         """Raises Unavailable when the topic was dropped, or its bucket bound anew, meanwhile."""
@@ -360,7 +359,7 @@ class Topics:
         """A log of the topic with its state as stored, not open yet."""
         topic_log = self._new_log(base, number, declared)
         topic_log.load(
-            await self._shell.store.read_state(topic_log.name, replid=holding.binding.replid)
+            await self._dependencies.store.read_state(topic_log.name, replid=holding.binding.replid)
         )
         self.broken.recall(base, topic_log)
         return topic_log
@@ -369,7 +368,7 @@ class Topics:
         self, base: TopicName, logs: Mapping[int, TopicLog], holding: Holding
     ) -> tuple[Partition, ...]:
         """The topic's ownership as its logs' states tell it."""
-        now, wall_ms = self._shell.now(), self._shell.wall_ms()
+        now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
         return tuple(
             partition_of(
                 number,
@@ -396,7 +395,9 @@ class Topics:
     ) -> TopicLog:
         name = base if partition == WHOLE else base.with_partition(partition)
         durability = declaring.durability_of(declared, self.promises)
-        topic_log = TopicLog(name, self._shell.store, self._settings.tail_bytes_per_log, durability)
+        topic_log = TopicLog(
+            name, self._dependencies.store, self._settings.tail_bytes_per_log, durability
+        )
         topic_log.join(self.shares.of(base.namespace_name, is_declared=declared is not None))
         return topic_log
 
@@ -418,14 +419,14 @@ class Topics:
 
     def _declare(self, topic: LoadedTopic) -> None:
         """Have a loaded topic follow what is declared now."""
-        if declaring.declare(topic, self.desired.topic(topic.name), self._shell.now()):
-            self._shell.changed(topic.name)
+        if declaring.declare(topic, self.desired.topic(topic.name), self._dependencies.now()):
+            self._dependencies.changed(topic.name)
         is_declared = topic.declared is not None
         for topic_log in topic.runner.logs.values():
             topic_log.join(self.shares.of(topic.name.namespace_name, is_declared=is_declared))
         follow(topic, self.namespaces)
         if declaring.lacks_partitions(topic):
-            self._shell.spawn(declaring.grow(topic, self.set_partitions, self.loaded))
+            self._dependencies.spawn(declaring.grow(topic, self.set_partitions, self.loaded))
 
     def follow_policies(self) -> None:
         """Have loaded topics follow what was set since the last call, here or elsewhere."""
@@ -475,15 +476,15 @@ class Topics:
             "to": to,
             "by": by,
             "reason": reason,
-            "broker": self._shell.incarnation,
-            "t": str(self._shell.wall_ms()),
+            "broker": self._dependencies.incarnation,
+            "t": str(self._dependencies.wall_ms()),
         }
         log.warning("topic.reassigned", **{name: record[name] for name in record if name != "t"})
         binding = self._holding(self.bucket_of(base)).binding
-        outcome = await self._shell.store.write_audit(binding, record)
+        outcome = await self._dependencies.store.write_audit(binding, record)
         if outcome is not Outcome.DONE:
             raise Unavailable(f"reassigned, but not written to the audit stream ({outcome.value})")
-        self._shell.changed(base)
+        self._dependencies.changed(base)
         return former
 
     async def change_entry(
@@ -533,7 +534,12 @@ class Topics:
         partitions = self._read_partitions(topic.name, logs, holding)
         is_on = topic.runner.deduplications.is_on
         runner = TopicRunner(
-            topic.name, topic.bucket, Topic(partitions), logs, self._shell, is_deduplicated=is_on
+            topic.name,
+            topic.bucket,
+            Topic(partitions),
+            logs,
+            self._dependencies,
+            is_deduplicated=is_on,
         )
         if await runner.open(partitions) is None:
             raise Unavailable(f"bucket {topic.bucket} has moved on")
@@ -571,12 +577,12 @@ class Topics:
         if self.loaded.get(str(topic.name)) is not topic:
             return  # dropped before; by now it may have been loaded again
         del self.loaded[str(topic.name)]
-        self._shell.changed(topic.name)
+        self._dependencies.changed(topic.name)
         topic.runner.unload(reason)
         self.leaving[str(topic.name)] = topic.runner
-        self._shell.spawn(self._forget_when_settled(topic))
+        self._dependencies.spawn(self._forget_when_settled(topic))
         for subscriptions in topic.subscriptions.values():
-            self._shell.spawn(subscriptions.close(reason, save=False))
+            self._dependencies.spawn(subscriptions.close(reason, save=False))
 
     async def _forget_when_settled(self, topic: LoadedTopic) -> None:
         await topic.runner.settled()
@@ -599,3 +605,18 @@ class Topics:
         return found | await self._catalogs.under(
             prefix, self._binding, with_long_names=with_long_names
         )
+
+
+def _report_acknowledged(
+    runner: TopicRunner, dependencies: TopicDependencies, *, is_in_doubt: bool
+) -> None:
+    """What was acknowledged in a bucket that leaves together with its dataset, perhaps.
+
+    Also of one that is given back in order: this broker may still follow an old primary.
+    """
+    for topic_log in runner.logs.values():
+        binding, ends = topic_log.binding, topic_log.kept_ends
+        if binding is not None and ends:
+            dependencies.left(topic_log.name, binding, ends)
+            if is_in_doubt:
+                log.warning("entries.in_doubt", topic=str(runner.name), last=str(ends[-1]))

@@ -88,7 +88,7 @@ def kept_at_rest(topics: Topics, base: TopicName) -> Iterator[None]:
             del topics.leaving[key]
 
 
-class RestingTopics:
+class IdleTopics:
     """The slow round; ``run`` is the caller's task, one at a time."""
 
     def __init__(self, topics: Topics, store: LogStore, wall_ms: Callable[[], int]) -> None:

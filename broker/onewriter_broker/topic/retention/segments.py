@@ -108,7 +108,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class SegmentPage:
     """Segments behind a position, oldest first.
 
     ``last``: how far the log was committed when this was read; a segment of that ledger may grow.
@@ -134,7 +134,7 @@ class LogIndex:
         self._at = EARLIEST
         self._mending: tuple[Segment, Range] | None = None
 
-    async def page(self, bucket: int, after: Position) -> Page:
+    async def page(self, bucket: int, after: Position) -> SegmentPage:
         """The segments that end behind ``after``, as many as one request may read and tell.
 
         The caller holds ``turn``. Raises as Range.read does.
@@ -160,7 +160,7 @@ class LogIndex:
         while len(self.segments) > SEGMENTS_PER_LOG_MAX and self.segments[0].ends <= after:
             del self.segments[0]
         following = found[-1].ends if found else after
-        return Page(first, last, found, is_read and not is_cut, following)
+        return SegmentPage(first, last, found, is_read and not is_cut, following)
 
     def _forget_before(self, first: Position) -> None:
         """The log begins at ``first`` now; a ledger that went in part is to be read anew."""
@@ -233,7 +233,7 @@ class SegmentIndexes:
         self._indexes: OrderedDict[str, LogIndex] = OrderedDict()
         self._reading = asyncio.Semaphore(READERS_MAX)
 
-    async def page(self, topic_log: TopicLog, bucket: int, after: Position) -> Page:
+    async def page(self, topic_log: TopicLog, bucket: int, after: Position) -> SegmentPage:
         """A page of one log's segments (LogIndex.page). Raises Unavailable, Undecided, MalformedBlock."""
         binding = topic_log.binding
         if binding is None:

@@ -17,7 +17,7 @@ from onewriter_broker.topic.registry.policies import (
     SCHEMA_STRATEGY,
     SCHEMA_VALIDATION,
     NamespacePolicies,
-    Policy,
+    TopicPolicy,
     effective,
 )
 from onewriter_broker.topic.schemas.checks import Question, SchemaChecks
@@ -204,7 +204,7 @@ class TopicSchemas:
                 return topic_log
         return logs[min(logs)]
 
-    def _policy(self, policy: Policy) -> object:
+    def _policy(self, policy: TopicPolicy) -> object:
         return effective(policy, self._topic.name, self._topic.entry, self._namespaces)
 
     @staticmethod

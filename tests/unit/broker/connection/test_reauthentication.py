@@ -76,7 +76,7 @@ class World:
         clients = Clients(
             settings=Settings(),
             topics=cast("Any", SimpleNamespace(desired=DesiredState(), loaded={})),
-            owning=cast("Any", SimpleNamespace()),
+            ownerships=cast("Any", SimpleNamespace()),
             appender=cast("Any", SimpleNamespace(gathered=None, prove=None)),
             authenticator=self.judge,
             addresses=cast("Any", SimpleNamespace()),

@@ -11,7 +11,7 @@ from onewriter_broker.connection.requests import REQUESTS_MAX, Requests
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.quotas.book import Quota, QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
-from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import InvalidTopicName
 from onewriter_core.wire import replies

@@ -13,7 +13,7 @@ from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.listener import ClientProtocol
 from onewriter_broker.connection.session import Session
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.registry.detection import Detection
+from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.wire import replies
 
@@ -76,7 +76,7 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
     clients = Clients(
         settings=Settings(),
         topics=SimpleNamespace(desired=DesiredState(), loaded={}),  # type: ignore[arg-type]
-        owning=SimpleNamespace(),  # type: ignore[arg-type]
+        ownerships=SimpleNamespace(),  # type: ignore[arg-type]
         appender=SimpleNamespace(),  # type: ignore[arg-type]
         authenticator=SimpleNamespace(),
         addresses=SimpleNamespace(),  # type: ignore[arg-type]

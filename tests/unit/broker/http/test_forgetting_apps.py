@@ -19,7 +19,7 @@ from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Refusal, Site
 from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.publish.atomic_publishes import Publishing
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX
 from onewriter_broker.topic.publish.staging import Staging
 from onewriter_broker.topic.registry.topics import Topics
@@ -33,7 +33,7 @@ class Asking:
     def __init__(self, world: World, topics: Topics, first: TopicLog) -> None:
         self.first = first
         staging = Staging(world.store, lambda _: BUCKET, lambda: [BUCKET], lambda: 1_000)
-        self.publishing = Publishing(world.store, world.appender, staging)
+        self.publishing = AtomicPublishes(world.store, world.appender, staging)
 
         async def owned(*_: object) -> None:
             return

@@ -13,7 +13,7 @@ from tests.unit.broker.ticks import Others
 
 from onewriter_broker.http.onewriter.publish_body import PARTS_MAX, PARTS_PER_TICK, Body, read_body
 from onewriter_broker.http.site import Refusal
-from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Claimed
+from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, StagedPartRef
 from onewriter_core.ids import NUMBER_MAX
 
 PREFIX = "app/"
@@ -86,7 +86,7 @@ def test_keys_from_staging_are_accepted_with_unknown_fields(
     read = run(json.dumps(asked, indent=indent).encode())
     assert read.epoch == epoch
     names = ("key", "rows", "bytes", "checksum")
-    assert read.parts == [Claimed(*(each[name] for name in names)) for each in parts]
+    assert read.parts == [StagedPartRef(*(each[name] for name in names)) for each in parts]
 
 
 @settings(max_examples=300, deadline=None)

@@ -21,7 +21,7 @@ from onewriter_broker.log.store.api import Binding, Outcome, OwnedRecord
 from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.resources import resource_bucket as room_module
-from onewriter_broker.resources.dependencies import Wanted
+from onewriter_broker.resources.dependencies import WantedResource
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_core.own.floors import GROUP_FLOORS_MAX
@@ -41,48 +41,58 @@ TOPIC = own_field("group", "persistent://shop/default/orders")
 DAY_MS = 86_400_000
 
 
-def fields(count: int, *, start: int = 0) -> list[Wanted]:
-    return [Wanted(own_field("group", f"resource-{start + n}"), 1) for n in range(count)]
+def fields(count: int, *, start: int = 0) -> list[WantedResource]:
+    return [WantedResource(own_field("group", f"resource-{start + n}"), 1) for n in range(count)]
 
 
-async def left(world: World, wanted: list[Wanted], *, days: float = 0, owner: Owner = ONE) -> None:
+async def left(
+    world: World, wanted: list[WantedResource], *, days: float = 0, owner: Owner = ONE
+) -> None:
     """Own all of it and go, so many days ago."""
     end = End()
-    answers = await world.room.own(owner, end, wanted)
+    answers = await world.resource_bucket.own(owner, end, wanted)
     assert all(isinstance(answer, OwnershipGranted) for answer in answers)
-    world.room.left(end)
+    world.resource_bucket.left(end)
     await world.spawned[-1]
     for each in wanted:
-        world.room.entries[each.field].left_ms -= int(days * DAY_MS)
+        world.resource_bucket.entries[each.field].left_ms -= int(days * DAY_MS)
     world.now += SERVE_SECONDS_MAX
 
 
 async def test_a_dropped_record_leaves_its_group_a_floor(world: World) -> None:
     for owner in (ONE, TWO, ONE):
-        await left(world, [Wanted(FIELD, 1)], owner=owner)
-    assert await world.room.drop([FIELD, own_field("group", "never owned")]) == [FIELD]
-    assert FIELD not in world.room.entries
+        await left(world, [WantedResource(FIELD, 1)], owner=owner)
+    assert await world.resource_bucket.drop([FIELD, own_field("group", "never owned")]) == [FIELD]
+    assert FIELD not in world.resource_bucket.entries
     assert FIELD not in await world.store.read_owned(0)
-    assert world.room.floors.of("group") == 3
+    assert world.resource_bucket.floors.of("group") == 3
     answer = await world.own(TWO)
     assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 4
-    other = (await world.room.own(TWO, End(), [Wanted(own_field("group", "new"), 1)]))[0]
+    other = (
+        await world.resource_bucket.own(TWO, End(), [WantedResource(own_field("group", "new"), 1)])
+    )[0]
     assert isinstance(other, OwnershipGranted)
     assert other.after.generation == 4
-    foreign = (await world.room.own(TWO, End(), [Wanted(own_field("another", "new"), 1)]))[0]
+    foreign = (
+        await world.resource_bucket.own(
+            TWO, End(), [WantedResource(own_field("another", "new"), 1)]
+        )
+    )[0]
     assert isinstance(foreign, OwnershipGranted)
     assert foreign.after.generation == 1
 
 
 async def test_the_next_broker_knows_the_floor(world: World) -> None:
-    await left(world, [Wanted(FIELD, 1)])
-    await world.room.drop([FIELD])
-    world.room = world.another()
+    await left(world, [WantedResource(FIELD, 1)])
+    await world.resource_bucket.drop([FIELD])
+    world.resource_bucket = world.another()
     answer = await world.own(TWO)
     assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 2
-    returning = await world.room.own(ONE, End(), [Wanted(FIELD, 1)], only_returns=True)
+    returning = await world.resource_bucket.own(
+        ONE, End(), [WantedResource(FIELD, 1)], only_returns=True
+    )
     assert isinstance(returning[0], OwnershipDenied)
 
 
@@ -90,11 +100,13 @@ async def test_what_is_owned_or_was_just_left_stays(world: World) -> None:
     end = End()
     await world.own(end=end)
     world.now += 100
-    assert await world.room.drop([FIELD]) == []
-    world.room.left(end)
-    assert await world.room.drop([FIELD]) == []  # its owner may act for three seconds yet
+    assert await world.resource_bucket.drop([FIELD]) == []
+    world.resource_bucket.left(end)
+    assert (
+        await world.resource_bucket.drop([FIELD]) == []
+    )  # its owner may act for three seconds yet
     world.now += SERVE_SECONDS_MAX
-    assert await world.room.drop([FIELD]) == [FIELD]
+    assert await world.resource_bucket.drop([FIELD]) == [FIELD]
 
 
 async def test_a_full_bucket_drops_what_was_left_longest_ago(
@@ -102,40 +114,42 @@ async def test_a_full_bucket_drops_what_was_left_longest_ago(
 ) -> None:
     monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 6)
     monkeypatch.setattr(room_module, "RECORDS_PER_WRITE_MAX", 1)
-    await left(world, [Wanted(TOPIC, 1)], days=99)
+    await left(world, [WantedResource(TOPIC, 1)], days=99)
     await left(world, fields(2), days=40)
     await left(world, fields(1, start=2), days=50)
     await left(world, fields(2, start=3), days=20)
-    (answer,) = await world.room.own(TWO, End(), fields(1, start=10))
+    (answer,) = await world.resource_bucket.own(TWO, End(), fields(1, start=10))
     assert isinstance(answer, OwnershipGranted)
-    assert own_field("group", "resource-2") not in world.room.entries
-    assert len(world.room.entries) == 6
-    answers = await world.room.own(TWO, End(), fields(3, start=11))
+    assert own_field("group", "resource-2") not in world.resource_bucket.entries
+    assert len(world.resource_bucket.entries) == 6
+    answers = await world.resource_bucket.own(TWO, End(), fields(3, start=11))
     assert [isinstance(each, OwnershipGranted) for each in answers] == [True, True, False]
-    assert TOPIC in world.room.entries, "only its group's owner reads it"
-    assert own_field("group", "resource-3") in world.room.entries, "twenty days are not long"
-    (again,) = await world.room.own(ONE, End(), fields(1, start=3))
+    assert TOPIC in world.resource_bucket.entries, "only its group's owner reads it"
+    assert own_field("group", "resource-3") in world.resource_bucket.entries, (
+        "twenty days are not long"
+    )
+    (again,) = await world.resource_bucket.own(ONE, End(), fields(1, start=3))
     assert isinstance(again, OwnershipGranted)
     assert again.after.generation == 1
 
 
 async def test_a_drop_whose_answer_is_lost_is_made_good(world: World) -> None:
-    await left(world, [Wanted(FIELD, 1)])
+    await left(world, [WantedResource(FIELD, 1)])
     world.store.faults.fail_after = 1
     with pytest.raises(Undecided):
-        await world.room.drop([FIELD])
+        await world.resource_bucket.drop([FIELD])
     answer = await world.own(TWO)
     assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 2
-    assert world.room.floors.of("group") == 1
+    assert world.resource_bucket.floors.of("group") == 1
     assert (await world.store.read_owned(0))[FIELD].generation == 2
 
 
 async def test_a_dataset_that_has_forgotten_a_floor_has_it_again(world: World) -> None:
-    await left(world, [Wanted(FIELD, 1)])
-    await world.room.drop([FIELD])
+    await left(world, [WantedResource(FIELD, 1)])
+    await world.resource_bucket.drop([FIELD])
     stored_in(world.server.primary).owned.clear()
-    world.room._is_unsure = True
+    world.resource_bucket._is_unsure = True
     answer = await world.own(TWO)
     assert isinstance(answer, OwnershipGranted)
     assert answer.after.generation == 2
@@ -161,15 +175,15 @@ async def test_a_replica_that_was_behind_brings_no_dropped_record_back(
     monkeypatch.setattr(room_module, "RECORDS_PER_WRITE_MAX", chunk)
     replica = world.server.add_replica("node-1")
     other = own_field("group", "other")
-    await left(world, [Wanted(FIELD, 1), Wanted(other, 1)])
+    await left(world, [WantedResource(FIELD, 1), WantedResource(other, 1)])
     replica.holds_replication = True
-    assert len(await world.room.drop([FIELD, other])) == 2
-    await left(world, [Wanted(FIELD, 1)], owner=TWO)
-    assert world.room.entries[FIELD].ownership.generation == 2
-    assert await world.room.drop([FIELD]) == [FIELD]
+    assert len(await world.resource_bucket.drop([FIELD, other])) == 2
+    await left(world, [WantedResource(FIELD, 1)], owner=TWO)
+    assert world.resource_bucket.entries[FIELD].ownership.generation == 2
+    assert await world.resource_bucket.drop([FIELD]) == [FIELD]
     await fail_over(world, replica, known_since)
-    await world.room.bind()
-    assert world.room.entries == {}
+    await world.resource_bucket.bind()
+    assert world.resource_bucket.entries == {}
     assert await world.store.read_owned(0) == {"\x1egroup": OwnedRecord(2, "")}
     dataset = stored_in(world.server.primary)
     assert dataset.units.settled(0) == 2, "so that guarded writes of former owners are over"
@@ -180,8 +194,8 @@ async def test_a_replica_that_was_behind_brings_no_dropped_record_back(
 
 
 async def test_a_grant_that_was_not_answered_is_above_the_floor_and_stays(world: World) -> None:
-    await left(world, [Wanted(FIELD, 1)])
-    await world.room.drop([FIELD])
+    await left(world, [WantedResource(FIELD, 1)])
+    await world.resource_bucket.drop([FIELD])
     await lose_the_answer(world, TWO, 1)
     answer = await world.own(TWO)
     assert isinstance(answer, OwnershipGranted)
@@ -193,11 +207,11 @@ async def test_what_is_asked_for_makes_no_room(
 ) -> None:
     monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
     await left(world, fields(2), days=40)
-    returning, new = await world.room.own(ONE, End(), [*fields(1), *fields(1, start=9)])
+    returning, new = await world.resource_bucket.own(ONE, End(), [*fields(1), *fields(1, start=9)])
     assert isinstance(returning, OwnershipGranted)
     assert (returning.cause, returning.after.generation) == (Cause.RETURNED, 1)
     assert isinstance(new, OwnershipGranted)
-    assert own_field("group", "resource-1") not in world.room.entries
+    assert own_field("group", "resource-1") not in world.resource_bucket.entries
 
 
 async def test_who_only_returns_drops_nothing(
@@ -205,47 +219,52 @@ async def test_who_only_returns_drops_nothing(
 ) -> None:
     monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
     await left(world, fields(2), days=40)
-    await world.room.own(TWO, End(), fields(1, start=9), only_returns=True)
-    assert len(world.room.entries) == 2
+    await world.resource_bucket.own(TWO, End(), fields(1, start=9), only_returns=True)
+    assert len(world.resource_bucket.entries) == 2
 
 
 async def test_an_owner_that_went_while_it_was_granted_left_just_now(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 1)
-    world.room._parts = replace(world.room._parts, wall_ms=lambda: 20_000 * DAY_MS)
+    world.resource_bucket._dependencies = replace(
+        world.resource_bucket._dependencies, wall_ms=lambda: 20_000 * DAY_MS
+    )
     end = End()
     end.is_gone = True
-    await world.room.own(ONE, end, [Wanted(FIELD, 1)])
-    assert await world.room.drop([FIELD]) == []  # it may have been answered, and serve
+    await world.resource_bucket.own(ONE, end, [WantedResource(FIELD, 1)])
+    assert await world.resource_bucket.drop([FIELD]) == []  # it may have been answered, and serve
     world.now += SERVE_SECONDS_MAX
-    (answer,) = await world.room.own(TWO, End(), fields(1))
+    (answer,) = await world.resource_bucket.own(TWO, End(), fields(1))
     assert isinstance(answer, OwnershipDenied)
-    assert FIELD in world.room.entries
+    assert FIELD in world.resource_bucket.entries
 
 
 async def test_nobody_makes_the_records_of_others_stay_for_ever(world: World) -> None:
     theirs, end = own_field("theirs", "resource"), End()
     for number in range(GROUP_FLOORS_MAX + 1):
-        wanted = [Wanted(own_field(f"mine-{number}", "resource"), 1)]
-        await world.room.own(ONE, end, wanted)
-    highest = [Wanted(own_field("mine-0", "resource"), GENERATION_ASKED_MAX)]
-    (answer,) = await world.room.own(TWO, end, highest)
+        wanted = [WantedResource(own_field(f"mine-{number}", "resource"), 1)]
+        await world.resource_bucket.own(ONE, end, wanted)
+    highest = [WantedResource(own_field("mine-0", "resource"), GENERATION_ASKED_MAX)]
+    (answer,) = await world.resource_bucket.own(TWO, end, highest)
     assert isinstance(answer, OwnershipGranted)
-    (beyond,) = await world.room.own(ONE, end, [replace(highest[0], generation=2**48)])
+    (beyond,) = await world.resource_bucket.own(ONE, end, [replace(highest[0], generation=2**48)])
     assert isinstance(beyond, OwnershipDenied)
-    world.room.left(end)
+    world.resource_bucket.left(end)
     await world.spawned[-1]
     world.now += SERVE_SECONDS_MAX
-    assert len(await world.room.drop(list(world.room.entries))) == GROUP_FLOORS_MAX + 1
+    assert (
+        len(await world.resource_bucket.drop(list(world.resource_bucket.entries)))
+        == GROUP_FLOORS_MAX + 1
+    )
     for _ in range(2):
-        await left(world, [Wanted(theirs, 1)])
-        assert await world.room.drop([theirs]) == [theirs]
-    assert world.room.floors.of("theirs") == GENERATION_ASKED_MAX + 2
+        await left(world, [WantedResource(theirs, 1)])
+        assert await world.resource_bucket.drop([theirs]) == [theirs]
+    assert world.resource_bucket.floors.of("theirs") == GENERATION_ASKED_MAX + 2
     first, second = End(), End()
-    await world.room.own(ONE, first, [Wanted(theirs, 1)])
-    following = [Wanted(theirs, GENERATION_ASKED_MAX + 4)]
-    (taken,) = await world.room.own(TWO, second, following)
+    await world.resource_bucket.own(ONE, first, [WantedResource(theirs, 1)])
+    following = [WantedResource(theirs, GENERATION_ASKED_MAX + 4)]
+    (taken,) = await world.resource_bucket.own(TWO, second, following)
     assert isinstance(taken, OwnershipGranted), "one above the present one may always be named"
 
 
@@ -253,10 +272,12 @@ async def test_nothing_is_dropped_while_a_broker_may_know_of_no_floors(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 1)
-    world.room._parts = replace(world.room._parts, may_drop=lambda: False)
-    await left(world, [Wanted(FIELD, 1)], days=40)
+    world.resource_bucket._dependencies = replace(
+        world.resource_bucket._dependencies, may_drop=lambda: False
+    )
+    await left(world, [WantedResource(FIELD, 1)], days=40)
     with pytest.raises(Unavailable, match="version"):
-        await world.room.drop([FIELD])
-    (answer,) = await world.room.own(TWO, End(), fields(1))
+        await world.resource_bucket.drop([FIELD])
+    (answer,) = await world.resource_bucket.own(TWO, End(), fields(1))
     assert isinstance(answer, OwnershipDenied)
-    assert FIELD in world.room.entries
+    assert FIELD in world.resource_bucket.entries

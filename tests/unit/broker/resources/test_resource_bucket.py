@@ -27,9 +27,9 @@ from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.resources import resource_bucket as room_module
-from onewriter_broker.resources.dependencies import Parts, Wanted
-from onewriter_broker.resources.records import Entry, decode
-from onewriter_broker.resources.resource_bucket import Room
+from onewriter_broker.resources.dependencies import ResourceDependencies, WantedResource
+from onewriter_broker.resources.records import OwnershipRecord, decode
+from onewriter_broker.resources.resource_bucket import ResourceBucket
 from onewriter_core.errors import ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_core.own.names import own_field
@@ -104,12 +104,12 @@ class World:
         self.deposed: list[str] = []
         self.spawned: list[asyncio.Task[None]] = []
         self.now = 0.0
-        self.room = self.another()
+        self.resource_bucket = self.another()
 
-    def another(self) -> Room:
-        return Room(
+    def another(self) -> ResourceBucket:
+        return ResourceBucket(
             0,
-            Parts(
+            ResourceDependencies(
                 store=self.store,
                 appender=self.appender,
                 ownership=self.buckets,
@@ -126,7 +126,9 @@ class World:
     async def own(
         self, owner: Owner = ONE, generation: int = 1, end: End | None = None
     ) -> OwnershipGranted | OwnershipDenied:
-        (answer,) = await self.room.own(owner, end or End(), [Wanted(FIELD, generation)])
+        (answer,) = await self.resource_bucket.own(
+            owner, end or End(), [WantedResource(FIELD, generation)]
+        )
         return answer
 
 
@@ -148,7 +150,9 @@ async def test_a_grant_is_stored_noted_and_audited_before_it_is_answered(world: 
     assert world.buckets.noted == [1]
     assert (await world.store.observe([0])).units[0].last_ledger == 1
     end = End()
-    (answer,) = await world.room.own(TWO, end, [Wanted(FIELD, 0, may_reset=True)])
+    (answer,) = await world.resource_bucket.own(
+        TWO, end, [WantedResource(FIELD, 0, may_reset=True)]
+    )
     assert isinstance(answer, OwnershipGranted)
     audited = [fields for _, fields in await world.store.read_audit(0, count=10)]
     assert [fields["cause"] for fields in audited] == ["vacant", "reset"]
@@ -176,8 +180,8 @@ async def test_a_disconnected_owner_is_noted_and_nobody_owns(world: World) -> No
     end = End()
     await world.own(ONE, end=end)
     end.is_gone = True
-    world.room.left(end)
-    assert not world.room.entries[FIELD].current(0.0).is_owned
+    world.resource_bucket.left(end)
+    assert not world.resource_bucket.entries[FIELD].current(0.0).is_owned
     await asyncio.gather(*world.spawned)
     kept = (await world.store.read_owned(0))[FIELD]
     assert json.loads(kept.owner)["present"] is False
@@ -189,12 +193,12 @@ async def test_a_grant_for_a_connection_that_went_meanwhile_is_nobodys(world: Wo
     end = End()
     end.is_gone = True
     await world.own(ONE, end=end)
-    assert not world.room.entries[FIELD].current(0.0).is_owned
+    assert not world.resource_bucket.entries[FIELD].current(0.0).is_owned
 
 
 async def test_the_next_broker_waits_for_an_owner_that_was_there(world: World) -> None:
     await world.own(ONE)
-    world.room = world.another()
+    world.resource_bucket = world.another()
     denied = await world.own(TWO)
     assert isinstance(denied, OwnershipDenied)
     assert denied.code is ServerError.PRODUCER_BUSY
@@ -206,25 +210,25 @@ async def test_the_next_broker_waits_for_an_owner_that_was_there(world: World) -
 
 async def test_records_have_a_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
-    wanted = [Wanted(own_field("", str(number)), 1) for number in range(3)]
-    answers = await world.room.own(ONE, End(), wanted)
+    wanted = [WantedResource(own_field("", str(number)), 1) for number in range(3)]
+    answers = await world.resource_bucket.own(ONE, End(), wanted)
     assert [isinstance(answer, OwnershipGranted) for answer in answers] == [True, True, False]
     assert isinstance(answers[2], OwnershipDenied)
     assert answers[2].code is ServerError.NOT_ALLOWED_ERROR
-    again = await world.room.own(ONE, End(), wanted[:2])
+    again = await world.resource_bucket.own(ONE, End(), wanted[:2])
     assert all(isinstance(answer, OwnershipGranted) for answer in again)
 
 
 async def test_many_records_go_out_in_several_writes(world: World) -> None:
-    wanted = [Wanted(own_field("", str(number)), 1) for number in range(250)]
-    answers = await world.room.own(ONE, End(), wanted)
+    wanted = [WantedResource(own_field("", str(number)), 1) for number in range(250)]
+    answers = await world.resource_bucket.own(ONE, End(), wanted)
     assert all(isinstance(answer, OwnershipGranted) for answer in answers)
     assert len(await world.store.read_owned(0)) == 250
     assert world.buckets.noted == [1, 2, 3]
 
 
 async def test_an_undecided_write_is_repeated_and_audited_once(world: World) -> None:
-    await world.room.loaded()
+    await world.resource_bucket.loaded()
     world.store.faults.fail_after = 2
     assert isinstance(await world.own(), OwnershipGranted)
     assert len(await world.store.read_audit(0, count=10)) == 1
@@ -275,12 +279,12 @@ async def test_a_broker_that_knows_nothing_of_a_lossy_dataset_jumps(
     binding = replace(world.binding, owner="broker-b", generation=3, version=2)
     assert await world.store.stamp(binding) is Outcome.DONE
     world.buckets.current = Holding(binding, grants_known=False, known_since=3)
-    world.room = world.another()
+    world.resource_bucket = world.another()
     answer = await world.own(ONE, 1)
     assert isinstance(answer, OwnershipGranted)
     assert answer.cause is Cause.VACANT
     assert answer.after.generation == (3 << LINEAGE_BITS) + 1
-    fresh = await world.room.own(ONE, End(), [Wanted(own_field("", "fresh"), 1)])
+    fresh = await world.resource_bucket.own(ONE, End(), [WantedResource(own_field("", "fresh"), 1)])
     assert isinstance(fresh[0], OwnershipGranted)
     assert fresh[0].after.generation == (3 << LINEAGE_BITS) + 1
 
@@ -288,7 +292,7 @@ async def test_a_broker_that_knows_nothing_of_a_lossy_dataset_jumps(
 async def test_owners_are_sent_on_when_the_bucket_leaves(world: World) -> None:
     end = End()
     await world.own(ONE, end=end)
-    world.room.close("moving")
+    world.resource_bucket.close("moving")
     assert end.told == [(FIELD, 1, None, True)]
     with pytest.raises(Unavailable):
         await world.own(TWO)
@@ -311,7 +315,7 @@ async def test_a_record_that_cannot_be_read_is_nobodys_and_keeps_its_number(worl
 async def test_a_successor_is_answered_when_its_predecessor_serves_no_more(world: World) -> None:
     await world.own(replace(ONE, serve_seconds=2.0))
     waiting = world.tasks.create_task(world.own(TWO, 2))
-    while world.room.entries[FIELD].ownership.generation < 2:  # noqa: ASYNC110 - tells nobody
+    while world.resource_bucket.entries[FIELD].ownership.generation < 2:  # noqa: ASYNC110 - tells nobody
         await asyncio.sleep(0)
     assert not waiting.done()
     record = (await world.store.read_owned(0))[FIELD]
@@ -325,7 +329,7 @@ async def test_a_successor_is_answered_when_its_predecessor_serves_no_more(world
 async def test_nobody_waits_behind_a_release(world: World) -> None:
     end = End()
     await world.own(replace(ONE, serve_seconds=3.0), end=end)
-    await world.room.disown(end, [Wanted(FIELD, 1)])
+    await world.resource_bucket.disown(end, [WantedResource(FIELD, 1)])
     async with asyncio.timeout(60.0):  # by a clock that stands still: it would wait for ever
         assert isinstance(await world.own(TWO), OwnershipGranted)
 
@@ -352,7 +356,7 @@ async def test_whose_grant_was_stored_but_not_answered_may_return(
     world: World, *, is_known: bool
 ) -> None:
     former = End()
-    await world.room.loaded()
+    await world.resource_bucket.loaded()
     if is_known:
         await world.own(ONE, end=former)
     generation = 100 if is_known else 1
@@ -394,7 +398,7 @@ async def test_who_does_not_wait_for_the_answer_leaves_no_stale_number(world: Wo
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, 100)
 
 
-class GuardedRecords(dict[str, Entry]):
+class GuardedRecords(dict[str, OwnershipRecord]):
     """Records that nobody may go through."""
 
     def items(self) -> NoReturn:
@@ -404,18 +408,21 @@ class GuardedRecords(dict[str, Entry]):
 async def test_a_lost_connection_is_not_looked_for_in_all_records(world: World) -> None:
     stays, goes = End(), End()
     fields = [own_field("", str(number)) for number in range(4)]
-    await world.room.own(ONE, stays, [Wanted(field, 1) for field in fields[:2]])
-    await world.room.own(TWO, goes, [Wanted(field, 1) for field in fields[2:]])
-    await world.room.disown(goes, [Wanted(fields[2], 1)])
-    await world.room.own(TWO, goes, [Wanted(fields[0], 2)])
-    known, world.room.entries = world.room.entries, GuardedRecords(world.room.entries)
+    await world.resource_bucket.own(ONE, stays, [WantedResource(field, 1) for field in fields[:2]])
+    await world.resource_bucket.own(TWO, goes, [WantedResource(field, 1) for field in fields[2:]])
+    await world.resource_bucket.disown(goes, [WantedResource(fields[2], 1)])
+    await world.resource_bucket.own(TWO, goes, [WantedResource(fields[0], 2)])
+    known, world.resource_bucket.entries = (
+        world.resource_bucket.entries,
+        GuardedRecords(world.resource_bucket.entries),
+    )
     goes.is_gone = True
-    world.room.left(goes)
-    world.room.left(goes)
-    world.room.entries = known
+    world.resource_bucket.left(goes)
+    world.resource_bucket.left(goes)
+    world.resource_bucket.entries = known
     assert [field for field in fields if known[field].end is stays] == [fields[1]]
     assert [field for field in fields if known[field].end is None] == [fields[0], *fields[2:]]
     assert len(world.spawned) == 1
-    world.room.close("moving")
+    world.resource_bucket.close("moving")
     assert stays.told == [(fields[0], 1, 2, False), (fields[1], 1, None, True)]
     assert goes.told == []

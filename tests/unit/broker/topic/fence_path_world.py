@@ -17,7 +17,7 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.topic.fencing import Shell
+from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import partition_of
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
@@ -177,7 +177,7 @@ class World:
             deposed=lambda _, o: self.deposed.append(o),
             broken=self._met_broken_key,
         )
-        self.shell = Shell(
+        self.dependencies = TopicDependencies(
             store=store,
             appender=self.appender,
             ownership=self.owner,
@@ -220,7 +220,12 @@ class World:
             for number, log in logs.items()
         )
         runner = TopicRunner(
-            ORDERS, BUCKET, Topic(partitions), logs, self.shell, is_deduplicated=is_deduplicated
+            ORDERS,
+            BUCKET,
+            Topic(partitions),
+            logs,
+            self.dependencies,
+            is_deduplicated=is_deduplicated,
         )
         opened = await runner.open(partitions)
         assert opened is not None

@@ -15,8 +15,7 @@ from onewriter_broker.connection.requests import Requests
 from onewriter_broker.quotas.book import QuotaBook
 from onewriter_broker.quotas.requests import RequestsInFlight
 from onewriter_broker.topic.producers.producer import IDLE_CALLS_MAX, Producer
-from onewriter_broker.topic.registry.detection import Detection
-from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
+from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Identity
@@ -92,7 +91,7 @@ class Client:
             SimpleNamespace(
                 appender=world.appender,
                 topics=None,
-                owning=None,
+                ownerships=None,
                 settings=settings,
                 quotas=QuotaBook(),
             ),

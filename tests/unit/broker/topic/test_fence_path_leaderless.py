@@ -33,7 +33,7 @@ async def told(world: World, runner: TopicRunner) -> list[tuple[str, int | None]
         for record in page.records
         if record["kind"] in {"grant", "resume", "fence"}
     ]
-    shown = [(each.kind, each.leaderless_ms) for each in runner.story.history]
+    shown = [(each.kind, each.leaderless_ms) for each in runner.history.transitions]
     assert shown == stored[-len(shown) :]
     return shown
 

@@ -29,7 +29,7 @@ def topics_of(world: World) -> Topics:
         )
 
     topics = Topics(Settings(), Catalogs(world.store, 64), subscriptions)
-    topics.serve_with(cast("BucketOwnership", world.owner), world.shell)
+    topics.serve_with(cast("BucketOwnership", world.owner), world.dependencies)
     return topics
 
 

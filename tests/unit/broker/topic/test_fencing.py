@@ -19,7 +19,8 @@ from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.topic.fencing import Fencing, Shell
+from onewriter_broker.topic.dependencies import TopicDependencies
+from onewriter_broker.topic.fencing import Fencing
 from onewriter_core.ids import EARLIEST, Identity, Position, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence
 from onewriter_core.topic.model import WHOLE, Departure, Partition, Purpose, Tenure
@@ -122,7 +123,7 @@ class World:
             TOPIC,
             0,
             {WHOLE: self.log},
-            Shell(
+            TopicDependencies(
                 store=self.store,
                 appender=self.appender,
                 ownership=self.owner,

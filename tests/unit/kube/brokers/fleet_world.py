@@ -1,4 +1,4 @@
-"""A fleet that follows brokers which speak HTTP, and what it is told and heard to say."""
+"""A fleet that follows fake HTTP brokers, and a listener that records its reports."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def topic(name: str = "orders", generation: int = 1, **spec: Any) -> dict[str, A
 
 
 class Heard:
-    """A listener that notes what it hears."""
+    """A listener that records what it receives."""
 
     def __init__(self) -> None:
         self.topics: list[tuple[str, set[str] | None]] = []
@@ -91,7 +91,7 @@ async def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
 
 
 def make_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the fleet wait for moments only."""
+    """Shorten all delays of the fleet."""
     monkeypatch.setattr(delays, "RETRY_SECONDS_MIN", 0.02)
     monkeypatch.setattr(delays, "RETRY_SECONDS_MAX", 0.1)
     monkeypatch.setattr(delays, "GATHER_SECONDS_MIN", 0.01)

@@ -1,4 +1,4 @@
-"""Which buckets count as waiting, out of the reports of several brokers."""
+"""Buckets count as waiting by the reports of several brokers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_bucket_waits_once_it_has_for_long_enough() -> None:
     assert found.due(late + 3) == {MINE}
 
 
-def test_what_another_broker_serves_does_not_wait() -> None:
+def test_a_bucket_that_another_broker_serves_does_not_wait() -> None:
     found = Buckets()
     found.put("broker-0", REFUSED, 0.0)
     found.put("broker-1", report([MINE]), 0.0)

@@ -1,4 +1,4 @@
-"""Calls to a broker that end in a way of their own."""
+"""Special endings of calls to a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the fleet waits, on a clock of its own."""
+"""The fleet's delays, in virtual time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.looptime
 
 
 async def waited(gathering: Debounce) -> float:
-    """For how long changes are gathered now."""
+    """The present time for which changes are collected."""
     now = asyncio.get_running_loop().time
     started = now()
     await gathering.wait()

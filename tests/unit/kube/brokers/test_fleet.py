@@ -1,4 +1,4 @@
-"""The fleet against brokers that speak HTTP: telling them what is declared, losing and finding them."""
+"""The fleet with fake HTTP brokers: it sends the desired state, loses brokers and finds them again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def test_a_burst_is_told_in_few_calls() -> None:
         assert len(broker.bodies) <= 20
 
 
-async def test_it_settles_when_all_brokers_were_heard_or_their_time_is_over(
+async def test_the_fleet_settles_when_all_brokers_answered_or_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
@@ -126,7 +126,7 @@ async def test_a_broker_that_comes_back_is_catching_up_until_it_was_told() -> No
         await until(world.is_everywhere)
 
 
-async def test_what_is_not_understood_is_a_problem_of_that_broker_alone() -> None:
+async def test_an_unreadable_line_affects_only_its_broker() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
         await until(lambda: world.fleet.state().all_synced)
@@ -156,7 +156,7 @@ async def test_an_answer_that_is_no_json_is_no_answer() -> None:
         await until(lambda: world.fleet.view(TOPIC))  # it goes on being followed
 
 
-async def test_what_a_broker_says_of_a_topic_it_does_not_serve_confirms_nothing() -> None:
+async def test_a_broker_that_does_not_serve_a_topic_confirms_nothing() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
         await until(lambda: world.fleet.state().all_synced)
@@ -170,7 +170,7 @@ async def test_what_a_broker_says_of_a_topic_it_does_not_serve_confirms_nothing(
             await world.fleet.confirm(TOPIC)
 
 
-async def test_who_asks_while_a_connection_is_made_anew_is_told_so() -> None:
+async def test_a_call_during_a_reconnect_fails_as_unreachable() -> None:
     broker = FakeBroker()
     async with broker.running():
         found = client.BrokerClient("broker-0", broker.url, Credentials(None))
@@ -242,7 +242,7 @@ async def test_a_state_that_somebody_else_handed_over_is_drift(
         await until(lambda: broker.revision != "by hand")
 
 
-async def test_one_object_that_a_broker_refuses_keeps_no_other_back() -> None:
+async def test_an_object_that_a_broker_refuses_does_not_hold_back_others() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
         put = broker._put

@@ -1,4 +1,4 @@
-"""What the fleet asks brokers: orders, look-ups, deletions, and whom it asks."""
+"""The fleet's requests: orders, look-ups, deletions, and the broker that receives them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_question_is_passed_on_until_somebody_answers() -> None:
         assert two.fences == [(TOPIC, 5)]
 
 
-async def test_what_a_broker_takes_over_is_told_once_all_have_it() -> None:
+async def test_an_accepted_object_is_reported_once_all_brokers_have_it() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
         await until(lambda: world.fleet.state().all_synced)
@@ -72,7 +72,7 @@ async def test_what_a_broker_takes_over_is_told_once_all_have_it() -> None:
         assert world.heard.applied_keys == [KEY]
 
 
-async def test_nobody_to_ask() -> None:
+async def test_a_request_without_a_reachable_broker_fails() -> None:
     broker = FakeBroker()
     broker.is_down = True
     async with broker.running(), World(broker).running() as world:
@@ -81,7 +81,7 @@ async def test_nobody_to_ask() -> None:
         assert not (await world.fleet.stored(TOPIC)).is_known
 
 
-async def test_what_is_stored_of_a_topic() -> None:
+async def test_a_look_up_returns_what_the_broker_stores() -> None:
     broker = FakeBroker()
     broker.stored[TOPIC] = status(7, "Idle", undivided=True)
     async with broker.running(), World(broker).running() as world:
@@ -118,7 +118,7 @@ async def test_no_more_are_looked_up_together_than_a_broker_takes(
         assert broker.calls.count(("POST", "/onewriter/v1/topics")) == 3
 
 
-async def test_what_one_broker_leaves_to_another_is_asked_there() -> None:
+async def test_a_topic_of_another_broker_is_looked_up_there() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     one.elsewhere = {named(1), named(2)}
     two.stored = {named(1): status(7, "Idle")}

@@ -1,4 +1,4 @@
-"""What brokers serve, as the fleet hears it: the latest word, short and long breaks, what is remembered."""
+"""The topics that brokers serve: the latest report, short and long breaks, the bounded memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     make_impatient(monkeypatch)
 
 
-async def test_what_brokers_serve_is_heard() -> None:
+async def test_the_fleet_receives_the_topics_that_brokers_serve() -> None:
     broker = FakeBroker()
     holder = contender("w1", "primary", "writer-0")
     async with broker.running(), World(broker).running() as world:
@@ -88,7 +88,7 @@ async def test_a_longer_one_makes_unknown_what_the_broker_served_and_nothing_els
         assert not world.fleet.is_lost(TOPIC)
 
 
-async def test_what_a_broker_no_longer_serves_after_a_break_is_dropped() -> None:
+async def test_a_topic_that_a_broker_stopped_serving_during_a_break_is_dropped() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
         broker.serve(TOPIC)

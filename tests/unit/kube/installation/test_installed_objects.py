@@ -1,4 +1,4 @@
-"""What is installed, object by object."""
+"""The installed objects, one by one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_without_an_owner_nothing_is_owned() -> None:
     assert all("ownerReferences" not in each["metadata"] for each in objects(configured()))
 
 
-def test_what_is_installed_by_default() -> None:
+def test_the_default_installation_has_these_objects() -> None:
     assert kinds(objects(configured())) == [
         "ConfigMap/onewriter-valkey",
         "Service/onewriter-valkey",
@@ -110,7 +110,7 @@ def test_pods_are_selected_by_labels_that_nobody_can_take_away() -> None:
     assert found["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_another_release_alone_replaces_no_pod() -> None:
+def test_a_new_release_alone_replaces_no_pod() -> None:
     versions = [objects(configured({"version": each})) for each in ("1.0.0", "1.0.1")]
     for older, newer in zip(*versions, strict=True):
         assert older["metadata"]["labels"] != newer["metadata"]["labels"]
@@ -135,7 +135,7 @@ def test_where_pods_run_is_passed_on() -> None:
 
 
 def test_pods_are_kept_apart_where_there_is_a_choice_with_zones_and_without() -> None:
-    """Each key by itself: constraints have no effect on nodes that lack one of their labels."""
+    """Each topology key on its own: constraints have no effect on nodes that lack one of their labels."""
     pod = only(objects(configured()), "StatefulSet", "onewriter-broker")["spec"]["template"]["spec"]
     assert "topologySpreadConstraints" not in pod
     wished = pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -341,7 +341,7 @@ def test_a_given_password_is_not_made() -> None:
 # ------------------------------------------------------------ who may talk to whom, drains
 
 
-def test_nobody_but_brokers_reaches_the_store_and_it_reaches_nobody() -> None:
+def test_only_brokers_may_connect_to_the_store_and_it_may_open_no_connection() -> None:
     spec = only(objects(configured()), "NetworkPolicy", "onewriter-valkey")["spec"]
     ((peer,),) = [each["from"] for each in spec["ingress"]]
     assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "broker"

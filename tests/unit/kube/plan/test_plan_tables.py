@@ -1,4 +1,4 @@
-"""The plans as tables: facts in YAML in, actions and status out."""
+"""The plans as tables: facts from YAML in, actions and status out."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def parsed(view: Json | None) -> TopicView | None:
 
 
 def completed(view: Any) -> Any:
-    """A view with the fields that every one has."""
+    """A broker's report with the fields that each report has."""
     if view is None:
         return None
     view = dict(SILENT) if view == "silent" else view
@@ -135,7 +135,7 @@ def topic_facts(case: Json) -> TopicFacts:
 
 
 def with_dependents(facts: TopicFacts, changed: Json) -> TopicFacts:
-    """The leader's Service as this process wrote it, less what somebody changed since."""
+    """The leader Service as this process wrote it, with the outside changes of the case."""
     wanted = facts.declared.spec.leader_service
     assert wanted is not None
     epoch = 0 if facts.view is None else facts.view.epoch

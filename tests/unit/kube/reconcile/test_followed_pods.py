@@ -1,4 +1,4 @@
-"""Pods that are followed by their names: one stream for each that is led to, bounded, and no other."""
+"""Pods that are followed by name: one stream for each pod of a leader Service, bounded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def document(uid: str = "u0", *, is_going: bool = False) -> Json:
 
 
 class Server:
-    """Streams that a test feeds; an exception or None at its end ends one."""
+    """Streams that a test feeds; an exception or None ends a stream."""
 
     def __init__(self) -> None:
         self.streams: dict[str, asyncio.Queue[Json | Exception | str | None]] = {}
@@ -76,7 +76,7 @@ async def running() -> AsyncIterator[World]:
         task.cancel()
 
 
-async def test_one_that_is_going_is_told_and_so_is_its_end() -> None:
+async def test_the_deletion_and_the_end_of_a_pod_are_reported() -> None:
     async with running() as world:
         world.pods.want(topic(), POD)
         await world.server.says(document(), document())
@@ -105,7 +105,7 @@ async def test_a_successor_of_the_same_name_is_not_it() -> None:
         assert not found.exists
 
 
-async def test_nobody_is_followed_whom_nobody_wants_any_more() -> None:
+async def test_an_unwanted_pod_is_no_longer_followed() -> None:
     async with running() as world:
         world.pods.want(topic(0), POD)
         world.pods.want(topic(1), POD)
@@ -134,7 +134,7 @@ async def test_a_stream_that_ends_begins_anew_and_what_is_known_stays() -> None:
         assert world.server.opened == ["writer-0", "writer-0"]
 
 
-async def test_one_that_cannot_be_followed_counts_as_such_and_is_tried_again() -> None:
+async def test_a_pod_that_cannot_be_followed_is_unknown_and_tried_again() -> None:
     async with running() as world:
         world.pods.want(topic(), POD)
         await world.server.says(document(), ApiRefused(403, "no right to watch pods"))

@@ -1,4 +1,4 @@
-"""Visits to the installation: level-based, quiet, and one refusal stops nothing else."""
+"""Reconciles of the installation: no needless writes, and one refusal does not stop the rest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OWNER: Json = {
 
 
 class Server:
-    """An API server of the installation's namespace; refuses what it is told to."""
+    """An API server with the installation's namespace; a test sets its refusals."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, Json] = {}
@@ -97,7 +97,7 @@ STORE = key("StatefulSet", "onewriter-valkey")
 BROKERS = key("StatefulSet", "onewriter-broker")
 
 
-async def test_what_is_there_is_not_written_again() -> None:
+async def test_an_unchanged_object_is_not_written_again() -> None:
     server, told, installation = world()
     await installation.reconcile()
     assert {STORE, BROKERS} <= server.objects.keys()
@@ -107,7 +107,7 @@ async def test_what_is_there_is_not_written_again() -> None:
     assert told.said == []
 
 
-async def test_what_was_changed_is_put_right_and_said() -> None:
+async def test_an_outside_change_is_repaired_and_reported() -> None:
     server, told, installation = world()
     await installation.reconcile()
     changed = copy.deepcopy(server.objects[BROKERS])
@@ -143,7 +143,7 @@ async def test_the_brokers_authority_is_published_and_followed(tmp_path: Path) -
 
 
 def runs(server: Server, key: Key, *, rolls: bool) -> None:
-    """What the StatefulSet's controller says of it."""
+    """The status that the StatefulSet controller writes."""
     found = copy.deepcopy(server.objects[key])
     revisions = {"currentRevision": "1", "updateRevision": "2" if rolls else "1"}
     found["status"] = {"observedGeneration": 1, **revisions}
@@ -159,7 +159,7 @@ def change(server: Server, key: Key) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(STORE, BROKERS), (BROKERS, STORE)])
 async def test_store_and_brokers_are_replaced_one_after_the_other(first: Key, second: Key) -> None:
-    """A broker that goes while the store is away cannot leave in order: epochs would be lost."""
+    """A broker that stops while the store is down cannot release its buckets: epochs would be lost."""
     now = 0.0
     server, _, installation = world(lambda: now)
     await installation.reconcile()

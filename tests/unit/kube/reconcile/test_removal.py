@@ -1,4 +1,4 @@
-"""What the API server's answers to an eviction mean."""
+"""The meaning of the API server's answers to an eviction."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DELETE = RemovePod("shop", "writer-0", "u0", "u0@2", is_deletion=True)
 
 
 class Server:
-    """Answers one call with a failure, and knows one pod."""
+    """An API server with one pod that fails one call."""
 
     def __init__(
         self, failure: Exception | None = None, pod: Json | Exception | None = None
@@ -125,7 +125,7 @@ async def failing(error: Exception) -> None:
         (ApiRefused(429, "busy"), BUSY_SECONDS_MIN),
     ],
 )
-async def test_what_may_pass_is_repeated(error: Exception, after: float | None) -> None:
+async def test_a_temporary_failure_is_repeated(error: Exception, after: float | None) -> None:
     with pytest.raises(RetryLater) as later:
         await api_answer(failing(error))
     assert later.value.after_seconds == after
@@ -133,7 +133,7 @@ async def test_what_may_pass_is_repeated(error: Exception, after: float | None) 
     assert later.value.is_firm is is_named
 
 
-async def test_what_will_not_is_not() -> None:
+async def test_a_permanent_failure_is_not_repeated() -> None:
     with pytest.raises(ApiRefused):
         await api_answer(failing(ApiRefused(403, "forbidden")))
 

@@ -1,4 +1,4 @@
-"""When a status is written, and how what somebody else put there is put right."""
+"""When the operator writes a status, and how it repairs changes of other writers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_anything_else_is(found: Json) -> None:
     assert not is_shown({"epoch": 3, "conditions": [condition("Ready")]}, found)
 
 
-def test_what_an_apply_leaves_to_others_is_removed_by_a_patch() -> None:
+def test_a_patch_removes_fields_that_an_apply_leaves_to_others() -> None:
     wanted = {"epoch": 3, "topic": "t", "conditions": [condition("Ready")]}
     found = {"epoch": 3, "topic": "x", "holder": {}, "conditions": [condition("Audited")]}
     assert strays(wanted, found) == [
@@ -58,7 +58,7 @@ def test_what_an_apply_leaves_to_others_is_removed_by_a_patch() -> None:
     assert strays(wanted, wanted) == []
 
 
-def test_who_else_wrote_the_status_is_told_by_its_managed_fields() -> None:
+def test_managed_fields_show_the_other_writer_of_a_status() -> None:
     ours = {
         "manager": "onewriter-operator",
         "subresource": "status",

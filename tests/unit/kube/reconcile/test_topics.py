@@ -1,4 +1,4 @@
-"""Visits to ExclusiveTopics: what is asked, what is written, and that one failure stops no other thing."""
+"""Reconciles of ExclusiveTopics: requests, writes, and failures that do not stop the rest."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LEADER = {"leaderService": {"name": "leader", "ports": [{"port": 80}]}}
 
 
 class Server:
-    """An API server of a few objects; ``failures`` are raised by the calls that they are named for."""
+    """An API server with a few objects; ``failures`` maps calls to the exceptions that they raise."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, Json] = {}
@@ -86,7 +86,7 @@ class Server:
 
 
 class OneBroker:
-    """A fleet of one broker that says what a test wants."""
+    """A fleet of one broker whose answers a test sets."""
 
     def __init__(self) -> None:
         self.status: Json | None = None
@@ -132,7 +132,7 @@ class OneBroker:
 
 
 class Told:
-    """A recorder that notes what it is told."""
+    """A recorder that keeps the Events."""
 
     def __init__(self) -> None:
         self.said: list[EmitEvent] = []
@@ -145,7 +145,7 @@ class Told:
 
 
 class World:
-    """One topic, as a reconciler sees it."""
+    """One topic with its reconciler."""
 
     def __init__(self, spec: Json | None = None, annotations: Json | None = None) -> None:
         self.server, self.brokers, self.told = Server(), OneBroker(), Told()
@@ -176,11 +176,11 @@ class World:
         )
 
     def put(self, document: Json) -> None:
-        """An object, there and seen to be there."""
+        """Put an object into the API server and the store."""
         self.store.put(self.server.put(document))
 
     def fenced(self, **more: Any) -> None:
-        """The writer of epoch 2 in pod writer-0 was silent."""
+        """Fence the silent writer of epoch 2 in pod writer-0."""
         former = contender("w0", "primary", "writer-0", epoch=2)
         now = contender("w1", "primary", "writer-1", epoch=3)
         story = [transition(3, "Silent", now, former)]
@@ -234,7 +234,7 @@ async def test_a_service_that_is_refused_is_said_and_keeps_nothing_else_back() -
     assert len(world.calls("apply Service")) == 1  # not before its time
 
 
-async def test_it_is_tried_again_as_soon_as_a_person_wants_it() -> None:
+async def test_an_administrator_can_request_an_immediate_retry() -> None:
     world = World(LEADER)
     world.server.failures["apply Service/leader"] = ApiRefused(500, "a webhook is away")
     await world.reconcile()
@@ -257,7 +257,7 @@ async def test_a_topic_that_can_have_no_partitions_is_looked_up_again_until_it_c
     assert world.condition("PolicyApplied") == "True/Applied"
 
 
-async def test_what_fails_again_and_again_does_not_keep_a_visit_busy(
+async def test_a_repeated_failure_does_not_extend_a_reconcile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topics, "FAILING_SECONDS", -1.0)
@@ -295,7 +295,7 @@ async def test_a_name_that_belongs_to_somebody_else_is_tried_again_later() -> No
     assert world.calls("apply") == []
 
 
-async def test_what_people_make_go_with_a_topic_is_left_alone() -> None:
+async def test_other_objects_that_a_topic_owns_are_left_alone() -> None:
     world = World(LEADER)
     owner = {"kind": TOPIC.kind, "name": "orders", "uid": "t1"}
     about = {"name": "primary", "namespace": "shop", "uid": "c1", "ownerReferences": [owner]}
@@ -344,7 +344,7 @@ async def test_a_stale_pod_is_evicted_after_its_broker_was_asked() -> None:
     assert len(world.calls("evict")) == 1
 
 
-async def test_one_that_its_broker_knows_again_is_not_whatever_the_stream_says() -> None:
+async def test_a_pod_that_registered_again_is_not_removed_even_if_the_stream_lags() -> None:
     world = World()
     world.fenced()
     assert world.brokers.status is not None
@@ -356,7 +356,7 @@ async def test_one_that_its_broker_knows_again_is_not_whatever_the_stream_says()
 
 
 @pytest.mark.parametrize("error", [BrokerUnreachable("gone"), BrokerRefused(400, ["no"])])
-async def test_nobody_is_touched_while_no_broker_can_say(error: Exception) -> None:
+async def test_no_pod_is_removed_while_no_broker_can_answer(error: Exception) -> None:
     world = World()
     world.fenced()
     world.brokers.answer = error

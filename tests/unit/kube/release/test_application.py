@@ -1,4 +1,4 @@
-"""A run of a job by Apache's operator of Spark: one object for each Job, made once, waited for."""
+"""A pipeline job under Apache's Spark operator: one object per Job, created once, awaited."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_object_is_called_like_its_job_and_goes_with_it() -> None:
 
 
 class ScriptedKube:
-    """What the API server answers, call by call; None: there is no object."""
+    """The API server's answers, call by call; None: no object."""
 
     def __init__(self, *answers: Json | Exception | None, create: Exception | None = None) -> None:
         self.answers = list(answers)
@@ -99,7 +99,7 @@ async def ran(kube: ScriptedKube, timeout_seconds: float = 10) -> tuple[Outcome,
     return found, said
 
 
-async def test_it_is_made_once_and_waited_for() -> None:
+async def test_the_application_is_created_once_and_awaited() -> None:
     kube = ScriptedKube(None, in_state("Submitted"), in_state("Submitted"), in_state("Succeeded"))
     found, said = await ran(kube)
     assert found is Outcome.SUCCEEDED
@@ -120,12 +120,12 @@ async def test_an_api_server_that_is_away_is_waited_for() -> None:
     assert kube.created == ["offload-1"]
 
 
-async def test_one_that_another_pod_made_meanwhile_is_its_own() -> None:
+async def test_an_application_that_another_pod_created_is_the_same_run() -> None:
     kube = ScriptedKube(None, in_state("Succeeded"), create=ApiRefused(409, "AlreadyExists"))
     assert (await ran(kube))[0] is Outcome.SUCCEEDED
 
 
-async def test_what_the_api_server_forbids_is_said() -> None:
+async def test_a_refusal_of_the_api_server_is_reported() -> None:
     with pytest.raises(ApiRefused, match="403"):
         await ran(ScriptedKube(None, create=ApiRefused(403, "Forbidden")))
 

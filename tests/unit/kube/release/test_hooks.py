@@ -1,4 +1,4 @@
-"""What the chart's hooks decide."""
+"""The decisions of the chart's hooks."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def workload(**status: int) -> Json:
         ({"metadata": {"generation": 1}, "spec": {"replicas": 1}}, "has not been looked at"),
     ],
 )
-def test_what_is_ready(document: Json | None, words: str) -> None:
+def test_readiness_of_a_workload(document: Json | None, words: str) -> None:
     said = problem((DEPLOYMENT, "operator"), document, "digest")
     assert words in said
     assert bool(said) == bool(words)
 
 
-def test_what_the_operator_has_not_come_to_is_not_ready() -> None:
+def test_a_workload_of_an_older_configuration_is_not_ready() -> None:
     document = workload()
     workload_ = (STATEFUL_SET, "brokers")
     assert "another configuration" in problem(workload_, document, "new")
@@ -52,7 +52,7 @@ def test_what_the_operator_has_not_come_to_is_not_ready() -> None:
     assert problem(workload_, document, "new") == ""
 
 
-def test_what_is_installed_says_for_which_configuration() -> None:
+def test_an_installed_object_names_its_configuration() -> None:
     for more in ({}, {"brokers": {"settings": {"rollSeconds": 300}}}):
         for each in objects(configured(more)):
             if each["kind"] == "StatefulSet":
@@ -61,7 +61,7 @@ def test_what_is_installed_says_for_which_configuration() -> None:
     assert names.digest(configured()) != names.digest(configured({"clusterDomain": "other"}))
 
 
-def test_what_must_run() -> None:
+def test_the_workloads_that_must_run() -> None:
     assert workloads(configured()) == [
         (DEPLOYMENT, "onewriter-operator"),
         (STATEFUL_SET, "onewriter-valkey"),
@@ -80,7 +80,7 @@ def test_only_our_finalizers_are_taken_off() -> None:
 
 
 class Objects:
-    """What an API server has, by kind and name."""
+    """An API server's objects, by kind and name."""
 
     def __init__(self, *documents: Json) -> None:
         self._found = {(each["kind"], each["metadata"]["name"]): each for each in documents}

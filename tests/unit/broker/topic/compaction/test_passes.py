@@ -28,7 +28,7 @@ from onewriter_broker.topic.compaction.newest_messages import (
     Newest,
     NoRoom,
 )
-from onewriter_broker.topic.compaction.passes import Compacted, Writer, compact, drop_unused
+from onewriter_broker.topic.compaction.passes import Compacted, ViewWriter, compact, drop_unused
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Retention as Policy
@@ -296,7 +296,7 @@ async def test_too_many_keys_are_refused_and_the_view_before_stays(story: Story)
 async def test_a_view_that_weighs_more_than_it_seemed_to_stops_at_its_bound(story: Story) -> None:
     entries = [message(f"key-{number}", bytes(1_000)) for number in range(10)]
     await story.publish(*entries)
-    writer = Writer(story.log, Attempt(0, "attempt"), lambda: None, room_bytes=12_000)
+    writer = ViewWriter(story.log, Attempt(0, "attempt"), lambda: None, room_bytes=12_000)
     for number, entry in enumerate(entries):
         await writer.add(Position(5, number + 1), entry, 1, None)
     with pytest.raises(NoRoom) as refused:

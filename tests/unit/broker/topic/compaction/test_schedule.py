@@ -58,7 +58,7 @@ class Broker:
         return self.room[is_needed]
 
     def progress(self) -> Progress:
-        return self.compactions.story(self.story.log).progress
+        return self.compactions.status(self.story.log).progress
 
     async def publish(self, *keys: str, size: int = 10) -> None:
         await self.story.publish(
@@ -103,7 +103,7 @@ async def test_a_request_is_done_once(broker: Broker) -> None:
     assert not broker.compactions.request(broker.story.log)
     assert broker.progress() is Progress.RUNNING
     await broker.round()
-    story = broker.compactions.story(broker.story.log)
+    story = broker.compactions.status(broker.story.log)
     assert (story.progress, story.removed) == (Progress.SUCCESS, 2)
     assert broker.compactions.totals.messages_removed == 2
     assert broker.compactions.request(broker.story.log)
@@ -187,7 +187,7 @@ async def test_a_full_store_is_spared(broker: Broker) -> None:
     assert broker.progress() is Progress.NOT_RUN
     broker.compactions.request(broker.story.log)
     await broker.round()
-    story = broker.compactions.story(broker.story.log)
+    story = broker.compactions.status(broker.story.log)
     assert story.progress is Progress.ERROR
     assert "nearly full" in story.last_error
     broker.room[False] = math.inf
@@ -219,7 +219,7 @@ async def test_a_view_without_room_is_told_and_made_as_soon_as_there_is_room(
     broker.story.log.compacted.is_waited_for = True
     before = list(broker.story.log.compacted.log.state)
     await broker.round()
-    story = broker.compactions.story(broker.story.log)
+    story = broker.compactions.status(broker.story.log)
     assert story.progress is Progress.ERROR
     assert "give it more memory" in story.last_error
     assert "Retention waits for it" in story.last_error
@@ -324,7 +324,7 @@ async def test_a_store_that_fills_up_meanwhile_ends_the_copy_which_says_what_it_
     (broker,) = store.brokers
     store.grows = 500_000
     await broker.round()
-    story = broker.compactions.story(broker.story.log)
+    story = broker.compactions.status(broker.story.log)
     assert story.progress is Progress.ERROR
     assert store.views == 0, "others have the room at once"
     needed = broker.compactions._of(broker.story.log).needed_bytes
@@ -345,7 +345,7 @@ async def test_a_store_without_any_room_is_told_as_well(broker: Broker) -> None:
     broker.room = {False: 0, True: 0}
     broker.story.log.compacted.is_waited_for = True
     await broker.round()
-    assert "nearly full" in broker.compactions.story(broker.story.log).last_error
+    assert "nearly full" in broker.compactions.status(broker.story.log).last_error
     assert broker.compactions.held_back == 1
 
 
@@ -354,7 +354,7 @@ async def test_too_many_keys_are_an_error_that_says_so(broker: Broker) -> None:
     await narrow.publish(*"abc")
     narrow.compactions.request(narrow.story.log)
     await narrow.round()
-    story = narrow.compactions.story(narrow.story.log)
+    story = narrow.compactions.status(narrow.story.log)
     assert story.progress is Progress.ERROR
     assert "more than 2 keys" in story.last_error
     assert narrow.compactions.totals.failed == 1

@@ -9,9 +9,10 @@ from typing import Any, cast
 import pytest
 
 from onewriter_broker.log.store.api import LogStore
-from onewriter_broker.topic.history import transitions
+from onewriter_broker.topic.history import audit as audit_module
+from onewriter_broker.topic.history.audit import AuditTail
 from onewriter_broker.topic.history.tenures import audit_fields, group_fields
-from onewriter_broker.topic.history.transitions import HISTORY_MAX, Chronicles, noted, read_back
+from onewriter_broker.topic.history.transitions import HISTORY_MAX, noted, read_back
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Identity, TopicName
 from onewriter_core.topic.effects import NEW_EPOCH, Fence, Record
@@ -156,18 +157,18 @@ def grant(epoch: int, topic: str = str(TOPIC), **more: str) -> dict[str, str]:
     } | more
 
 
-def chronicles(audit: Audit, clock: Clock | None = None) -> Chronicles:
-    return Chronicles(cast("LogStore", audit), clock or Clock())
+def audit_tail(audit: Audit, clock: Clock | None = None) -> AuditTail:
+    return AuditTail(cast("LogStore", audit), clock or Clock())
 
 
-async def before(chronicle: Chronicles, since_ms: int = 10**9, me: str = "me~1") -> list[Any]:
-    return await chronicle.before(3, TOPIC, me, since_ms)
+async def before(tail: AuditTail, since_ms: int = 10**9, me: str = "me~1") -> list[Any]:
+    return await tail.before(3, TOPIC, me, since_ms)
 
 
 async def test_the_newest_are_kept_and_other_topics_left_out() -> None:
     other = grant(7, "persistent://public/default/other")
     audit = Audit(*(grant(n) for n in range(1, 20)), other)
-    told = await before(chronicles(audit))
+    told = await before(audit_tail(audit))
     assert [each.epoch for each in told] == list(range(20 - HISTORY_MAX, 20))
 
 
@@ -175,39 +176,39 @@ async def test_a_takeover_without_an_answer_is_one_by_force_for_those_who_come_l
     audit = Audit(grant(1), grant(2), grant(3, cause="Silent"))
     for epoch in ("2", "3", "x"):
         audit.records.append({"kind": "unanswered", "topic": str(TOPIC), "epoch": epoch})
-    told = await before(chronicles(audit))
+    told = await before(audit_tail(audit))
     assert [each.cause for each in told] == ["TakenOver", "Forced", "Silent"]
 
 
 async def test_what_this_process_wrote_since_it_serves_the_topic_is_not_told_twice() -> None:
     audit = Audit(grant(1), grant(2, broker="me~1"), grant(3, broker="me~1"))
-    told = await before(chronicles(audit), since_ms=3)
+    told = await before(audit_tail(audit), since_ms=3)
     assert [each.epoch for each in told] == [1, 2]
 
 
 async def test_one_reading_serves_the_topics_of_a_bucket_for_a_while() -> None:
     audit, clock = Audit(grant(1)), Clock()
-    chronicle = chronicles(audit, clock)
+    tail = audit_tail(audit, clock)
     for _ in range(100):
-        await before(chronicle)
+        await before(tail)
     assert len(audit.reads) == 1
-    clock.now += transitions.SHARED_SECONDS + 0.1
+    clock.now += audit_module.SHARED_SECONDS + 0.1
     audit.records.append(grant(2))
-    assert [each.epoch for each in await before(chronicle)] == [1, 2]
+    assert [each.epoch for each in await before(tail)] == [1, 2]
     assert len(audit.reads) == 2
 
 
 async def test_a_long_audit_is_read_up_to_a_bound() -> None:
     audit = Audit(grant(1), *(grant(2, "persistent://public/default/other") for _ in range(5000)))
-    assert await before(chronicles(audit)) == []
-    assert audit.reads[-1] == transitions.RECORDS_MAX
+    assert await before(audit_tail(audit)) == []
+    assert audit.reads[-1] == audit_module.TAIL_RECORDS_MAX
 
 
 async def test_an_audit_that_cannot_be_read_is_asked_for_again() -> None:
     audit = Audit(grant(1))
-    chronicle = chronicles(audit)
+    tail = audit_tail(audit)
     audit.is_away = True
     with pytest.raises(Undecided):
-        await before(chronicle)
+        await before(tail)
     audit.is_away = False
-    assert len(await before(chronicle)) == 1
+    assert len(await before(tail)) == 1

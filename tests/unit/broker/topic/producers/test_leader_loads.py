@@ -157,7 +157,7 @@ async def led_by_the_first_of(
 async def test_the_waiter_whose_host_leads_least_is_promoted_and_the_audit_says_why() -> None:
     async with serving() as world:
         others = {"b": 2, "c": 1, "d": 1}
-        world.shell = replace(world.shell, loads=LeaderLoads(lambda: others))
+        world.dependencies = replace(world.dependencies, loads=LeaderLoads(lambda: others))
         runner, holder, waiting = await led_by_the_first_of(world, ["a", "b", "c", "d"])
         runner.gone(holder, Departure.CLOSED)
         await until(lambda: any(told.ready for told in waiting.values()))
@@ -166,6 +166,6 @@ async def test_the_waiter_whose_host_leads_least_is_promoted_and_the_audit_says_
         grant = [record for record in records if record["kind"] == "grant"][-1]
         assert (grant["policy"], grant["host"], grant["load"]) == ("Balanced", "c", "1")
         assert '"host": "d", "load": 1' in grant["nextWaiter"]
-        assert world.shell.loads.elsewhere("another", ["c"]) == (("c", 2),)
+        assert world.dependencies.loads.elsewhere("another", ["c"]) == (("c", 2),)
         runner.unload("moves")
-        assert world.shell.loads.elsewhere("another", ["c"]) == (("c", 1),)
+        assert world.dependencies.loads.elsewhere("another", ["c"]) == (("c", 1),)

@@ -28,8 +28,8 @@ async def heard(told: Told, *numbers: int) -> None:
     """Wait until it was told exactly these, and see that nothing more comes."""
     async with asyncio.timeout(60):
         while len(told.waiting) < len(numbers):  # noqa: ASYNC110 - told by a timer
-            await asyncio.sleep(queue_news.QUEUE_NEWS_SECONDS / 10)
-    await asyncio.sleep(2 * queue_news.QUEUE_NEWS_SECONDS)
+            await asyncio.sleep(queue_news.QUEUE_NOTICE_SECONDS / 10)
+    await asyncio.sleep(2 * queue_news.QUEUE_NOTICE_SECONDS)
     assert told.waiting == list(numbers)
 
 
@@ -52,8 +52,8 @@ async def test_changes_that_follow_each_other_are_told_as_one() -> None:
         await heard(told, 0)
         for number in range(100):
             world.ask(runner, WAITING, f"waiter-{number}")
-            await asyncio.sleep(queue_news.QUEUE_NEWS_SECONDS / 40)
-        await asyncio.sleep(queue_news.QUEUE_NEWS_SECONDS)
+            await asyncio.sleep(queue_news.QUEUE_NOTICE_SECONDS / 40)
+        await asyncio.sleep(queue_news.QUEUE_NOTICE_SECONDS)
         assert told.waiting[0] == 0
         assert told.waiting[-1] == 100
         assert told.waiting == sorted(told.waiting)

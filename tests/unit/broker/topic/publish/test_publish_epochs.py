@@ -15,9 +15,9 @@ from onewriter_broker.log.topic_log.atomic_publish import APPS_MAX
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_broker.topic.publish import atomic_publishes as publishing
-from onewriter_broker.topic.publish.atomic_publishes import Publishing
-from onewriter_broker.topic.publish.requests import Answer, Asked, Right
-from onewriter_broker.topic.publish.staging import Claimed, MissingPart, Staging
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
+from onewriter_broker.topic.publish.staging import MissingPart, StagedPartRef, Staging
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
@@ -31,7 +31,7 @@ from onewriter_core.topic.model import (
 
 APP = "job"
 
-DUPLICATE = Answer(is_duplicate=True)
+DUPLICATE = PublishResult(is_duplicate=True)
 
 
 class Room:
@@ -43,9 +43,9 @@ class Room:
         self.topic = LoadedTopic(ORDERS, BUCKET, CatalogEntry(), runner, {}, None)
         self.topic.subscriptions[WHOLE] = None  # type: ignore[assignment]
         self.staging = Staging(world.store, lambda _: BUCKET, lambda: [BUCKET], lambda: 1_000)
-        self.publishing = Publishing(world.store, world.appender, self.staging)
+        self.publishing = AtomicPublishes(world.store, world.appender, self.staging)
 
-    async def staged(self, version: int = 1, parts: int = 2) -> list[Claimed]:
+    async def staged(self, version: int = 1, parts: int = 2) -> list[StagedPartRef]:
         return [
             await self.staging.keep(
                 ORDERS, f"{APP}/{version}/{number}/1", body(frame(b"%d" % number, b"row"))
@@ -54,12 +54,12 @@ class Room:
         ]
 
     async def publish(
-        self, parts: Sequence[Claimed], *, version: int = 1, epoch: int | None = None
-    ) -> Answer:
+        self, parts: Sequence[StagedPartRef], *, version: int = 1, epoch: int | None = None
+    ) -> PublishResult:
         """``epoch`` None: the one that leads; a driver does where nobody does yet."""
         if epoch is None:
             epoch = await self.led()
-        asked = Asked(APP, version, epoch, parts, right=Right(epoch, Identity()))
+        asked = PublishRequest(APP, version, epoch, parts, right=PublishRight(epoch, Identity()))
         return await self.publishing.publish(ORDERS, self.topic, asked, 1_234)
 
     async def led(self) -> int:
@@ -103,8 +103,8 @@ async def test_under_an_epoch_that_leads_a_proof_is_needed() -> None:
     async with serving() as world:
         room = await room_of(world)
         epoch, parts = await held(room), await room.staged()
-        for right in (None, Right(epoch + 1, Identity())):
-            asked = Asked(APP, 1, epoch, parts, right=right)
+        for right in (None, PublishRight(epoch + 1, Identity())):
+            asked = PublishRequest(APP, 1, epoch, parts, right=right)
             with pytest.raises(Refused, match="was not proved"):
                 await room.publishing.publish(ORDERS, room.topic, asked, 1_234)
         assert await room.entries() == 0
@@ -175,7 +175,7 @@ async def test_in_a_full_store_nothing_new_is_published() -> None:
     async with serving() as world:
         room = await room_of(world)
         is_full = False
-        room.publishing = Publishing(
+        room.publishing = AtomicPublishes(
             world.store, world.appender, room.staging, is_full=lambda: is_full
         )
         assert (await room.publish(await room.staged())).where is not None
@@ -214,7 +214,7 @@ async def test_no_rows_are_published_under_the_right_epoch_only() -> None:
     async with serving() as world:
         room = await room_of(world)
         epoch = await held(room)
-        assert await room.publish([], epoch=epoch) == Answer(is_duplicate=False)
+        assert await room.publish([], epoch=epoch) == PublishResult(is_duplicate=False)
         with pytest.raises(Fenced):
             await room.publish([], epoch=epoch + 1)
         state = room.runner.logs[WHOLE]._state

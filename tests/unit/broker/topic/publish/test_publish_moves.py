@@ -14,8 +14,8 @@ from tests.unit.broker.topic.publish.test_staging import body, frame
 from onewriter_broker.log.store.api import VERSION_PREFIX, Binding, Durability
 from onewriter_broker.log.topic_log.atomic_publish import PUBLISHES_WAITING_MAX
 from onewriter_broker.log.topic_log.termination import TERMINATED
-from onewriter_broker.topic.publish.atomic_publishes import Publishing
-from onewriter_broker.topic.publish.requests import Answer
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
+from onewriter_broker.topic.publish.requests import PublishResult
 from onewriter_core.errors import Refused, Unavailable, Undecided
 from onewriter_core.topic.model import WHOLE
 
@@ -125,7 +125,7 @@ async def test_a_deposed_broker_does_not_say_that_an_epoch_may_go_on() -> None:
     async with serving() as world:
         room = await room_of(world)
         epoch = await held(room)
-        assert await room.publish([], epoch=epoch) == Answer(is_duplicate=False)
+        assert await room.publish([], epoch=epoch) == PublishResult(is_duplicate=False)
         await succeeded(world)
         with pytest.raises(Unavailable, match="moved on"):
             await room.publish([], epoch=epoch)
@@ -154,7 +154,7 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
 ) -> None:
     async with serving() as world:
         room = await room_of(world)
-        room.publishing = Publishing(
+        room.publishing = AtomicPublishes(
             world.store, world.appender, room.staging, standstill_seconds=0.1
         )
         epoch = await held(room)
@@ -179,7 +179,7 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
             await asyncio.sleep(0.05)  # what waits is written again, and found to be there
         failing = False
         are_back.set()
-        room.publishing = Publishing(world.store, world.appender, room.staging)  # patient
+        room.publishing = AtomicPublishes(world.store, world.appender, room.staging)  # patient
         assert await room.publish(parts, epoch=epoch) == DUPLICATE
         assert len(await contents(log)) == 20
         assert log.ends[-1] == log.committed
@@ -208,7 +208,7 @@ async def test_requests_that_wait_are_bounded_and_the_same_ones_share_an_end() -
         asking.append(create_task(room.publish(parts, epoch=epoch)))  # in its place
         gates.open("append")
         first, *others = await asyncio.gather(*asking)
-        assert first == Answer(is_duplicate=False, where=first.where)
+        assert first == PublishResult(is_duplicate=False, where=first.where)
         assert others == [DUPLICATE] * (PUBLISHES_WAITING_MAX - 1)
         assert await room.publish(parts, epoch=epoch) == DUPLICATE, "there is room again"
 

@@ -19,7 +19,7 @@ from onewriter_broker.log.store.api import VERSION_PREFIX, Block, Outcome
 from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.topic.publish import staging
 from onewriter_broker.topic.publish.atomic_publishes import STANDSTILL_SECONDS
-from onewriter_broker.topic.publish.staging import Claimed
+from onewriter_broker.topic.publish.staging import StagedPartRef
 from onewriter_core.errors import Fenced, Refused, Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.topic.model import WHOLE
@@ -51,7 +51,7 @@ class StoppedStore:
             await self.go_on.wait()
 
 
-async def large_parts(room: Room, version: int = 1) -> list[Claimed]:
+async def large_parts(room: Room, version: int = 1) -> list[StagedPartRef]:
     text = body(*[frame(b"%d " % n + bytes(200_000)) for n in range(BLOCKS)])
     return [await room.staging.keep(ORDERS, f"{APP}/{version}/0/1", text)]
 
@@ -139,7 +139,7 @@ async def test_asked_under_another_epoch_while_the_first_is_under_way_it_is_not_
         epoch, parts = await held(room), await room.staged()
         load, is_reached, go_on = room.staging.load, asyncio.Event(), asyncio.Event()
 
-        async def slowly(name: TopicName, part: Claimed) -> bytes:
+        async def slowly(name: TopicName, part: StagedPartRef) -> bytes:
             is_reached.set()
             await go_on.wait()
             return await load(name, part)

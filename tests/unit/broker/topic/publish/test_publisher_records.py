@@ -16,8 +16,8 @@ from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, 
 
 from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.topic.publish import publisher_records as publishers
-from onewriter_broker.topic.publish.atomic_publishes import Publishing
-from onewriter_broker.topic.publish.requests import Answer, Asked, Right
+from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
+from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
 from onewriter_broker.verify.findings import Violation
 from onewriter_broker.verify.reader import verify
 from onewriter_core.errors import OnewriterError, Refused, Unavailable, Undecided
@@ -36,11 +36,11 @@ def records(world: World) -> list[dict[str, str]]:
 
 async def published(
     room: Room, epoch: int, version: int = 1, *, by: Identity | None = None, app: str = APP
-) -> Answer:
+) -> PublishResult:
     """By the holder, or by a bearer of its capability."""
-    right = Right(epoch, Identity(), is_passed_on=by is not None)
+    right = PublishRight(epoch, Identity(), is_passed_on=by is not None)
     parts = await room.staged(version)
-    asked = Asked(app, version, epoch, parts, by or Identity(), right)
+    asked = PublishRequest(app, version, epoch, parts, by or Identity(), right)
     return await room.publishing.publish(ORDERS, room.topic, asked, 1_234)
 
 
@@ -105,7 +105,7 @@ async def test_nothing_is_published_before_the_record_is_stored() -> None:
         assert len(records(world)) == 1
 
 
-async def refused(asking: Awaitable[Answer]) -> OnewriterError:
+async def refused(asking: Awaitable[PublishResult]) -> OnewriterError:
     with pytest.raises(Unavailable) as told:
         await asking
     return told.value
@@ -140,8 +140,8 @@ async def test_a_record_that_nobody_can_tell_of_is_written_again() -> None:
             raise Undecided("the connection is gone")
 
         Calls(world, 1, vanish, "after", call="write_audit")
-        right = Right(epoch, Identity())
-        asked = Asked(APP, 1, epoch, parts, Identity(), right)
+        right = PublishRight(epoch, Identity())
+        asked = PublishRequest(APP, 1, epoch, parts, Identity(), right)
         await refused(room.publishing.publish(ORDERS, room.topic, asked, 1_234))
         assert await room.entries() == 0
         answer = await room.publishing.publish(ORDERS, room.topic, asked, 1_234)
@@ -180,7 +180,7 @@ async def test_a_broker_that_is_started_again_records_who_publishes_again() -> N
         room = await room_of(world)
         epoch = await held(room)
         await published(room, epoch, 1)
-        room.publishing = Publishing(world.store, world.appender, room.staging)
+        room.publishing = AtomicPublishes(world.store, world.appender, room.staging)
         for version in (2, 3):
             await published(room, epoch, version)
         assert len(records(world)) == 2
@@ -220,7 +220,7 @@ async def test_records_of_one_epoch_are_bounded(monkeypatch: pytest.MonkeyPatch)
         epoch = await held(room)
         version = 0
 
-        async def by(subject: str, pod: int) -> Answer:
+        async def by(subject: str, pod: int) -> PublishResult:
             nonlocal version
             version += 1
             return await published(room, epoch, version, by=Identity(subject, f"uid-{pod}"))
@@ -246,7 +246,7 @@ async def test_a_block_and_its_record_name_the_same(monkeypatch: pytest.MonkeyPa
         room = await room_of(world)
         epoch = await held(room)
         monkeypatch.setattr(
-            Asked,
+            PublishRequest,
             "by",
             property(lambda _: json.dumps({"subject": "mallory"}, separators=(",", ":"))),
         )

@@ -21,7 +21,7 @@ from onewriter_broker.log.topic_log.atomic_publish import (
     TooLarge,
 )
 from onewriter_broker.topic.publish import staged_rows, staging
-from onewriter_broker.topic.publish.staging import Claimed, MissingPart, Staging
+from onewriter_broker.topic.publish.staging import MissingPart, StagedPartRef, Staging
 from onewriter_core.errors import ProtocolError, Refused, ServerError
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.wire.messages import (
@@ -420,7 +420,7 @@ async def test_a_broker_learns_what_was_staged_before_it_took_a_bucket() -> None
 
 def test_publishes_share_the_memory_for_them() -> None:
     world = World()
-    half = [Claimed(KEY, 1, PUBLISH_BYTES_MAX // 2, "")]
+    half = [StagedPartRef(KEY, 1, PUBLISH_BYTES_MAX // 2, "")]
     with ExitStack() as stack:
         stack.enter_context(world.staging.loading(TOPIC, half))
         stack.enter_context(world.staging.loading(TOPIC, half))
@@ -434,7 +434,7 @@ def test_publishes_share_the_memory_for_them() -> None:
 
 def test_the_largest_publish_of_the_most_entries_fits() -> None:
     world = World()
-    parts = [Claimed(KEY, 10 * PUBLISH_ENTRIES_MAX, PUBLISH_BYTES_MAX, "")]
+    parts = [StagedPartRef(KEY, 10 * PUBLISH_ENTRIES_MAX, PUBLISH_BYTES_MAX, "")]
     with ExitStack() as stack:
         stack.enter_context(world.staging.loading(TOPIC, parts))
         with pytest.raises(Refused, match="retry later"):
@@ -443,8 +443,8 @@ def test_the_largest_publish_of_the_most_entries_fits() -> None:
 
 def test_topics_whose_publishes_do_not_end_leave_others_room() -> None:
     world = World()
-    all_of_it = [Claimed(KEY, 1, PUBLISH_BYTES_MAX, "")]
-    small = [Claimed(KEY, 1, staging.TOPIC_MEMORY_BYTES // 2, "")]
+    all_of_it = [StagedPartRef(KEY, 1, PUBLISH_BYTES_MAX, "")]
+    small = [StagedPartRef(KEY, 1, staging.TOPIC_MEMORY_BYTES // 2, "")]
     with ExitStack() as stack:
         stack.enter_context(world.staging.loading(TOPIC, all_of_it))
         for _ in range(100):  # all that this topic gets

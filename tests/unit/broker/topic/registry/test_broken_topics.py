@@ -115,7 +115,7 @@ async def test_an_audit_that_cannot_be_written_stops_fences_but_not_the_holder()
         holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
         await until(lambda: told.ready)
         put_foreign(world, AUDIT)
-        runner.story.audit({"kind": "suspect"})
+        runner.history.audit({"kind": "suspect"})
         world.send(holder, 0)
         await until(lambda: told.receipts)
         assert world.breaks == []
@@ -130,8 +130,8 @@ async def test_a_cursor_that_cannot_be_saved_closes_the_topic() -> None:
         subscriptions = Subscriptions(
             runner.logs[WHOLE],
             spawn=runner.spawn,
-            clock=world.shell.now,
-            wall_clock_ms=world.shell.wall_ms,
+            clock=world.dependencies.now,
+            wall_clock_ms=world.dependencies.wall_ms,
         )
         with pytest.raises(BrokenKey):
             await subscriptions.ensure("sub")

@@ -15,8 +15,7 @@ from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.deletion import delete
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs
-from onewriter_broker.topic.registry.own_policies import set_own
-from onewriter_broker.topic.registry.policies import COMPACTION_THRESHOLD
+from onewriter_broker.topic.registry.policies import COMPACTION_THRESHOLD, set_own
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import Unavailable, Undecided
 

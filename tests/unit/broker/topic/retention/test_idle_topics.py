@@ -25,7 +25,7 @@ from onewriter_broker.topic.registry.policies import NoPolicies
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_broker.topic.retention import idle_topics as resting_module
 from onewriter_broker.topic.retention import retention as retention_module
-from onewriter_broker.topic.retention.idle_topics import RestingTopics, kept_at_rest
+from onewriter_broker.topic.retention.idle_topics import IdleTopics, kept_at_rest
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Compaction
 from onewriter_core.api.topic import Retention as Policy
@@ -76,7 +76,7 @@ class World:
         self.clock_ms = former.clock_ms
         holding = Holding(mine.binding, grants_known=True, known_since=0)
         self.topics = Registry(holding, policy)
-        self.resting = RestingTopics(
+        self.resting = IdleTopics(
             cast("Topics", self.topics), mine.store, wall_ms=lambda: self.clock_ms
         )
 

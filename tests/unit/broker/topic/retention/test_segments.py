@@ -24,7 +24,7 @@ from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.topic.retention import segments as segments_module
 from onewriter_broker.topic.retention.retention import Measured, trim_to
-from onewriter_broker.topic.retention.segments import Page, Segment, SegmentIndexes
+from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
@@ -188,7 +188,7 @@ async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
 ) -> None:
     monkeypatch.setattr(segments_module, "REQUEST_BYTES_MAX", 1)
     monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
-    indexes, pages = SegmentIndexes(), list[Page]()
+    indexes, pages = SegmentIndexes(), list[SegmentPage]()
     story.log.forget_tail()
     after = EARLIEST
     while not pages or not pages[-1].is_complete:

@@ -25,7 +25,7 @@ PREDECESSORS_MAX = 256
 """Producers that left, remembered per topic so that they can resume without duplicates."""
 
 
-class Registrations:
+class TopicProducers:
     """Producers by their registrations. ``activated`` is told of each that was let in."""
 
     __slots__ = ("_activated", "_logs", "_predecessors", "_spawn", "deduplications", "producers")

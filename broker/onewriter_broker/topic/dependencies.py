@@ -1,0 +1,66 @@
+"""What the topics of one broker depend on: the store, the appender, bucket ownership, clocks, observers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.store.api import Binding, BrokenKey, LogStore, Outcome
+from onewriter_broker.log.topic_log.losses import Loss
+from onewriter_broker.ownership.acquisition import Holding
+from onewriter_broker.ownership.bucket_events import Refenced
+from onewriter_broker.topic.history.audit import AuditTail
+from onewriter_broker.topic.producers.leader_loads import LeaderLoads
+from onewriter_core.ids import Position, TopicName
+from onewriter_core.topic.effects import Record
+
+
+class Ownership(Protocol):
+    """The methods of bucket ownership that a topic uses (buckets.BucketOwnership)."""
+
+    def holding(self, bucket: int) -> Holding | None: ...
+
+    async def reserve_ledger(self, bucket: int) -> int: ...
+
+    async def record_grant(self, bucket: int, ledger: int) -> None: ...
+
+    async def confirm_record(self, bucket: int) -> None: ...
+
+    async def record_use(self, bucket: int, ledger: int) -> None: ...
+
+    async def refence(
+        self, bucket: int, failed: Binding, outcome: Outcome | None = None
+    ) -> Refenced: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDependencies:
+    """What all topics of a broker share."""
+
+    store: LogStore
+    appender: Appender
+    ownership: Ownership
+    spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
+    now: Callable[[], float]
+    """Monotonic clock, in seconds."""
+    wall_ms: Callable[[], int]
+    incarnation: str
+    """Name of this broker process in audit records."""
+    failed: Callable[[TopicName], None]
+    """Reports an unexpected error in a topic. The broker then closes the topic."""
+    broken: Callable[[TopicName, BrokenKey], None]
+    """Reports an unusable key of a topic. The broker closes the topic and refuses it until it is repaired."""
+    lost: Callable[[Loss], None]
+    """Reports acknowledged entries that a failover lost."""
+    left: Callable[[TopicName, Binding, Sequence[Position]], None]
+    """Reports what was acknowledged in a log that may be lost to another dataset."""
+    moved: Callable[[TopicName, Record], None]
+    """Reports a transition of a topic."""
+    changed: Callable[[TopicName], None] = lambda _name: None
+    """Reports that a topic's status changed, or whether this broker serves it."""
+    audit_tail: AuditTail | None = None
+    """Transitions of topics before this broker served them; None: not available."""
+    loads: LeaderLoads = field(default_factory=LeaderLoads)
