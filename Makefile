@@ -13,7 +13,7 @@ SDK := onewriter onewriter.sync onewriter.testing
 # Tests start brokers by the thousand; what Python compiled of the sources is kept between them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-rest test-all mutants requirements check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart reference docs docs-serve clean help
+.PHONY: run test test-rest test-all mutants requirements check model sim standstill soak soak-pipeline soak-operator bench bench-sdk bench-pipeline bench-operator compare-pulsar examples pipeline-demo e2e kind image spark-image chart transition-table reference docs docs-serve clean help
 
 help:  ## Show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -123,6 +123,9 @@ spark-image: $(STAMP)  ## The image of the pipeline's jobs as dist/onewriter-spa
 
 chart: $(STAMP)  ## Write what of the chart follows from models
 	$(BIN)/python -m charts.generator
+
+transition-table: $(STAMP)  ## Write the transition table of the topic machine into ARCHITECTURE.md
+	$(BIN)/python -m docs.generator.transition_table
 
 reference: $(STAMP)  ## The SDK's API reference as HTML, into dist/reference
 	$(BIN)/pdoc $(SDK) --template-directory docs/generator/pdoc --output-directory dist/reference

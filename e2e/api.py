@@ -1,7 +1,7 @@
-"""The API server over HTTP, without a process for each question.
+"""The API server over HTTP, without a process per request.
 
-``kubectl proxy`` listens on a unix socket: it leads into the lab's own network as well as to a
-cluster far away, and asking again and again costs next to nothing.
+``kubectl proxy`` listens on a unix socket: it reaches the lab's network and remote clusters alike, and
+repeated requests are cheap.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tests.cluster.control_plane import Cluster, ClusterError
 Json = dict[str, Any]
 
 ANSWER_SECONDS = 120.0
-"""For one request, and for reading again where the API server says that it cannot just now."""
+"""Time for one request, and for repeating a read of a busy API server."""
 
 LOG_SECONDS = 3.0
-"""For what a container has said: its node may be gone."""
+"""Time for a container's log: its node may be gone."""
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
@@ -51,13 +51,13 @@ _GROUPS = {
 
 
 def path(kind: str, namespace: str = "", name: str = "") -> str:
-    """Where objects of a kind (plural) are."""
+    """The URL path of a kind (plural)."""
     within = f"/namespaces/{namespace}" if namespace else ""
     return f"/{_GROUPS[kind]}{within}/{kind}" + (f"/{name}" if name else "")
 
 
 class Api:
-    """``with Api(...) as api``: an administrator's way to the API server."""
+    """``with Api(...) as api``: access to the API server as an administrator."""
 
     def __init__(self, cluster: Cluster, address: Path) -> None:
         self._cluster = cluster
@@ -111,7 +111,7 @@ class Api:
             connection.close()
 
     def _read(self, where: str) -> tuple[int, str]:
-        """A GET, again where the server was too busy. Raises OSError."""
+        """A GET, repeated while the server is too busy. Raises OSError."""
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             status, text = self.ask("GET", where)
@@ -120,7 +120,7 @@ class Api:
             time.sleep(RETRY_SECONDS)
 
     def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """An object; None when there is none. Raises ClusterError, OSError."""
+        """An object; None if it does not exist. Raises ClusterError, OSError."""
         status, text = self._read(path(kind, namespace, name))
         return None if status == 404 else _judged(status, text)
 
@@ -137,7 +137,7 @@ class Api:
         return _judged(*self.ask("PATCH", where, change, "application/merge-patch+json"))
 
     def delete(self, kind: str, namespace: str, name: str, **options: Any) -> None:
-        """Delete an object; its going is not waited for. Raises ClusterError, OSError."""
+        """Delete an object without waiting for its end. Raises ClusterError, OSError."""
         _judged(*self.ask("DELETE", path(kind, namespace, name), options or None))
 
     def log(
@@ -149,7 +149,7 @@ class Api:
         previous: bool = False,
         seconds: float = LOG_SECONDS,
     ) -> str:
-        """What a container has printed; nothing when its node cannot tell within ``seconds``."""
+        """A container's log; empty if its node does not answer within ``seconds``."""
         query = urlencode({"container": container, "previous": str(previous).lower()})
         where = f"{path('pods', namespace, pod)}/log?{query}"
         try:

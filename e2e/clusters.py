@@ -1,8 +1,8 @@
-"""The cluster under test: two nodes on this machine, or whichever a kubeconfig leads to.
+"""The cluster under test: two nodes on this machine, or the cluster of a kubeconfig.
 
-``USE_EXISTING_CLUSTER=true`` (envtest's word) takes the cluster of KUBECONFIG, whose nodes must have
-the archives of ``e2e.images`` and of the pipeline's image loaded: ``make kind`` makes one. Else the lab
-is started.
+``USE_EXISTING_CLUSTER=true`` (envtest's variable) selects the cluster of KUBECONFIG, whose nodes must have
+loaded the archives of ``e2e.images`` and of the pipeline's image; ``make kind`` creates one. Otherwise the
+lab is started.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.cluster.lab import Lab, remove
 Json = dict[str, Any]
 
 STORE_NODE = "lab"
-"""The lab's node with the volumes, of the store and of others; the other one can be lost."""
+"""The lab's node with all volumes; a test can lose the other node."""
 
 
 def uses_existing() -> bool:
-    """Whether the environment names a cluster that is there already."""
+    """Whether the environment names an existing cluster."""
     return os.environ.get("USE_EXISTING_CLUSTER", "").lower() == "true"
 
 
@@ -44,14 +44,14 @@ class ExistingCluster(Cluster):
         self.kubeconfig = Path(first).expanduser()
 
     def tool(self, name: str) -> Path:
-        """A program of this machine's own, else one that is built."""
+        """A program of this machine, or else one that is built."""
         found = shutil.which(name)
         return Path(found) if found else program(name)
 
 
 @dataclass
 class TestedCluster:
-    """A cluster, the machines that its nodes are, and what the chart must be told about it."""
+    """A cluster, the machines of its nodes, and its values for the chart."""
 
     __test__ = False
 
@@ -61,13 +61,13 @@ class TestedCluster:
     storage: Json = field(default_factory=dict)
     """``valkey.storage`` of the chart's values."""
     volumes: bool = False
-    """Whether volumes are made by hand: there is no StorageClass."""
+    """Whether tests create the volumes: there is no StorageClass."""
     lab: Lab | None = None
     """The lab, where it is one."""
 
     @property
     def node_of_volumes(self) -> dict[str, str]:
-        """The labels of the node that alone has the volumes; none where it does not matter."""
+        """The labels of the only node with volumes; none if every node has them."""
         return {"kubernetes.io/hostname": STORE_NODE} if self.volumes else {}
 
     def load(self, image: Image) -> None:
@@ -76,7 +76,7 @@ class TestedCluster:
             self.lab.import_image(image_archive(image), STORE_NODE)
 
     def prepare_volume(self, namespace: str, claim: str) -> None:
-        """Make a claim's volume where nobody else does."""
+        """Create a claim's volume if no StorageClass does."""
         if not self.volumes:
             return
         path = self.directory / claim

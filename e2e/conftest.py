@@ -1,4 +1,4 @@
-"""One cluster and one installation for the whole suite; a namespace for each group of stories."""
+"""One cluster and one installation for the whole suite; a namespace for each module."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from e2e.writers import until
 TALLY = pytest.StashKey[Tally]()
 
 PATIENT_BROKERS = {"resumeWindowSeconds": 30}
-"""A holder whose topic has moved may take so long to come back: its pod may get no processor."""
+"""Time for a holder to return after its topic has moved, on a machine with few processors."""
 
 INCOMPLETE = "ONEWRITER_E2E_INCOMPLETE"
-"""``true`` in this variable: what cannot be done to the cluster may be left out. Else the run fails."""
+"""``true`` in this variable allows tests to be skipped if the cluster does not support them. Otherwise the run fails."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,7 +38,7 @@ def tested() -> Iterator[TestedCluster]:
 
 @pytest.fixture(scope="session")
 def api(tested: TestedCluster) -> Iterator[Api]:
-    """The API server, cheaply."""
+    """The API server over HTTP."""
     with Api(tested.cluster, tested.directory / "api.sock") as found:
         yield found
 
@@ -58,7 +58,7 @@ def installation(tested: TestedCluster, api: Api) -> Iterator[Installation]:
 def world(
     request: pytest.FixtureRequest, tested: TestedCluster, installation: Installation
 ) -> Iterator[World]:
-    """A namespace of the module's own; its topics' logs are checked when the module is through."""
+    """The module's own namespace; at its end the logs of its topics are checked."""
     tally = request.config.stash[TALLY]
     with World(tested, installation, request.module.__name__, tally) as found:
         yield found
@@ -66,14 +66,14 @@ def world(
 
 @pytest.fixture
 def faults(tested: TestedCluster) -> Iterator[Faults]:
-    """What can be done to pods and nodes; undone when the test is over."""
+    """Faults of pods and nodes, undone at the end of the test."""
     with Faults(tested.machines) as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
 def everything_is_ready(installation: Installation) -> None:
-    """No story begins in the ruins of the one before."""
+    """Wait before each test until the installation is healthy again."""
     until(lambda: installation.is_ready() and installation.has_its_nodes(), installation.story)
 
 
@@ -93,7 +93,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failure shows the cluster as it was. The test's own time is over: each question has a bound."""
+    """Show the cluster's state after a failure. Each request has a time limit, because the test's own time is over."""
     report = yield
     world = getattr(item, "funcargs", {}).get("world")
     if report.failed and isinstance(world, World):
@@ -113,7 +113,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _not_run(config: pytest.Config) -> list[pytest.TestReport]:
-    """Tests that were left out."""
+    """Tests that were skipped."""
     reporter: pytest.TerminalReporter | None = config.pluginmanager.get_plugin("terminalreporter")
     assert reporter is not None, "what was not run cannot be told"
     return reporter.stats.get("skipped", [])
@@ -122,7 +122,7 @@ def _not_run(config: pytest.Config) -> list[pytest.TestReport]:
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """What was seen, and what was not run."""
+    """Print the measurements, and the skipped tests."""
     tally = config.stash[TALLY]
     terminalreporter.write_line(
         f"{tally.topics} topics, {tally.epochs} epochs: {tally.stale} stale lines among"

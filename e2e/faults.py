@@ -1,4 +1,4 @@
-"""What a test does to pods and nodes, and how each of it is undone at the end, whatever happens."""
+"""Faults of pods and nodes; each is undone at the end of the test in any case."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tests.cluster.lab import SHELL_SECONDS
 Json = dict[str, Any]
 
 BROKER_PORTS = "6650,6651"
-"""Where writers reach brokers."""
+"""The ports on which writers reach brokers."""
 
 STORE_PORTS = "6379"
-"""Where brokers reach the store."""
+"""The port on which brokers reach the store."""
 
 SAID_SECONDS = 240
-"""Until a container must have said something."""
+"""Time limit for expected output of a container."""
 
 SAID_POLL_SECONDS = 0.02
 FIREWALL_SECONDS = 30
-"""Until iptables must have its lock."""
+"""Time limit for the lock of iptables."""
 
 API_PORTS = "443,6443"
-"""Where pods reach the API server: its Service's port, and what stands behind it."""
+"""The ports on which pods reach the API server: its Service's and its own."""
 
 
 class Faults:
-    """``with Faults(machines) as faults``: what was not undone by then is undone."""
+    """``with Faults(machines) as faults``: undoes the remaining faults at the end."""
 
     def __init__(self, machines: Machines) -> None:
         self._machines = machines
@@ -82,28 +82,28 @@ class Faults:
         self._machines.shell(_node(pod), _signal("CONT", _containers(pod)))
 
     def is_running(self, pod: Json) -> bool:
-        """Whether the processes of the pod's containers live, whatever the API server believes."""
+        """Whether the processes of the pod's containers run, independent of the API server's view."""
         script = f"{_processes(_containers(pod))} | wc -l"
         return int(self._machines.shell(_node(pod), script)) >= len(_containers(pod))
 
     def said(self, pod: Json, container: str) -> str:
-        """What a container has printed so far, as its node has it: no API server is asked."""
+        """A container's output so far, read on its node without the API server."""
         logs = self._logs(pod)
         printed = self._machines.shell(_node(pod), f"cat {logs}/{container}/*.log")
         # Each line begins with its time, its stream, and whether it is whole.
         return "\n".join(line.split(" ", 3)[-1] for line in printed.splitlines())
 
     def _logs(self, pod: Json) -> str:
-        """Where the pod's node keeps what its containers print."""
+        """The directory of the pod's logs on its node."""
         about = pod["metadata"]
         name = f"{about['namespace']}_{about['name']}_{about['uid']}"
         return f"{self._machines.pod_logs(_node(pod))}/{name}"
 
     def cut_off(self, pod: Json, ports: str = BROKER_PORTS) -> Callable[[], None]:
-        """Drop what the pod and those who listen on ``ports`` say to each other.
+        """Drop the traffic between the pod and ``ports``.
 
-        In the pod's own network: whoever else is on its node notices nothing. What is returned
-        heals it; doing so twice does no harm, nor when the pod is gone.
+        The rule applies in the pod's own network, so other pods of the node are not affected. The
+        returned function removes it; calling it twice, or after the pod is gone, has no effect.
         """
         match = "-p tcp -m multiport"
         rules = [
@@ -121,7 +121,7 @@ class Faults:
         return lambda: self._undo(pod, healing)
 
     def _undo(self, pod: Json, script: str) -> None:
-        """Run it where the pod is; what could not be done need not be undone."""
+        """Run a fault on the pod's node, and register its undo if it succeeded."""
         with suppress(NotPossible):
             self._machines.shell(_node(pod), script)
 
@@ -144,19 +144,19 @@ class Faults:
         self._machines.plug_in(node)
 
     def stop_kubelet(self, node: str) -> None:
-        """The kubelet stands still; what it started runs on."""
+        """Stop the kubelet; the containers continue to run."""
         self._undoing.callback(self._machines.start_kubelet, node)
         self._machines.stop_kubelet(node)
 
     def start_kubelet(self, node: str) -> None:
-        """The kubelet goes on."""
+        """Continue the kubelet."""
         self._machines.start_kubelet(node)
 
     # ------------------------------------------------------------ the control plane
 
     @contextmanager
     def api_server_away(self) -> Iterator[None]:
-        """The API server stands still for as long as this lasts; who asks it waits for an answer."""
+        """Stop the API server during the context; requests to it wait."""
         self._machines.stop_api_server()
         try:
             yield

@@ -27,12 +27,12 @@ from tests.cluster import commands, images
 TAG = "localhost/onewriter-e2e:dev"
 ARCHIVE = images.ROOT / "dist" / "onewriter-e2e.tar"
 DIRECTORY = "opt/stock"
-"""Where the stock client lies in the image; PYTHONPATH names it."""
+"""The directory of the stock client in the image; PYTHONPATH names it."""
 
 LAYER = "stock-client.tar"
 CLIENT = "pulsar-client"
 DOWNLOAD_SECONDS = 300.0
-"""For the stock client and what it needs."""
+"""Time limit for the installation of the stock client."""
 
 _PYTHON = re.compile(r"opt/onewriter/lib/python(3\.\d+)/")
 
@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 
 def archive() -> Path:
-    """The archive, built if it is not there or older than the product's. Raises CannotBuild."""
+    """The archive, built if it is missing or older than the product's. Raises CannotBuild."""
     base = images.archive()
     sources = base.with_suffix(".sources").read_text()
     wanted = f"{sources} {_requirement()} {_digest(Path(__file__))}"
@@ -92,7 +92,7 @@ def _python(whole: tarfile.TarFile, layers: list[str]) -> str:
 
 
 def _layer(python: str) -> bytes:
-    """The stock client and what it needs, unpacked."""
+    """The stock client and its dependencies, unpacked."""
     buffer = io.BytesIO()
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=buffer, mode="w") as layer:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]

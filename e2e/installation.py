@@ -37,11 +37,11 @@ WORKLOADS = {"broker": "statefulset", "valkey": "statefulset", "operator": "depl
 REPOSITORY, TAG = images.TAG.rsplit(":", 1)
 
 EXEC_SECONDS = 120.0
-"""One program in a pod, whose node's kubelet may stand still."""
+"""Time limit of one program in a pod, whose kubelet may be stopped."""
 
 CLAIM = "history"
 FOLDER = "/data/onewriter"
-"""Of the pipeline's tables."""
+"""Size of the volume of the pipeline's tables."""
 
 _SMALL: Json = {
     "suspend": True,
@@ -49,7 +49,7 @@ _SMALL: Json = {
     "driverMemory": "512m",
     "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "1536Mi"}},
 }
-"""A job that a test starts, and the clock does not."""
+"""The schedule of a job that only tests start."""
 
 PIPELINE: Json = {
     "enabled": True,
@@ -63,7 +63,7 @@ PIPELINE: Json = {
 
 
 class Installation:
-    """The release, its pods, and what can be asked of them."""
+    """The release and its pods."""
 
     def __init__(self, tested: TestedCluster, api: Api) -> None:
         self.cluster = tested.cluster
@@ -86,12 +86,12 @@ class Installation:
             },
             "spark": PIPELINE | {"nodeSelector": tested.node_of_volumes},
         }
-        """What the chart is told: small enough for two nodes that share two cores."""
+        """The chart's values: small enough for two nodes that share two cores."""
 
     # ------------------------------------------------------------ helm
 
     def helm(self, *arguments: str) -> str:
-        """Run helm for the release. Raises ClusterError with what a person would look at."""
+        """Run helm for the release. Raises ClusterError with diagnostics."""
         cluster = self.cluster
         command = [*cluster.enter(), str(cluster.tool("helm"))]
         where = [f"--kubeconfig={cluster.kubeconfig}", f"--namespace={NAMESPACE}"]
@@ -117,25 +117,25 @@ class Installation:
         return self.helm("upgrade", RELEASE, str(chart), *options)
 
     def restart(self, *components: str) -> None:
-        """Have all pods of ``broker``, ``valkey``, ``operator`` replaced, as a person would."""
+        """Restart all pods of ``broker``, ``valkey`` or ``operator`` with kubectl."""
         named = [f"{WORKLOADS[each]}/{RELEASE}-{each}" for each in components]
         self.cluster.kubectl("rollout", "restart", *named, namespace=NAMESPACE)
 
     def uninstall(self) -> None:
-        """Take everything away that the suite brought; an existing cluster outlives it."""
+        """Remove everything that the suite created; an existing cluster stays."""
         self.helm("uninstall", RELEASE)
         self.cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
     # ------------------------------------------------------------ its parts
 
     def pods(self, component: str) -> list[Json]:
-        """The pods of ``broker``, ``valkey`` or ``operator`` that are not going, by name."""
+        """The pods of ``broker``, ``valkey`` or ``operator`` that are not being deleted, by name."""
         found = self.api.list("pods", NAMESPACE, **{COMPONENT: component})
         staying = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
         return sorted(staying, key=lambda pod: str(pod["metadata"]["name"]))
 
     def is_ready(self) -> bool:
-        """Whether all parts are there and ready."""
+        """Whether all components exist and are ready."""
         wanted = {
             "broker": self.values["brokers"]["replicas"],
             "valkey": 1,
@@ -147,13 +147,13 @@ class Installation:
         )
 
     def brokers_are_rolled_out(self) -> bool:
-        """Whether every broker is of the present template."""
+        """Whether every broker has the present pod template."""
         found = self.api.get("statefulsets", NAMESPACE, f"{RELEASE}-broker") or {}
         status = found.get("status", {})
         return bool(status) and status.get("currentRevision") == status.get("updateRevision")
 
     def has_its_nodes(self) -> bool:
-        """Whether every node is ready and takes pods: one that was away does so a moment later."""
+        """Whether every node is ready and schedulable; a returned node becomes so a moment later."""
         return all(
             is_ready(node)
             and not any(
@@ -164,20 +164,20 @@ class Installation:
         )
 
     def pod(self, name: str) -> Json:
-        """A pod of the release, by its name. Raises ClusterError when there is none."""
+        """A pod of the release by its name. Raises ClusterError if it does not exist."""
         found = self.api.get("pods", NAMESPACE, name)
         if found is None:
             raise ClusterError(f"there is no pod {name}")
         return found
 
     def leading_operator(self) -> str:
-        """The operator pod that its Lease names; empty while nobody leads."""
+        """The operator pod that the Lease names; empty while no replica leads."""
         found = self.api.get("leases", NAMESPACE, OPERATOR) or {}
         return str(found.get("spec", {}).get("holderIdentity") or "")
 
     @contextmanager
     def without_operator(self) -> Iterator[None]:
-        """Not one replica is there for as long as this lasts, the webhook's servers included."""
+        """Scale the operator to zero during the context; the webhook has no server then."""
         there = self.api.get("deployments", NAMESPACE, OPERATOR) or {}
         self._scale_operator(0)
         try:
@@ -191,7 +191,7 @@ class Installation:
         self.api.patch("deployments", NAMESPACE, OPERATOR, {"spec": {"replicas": replicas}})
 
     def authority(self) -> str:
-        """The authority of the brokers' certificate, as the operator publishes it for clients."""
+        """The CA of the brokers' certificate, as the operator publishes it for clients."""
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := self.api.get("configmaps", NAMESPACE, f"{RELEASE}-broker-ca")) is None:
             if time.monotonic() > deadline:
@@ -200,7 +200,7 @@ class Installation:
         return str(found["data"]["ca.crt"])
 
     def readiness(self, broker: str) -> Json:
-        """What a broker pod answers at ``/readyz``, ready or not."""
+        """A broker pod's answer at ``/readyz``, ready or not."""
         where = f"{path('pods', NAMESPACE, broker)}:8081/proxy/readyz"
         found: Json = json.loads(self.api.ask("GET", where)[1])
         return found
@@ -210,18 +210,18 @@ class Installation:
         return {pod["metadata"]["uid"] for each in components for pod in self.pods(each)}
 
     def owners(self) -> dict[int, str]:
-        """The broker pod that serves each bucket; empty while nobody does."""
+        """The broker pod that serves each bucket; empty while none does."""
         found = self.api.get("bucketanchors", NAMESPACE, "shard-0")
         records = (found or {}).get("buckets", ())
         return {record["bucket"]: record["owner"].partition("~")[0] for record in records}
 
     def owner(self, topic: str) -> str:
-        """The broker pod that serves a topic, or would; empty while nobody does."""
+        """The broker pod that serves a topic's bucket; empty while none does."""
         owners = self.owners()
         return owners.get(bucket_of(TopicName.parse(topic), len(owners)), "") if owners else ""
 
     def is_placed(self) -> bool:
-        """Whether each bucket is with the broker that it belongs to, so that none is moving."""
+        """Whether each bucket is at its assigned broker, so that none is moving."""
         names = [pod["metadata"]["name"] for pod in self.pods("broker")]
         owners = self.owners()
         return bool(owners) and all(
@@ -252,7 +252,7 @@ class Installation:
         )
 
     def logs(self, *topics: str) -> dict[str, log.Stored]:
-        """Topics' logs out of the store, and what ``onewriter verify`` says of them."""
+        """Topics' logs from the store, and the results of ``onewriter verify``."""
         program = (PROGRAMS / "read_log.py").read_text()
         done = self.run_in_broker("python", "-", *topics, stdin=program)
         if done.returncode != 0:
@@ -260,7 +260,7 @@ class Installation:
         return log.stored(done.stdout)
 
     def story(self) -> str:
-        """What a person would look at when something is wrong."""
+        """Diagnostics for a failure."""
         asked = (
             ("get", "nodes"),
             ("get", "pods,statefulsets,leases", "-o", "wide"),
@@ -274,6 +274,6 @@ class Installation:
 
 
 def is_ready(one: Json) -> bool:
-    """Whether Kubernetes counts a pod, or a node, as ready."""
+    """Whether a pod or node is ready in Kubernetes."""
     conditions = one["status"].get("conditions", ())
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

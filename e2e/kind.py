@@ -1,8 +1,8 @@
-"""``make kind``: a cluster of kind that the suite can run on, with the images loaded.
+"""``make kind``: a kind cluster for the suite, with the images loaded.
 
     python -m e2e.kind
 
-Needs Docker, kind and kubectl. Made once; images are loaded anew each time.
+Needs Docker, kind and kubectl. Creates the cluster once and loads the images each time.
 """
 
 from __future__ import annotations

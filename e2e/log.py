@@ -1,8 +1,8 @@
-"""What stands in a topic's log, and what its writers were told: the two must agree.
+"""Compares a topic's log with the acknowledgements that its writers received.
 
-``onewriter verify`` judges log and audit. Here the writers' own lines are judged as well: each names
-the grant that it was written under, and is numbered by its process, so that a line of a deposed
-writer behind its successor's is seen by anybody, whatever the broker believes.
+``onewriter verify`` judges log and audit. This module also judges the writers' own lines: each line names
+its grant and has a number of its process, so that a line of a deposed writer after a line of its
+successor is visible without trusting the broker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass
 class Tally:
-    """What the whole run has seen, for its last words."""
+    """Measurements of the whole run, for its summary."""
 
     topics: int = 0
     epochs: int = 0
@@ -49,14 +49,14 @@ class Tally:
 
 @dataclass(frozen=True)
 class Stored:
-    """A topic's log as the store has it, and what ``onewriter verify`` says of it."""
+    """A topic's log in the store, and the result of ``onewriter verify``."""
 
     verdict: dict[str, Any]
     lines: list[Line]
 
 
 def stored(printed: str) -> dict[str, Stored]:
-    """What ``read_log.py`` printed, by topic."""
+    """The output of ``read_log.py``, by topic."""
     found = {}
     for text in printed.splitlines():
         document = json.loads(text)
@@ -74,17 +74,17 @@ def acknowledged(printed: str) -> set[Line]:
 
 
 def refused(printed: str) -> int:
-    """How often a writer was refused: it had led, and another one did."""
+    """How often a writer was refused because another writer led."""
     return len(_events(printed, "refused"))
 
 
 def turned_away(printed: str) -> int:
-    """How often one that did not lead, and asked to wait, got an error instead."""
+    """How often a writer that asked to wait got an error instead."""
     return len(_events(printed, "turnedAway"))
 
 
 def stale(lines: Sequence[Line]) -> list[Line]:
-    """Lines that stand behind a later epoch's, or in an epoch that was granted to another."""
+    """Lines after a line of a later epoch, or in an epoch that was granted to another writer."""
     found, newest = [], -1
     owners: dict[int, str] = {}
     epochs: dict[str, int] = {}
@@ -98,7 +98,7 @@ def stale(lines: Sequence[Line]) -> list[Line]:
 
 
 def holes(lines: Iterable[Line]) -> list[Line]:
-    """Lines before which one is missing, or that stand twice: each was sent when its former was in."""
+    """Duplicate lines, and lines after a gap: a writer sends a line after the former is acknowledged."""
     found = []
     last: dict[Term, int] = {}
     for line in lines:
@@ -109,7 +109,7 @@ def holes(lines: Iterable[Line]) -> list[Line]:
 
 
 def lost(lines: Iterable[Line], told: Iterable[Line]) -> list[Line]:
-    """Acknowledged lines that do not stand where they were acknowledged."""
+    """Acknowledged lines that are not at their acknowledged position."""
     there = {(line.position, line.term, line.number) for line in lines}
     return [line for line in told if (line.position, line.term, line.number) not in there]
 
@@ -121,7 +121,7 @@ def _line(fields: dict[str, Any], position: str, epoch: int = -1) -> Line:
 
 
 def _events(printed: str, name: str) -> list[dict[str, Any]]:
-    """What a writer told; a last line that was cut off is none."""
+    """A writer's output as JSON; an incomplete last line is ignored."""
     found: list[dict[str, Any]] = []
     for text in printed.splitlines():
         if text.startswith("{") and text.endswith("}"):

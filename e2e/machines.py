@@ -1,7 +1,7 @@
-"""The machines that nodes are: for faults that Kubernetes itself cannot be asked for.
+"""The machines of the nodes, for faults that the Kubernetes API does not offer.
 
-Not every cluster lets us do all of it. What cannot be done raises NotPossible, and the test is
-reported as not run, by its name (conftest.py).
+Not every cluster supports all faults. An unsupported fault raises NotPossible, and conftest.py reports
+the test as skipped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tests.cluster.lab import SHELL_SECONDS, Lab
 
 
 class NotPossible(Exception):
-    """It cannot be done to this cluster; the text says what."""
+    """This cluster does not support a fault; the text names it."""
 
 
 class Machines(Protocol):
-    """The nodes' machines, by the nodes' names."""
+    """The machines of nodes, by node name."""
 
     def shell(self, node: str, script: str, seconds: float = SHELL_SECONDS) -> str:
         """Run a script as root on a node; what it printed.
@@ -35,7 +35,7 @@ class Machines(Protocol):
         ...
 
     def pull_cable(self, node: str) -> None:
-        """Cut the node off from every other; what runs on it runs on. Raises NotPossible."""
+        """Cut the node off from all others; its containers continue to run. Raises NotPossible."""
         ...
 
     def plug_in(self, node: str) -> None:
@@ -43,7 +43,7 @@ class Machines(Protocol):
         ...
 
     def stop_kubelet(self, node: str) -> None:
-        """The kubelet stands still; containers and their connections live. Raises NotPossible."""
+        """Stop the kubelet; containers and their connections stay. Raises NotPossible."""
         ...
 
     def start_kubelet(self, node: str) -> None:
@@ -51,7 +51,7 @@ class Machines(Protocol):
         ...
 
     def stop_api_server(self) -> None:
-        """The API server stands still: connections live, nobody answers. Raises NotPossible."""
+        """Stop the API server: connections stay open without answers. Raises NotPossible."""
         ...
 
     def start_api_server(self) -> None:
@@ -164,7 +164,7 @@ class KindMachines:
 
 
 class UnknownMachines:
-    """Nodes that only Kubernetes leads to."""
+    """Nodes that are reachable through Kubernetes only."""
 
     def shell(self, node: str, script: str, seconds: float = SHELL_SECONDS) -> str:
         del seconds

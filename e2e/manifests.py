@@ -1,4 +1,4 @@
-"""What a team would write: a topic, who may write it, and pods that do, as ``restricted`` asks for."""
+"""A team's manifests: a topic, its claim, and writer pods that meet ``restricted``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ACCOUNT = "writer"
 PROGRAMS = Path(__file__).parent / "programs"
 AUTHORITY = "ca.crt"
 PORT = 8080
-"""Where every writer says who it is."""
+"""The HTTP port on which every writer states its name."""
 
 STOCK = "stock"
 SIDECAR = "sidecar"
@@ -23,7 +23,7 @@ KINDS = (STOCK, SIDECAR)
 
 
 PATIENT: Json = {"detection": {"pingIntervalSeconds": 10}}
-"""Of a topic whose story is not about silence: who gets no processor for a while is not deposed."""
+"""For topics of tests that are not about silence: a slow machine must not cost a writer its topic."""
 
 
 def account() -> Json:
@@ -106,7 +106,7 @@ def history(name: str, service_url: str, topic: str, **settings: str) -> Json:
 
 
 def budget(name: str, *, available: int) -> Json:
-    """So many of a workload's pods must stay."""
+    """A PodDisruptionBudget for a workload."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -1,4 +1,4 @@
-"""The chart is installed, proves itself, and shows what is declared."""
+"""The chart installs, its own test passes, and the status shows declared topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A leader that goes, crashes or is deposed in words: the other leads, and nobody is evicted."""
+"""A leader that stops, crashes or is fenced by order: the other pod leads, and no pod is evicted."""
 
 from __future__ import annotations
 

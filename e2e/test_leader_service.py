@@ -1,4 +1,4 @@
-"""The leader's Service leads to the leader and to nobody else, and says under which epoch."""
+"""The leader Service leads only to the leader and shows its epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each part of the installation dies, or hangs, or is cut off, while writers write."""
+"""Each component crashes, hangs or is cut off while writers write."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sidecar(world: World) -> Writers:
 
 
 def evicted_once(writers: Writers, stale: Reign, successor: Reign) -> None:
-    """What must come of a stale pod: it goes, once, and nobody else does."""
+    """Check that a stale pod is removed, once, and no other pod."""
     until(lambda: writers.outcomes().get(stale.uid) == "Evicted", writers.status)
     assert writers.settled().uid == successor.uid, "its replacement waits"
     assert not any(pod["metadata"]["uid"] == stale.uid for pod in writers.pods())
@@ -42,7 +42,7 @@ def evicted_once(writers: Writers, stale: Reign, successor: Reign) -> None:
 
 
 def crashed_and_back(writers: Writers, former: Reign, successor: Reign) -> None:
-    """What must come of a leader whose process was killed: it waits, and nobody is evicted."""
+    """Check that a killed leader becomes a waiter, and no pod is evicted."""
     assert writers.settled().uid == successor.uid
     assert former.uid in {pod["metadata"]["uid"] for pod in writers.pods()}
     assert former.uid not in writers.outcomes()

@@ -1,4 +1,4 @@
-"""A topic's history goes into tables, is audited, and leaves the store: by the chart's jobs, in pods."""
+"""The chart's jobs copy a topic's history to tables, audit it, and trim it from the store."""
 
 from __future__ import annotations
 

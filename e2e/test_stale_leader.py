@@ -23,7 +23,7 @@ def cast(world: World) -> list[Writers]:
 
 
 def fenced_then_evicted(writers: Writers, former: Reign) -> None:
-    """What must come of a leader that is silent."""
+    """Check the outcome for a silent leader."""
     now = writers.succeeded(former)
     assert writers.last_transition()["cause"] == "Silent"
     writers.until_outcome(former, "Evicted")

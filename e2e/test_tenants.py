@@ -1,4 +1,4 @@
-"""Two teams: with whatever rights below a cluster administrator's, one gets at nothing of the other's."""
+"""Two teams: without rights of a cluster administrator, neither can access the other's topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pods of one claim that take turns, again and again: nobody is stale, nobody is evicted."""
+"""Pods of one claim hand the topic over to each other repeatedly; no pod is stale or evicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group of stories has to itself: a namespace with an account, programs and writers."""
+"""A test module's own namespace with an account, programs and writers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SERVICE_URL = f"pulsar+ssl://{RELEASE}-broker.{NAMESPACE}.svc.cluster.local:6651
 
 
 class World:
-    """``with World(...) as world``: the namespace lives as long. At its end every log is checked."""
+    """``with World(...) as world``: a namespace for the context; at its end every log is checked."""
 
     def __init__(
         self, tested: TestedCluster, installation: Installation, name: str, tally: Tally
@@ -75,7 +75,7 @@ class World:
         return found
 
     def tried(self, kind: str) -> tuple[int, Json]:
-        """What the API server makes of a writer's pod: status and answer; none is created."""
+        """The API server's answer to a writer's pod in a dry run."""
         pod = manifests.pod(
             "tried", kind, SERVICE_URL, f"persistent://{self.namespace}/default/tried"
         )
@@ -113,7 +113,7 @@ class World:
             each.check(stored[each.topic], self.tally)
 
     def story(self) -> str:
-        """What a person would look at."""
+        """Diagnostics for a failure."""
         asked = (
             ("get", "xt,pclaim,pods,pdb", "-o", "wide"),
             ("get", "events.events.k8s.io", "--sort-by=.metadata.creationTimestamp"),

@@ -1,4 +1,4 @@
-"""One topic and the pods that write to it: what the API says of them, and what the log shows."""
+"""One topic and its writer pods: their state in the API, and the log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 Found = TypeVar("Found")
 
 WAIT_SECONDS = 300.0
-"""How long anything is waited for: two cores may have other things to do."""
+"""Time limit of every wait, on a busy machine with two cores."""
 
 POLL_SECONDS = 0.2
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from onewriter_broker.log.store.api import Block, Marker, OwnedRecord, StoredBlock, Unit
-from onewriter_broker.log.store.blocks import decode_entry, pack_u32
+from onewriter_broker.log.store.blocks import decode_entry
 from onewriter_broker.log.store.compacted import CompactedBlock, decode_block, head_of
 from onewriter_broker.log.store.fake.commands import shown, stream_id
 from onewriter_broker.log.store.fake.keyspace import Fields, Hash, Keyspace, Stream
 from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.log.store.keys import MEMBERS
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.integers import pack_u32
 
 Item = TypeVar("Item")
 Key = TypeVar("Key")

@@ -167,7 +167,7 @@ FULL = ("-m", "full")
 NEWCOMER = (
     Tier(
         "check",
-        "format, lint, phrases of the style guide, types, layers between packages, the SDK's reference",
+        "format, lint, phrases of the style guide, types, layers between packages, the documentation site",
         (
             tool("ruff", "format", "--check", "."),
             tool("ruff", "check", "."),
@@ -175,6 +175,7 @@ NEWCOMER = (
             (sys.executable, "-m", "tests.prose"),
             tool("mypy", "--cache-dir", str(binaries.cache() / "mypy")),
             tool("pdoc", *REFERENCE, *REFERENCE_OPTIONS),
+            pytest("tests/test_site.py", "--timeout", "300"),
             # Compiles these tests once, where no cache has them: each worker of their tier would do it for itself.
             tool("pytest", "--collect-only", "-qq", "tests/integration"),
         ),

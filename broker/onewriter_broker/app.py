@@ -1,4 +1,4 @@
-"""The composition root of one broker process: its parts, its start and its stop."""
+"""The composition root of one broker process: its dependencies, its start and its stop."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Dependencies:
     """What a broker is composed of: its settings, its store, its anchor."""
 
     settings: Settings
@@ -78,7 +78,7 @@ class Parts:
     certificate: ServerCertificate | None = None
     """The certificate for TLS, which is served beside plain; None if only plain is served."""
     chores: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
-    """Tasks of the parts that run as long as the broker."""
+    """Tasks of the dependencies that run as long as the broker."""
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
     """Wraps the protocol of each client's socket, for tests that cut connections."""
 
@@ -92,42 +92,42 @@ class Broker:
 
     def __init__(
         self,
-        parts: Parts,
+        dependencies: Dependencies,
         *,
         now: Callable[[], float] = time.monotonic,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         nonce: str = "",
         randomness: random.Random | None = None,
     ) -> None:
-        self.settings = parts.settings
-        self.store = parts.store
+        self.settings = dependencies.settings
+        self.store = dependencies.store
         self.now = now
         self.wall_ms = wall_ms
-        self.incarnation = incarnation_of(parts.settings.name, nonce or uuid.uuid4().hex)
+        self.incarnation = incarnation_of(dependencies.settings.name, nonce or uuid.uuid4().hex)
         self.is_ready = asyncio.Event()
         self.losses: list[Loss] = []
-        self._parts = parts
+        self._dependencies = dependencies
         self._tasks: asyncio.TaskGroup
-        settings = parts.settings
+        settings = dependencies.settings
         host = settings.advertised_host or settings.host
         self.addresses = Addresses(
             f"pulsar://{host}:{settings.port}", f"http://{host}:{settings.http_port}"
         )
         self.appender = Appender(
-            parts.store,
+            dependencies.store,
             now=now,
             wall_ms=wall_ms,
             deposed=self._deposed,
             broken=self._met_broken_key,
         )
-        self.namespaces = Namespaces(parts.store, settings.allow_undeclared.split(","))
+        self.namespaces = Namespaces(dependencies.store, settings.allow_undeclared.split(","))
         self.registrations = Registrations(
-            parts.store, **({"draw": lambda: nonce} if nonce else {})
+            dependencies.store, **({"draw": lambda: nonce} if nonce else {})
         )
-        self.catalogs = Catalogs(parts.store, settings.buckets)
+        self.catalogs = Catalogs(dependencies.store, settings.buckets)
         self.loads = LeaderLoads(lambda: self.membership.observer.leads)
         self.membership = Membership(
-            parts.store,
+            dependencies.store,
             self.incarnation,
             self.addresses,
             clock=now,
@@ -160,19 +160,19 @@ class Broker:
             me=self.incarnation,
             addresses=self.addresses,
             buckets=settings.buckets,
-            anchor=parts.anchor,
-            store=parts.store,
+            anchor=dependencies.anchor,
+            store=dependencies.store,
             events=Several((self.topics, self.ownerships)),
-            single_node=parts.single_node,
+            single_node=dependencies.single_node,
             live_view=self.membership.view,
             heard_ms=self.membership.observer.heard_ms,
             wake=self.membership.changed,
             randomness=randomness,
         )
-        self.topics.promises = parts.promises
-        self.accounting = Accounting(parts.anchor, parts.store, self._lost)
-        dependencies = TopicDependencies(
-            store=parts.store,
+        self.topics.promises = dependencies.promises
+        self.accounting = Accounting(dependencies.anchor, dependencies.store, self._lost)
+        topic_dependencies = TopicDependencies(
+            store=dependencies.store,
             appender=self.appender,
             ownership=self.ownership,
             spawn=self.spawn,
@@ -185,12 +185,12 @@ class Broker:
             left=self.accounting.left,
             moved=self._moved,
             changed=self.watchers.changed,
-            audit_tail=AuditTail(parts.store, now),
+            audit_tail=AuditTail(dependencies.store, now),
             loads=self.loads,
         )
-        self.topics.serve_with(self.ownership, dependencies)
-        self.ownerships.serve_with(dependencies)
-        self.desired = Desired(parts.desired, self._apply, tenancy_of(settings))
+        self.topics.serve_with(self.ownership, topic_dependencies)
+        self.ownerships.serve_with(topic_dependencies)
+        self.desired = Desired(dependencies.desired, self._apply, tenancy_of(settings))
         self.loads.follow(self.desired.state.topics)
         self.topics.apply(self.desired.state)
         self.clients = Clients(
@@ -198,7 +198,7 @@ class Broker:
             topics=self.topics,
             ownerships=self.ownerships,
             appender=self.appender,
-            authenticator=parts.authenticator,
+            authenticator=dependencies.authenticator,
             addresses=self.addresses,
             incarnation=self.incarnation,
             authorization=Authorization(
@@ -211,15 +211,15 @@ class Broker:
             ),
             now=now,
             wall_ms=wall_ms,
-            store=parts.store,
+            store=dependencies.store,
             registrations=self.registrations,
             is_told=self.desired.is_known,
             quotas=self.quotas,
         )
         self.maintenance = Maintenance(self.topics, settings, wall_ms, self.appender)
         self.store_watch = StoreWatch(
-            parts.store,
-            parts.promises,
+            dependencies.store,
+            dependencies.promises,
             replicas=settings.redis_replicas,
             filled=self.clients.store_filled,
             promised=self.topics.store_promises,
@@ -239,18 +239,18 @@ class Broker:
             store=self.store_watch,
         )
         self.staging = Staging(
-            parts.store,
+            dependencies.store,
             self.topics.bucket_of,
             lambda: sorted(self.ownership.held()),
             wall_ms,
         )
         self.sizes = Sizes(self.topics, self._sizes_summed, self.staging.sizes)
-        self.metrics = Metrics(self.clients, now, parts.certificate, self.compactions)
+        self.metrics = Metrics(self.clients, now, dependencies.certificate, self.compactions)
         self.http = HttpServer(
             Site(
                 clients=self.clients,
                 incarnation=self.incarnation,
-                store=parts.store,
+                store=dependencies.store,
                 membership=self.membership,
                 namespaces=self.namespaces,
                 metrics=self.metrics,
@@ -259,11 +259,11 @@ class Broker:
                 desired=self.desired,
                 watchers=self.watchers,
                 seen=lambda: self.store_watch.seen,
-                certificate=parts.certificate,
+                certificate=dependencies.certificate,
                 compactions=self.compactions,
                 staging=self.staging,
                 publishing=AtomicPublishes(
-                    parts.store,
+                    dependencies.store,
                     self.appender,
                     self.staging,
                     is_full=lambda: self.clients.store_is_full,
@@ -300,11 +300,13 @@ class Broker:
                     self.spawn(self.store_watch.run()),
                     self.spawn(self.sizes.run()),
                     self.spawn(self.sizes.measure()),
-                    *(self.spawn(chore()) for chore in self._parts.chores),
+                    *(self.spawn(chore()) for chore in self._dependencies.chores),
                 ]
                 await self.http.start()
-                servers = [await listen(self.clients, self.spawn, through=self._parts.through)]
-                if (certificate := self._parts.certificate) is not None:
+                servers = [
+                    await listen(self.clients, self.spawn, through=self._dependencies.through)
+                ]
+                if (certificate := self._dependencies.certificate) is not None:
                     background.append(self.spawn(certificate.run()))
                     servers.append(await listen(self.clients, self.spawn, certificate))
                 self.is_ready.set()
@@ -325,7 +327,7 @@ class Broker:
                 raise
         finally:
             await self.store.close()
-            await self._parts.anchor.close()
+            await self._dependencies.anchor.close()
 
     async def _own_buckets(self) -> None:
         """Acquire buckets, once the broker can compute the registrations of all holders in them."""

@@ -22,7 +22,7 @@ import uvloop
 from onewriter_broker.anchor.api import Anchor
 from onewriter_broker.anchor.file import FileAnchor
 from onewriter_broker.anchor.kubernetes import KubernetesAnchor
-from onewriter_broker.app import Broker, Parts
+from onewriter_broker.app import Broker, Dependencies
 from onewriter_broker.auth.authentication import (
     AnonymousAuthenticator,
     Authenticator,
@@ -153,8 +153,8 @@ async def check_store(settings: Settings) -> frozenset[Durability]:
     return verdict.promises
 
 
-async def parts_of(settings: Settings, api: KubernetesApi | None) -> Parts:
-    """The parts of the broker. Raises ConfigurationError."""
+async def dependencies_of(settings: Settings, api: KubernetesApi | None) -> Dependencies:
+    """The dependencies of the broker. Raises ConfigurationError."""
     initial = read_initial(settings)
     certificate = certificate_of(settings)
     chores: list[Chore] = []
@@ -164,7 +164,7 @@ async def parts_of(settings: Settings, api: KubernetesApi | None) -> Parts:
     else:
         judge = authenticator(settings) or AnonymousAuthenticator()
     anchor = open_anchor(settings, api)
-    return Parts(
+    return Dependencies(
         settings=settings,
         promises=await check_store(settings),
         store=RedisLogStore(redis_settings(settings)),
@@ -181,7 +181,7 @@ async def serve(settings: Settings, heartbeat: int | None) -> None:
     """Run one broker until it is stopped."""
     api = api_of(settings, os.environ)
     try:
-        broker = Broker(await parts_of(settings, api))
+        broker = Broker(await dependencies_of(settings, api))
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""``python -m charts.generator``: write what follows from models into the chart."""
+"""``python -m charts.generator``: write the generated files of the chart."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHART = Path(__file__).resolve().parents[1] / "onewriter"
 
 
 def files() -> Mapping[Path, str]:
-    """Every file that is written, and what is in it."""
+    """Every generated file and its content."""
     return {
         CHART / "values.yaml": documents.values(),
         CHART / "values.schema.json": schema.text(),
@@ -30,7 +30,7 @@ def files() -> Mapping[Path, str]:
 
 
 def main() -> int:
-    """Write them."""
+    """Write the files."""
     for path, text in files().items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

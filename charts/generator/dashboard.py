@@ -17,7 +17,7 @@ _OPERATOR: Final = 'namespace="$namespace", container="operator"'
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One picture: what it shows, and in which unit."""
+    """One panel: its title, queries and unit."""
 
     title: str
     queries: tuple[tuple[str, str], ...]

@@ -1,4 +1,4 @@
-"""values.yaml and the README's table: the models' defaults with what each means."""
+"""values.yaml and the README's table: the models' defaults and descriptions."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ Set them below `brokers.settings`. Settings that other values determine cannot b
 
 
 def values() -> str:
-    """values.yaml."""
+    """The text of values.yaml."""
     return HEADER + "\n".join(_lines(Values(), 0)) + "\n"
 
 
 def readme() -> str:
-    """README.md of the chart."""
+    """The text of the chart's README.md."""
     rows = [_row(path, default, meaning) for path, default, meaning in _flat(Values(), "")]
     more = [
         _row(name, plain(field.default), _sentence(field)) for name, field in settings().items()
@@ -70,7 +70,7 @@ def readme() -> str:
 
 
 def plain(value: Any) -> Any:
-    """A default as YAML has it."""
+    """A default in YAML."""
     match value:
         case BaseModel():
             return {
@@ -106,7 +106,7 @@ def _lines(model: BaseModel, depth: int) -> Iterator[str]:
 
 
 def _ordered(model: BaseModel) -> list[tuple[str, FieldInfo]]:
-    """A section's own fields first, then those that all pods have."""
+    """A section's own fields, then the fields of all pods."""
     fields = type(model).model_fields
     shared = PodOptions.model_fields if isinstance(model, PodOptions) else {}
     return sorted(fields.items(), key=lambda each: each[0] in shared)
@@ -146,7 +146,7 @@ def _flat(model: BaseModel, prefix: str) -> Iterator[tuple[str, Any, str]]:
 
 
 def _is_repeated(path: str) -> bool:
-    """Options of all pods are listed once, for the brokers."""
+    """Whether to omit a field: the options of all pods are listed once, for the brokers."""
     section, _, rest = path.partition(".")
     name = re.sub("(?=[A-Z])", "_", rest.partition(".")[0]).lower()
     return section in {"valkey", "operator"} and name in PodOptions.model_fields
@@ -165,7 +165,7 @@ def _sentence(field: FieldInfo) -> str:
 
 
 def crd_template(definition: Mapping[str, Any]) -> str:
-    """A definition as a template that can be left out, and kept."""
+    """A CRD as a template, with values to omit it and to keep it at an uninstall."""
     text = yaml.safe_dump(dict(definition), sort_keys=False, width=100, allow_unicode=True)
     name = definition["metadata"]["name"]
     wanted = f"metadata:\n  name: {name}\n"

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 def schema() -> Json:
-    """The schema of the values; what is not named is refused."""
+    """The schema of the values; it refuses unknown names."""
     whole = Values.model_json_schema(by_alias=True)
     definitions = whole.pop("$defs")
     found = _plain(whole, definitions)
@@ -28,12 +28,12 @@ def schema() -> Json:
 
 
 def text() -> str:
-    """The file."""
+    """The text of the file."""
     return json.dumps(schema(), indent=2) + "\n"
 
 
 def settings() -> dict[str, Any]:
-    """The brokers' settings that may be set, by the names they have in YAML."""
+    """The brokers' settings that values may set, by their names in YAML."""
     fields = Settings.model_fields
     return {
         to_camel(name): field
@@ -51,7 +51,7 @@ def _settings() -> Json:
 
 
 def _plain(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Json:
-    """A schema with its references put in place, without titles."""
+    """A schema with inlined references, without titles."""
     found: Json = {}
     for key, value in node.items():
         if key == "$ref":
@@ -70,5 +70,5 @@ def _plain(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Json:
 
 
 def is_part(annotation: Any) -> bool:
-    """Whether a field's type is a model of ours: a section of the values."""
+    """Whether a field's type is one of the models, that is, a section of the values."""
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)

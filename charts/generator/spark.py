@@ -1,4 +1,4 @@
-"""Values of the pipeline: its jobs on Spark, and who runs them."""
+"""Values of the pipeline: its Spark jobs and their runner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def _texts(value: Any) -> Any:
-    """Settings of Spark are texts: true and 2 as YAML has them become that."""
+    """A Spark setting is text: converts true and 2 of YAML."""
     if not isinstance(value, dict):
         return value
     return {

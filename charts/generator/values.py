@@ -1,4 +1,4 @@
-"""The chart's values. What they share with the operator's configuration are its very models."""
+"""The chart's values. Parts that are also in the operator's configuration use the same models."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How commands reach a broker: HTTP with a time-out, redirects followed, answers as errors.
+"""HTTP requests of commands to a broker: with a time-out, with redirects, errors as exceptions.
 
-Blocking on purpose: a command asks, prints and ends.
+The calls block: a command sends a request, prints the answer and ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onewriter_core.errors import ConfigurationError, Refused, ServerError, Unav
 from onewriter_core.ids import InvalidTopicName, TopicName
 
 TIMEOUT_SECONDS: Final = 40.0
-"""A little more than a broker takes for any request."""
+"""Slightly longer than a broker takes for any request."""
 
 REDIRECTS_MAX: Final = 5
 
@@ -28,10 +28,10 @@ _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 class Broker:
-    """One broker's HTTP interface, and through redirects every broker's.
+    """The HTTP interface of one broker. Redirects lead to the other brokers.
 
-    ``route`` says how to reach an address that a broker names, where that is not as it stands.
-    ``ca_file`` has the authorities that count for HTTPS; none: the system's.
+    ``route`` maps an address that a broker advertises to the address to connect to. ``ca_file`` contains the
+    certificate authorities for HTTPS; None: those of the system.
     """
 
     def __init__(
@@ -50,15 +50,15 @@ class Broker:
         self._ca_file = ca_file
 
     def get(self, path: str, **query: str | int | None) -> dict[str, Any]:
-        """Ask; raises Refused, Unavailable or Undecided with what the broker said."""
+        """Send a GET. Raises Refused, Unavailable or Undecided with the broker's message."""
         return self._ask("GET", path + _query(query), None)
 
     def delete(self, path: str, **query: str | int | None) -> dict[str, Any]:
-        """Have something forgotten; raises as ``get`` does."""
+        """Send a DELETE. Raises the same as ``get``."""
         return self._ask("DELETE", path + _query(query), None)
 
     def post(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-        """Tell; raises as ``get`` does."""
+        """Send a POST. Raises the same as ``get``."""
         return self._ask("POST", path, json.dumps(body).encode())
 
     def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Broker:
     def _opener(self, url: str) -> urllib.request.OpenerDirector:
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         parts = urlsplit(url)
-        if parts.hostname in _LOOPBACK:  # a proxy is no way to a server on this machine
+        if parts.hostname in _LOOPBACK:  # no proxy can reach a server on this machine
             handlers.append(urllib.request.ProxyHandler({}))
         if parts.scheme == "https" and self._ca_file is not None:
             try:
@@ -111,13 +111,13 @@ class Broker:
 
 
 def _query(given: Mapping[str, str | int | None]) -> str:
-    """What stands behind a path; None is left out, an empty text is not."""
+    """The query after the path. It omits fields that are None, not empty texts."""
     named = {name: str(value) for name, value in given.items() if value is not None}
     return f"?{urlencode(named)}" if named else ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Redirects are followed above, because a body goes along."""
+    """Do not follow redirects: the caller does, because a redirected request keeps its body."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
         return None
@@ -152,7 +152,7 @@ def _judged(status: int, text: str) -> dict[str, Any]:
 
 
 def topic_path(text: str) -> str:
-    """The path of a topic by any name a person writes; raises ConfigurationError."""
+    """The path of a topic. Accepts a short or a full name. Raises ConfigurationError."""
     try:
         name = TopicName.parse(text).base
     except InvalidTopicName as error:

@@ -1,16 +1,16 @@
-"""The one ``onewriter`` command: finds its verbs and dispatches to them.
+"""The ``onewriter`` command: it finds its verbs and runs them.
 
-Each part of onewriter adds verbs through the entry-point group ``onewriter.commands``, name to
-``module:click_command``; so no part imports its sibling, and a verb's module is imported only when
-it is used or when help lists what it does. Verbs themselves do not live here.
+Each part of onewriter registers its verbs in the entry-point group ``onewriter.commands``, from name to
+``module:click_command``. So no part imports another, and the module of a verb is imported only if the verb is used
+or listed by the help. The verbs are defined elsewhere.
 
 Exit codes, for every verb:
 
 ====  ==========================================================================================
 0     done
-1     a definite no: what was asked was refused, or what was checked does not hold
-2     settings, manifests or the command line are wrong
-3     not known: nobody could be reached, or it may or may not have happened; asking again is safe
+1     a definite no: the request was rejected, or the check failed
+2     settings, manifests or the command line are invalid
+3     unknown: no broker was reachable, or the request may or may not have succeeded; retrying is safe
 ====  ==========================================================================================
 """
 
@@ -42,11 +42,11 @@ _EXTRAS: Final = {
     "onewriter_operator": "operator",
     "onewriter_pipeline": "spark",
 }
-"""Package to the extra that installs what it needs."""
+"""From a package to the extra that installs its dependencies."""
 
 
 class VerbUnavailable(click.ClickException):
-    """A verb whose module cannot be imported as things are installed."""
+    """The module of a verb cannot be imported in this installation."""
 
     exit_code = EXIT_USAGE
 
@@ -59,18 +59,18 @@ class VerbGroup(click.Group):
     """A group whose commands are entry points, imported one by one when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All verbs that are installed, by name."""
+        """All installed verbs by name."""
         del ctx
         return sorted(_entry_points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The verb of that name, None when there is none; raises VerbUnavailable."""
+        """The verb of that name, None if there is none. Raises VerbUnavailable."""
         del ctx
         entry_point = _entry_points().get(cmd_name)
         return None if entry_point is None else _load(entry_point)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List every verb with its first line, or with what it lacks."""
+        """List each verb with its summary, or with the extra that it needs."""
         rows = [(name, self._short_help(ctx, name)) for name in self.list_commands(ctx)]
         if rows:
             with formatter.section("Commands"):
@@ -79,7 +79,7 @@ class VerbGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, but an unknown verb is answered with the likeliest ones."""
+        """As in click, but an unknown verb gets suggestions."""
         name = args[0]
         if not name.startswith("-") and name not in self.list_commands(ctx):
             near = difflib.get_close_matches(name, self.list_commands(ctx), n=3)
@@ -124,7 +124,7 @@ def _load(entry_point: metadata.EntryPoint) -> click.Command:
 
 
 def output_option(*formats: str) -> Callable[[Decorated], Decorated]:
-    """``--output``: in which of these forms the answer comes; the first one is for people."""
+    """The option ``--output`` with these formats. The first format is for people and the default."""
     return click.option(
         "-o",
         "--output",
@@ -164,15 +164,15 @@ def onewriter() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run one verb and exit; without ``arguments`` those of the process count."""
+    """Run one verb and exit. ``arguments`` None: those of the process."""
     run(onewriter, "onewriter", arguments)
 
 
 def run(command: click.Command, name: str, arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command under the name that people call it by, and exit.
+    """Run a command under its name and exit.
 
-    An OnewriterError ends in one line on the error stream (a ConfigurationError in one per mistake)
-    and its exit code; anything else that is raised is a defect and shows its traceback.
+    An OnewriterError prints one line on the error stream (a ConfigurationError prints one per mistake) and sets
+    the exit code. Any other exception is a defect and prints its traceback.
     """
     try:
         command.main(args=None if arguments is None else list(arguments), prog_name=name)

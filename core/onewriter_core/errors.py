@@ -1,19 +1,19 @@
-"""Every error that onewriter raises on purpose, and the code each has on Pulsar's wire.
+"""The errors that onewriter raises on purpose, and their codes in Pulsar's protocol.
 
 ::
 
     OnewriterError
-    ├── Refused              definite: what was asked did not happen; carries a ServerError
-    │   └── Fenced           the writer lost its turn; retrying cannot help
-    ├── Unavailable          not now; ask again (a lookup first)
-    │   └── BrokenKey        a key of the store holds what no broker wrote: a person must repair it
-    ├── Undecided            it may or may not have happened; retry idempotently, never say Fenced
-    ├── MalformedBlock       the store holds what no version of the log format explains (broker)
-    ├── ProtocolError        the peer broke the protocol; its connection is closed
-    └── ConfigurationError   settings or manifests; names the file and the field
+    ├── Refused              definite: the request did not succeed; carries a ServerError
+    │   └── Fenced           a newer writer was granted the topic; retrying cannot help
+    ├── Unavailable          not now; look the topic up and retry
+    │   └── BrokenKey        no broker wrote this content of the store: a person must repair it
+    ├── Undecided            the request may or may not have succeeded; retry idempotently
+    ├── MalformedBlock       a stored block is invalid in every version of the log format (broker)
+    ├── ProtocolError        the peer violated the protocol; its connection is closed
+    └── ConfigurationError   invalid settings or manifests; names the file and the field
 
-"Fenced" means *definitely not appended* (promise 2 of docs/concepts.md). Whatever is not definite
-is Undecided.
+"Fenced" means *definitely not appended* (docs/concepts.md). An error that is not definite is Undecided, never
+Fenced.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import enum
 
 
 class ServerError(enum.IntEnum):
-    """Pulsar's error codes, as CommandError and its siblings carry them."""
+    """Pulsar's error codes, as in CommandError and similar commands."""
 
     UNKNOWN_ERROR = 0
     METADATA_ERROR = 1
@@ -53,14 +53,13 @@ class ServerError(enum.IntEnum):
 
 
 class OnewriterError(Exception):
-    """The root of the tree."""
+    """The base class of all errors."""
 
 
 class Refused(OnewriterError):
-    """A definite no.
+    """The request was rejected: it definitely did not succeed.
 
-    ``message`` must not contain the name of another error: the Go client recognises errors by
-    substring.
+    ``message`` must not contain the name of another error: the Go client recognizes errors by substring.
     """
 
     def __init__(self, code: ServerError, message: str) -> None:
@@ -70,9 +69,9 @@ class Refused(OnewriterError):
 
 
 class Fenced(Refused):
-    """A newer epoch was granted; nothing of this writer is appended any more.
+    """A newer epoch was granted. No further write of this writer is appended.
 
-    ``epoch`` is the writer's own, ``current_epoch`` the newer one, each None where it is not known.
+    ``epoch`` is the epoch of the writer, ``current_epoch`` the newer one. Each is None if unknown.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Fenced(Refused):
 
 
 class Unavailable(OnewriterError):
-    """The broker cannot serve this now: look the topic up and ask again."""
+    """The broker cannot serve the request now: look the topic up and retry."""
 
     code = ServerError.SERVICE_NOT_READY
 
@@ -94,8 +93,8 @@ class Undecided(OnewriterError):
 
 
 class ProtocolError(OnewriterError):
-    """The peer sent what the protocol does not allow; its connection cannot go on."""
+    """The peer violated the protocol. Its connection must be closed."""
 
 
 class ConfigurationError(OnewriterError):
-    """Settings or manifests are wrong; the message names where and what to write instead."""
+    """Settings or manifests are invalid. The message names the place and a valid value."""

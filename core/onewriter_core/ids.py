@@ -1,11 +1,11 @@
 """Small value types that name things: topics, positions, identities.
 
-Two numbers are never mixed up (docs/concepts.md):
+Two numbers are always kept apart (docs/concepts.md):
 
-* a **ledger** is the storage fence; it rises at every change of hands and is Pulsar's ``ledgerId``;
-* a **topic epoch** is PIP-68's number; it rises only when a new exclusive producer takes over.
+* a **ledger** is the storage fence. It rises at every transition and is Pulsar's ``ledgerId``.
+* a **topic epoch** is PIP-68's number. It rises only if a new exclusive producer is granted the topic.
 
-Both stay below 2**53, because Lua and JavaScript keep numbers as doubles.
+Both stay below 2**53, because Lua and JavaScript represent numbers as doubles.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 NUMBER_MAX = 2**53 - 1
-"""The highest ledger, topic epoch or entry id ever used."""
+"""The highest possible ledger, topic epoch or entry id."""
 
 TOPIC_NAME_LENGTH_MAX = 512
-"""Bytes of a topic's full name, without the suffix of a partition; longer ones are refused."""
+"""The maximum length in bytes of a topic's full name, without the suffix of a partition."""
 
 PARTITION_SUFFIX = "-partition-"
 _PARTITION = re.compile(r"(?P<base>.+)-partition-(?P<index>0|[1-9][0-9]{0,4})")
@@ -36,20 +36,20 @@ _NUMBER_DIGITS_MAX = 20
 
 
 def is_printable(text: str) -> bool:
-    """Whether a name has no control characters: none that a terminal obeys or that turns text around.
+    """Whether a name has no control characters, also none that reverse the direction of text.
 
-    Names that are new must be printable. Older ones may be stored that are not.
+    New names must be printable. Stored names of earlier versions may not be.
     """
     return _UNPRINTABLE.search(text) is None
 
 
 def escaped(text: str, *, backslash: str = "\\") -> str:
-    """A name for a terminal or a log: a control character as its number, after a ``backslash``."""
+    """The name for a terminal or a log, with control characters as escape sequences."""
     return _UNPRINTABLE.sub(lambda found: f"{backslash}u{ord(found[0]):04x}", text)
 
 
 def whole_number(text: str, most: int = NUMBER_MAX) -> int | None:
-    """The number that a peer writes in ASCII digits, 0 to ``most``; None for any other text."""
+    """The number in ASCII digits, from 0 to ``most``; None for any other text."""
     if not (text.isascii() and text.isdecimal()) or len(text) > _NUMBER_DIGITS_MAX:
         return None
     number = int(text)
@@ -57,14 +57,14 @@ def whole_number(text: str, most: int = NUMBER_MAX) -> int | None:
 
 
 class InvalidTopicName(ValueError):
-    """A topic name that Pulsar's naming rules do not allow."""
+    """The topic name violates Pulsar's naming rules."""
 
 
 class Position(NamedTuple):
-    """Where an entry stands in a topic's log; positions order lexicographically.
+    """The place of an entry in a topic's log. Positions are ordered lexicographically.
 
-    ``ledger`` is Pulsar's ledgerId. ``entry`` counts inside it from 1; entry 0 is the ledger's
-    marker and is never delivered.
+    ``ledger`` is Pulsar's ledgerId. ``entry`` counts from 1 in each ledger. Entry 0 is the ledger's marker and is
+    never delivered.
     """
 
     ledger: int
@@ -75,7 +75,7 @@ class Position(NamedTuple):
 
     @property
     def previous(self) -> Position:
-        """The highest position that is certainly in front of this one."""
+        """The highest position that is certainly less than this one."""
         if self.entry > 0:
             return Position(self.ledger, self.entry - 1)
         return Position(max(self.ledger - 1, 0), NUMBER_MAX)
@@ -93,7 +93,7 @@ EARLIEST = Position(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TopicName:
-    """A full topic name, ``persistent://tenant/namespace/local``, perhaps one partition of it."""
+    """A full topic name, ``persistent://tenant/namespace/local``, or the name of one partition."""
 
     tenant: str
     namespace: str
@@ -105,8 +105,8 @@ class TopicName:
     def parse(cls, text: str, *, is_stored: bool = False) -> TopicName:
         """Read a full name, ``tenant/namespace/topic`` or a short ``topic`` of public/default.
 
-        Raises InvalidTopicName. A ``-partition-N`` suffix is recognised as Pulsar does.
-        ``is_stored``: take a name that is too long, as earlier versions stored some.
+        Raises InvalidTopicName. A ``-partition-N`` suffix is parsed as in Pulsar.
+        ``is_stored``: accept a name that is too long, because earlier versions stored some.
         """
         domain, separator, rest = text.partition("://")
         if not separator:
@@ -136,7 +136,7 @@ class TopicName:
     def parse_stored(cls, text: str) -> TopicName:
         """Read the full name under which a topic is stored.
 
-        Earlier versions stored names that are too long, and names that end like a partition's.
+        Earlier versions stored names that are too long, and names with the suffix of a partition.
         Raises InvalidTopicName.
         """
         name = cls.parse(text, is_stored=True)
@@ -150,12 +150,12 @@ class TopicName:
 
     @property
     def base(self) -> TopicName:
-        """The topic whose partition this is; itself when it is none."""
+        """The topic of this partition; the name itself if it is not a partition."""
         return self if self.partition is None else replace(self, partition=None)
 
     @property
     def local_name(self) -> str:
-        """What stands behind the namespace: the local name and, of a partition, its suffix."""
+        """The name after the namespace: the local name and the suffix of a partition."""
         suffix = "" if self.partition is None else f"{PARTITION_SUFFIX}{self.partition}"
         return self.local + suffix
 
@@ -178,9 +178,9 @@ _HASH_TAG = re.compile(r"\{([^}]+)\}")
 def bucket_of(topic: TopicName, buckets: int) -> int:
     """The bucket that a topic hashes into: the unit of broker ownership and Redis' hash tag.
 
-    All partitions of a topic share its base name's bucket, so that one script can fence them. A part
-    of the local name in braces stands for the whole of it: ``{orders}-audit`` lies with ``orders``,
-    so that one script can write to one under the guard of the other.
+    All partitions of a topic are in the bucket of its base name, so that one script can fence them. If a part of
+    the local name is in braces, only this part is hashed: ``{orders}-audit`` is in the bucket of ``orders``, so that
+    one script can write to one topic under the guard of the other.
     """
     base = topic.base
     if "{" in base.local and (tag := _HASH_TAG.search(base.local)):
@@ -189,17 +189,17 @@ def bucket_of(topic: TopicName, buckets: int) -> int:
 
 
 def bucket_without_tags(topic: TopicName, buckets: int) -> int:
-    """The bucket of a topic's plain name: where versions that knew no hash tags kept it."""
+    """The bucket of a topic's plain name, as in versions without hash tags."""
     return zlib.crc32(str(topic.base).encode()) % buckets
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a client proved to be.
+    """The authenticated identity of a client.
 
-    ``subject`` is a token's subject, empty when nobody authenticated it. ``pod_uid`` is the
-    Kubernetes pod that the token is bound to, empty outside Kubernetes. ``pod`` and ``node`` say
-    what that pod is called and where it runs: for people, no part of the identity.
+    ``subject`` is the subject of a token, empty if the client is anonymous. ``pod_uid`` is the Kubernetes pod that
+    the token is bound to, empty outside Kubernetes. ``pod`` and ``node`` are the pod's name and node: they inform
+    people and are not part of the identity.
     """
 
     subject: str = ""

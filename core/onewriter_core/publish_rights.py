@@ -1,16 +1,16 @@
 """The right to publish under an epoch: the holder's registration, and capabilities made from it.
 
-An epoch is public: topic status, messages and audit records name it. So naming the epoch proves
-nothing. Whoever publishes under an epoch over HTTP shows one of two secrets:
+An epoch is public: topic status, messages and audit records contain it. So an epoch proves nothing. A client that
+publishes under an epoch over HTTP presents one of two secrets:
 
-* The **registration**, which the broker returns to the holder together with its grant. It is a MAC
-  over topic, epoch and holder, under a key that all brokers of an installation read from the store.
-  No broker has to remember it: it survives a resume and a move of the topic to another broker, and
-  it is worth nothing once the epoch has ended. It counts only for the identity that was granted.
-* A **capability**, which the holder makes from its registration and passes on. It is limited to one
-  app, expires, and ends with the epoch at the latest. Its bearer may have any identity.
+* The **registration**, which the broker returns to the holder together with its grant. It is a MAC of topic, epoch
+  and holder, under a key that all brokers of an installation read from the store. No broker stores the registration:
+  it survives a resume and a move of the topic to another broker, and is invalid after the end of the epoch. It is
+  valid only for the identity that was granted the epoch.
+* A **capability**, which the holder makes from its registration and passes on. It is limited to one app, expires,
+  and ends with the epoch at the latest. Its bearer may have any identity.
 
-Both sides compute here: the broker and the SDK. Nothing here reads a clock or draws a number.
+Both the broker and the SDK use this module. It reads no clock and draws no random number.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Final, NamedTuple
 from onewriter_core.ids import Identity, TopicName
 
 REGISTRATION_HEADER: Final = "Onewriter-Registration"
-"""HTTP header: the holder's registration, in hexadecimal digits."""
+"""HTTP header: the holder's registration in hexadecimal digits."""
 
 CAPABILITY_HEADER: Final = "Onewriter-Capability"
 """HTTP header: a capability that the holder passed on, ``<app>.<expires>.<signature>``."""
 
 APP_LENGTH_MAX: Final = 200
-"""Characters of an app, the name under which batches are published."""
+"""The maximum length of an app, the name under which batches are published."""
 
 KEY_BYTES: Final = 32
 """Bytes of the installation's key."""
@@ -39,7 +39,7 @@ _CAPABILITY: Final = re.compile(rf"({_APP.pattern})\.([0-9]{{1,12}})\.([0-9a-f]{
 
 
 class Capability(NamedTuple):
-    """A capability as its bearer shows it. ``expires`` is in Unix seconds."""
+    """A capability as its bearer presents it. ``expires`` is in Unix seconds."""
 
     app: str
     expires: int
@@ -72,7 +72,7 @@ def capability_of(registration: str, app: str, expires: int) -> str:
 
 
 def parse_capability(text: str) -> Capability | None:
-    """What a capability says, unverified; None for a text that is none."""
+    """Parse a capability without verifying it; None for any other text."""
     found = _CAPABILITY.fullmatch(text)
     return None if found is None else Capability(found[1], int(found[2]), found[3])
 
@@ -95,7 +95,7 @@ def _capability_signature(registration: str, app: str, expires: int) -> str:
 
 
 def _signature(key: bytes, *words: str) -> str:
-    """HMAC-SHA256 over words. Each has its length in front, so that no two lists look alike."""
+    """HMAC-SHA256 of words. Each word is preceded by its length, so that two lists never have the same bytes."""
     mac = hmac.new(key, digestmod=hashlib.sha256)
     for word in words:
         encoded = word.encode("utf-8", "surrogatepass")

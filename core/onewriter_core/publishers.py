@@ -1,4 +1,4 @@
-"""Who published: how the blocks of an atomic publish name it, and what its audit record is called.
+"""The publisher of an atomic publish: its name in the blocks, and its audit record.
 
 Broker, ``onewriter verify`` and the pipeline's audit compare both (docs/log-format.md).
 """
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from onewriter_core.ids import Identity
 
 PUBLISHER: Final = "publisher"
-"""The kind of the audit record that names who publishes under an epoch and an app."""
+"""The kind of the audit record that names the publisher of an epoch and an app."""
 
 HELD: Final = "held"
 """Field ``right`` of that record: the holder of the epoch publishes itself."""
@@ -20,11 +20,11 @@ CAPABILITY: Final = "capability"
 """Field ``right`` of that record: the publisher bears a capability that the holder passed on."""
 
 EVERY_POD: Final = "*"
-"""Field ``podUID`` of that record: it stands for all pods of its subject. No pod has this uid."""
+"""Field ``podUID`` of that record: all pods of its subject. No pod has this uid."""
 
 
 class Publisher(NamedTuple):
-    """Who published: a token's subject, and the pod that the token is bound to. Both may be empty."""
+    """The subject of a token, and the pod that the token is bound to. Both may be empty."""
 
     subject: str = ""
     pod_uid: str = ""
@@ -34,19 +34,19 @@ class Publisher(NamedTuple):
 
 
 def publisher_of(identity: Identity) -> Publisher:
-    """An identity as a publisher; empty where no token authenticated it."""
+    """An identity as a publisher; empty if no token authenticated it."""
     return Publisher() if identity.is_anonymous else Publisher(identity.subject, identity.pod_uid)
 
 
 def encode_publisher(publisher: Publisher) -> str:
-    """A publisher as the field ``by`` of blocks has it; empty: it proved no identity."""
+    """A publisher as in the field ``by`` of blocks; empty: it is anonymous."""
     told = {"subject": publisher.subject, "podUID": publisher.pod_uid}
     told = {name: value for name, value in told.items() if value}
     return json.dumps(told, separators=(",", ":")) if told else ""
 
 
 def decode_publisher(text: str) -> Publisher | None:
-    """What the field ``by`` of a block says; None for a text that no broker writes."""
+    """Parse the field ``by`` of a block; None for a text that no broker writes."""
     if not text:
         return Publisher()
     try:

@@ -1,7 +1,7 @@
-"""The fixture ``onewriter_broker``: pytest finds it wherever this package is installed.
+"""The fixture ``onewriter_broker``: pytest finds it if this package is installed.
 
-Nothing is imported for tests that do not ask for it by name, which is why it stands here and not in
-the client: pytest loads this module in every run. What the fixture gives, ``onewriter.testing`` says.
+pytest loads this module in every run, so the module imports the client only for tests that use the fixture.
+``onewriter.testing`` documents the fixture.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ ENTRY_POINT_NAME = "in_process"
 
 @pytest.fixture
 def onewriter_manifests() -> str:
-    """YAML of the topics and claims that ``onewriter_broker`` begins with: override it; none."""
+    """YAML of the topics and claims that ``onewriter_broker`` starts with. Override it; empty by default."""
     return ""
 
 
 @pytest.fixture
 def onewriter_broker(onewriter_manifests: str) -> Iterator[Any]:
-    """A real broker in this process, anew for each test: an onewriter.testing.InProcessBroker."""
+    """A real broker in this process, a new one for each test: an onewriter.testing.InProcessBroker."""
     found = tuple(metadata.entry_points(group=ENTRY_POINT_GROUP, name=ENTRY_POINT_NAME))
     if not found:
         pytest.fail("onewriter_broker needs the broker: pip install 'onewriter[broker]'")

@@ -1,10 +1,10 @@
-"""What the brokers' own user of the store may do: the rules of its ACL.
+"""The ACL rules of the brokers' user of the store.
 
-Known to the broker, which checks that a server gives it no more, and to whoever sets servers up.
-The rules name the commands that a broker sends, itself or in its scripts, and no others.
+The broker checks that the server grants it no other rights. Code that sets up servers uses the same rules. They name
+only the commands that a broker sends, by itself or in its scripts.
 
-What the password still allows is said in docs/operations.md ("What the store's password allows"). An
-ACL cannot express less: it names commands and subcommands, not their parameters.
+docs/operations.md ("What the store's password allows") lists what a client with this password can do. An ACL cannot
+express less: it names commands and subcommands, not their parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _COMMANDS: Final = (
     "hmget",
     "hset",
     "hdel",
-    # by the broker itself, beside those above
+    # by the broker itself, in addition to those above
     "hgetall",
     "info",
     "eval",  # the check at the start, whether scripts can read the dataset's id
@@ -35,7 +35,7 @@ _COMMANDS: Final = (
     "wait",
     "config|get",  # appendfsync and min-replicas-to-write, which INFO does not show
     "client|id",
-    "client|kill",  # its own former connection, so that nothing sent there is executed late
+    "client|kill",  # its own former connection, so that no command sent there is executed late
 )
 
 
@@ -43,8 +43,8 @@ def broker_acl_rules() -> str:
     """The rules of ``ACL SETUSER`` for a broker; add ``on`` and a password.
 
     No key outside ``ow:*``, no channel, and no command that replaces a key, lowers a stream's last id
-    or changes the server. A user with these rules can still remove entries (XTRIM, XDEL), fields
-    (HDEL), and raise a stream's last id so far that it takes nothing more (XADD).
+    or changes the server. A user with these rules can still remove entries (XTRIM, XDEL) and fields (HDEL), and
+    raise a stream's last id until the stream accepts no entry (XADD).
     """
     rules = ["resetkeys", "resetchannels", "~ow:*", "-@all", *(f"+{name}" for name in _COMMANDS)]
     return " ".join(rules)

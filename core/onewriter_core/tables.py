@@ -1,6 +1,6 @@
-"""What commands print for people: tables of any rows, and the brokers' answers as such tables.
+"""The tables that commands print for people, also for the brokers' answers.
 
-Pure printing; what is shown is the broker's word.
+This module only prints. The broker decides what is shown.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Row = TypeVar("Row", bound=Mapping[str, Any])
 
 DEFAULT_PREFIX = "persistent://public/default/"
 WIDTH_MIN = 110
-"""Columns printed to when the terminal is narrower."""
+"""The minimum width in columns, also on a narrower terminal."""
 
 WIDTH_MAX = 10_000
-"""Columns where there is no terminal: nothing is broken into lines."""
+"""The width in columns without a terminal: no line is wrapped."""
 
 
 _WHOLE = frozenset({"AT", "KIND", "CAUSE", "EPOCH", "STATE", "LEDGER"})
-"""Columns that are never broken into lines."""
+"""Columns that are never wrapped."""
 
 
 def as_json(answer: object) -> None:
-    """For scripts."""
+    """Print JSON, for scripts."""
     click.echo(json.dumps(answer, indent=2))
 
 
 def short(name: str) -> str:
-    """A topic as a person would type it."""
+    """The short name of a topic."""
     return name.removeprefix(DEFAULT_PREFIX).removeprefix("persistent://")
 
 
@@ -64,7 +64,7 @@ def topics(rows: Sequence[Json]) -> None:
 
 
 def status(answer: Json) -> None:
-    """Everything about one topic."""
+    """The whole status of one topic."""
     facts: list[tuple[str, object]] = [
         ("topic", answer["name"]),
         ("epoch", answer["epoch"]),
@@ -96,7 +96,7 @@ def status(answer: Json) -> None:
 
 
 def properties(facts: Iterable[tuple[str, object]]) -> None:
-    """One line each, name and value."""
+    """One line for each name and value."""
     for name, value in facts:
         click.echo(f"{name + ':':<14}{text(value)}")
 
@@ -225,7 +225,7 @@ def history(answer: Json) -> None:
 
 
 def ownerships(rows: Sequence[Json]) -> None:
-    """One line per resource that is, or was, owned."""
+    """One line per resource that has or had an owner."""
     if not rows:
         click.echo("no ownerships")
         return
@@ -252,19 +252,19 @@ def _owned(row: Json) -> str:
 
 
 def section(title: str, rows: Sequence[Row], show: Callable[[Sequence[Row]], None]) -> None:
-    """A titled part; nothing where there are no rows."""
+    """A table with a title. Prints nothing without rows."""
     if rows:
         click.echo(f"\n{title}:")
         show(rows)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Rows under their columns' names; what is missing is a dash."""
+    """Rows under the names of their columns, with a dash for each missing value."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         shown.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for row in rows:
-        # Names come from clients: no markup of theirs is obeyed.
+        # Names come from clients: their markup is printed as text.
         shown.add_row(*(escape(text(value)) for value in row))
     console = Console()
     if not console.is_terminal:
@@ -275,7 +275,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def text(value: object) -> str:
-    """A value as people may be shown it: printable, and a dash where there is none."""
+    """A value as printable text, with a dash for a missing one."""
     if value is None or value == "":
         return "-"
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(value))

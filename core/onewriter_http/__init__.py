@@ -1,4 +1,4 @@
-"""HTTP servers that survive hostile input: shared by broker, sidecar, operator and webhook.
+"""HTTP servers that withstand hostile input, for broker, sidecar, operator and webhook.
 
-It is the only package besides those parts that imports aiohttp; the core stays free of it.
+The core itself does not import aiohttp.
 """

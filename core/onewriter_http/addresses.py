@@ -1,4 +1,4 @@
-"""Which addresses count as one client."""
+"""The addresses that belong to one client."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import ipaddress
 from typing import Final
 
 _PREFIX: Final = 64
-"""One host may have all addresses of such an IPv6 network."""
+"""One host may use all addresses of an IPv6 network with this prefix."""
 
 
 def address_of(peer: object) -> str:
-    """An IPv4 address, an IPv6 /64 network, or nothing for all of a unix socket.
+    """An IPv4 address, an IPv6 /64 network, or the empty text for all peers of a unix socket.
 
-    ``peer`` is what a socket says of its other end.
+    ``peer`` is the peer address of a socket.
     """
     return network_of(str(peer[0])) if isinstance(peer, tuple) and peer else ""
 
 
 def network_of(host: str) -> str:
-    """The same of a host's address; of anything else that text."""
+    """The same for the address of a host; any other text is returned unchanged."""
     if ":" not in host:
         return host
     try:

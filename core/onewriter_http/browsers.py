@@ -1,8 +1,7 @@
-"""Refuses requests that a web page makes a browser send: foreign origins, and DNS rebinding.
+"""Reject requests that a web page makes a browser send: foreign origins, and DNS rebinding.
 
-A page of another site names itself in ``Origin`` or ``Sec-Fetch-Site``. A page whose own name was
-rebound to this machine looks like the same origin; its ``Host`` is still the page's name, and no
-name that this server has.
+The browser names the page of another site in ``Origin`` or ``Sec-Fetch-Site``. A page whose own name was rebound to
+this machine has the same origin, but its ``Host`` is not a name of this server.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a listen address is reached from this machine alone."""
+    """Whether only this machine can reach a listen address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -30,10 +29,10 @@ def is_loopback(host: str) -> bool:
 
 
 class Browsers:
-    """Judges the headers of requests that arrive at one server.
+    """Checks the headers of the requests to one server.
 
-    ``names``: its host names. ``checks_host``: it listens on loopback, so that no other name leads
-    here. ``allows_same_origin``: its own pages may use it.
+    ``names`` are its host names. ``checks_host``: the server listens on loopback, so no other name is valid.
+    ``allows_same_origin``: its own pages may use it.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Browsers:
         self._allows_same_origin = allows_same_origin
 
     def refusal(self, headers: CIMultiDictProxy[str], *, checks_host: bool = True) -> str | None:
-        """Why a request is refused; None: it is not. Never raises."""
+        """Why a request is rejected; None: it is accepted. Never raises."""
         if headers.get("Sec-Fetch-Site", "").strip().lower() in FOREIGN_SITES:
             return "pages of another site may not use this server"
         hosts = headers.getall("Host", [])

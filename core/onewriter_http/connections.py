@@ -1,9 +1,9 @@
 """The connections of one HTTP server: bounded in number and in the time that a request may take to arrive.
 
-A connection is *arriving* until the headers of its next request are complete, *busy* while a request
-is worked on, and *idle* between two requests. When the table is full, a new connection replaces the
-one that has been arriving longest, else the one that has been idle longest. So half-sent requests never
-keep others out: an honest request is complete within milliseconds.
+A connection is *arriving* until the headers of its next request are complete, *busy* while the server handles a
+request, and *idle* between requests. If the table is full, a new connection replaces the one that has been arriving
+longest, else the one that has been idle longest. So incomplete requests never block other clients: an honest request
+is complete within milliseconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onewriter_http.limits import Limits
 from onewriter_http.logs import RequestLog
 
 SWEEP_SECONDS: Final = 0.5
-"""How often deadlines are checked."""
+"""The interval at which deadlines are checked."""
 
 MALFORMED: Final = '{"reason": "malformed HTTP request"}'
 
@@ -37,9 +37,9 @@ class Table:
         self.limits = limits
         self.log = log
         self._arriving: dict[Connection, float] = {}
-        """Since when, longest first."""
+        """The time since which each connection arrives, longest first."""
         self._idle: dict[Connection, None] = {}
-        """Longest first."""
+        """Idle connections, longest first."""
         self._addresses: dict[str, int] = {}
         self._open: dict[Connection, str] = {}
 
@@ -47,7 +47,7 @@ class Table:
         return len(self._open)
 
     def admit(self, connection: Connection, address: str, now: float) -> bool:
-        """Take a new connection, possibly in place of another one; False: it must be closed."""
+        """Accept a new connection, possibly instead of another one; False: it must be closed."""
         if self._addresses.get(address, 0) >= self.limits.connections_per_address_max:
             if not self._evict(address):
                 return False
@@ -98,7 +98,7 @@ class Table:
         self._close(late)
 
     def _evict(self, address: str | None = None) -> bool:
-        """Close the connection that is needed least, of one address if it is given."""
+        """Close the connection that has been arriving or idle longest, of one address if it is given."""
         for candidates in (self._arriving, self._idle):
             for connection in candidates:
                 if address is None or self._open[connection] == address:
@@ -113,7 +113,7 @@ class Table:
 
 
 class Connection(RequestHandler):
-    """One connection, as its server's table knows it. Logs nothing of what a client sent."""
+    """One connection in the table of its server. Logs no byte that a client sent."""
 
     def __init__(self, manager: web.Server, table: Table) -> None:
         limits = table.limits
@@ -140,7 +140,7 @@ class Connection(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         if self.transport is None:
-            return  # refused or aborted
+            return  # rejected or aborted
         super().data_received(data)
         if self._messages or self._request_in_progress:
             self._table.busy(self)
@@ -148,7 +148,7 @@ class Connection(RequestHandler):
             self._table.arriving(self, self._loop.time())
 
     def abort(self) -> None:
-        """Close at once, and drop what was not sent."""
+        """Close at once, and discard unsent data."""
         transport = self.transport
         self.force_close()
         if transport is not None:
@@ -174,8 +174,8 @@ class Connection(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """Answer what is not HTTP, and what a handler did not expect."""
-        del message  # it quotes the request
+        """Answer input that is not HTTP, and unexpected exceptions of a handler."""
+        del message  # the text quotes the request
         if status >= 500:
             self._table.log.write(logging.ERROR, "http.failed", exc, status=str(status))
         else:
@@ -192,7 +192,7 @@ class Connection(RequestHandler):
         del args
         error = kw.get("exc_info")
         if isinstance(error, BodyLate):
-            return  # it was answered; the connection is closed because the rest is unread
+            return  # the request was answered; the connection is closed because its body is unread
         self._table.log.write(
             logging.WARNING,
             "http.connection_failed",
@@ -209,5 +209,5 @@ class _Unnamed(web.Response):
 
 
 async def hide_server(_request: web.Request, response: web.StreamResponse) -> None:
-    """Signal on_response_prepare: the library's name and version is nobody's business."""
+    """For the signal on_response_prepare: remove the library's name and version."""
     response.headers.popall(hdrs.SERVER, None)

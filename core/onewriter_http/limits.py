@@ -8,7 +8,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one client, and all of them together, may use. Times are in seconds, sizes in bytes."""
+    """Limits for one client and for all clients. Times are in seconds, sizes in bytes."""
 
     connections_max: int = 2_000
     """Open connections. A new one replaces the oldest that has not sent a whole request."""
@@ -20,10 +20,10 @@ class Limits:
     """From the first byte of a request, or from connecting, to the end of its headers."""
 
     body_seconds: float = 10.0
-    """From the headers to the end of the body; larger bodies get more, see ``body_rate``."""
+    """From the headers to the end of the body. A larger body gets more time: see ``body_rate``."""
 
     body_rate: int = 1024 * 1024
-    """Bytes per second that a body may take beyond ``body_seconds``."""
+    """Bytes per second of a body that needs more than ``body_seconds``."""
 
     idle_seconds: float = 60.0
     """A connection without a request is closed after this time."""
@@ -32,7 +32,7 @@ class Limits:
     """A client that does not read its response within this time is disconnected."""
 
     linger_seconds: float = 2.0
-    """A body that was not needed is discarded for this long; then the connection is closed."""
+    """The server discards an unneeded body for this time. Then it closes the connection."""
 
     handshake_seconds: float = 5.0
     """Time for a TLS handshake."""
@@ -44,7 +44,7 @@ class Limits:
     """A stopping server waits this long for requests in progress."""
 
     def seconds_for_body(self, size: int | None) -> float:
-        """Time that a body may take; ``size`` is its announced length, None if it has none."""
+        """The time limit of a body. ``size`` is its announced length, None if unknown."""
         return self.body_seconds + min(size or 0, self.body_bytes_max) / self.body_rate
 
 
@@ -57,4 +57,4 @@ PROBE_LIMITS: Final = Limits(
     answer_seconds=20.0,
     body_bytes_max=0,
 )
-"""Of a port of probes and metrics."""
+"""The limits of a port for probes and metrics."""

@@ -1,7 +1,7 @@
-"""Log lines about requests: bounded in number, and without a byte of what a client sent.
+"""Log lines about requests: bounded in number, and without any byte that a client sent.
 
-Exception texts and tracebacks may quote a request, a token among it. So a line names the type of the
-exception and the code that raised it, which is what a developer needs to find the defect.
+Exception texts and tracebacks may quote a request and its token. So a line contains the type of the exception and the
+code that raised it, which a developer needs to find the defect.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Final
 import structlog
 
 LINES_MAX: Final = 10
-"""Lines of one kind in each period."""
+"""The maximum number of lines of one kind in each period."""
 
 PERIOD_SECONDS: Final = 60.0
 
 KINDS_MAX: Final = 256
-"""Kinds of lines that are counted separately; further ones share a count."""
+"""The number of kinds that are counted separately. All other kinds share one count."""
 
 FRAMES_MAX: Final = 8
-"""Innermost frames of an exception that a line names."""
+"""The number of innermost frames of an exception in a line."""
 
 LIBRARIES: Final = ("aiohttp", "asyncio")
 """Loggers of the standard library's logging whose records may quote a request."""
 
 
 class Throttle:
-    """Lets ``lines_max`` lines of a kind through in each period and counts the others."""
+    """Passes ``lines_max`` lines of a kind in each period and counts the others."""
 
     def __init__(
         self, lines_max: int = LINES_MAX, clock: Callable[[], float] = time.monotonic
@@ -42,7 +42,7 @@ class Throttle:
         self._dropped: dict[str, int] = {}
 
     def passes(self, kind: str) -> bool:
-        """Whether a line of this kind is to be written now."""
+        """Whether to write a line of this kind now."""
         now = self._clock()
         if now - self._since >= PERIOD_SECONDS:
             self._since = now
@@ -57,12 +57,12 @@ class Throttle:
         return False
 
     def dropped(self, kind: str) -> int:
-        """Lines of this kind that were not written since the last one that was."""
+        """The number of suppressed lines of this kind since the last written one."""
         return self._dropped.pop(kind, 0)
 
 
 def where(error: BaseException | None) -> list[str]:
-    """The code that raised an exception, innermost frame last: names and lines, no values."""
+    """The frames that raised an exception, innermost last: names and line numbers, no values."""
     frames: list[str] = []
     traceback: TracebackType | None = None if error is None else error.__traceback__
     while traceback is not None:
@@ -83,7 +83,7 @@ class RequestLog:
     def write(
         self, level: int, event: str, error: BaseException | None = None, **facts: str
     ) -> None:
-        """Write a line unless there were too many of its kind. ``facts`` hold no client's bytes."""
+        """Write a line unless there were too many of its kind. ``facts`` must not contain a client's bytes."""
         kind = f"{event} {'' if error is None else type(error).__name__} {sorted(facts.items())}"
         if not self._throttle.passes(kind):
             return
@@ -101,7 +101,7 @@ class RequestLog:
 
 
 class _LibraryLog(logging.Handler):
-    """Passes on that a library logged something, from where, and nothing of its text."""
+    """Passes on the fact and the place of a library's log record, without its text."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -115,7 +115,7 @@ class _LibraryLog(logging.Handler):
 
 
 def quiet_libraries() -> None:
-    """Route what the HTTP library and asyncio log through structlog, without its text."""
+    """Route log records of the HTTP library and asyncio through structlog, without their text."""
     handler = _LibraryLog()
     for name in LIBRARIES:
         logger = logging.getLogger(name)

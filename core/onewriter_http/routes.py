@@ -1,6 +1,6 @@
-"""Routes that say who may call them: a server with a route that does not say so does not start.
+"""Routes with access rules: a server with a route that has no rule does not start.
 
-``Rule`` is what a server's routes say: whatever its guard can decide by, or why there is nothing to decide.
+The type of a ``Rule`` depends on the server: the input of its guard, or the reason why no guard is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Rule = TypeVar("Rule")
 
 
 class Callers(StrEnum):
-    """Who may call a route of a server that proves no identities."""
+    """The callers of a route, for a server that authenticates no identities."""
 
     EVERYBODY = "everybody who reaches the port"
     SCRAPER = "clients with the token of metrics_token_file; all clients if there is no such file"
@@ -28,21 +28,21 @@ class Callers(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """The route is for these callers, and why that is enough."""
+    """The callers of the route, and why no further check is needed."""
 
     callers: Callers
     why: str
 
 
 class Routes(Generic[Rule]):
-    """Registers routes at a router, each with its rule."""
+    """Registers routes with their rules at a router."""
 
     def __init__(self, router: web.UrlDispatcher) -> None:
         self._router = router
         self._rules: dict[int, Rule] = {}
 
     def add_get(self, path: str, handler: Handler, rule: Rule, *, allow_head: bool = True) -> None:
-        """GET, and HEAD with it."""
+        """A route for GET and HEAD."""
         resource = self._router.add_resource(path)
         if allow_head:
             self._note(resource.add_route("HEAD", handler), rule)
@@ -58,14 +58,14 @@ class Routes(Generic[Rule]):
         self.add_route("DELETE", path, handler, rule)
 
     def add_route(self, method: str, path: str, handler: Handler, rule: Rule) -> None:
-        """One method, or ``*`` for all of them."""
+        """A route for one method, or for all with ``*``."""
         self._note(self._router.add_route(method, path, handler), rule)
 
     def _note(self, route: web.AbstractRoute, rule: Rule) -> None:
         self._rules[id(route)] = rule
 
     def rule_of(self, request: web.Request) -> Rule | None:
-        """The rule of the route that matches; None: none does, and the answer is 404 or 405.
+        """The rule of the matching route; None: no route matches, and the answer is 404 or 405.
 
         Raises RuntimeError for a route that was registered without a rule.
         """

@@ -1,4 +1,4 @@
-"""The static token of whoever scrapes metrics and has no identity: setting ``metrics_token_file``."""
+"""The static token of a metrics scraper without an identity: setting ``metrics_token_file``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import structlog
 from aiohttp import web
 
 READ_AGAIN_SECONDS: Final = 10.0
-"""The file is read again after this time: a renewed token counts without a restart."""
+"""The file is read again after this time, so a new token needs no restart."""
 
 TOKEN_BYTES_MIN: Final = 16
-"""A shorter token could be guessed, and opens nothing."""
+"""A shorter token could be guessed. It is never accepted."""
 
 TOKEN_BYTES_MAX: Final = 4_096
 
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 
 class ScrapeToken:
-    """The token of a file; without a file it opens nothing."""
+    """The token in a file. Without a file no token is accepted."""
 
     def __init__(self, file: Path | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = file
@@ -34,7 +34,7 @@ class ScrapeToken:
         self._token = b""
 
     def opens(self, request: web.Request) -> bool:
-        """Whether the request shows the token."""
+        """Whether the request has the token."""
         shown = request.headers.get("Authorization", "")
         if self._file is None or shown[: len(_SCHEME)].lower() != _SCHEME:
             return False

@@ -1,4 +1,4 @@
-"""An aiohttp application served within limits: what every HTTP server of the project is made of."""
+"""An aiohttp application that is served within limits. All HTTP servers of the project use it."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ BACKLOG: Final = 1_024
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Failed = Callable[[int, str], web.Response]
-"""Makes the response for a status and a reason."""
+"""Builds the response for a status and a reason."""
 
 
 def failed(status: int, reason: str) -> web.Response:
-    """An error as most servers of the project show it."""
+    """The error response of most servers of the project."""
     return web.json_response({"reason": reason}, status=status)
 
 
 class Server:
-    """Serves an application at any number of addresses; ``stop`` it once.
+    """Serves an application at any number of addresses. Call ``stop`` once.
 
-    ``routes`` say who may call each of its routes. Raises RuntimeError for one that does not say so.
-
-    ``failure`` makes the responses of refusals here. ``is_stream`` says which requests have a body
-    without an end: the time of those is limited by their handler.
+    ``routes`` contains the rule of each route. Raises RuntimeError for a route without a rule. ``failure`` builds the
+    error responses of the server itself. ``is_stream`` selects requests with an endless body: their handler limits
+    their time.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Server:
     async def listen(
         self, host: str, port: int, tls: ssl.SSLContext | None = None, **options: Any
     ) -> asyncio.AbstractServer:
-        """Listen at an address. Raises OSError when it is taken."""
+        """Listen at an address. Raises OSError if the address is in use."""
         loop = asyncio.get_running_loop()
         if tls is not None:
             options["ssl"] = tls
@@ -93,7 +92,7 @@ class Server:
         self._servers.append(await loop.create_unix_server(factory, str(path), backlog=BACKLOG))
 
     def close(self) -> None:
-        """Stop listening; connections stay."""
+        """Stop listening. Connections stay open."""
         for server in self._servers:
             server.close()
 

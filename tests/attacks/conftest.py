@@ -1,7 +1,7 @@
 """Fixtures for attacks.
 
-An attack shows what a stranger, or somebody with too few rights, or a broken client achieves: nothing. Brokers run
-in the test's process where they can, so that each test is fast.
+An attack shows that a stranger, a client with too few rights, or a broken client achieves nothing. Brokers
+run in the test's process where possible, so that each test is fast.
 """
 
 from __future__ import annotations

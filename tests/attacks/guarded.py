@@ -1,4 +1,4 @@
-"""Brokers in this process that ask for tokens, and how somebody, or a stranger, comes to them."""
+"""Brokers in this process that require tokens, and clients with and without the right ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests as raw bytes, also such as no HTTP library sends, and what comes back."""
+"""Requests as raw bytes, including ones that no HTTP library sends, and their responses."""
 
 from __future__ import annotations
 

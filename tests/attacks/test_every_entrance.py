@@ -1,4 +1,6 @@
-"""No command and no path without a right: all there are, those of tomorrow too, are asked as a stranger."""
+"""Every command and every path requires a right. A stranger tries all of them, including those that are added
+later.
+"""
 
 from __future__ import annotations
 

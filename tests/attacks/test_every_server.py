@@ -1,4 +1,6 @@
-"""No server of the project has a route that does not say who may call it; tomorrow's routes neither."""
+"""No server of the project has a route without a rule about its callers, including routes that are added
+later.
+"""
 
 from __future__ import annotations
 

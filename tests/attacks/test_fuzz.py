@@ -1,4 +1,6 @@
-"""A broker survives what no client would send; ``make soak`` runs the same attack at length (tests/attacks/fuzzing)."""
+"""A broker survives input that no client would send; ``make soak`` runs the same attack at length
+(tests/attacks/fuzzing).
+"""
 
 from __future__ import annotations
 

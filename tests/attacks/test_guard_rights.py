@@ -1,4 +1,4 @@
-"""A guard depends on what its writer has a right to."""
+"""A writer may use only guards that it has a right to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any bytes on a broker's HTTP port cost it little, and show in its log without what they said."""
+"""Arbitrary bytes on a broker's HTTP port cost little, and the log does not contain them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP of sidecar, operator and webhook refuses what the broker's refuses."""
+"""The HTTP servers of sidecar, operator and webhook refuse what the broker's server refuses."""
 
 from __future__ import annotations
 

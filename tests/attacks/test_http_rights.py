@@ -1,4 +1,4 @@
-"""Pages of other sites, clients that take too much, and strangers at the metrics get nowhere."""
+"""Pages of other sites, clients that use too much, and strangers at the metrics achieve nothing."""
 
 from __future__ import annotations
 

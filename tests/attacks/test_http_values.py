@@ -1,4 +1,4 @@
-"""A JSON value of another type than a route expects is refused, and is no defect."""
+"""A JSON value of an unexpected type is refused, and causes no internal error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Made-up tokens cost the API server little, and keep nobody out who has a real one."""
+"""Forged tokens cost the API server little, and do not keep out clients with real ones."""
 
 from __future__ import annotations
 

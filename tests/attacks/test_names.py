@@ -1,4 +1,4 @@
-"""Names that are too long or have control characters harm nobody, also where they are stored already."""
+"""Names that are too long or contain control characters are harmless, also if they are stored already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ownership takes no group away from its consumers, and no name from the subject that has it."""
+"""An ownership cannot take a group from its consumers, or a name from its subject."""
 
 from __future__ import annotations
 

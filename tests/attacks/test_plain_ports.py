@@ -1,4 +1,6 @@
-"""With ``tls_only``, nobody on the network reaches or learns of a port on which a token travels in the clear."""
+"""With ``tls_only``, no client in the network reaches or learns of a port that would accept a token in plain
+text.
+"""
 
 from __future__ import annotations
 

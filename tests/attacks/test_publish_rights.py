@@ -1,4 +1,4 @@
-"""Nobody but the holder, or whom it trusts, writes into an exclusive epoch over HTTP.
+"""Only the holder, and publishers that it trusts, write into an exclusive epoch over HTTP.
 
 The number of an epoch is public: it is in a topic's status. Each attack below knows it.
 """

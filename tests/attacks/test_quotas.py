@@ -1,4 +1,4 @@
-"""One subject, or one namespace, takes as much as its quotas allow; others do not notice."""
+"""A subject or a namespace uses at most its quotas; others are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever has no right to read a topic learns nothing of it and moves nobody's subscription."""
+"""A client without the right to read a topic learns nothing about it and moves no subscription."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic's owner sees who was refused; whoever has no right to own the topic does not."""
+"""A topic's owner sees the refused clients; a client without the right to own the topic does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may not produce adds no schema: it would lock the topic's writer out."""
+"""A client without the right to produce adds no schema, which could lock out the topic's writer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas that take long to compare, or are large, harm nobody but who brings them."""
+"""Schemas that are large or slow to compare affect only the client that sends them."""
 
 from __future__ import annotations
 

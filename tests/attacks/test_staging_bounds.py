@@ -1,4 +1,4 @@
-"""One identity, or one namespace, that stages parts leaves room for those of others."""
+"""An identity or a namespace that stages parts leaves room for others."""
 
 from __future__ import annotations
 

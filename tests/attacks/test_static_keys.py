@@ -1,4 +1,4 @@
-"""Where the API server judges tokens, a key of the installation names no ServiceAccount."""
+"""If the API server reviews tokens, a key of the installation names no ServiceAccount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who shows no token, or one of somebody else's making, changes nothing and reaches nothing."""
+"""A client without a token, or with a forged one, changes nothing and reaches nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A namespace declares, takes over, reads and deletes only topics of its own tenant, and never another's log.
+"""A namespace declares, adopts, reads and deletes only topics of its own tenant, and never another's log.
 
-The brokers trust the operator's word for which objects exist, and for nothing else: what it passes on is
-judged again, and a log remembers who declared it first.
+The brokers trust the operator only about which objects exist. They check its declarations again, and a log
+remembers the namespace that declared it first.
 """
 
 from __future__ import annotations

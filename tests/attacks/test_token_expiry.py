@@ -1,4 +1,4 @@
-"""A token counts until it expires and no longer; a client that renews it notices nothing."""
+"""A token is valid until its expiry and no longer; a client that renews it notices nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic that requires no claim is written to by its tenant, not by every client of the cluster."""
+"""A topic that requires no claim accepts writers of its tenant, not every client of the cluster."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""A broker that nobody has told yet what is declared does not take its topics for undeclared ones.
+"""A broker without its declarations does not treat declared topics as undeclared.
 
-Then who asked in the moments after its start would read what it may not, and write without a claim.
+Otherwise, in the moments after its start, clients could read and write without the rights that declarations
+require.
 """
 
 from __future__ import annotations

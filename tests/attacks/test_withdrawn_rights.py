@@ -1,4 +1,4 @@
-"""Whoever loses the right to read a topic reads no further message of it, also when connected."""
+"""A client that loses the right to read a topic gets no further message of it, also if it is connected."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from onewriter_broker.kubernetes_api import ApiServer
 AUDIENCE = "onewriter"
 
 TOKEN_SECONDS = 3_600
-"""A pod's token lives longer than any test."""
+"""A pod's token is valid for longer than any test."""
 
 BROKER_RULES = [
     {
@@ -24,7 +24,7 @@ BROKER_RULES = [
         "verbs": ["get", "create", "update"],
     }
 ]
-"""What a broker may do in its own namespace."""
+"""A broker's rights in its own namespace."""
 
 REVIEW_RULES = [
     {
@@ -33,7 +33,7 @@ REVIEW_RULES = [
         "verbs": ["create"],
     }
 ]
-"""What it may do in the whole cluster."""
+"""A broker's rights in the whole cluster."""
 
 
 def broker_account(cluster: ControlPlane, namespace: str, directory: Path) -> ApiServer:
@@ -96,7 +96,7 @@ def make_pod(
     node: str = "",
     labels: Mapping[str, str] | None = None,
 ) -> Pod:
-    """Make a pod of a ServiceAccount, which is made too if it is not there."""
+    """Create a pod and, if it is missing, its ServiceAccount."""
     name = f"pod-{uuid.uuid4().hex[:8]}"
     spec: dict[str, Any] = {
         "serviceAccountName": account,
@@ -116,7 +116,7 @@ def make_pod(
 
 
 def delete_pod(cluster: ControlPlane, namespace: str, pod: Pod) -> None:
-    """Delete it for good: there is no kubelet to confirm."""
+    """Delete a pod at once: there is no kubelet to confirm."""
     cluster.kubectl("delete", "pod", pod.name, "--force", "--grace-period=0", namespace=namespace)
 
 

@@ -1,4 +1,4 @@
-"""Programs that tests run to their end. Each has a bound: one that hangs is named, and stops no run."""
+"""Runs programs to their end with a time limit: a program that hangs is reported and does not block the run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 WORDS_MAX = 4_000
-"""How much of what a program printed an error repeats, in characters: the end of it."""
+"""Characters from the end of a program's output in an error."""
 
 COMMAND_MAX = 300
-"""How much of its command line, in characters."""
+"""Characters of the command line in an error."""
 
 
 class CommandHangs(Exception):

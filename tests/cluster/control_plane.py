@@ -29,7 +29,7 @@ from onewriter_broker.testing.ports import free_ports
 START_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_START_TIMEOUT", "240").rstrip("s"))
 STOP_SECONDS = float(os.environ.get("KUBEBUILDER_CONTROLPLANE_STOP_TIMEOUT", "60").rstrip("s"))
 WAIT_SECONDS = 240
-"""Until what was applied has come into force."""
+"""Time limit until an applied object takes effect."""
 
 COMMAND_SECONDS = WAIT_SECONDS + 60.0
 """One run of kubectl or helm: longer than it is told to wait for anything."""
@@ -51,7 +51,7 @@ API_NAMES = (
 
 
 class ClusterError(Exception):
-    """A part did not start, or kubectl refused."""
+    """A component did not start, or kubectl failed."""
 
 
 class Cluster:
@@ -266,7 +266,7 @@ class ControlPlane(Cluster):
         self._wait("kube-apiserver", self.is_ready)
 
     def stop_api(self) -> None:
-        """Take the API server away; etcd keeps what it knows."""
+        """Stop the API server; etcd keeps its data."""
         self._end("kube-apiserver")
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
-"""A proxy in front of an API server that answers some requests with an error of its own.
+"""A proxy that forwards to an API server and answers some requests with an error.
 
-Plain HTTP towards the client, the administrator's certificate towards the server. Streams pass
-through as they come, and can be cut.
+It speaks plain HTTP to the client and uses the administrator's certificate for the server. It forwards
+streams as they arrive, and can cut them.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class FaultyApi:
         self._do(lambda: [task.cancel() for task in self._streams])
 
     def counted(self, ignoring: str = "/leases") -> list[tuple[str, str, int]]:
-        """The writes since the last time, less some."""
+        """The writes since the last call, without some."""
         found = [each for each in self.writes if ignoring not in each[1]]
         self.writes.clear()
         return found

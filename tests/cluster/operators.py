@@ -21,7 +21,7 @@ from onewriter_broker.testing.ports import free_ports
 PROGRAM = "from onewriter_operator.cli import operator; operator()"
 
 SECONDS_MAX = 240.0
-"""How long anything is waited for: a machine may be slow, and a test that fails is not."""
+"""Time limit of every wait, for slow machines."""
 
 STOP_SECONDS = 90.0
 ANSWER_SECONDS = 30.0
@@ -30,7 +30,7 @@ LEASE = {"durationSeconds": 120, "renewSeconds": 90, "retrySeconds": 0.5}
 """Nobody waits until it is over: an operator that gets no processor for a while goes on leading."""
 
 OPTED_IN = {"leaderServices": {"enabled": True}, "podDeletion": {"enabled": True}}
-"""Rights that an operator has only where the chart's values give them."""
+"""Rights that an operator has only if the chart's values grant them."""
 
 
 class OperatorProcess:

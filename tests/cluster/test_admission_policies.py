@@ -1,4 +1,4 @@
-"""The chart's admission policies at a real API server: whose topics, and what the operator may touch."""
+"""The chart's admission policies in a real API server: topics by tenant, and the operator's writes."""
 
 from __future__ import annotations
 

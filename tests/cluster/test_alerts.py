@@ -1,4 +1,4 @@
-"""The alerts, by Prometheus itself: each fires on its fault, and none of them when all is well."""
+"""The alerts in Prometheus: each fires on its fault, and none without a fault."""
 
 from __future__ import annotations
 

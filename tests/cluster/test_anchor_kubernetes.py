@@ -1,6 +1,6 @@
-"""The brokers' anchor in a real API server: its rights, its requests, and the server going away.
+"""The brokers' anchor in a real API server: its rights, its requests, and an unavailable server.
 
-What every anchor promises is in tests/conformance/test_anchor.py.
+tests/conformance/test_anchor.py checks the contract of every anchor.
 """
 
 from __future__ import annotations

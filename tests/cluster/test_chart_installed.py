@@ -1,6 +1,6 @@
-"""The chart in a real control plane: taken, upgraded, rolled back, uninstalled; with only its rights.
+"""The chart in a real control plane: install, upgrade, rollback and uninstall, with only its rights.
 
-Nothing runs here (there is no node): what pods do is shown by the tests on the lab's nodes.
+No pod runs here (there is no node); the tests on the lab's nodes cover running pods.
 """
 
 from __future__ import annotations

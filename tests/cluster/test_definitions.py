@@ -1,6 +1,6 @@
-"""Our kinds in a real API server: what it takes, what it refuses and in which words, what it fills in.
+"""The CRDs in a real API server: accepted and refused objects, messages, and defaults.
 
-Every bound and every rule of the models has a case that is accepted and one that is refused.
+Every bound and every rule of the models has an accepted and a refused case.
 """
 
 from __future__ import annotations

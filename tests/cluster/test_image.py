@@ -1,4 +1,4 @@
-"""The image: what it has, and that all parts run as nobody on a file system they cannot write."""
+"""The image: its contents, and that all components run unprivileged on a read-only file system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kstatus makes of our objects: of every kind of status, and of a topic's whole life."""
+"""The results of kstatus for every kind of status, and for a topic's whole life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab itself: what its nodes run, how they reach each other, how one of them is lost."""
+"""The lab itself: its nodes run containers, reach each other, and one can be lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator as a process against a real API server and a broker that a test moves by hand."""
+"""The operator as a process with a real API server and a fake broker."""
 
 from __future__ import annotations
 

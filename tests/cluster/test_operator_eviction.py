@@ -66,14 +66,14 @@ fenced.FAILED_RETRY_SECONDS = 1.0
 from onewriter_operator.cli import operator
 operator()
 """
-"""The operator with a short grace: ten seconds are told in the tables. A file makes it longer."""
+"""The operator with a short grace; the plan tables check the ten seconds. A file makes it longer."""
 
 GRACE_IS_OVER_SECONDS = 1.5
 
 
 @contextlib.contextmanager
 def long_grace(world: World) -> Iterator[None]:
-    """Whoever is fenced has time for as long as this lasts, however slow the machine is."""
+    """Extend the grace during the context, so that a slow machine has time."""
     lasts = world.operator.directory / f"{world.operator.name}.grace"
     lasts.touch()
     try:
@@ -83,7 +83,7 @@ def long_grace(world: World) -> Iterator[None]:
 
 
 def visited_after_grace(world: World) -> None:
-    """Wait until the grace is over for all who were fenced, and the operator has looked again."""
+    """Wait until the grace of all fenced pods is over and the operator has reconciled again."""
     time.sleep(GRACE_IS_OVER_SECONDS)
     world.noticed()
 
@@ -124,7 +124,7 @@ def budget(world: World, name: str = "writers", **spec: Any) -> None:
 
 
 def fence(world: World, name: str, uid: str, *, cause: str = "Silent", epoch: int = 2) -> None:
-    """The broker tells that the writer in a pod was fenced, and who writes since."""
+    """Let the broker report that the writer in a pod was fenced, and its successor."""
     former = contender("w", "primary", name, epoch=epoch)
     former["podUID"] = uid
     later = contender("next", "primary", "next", epoch=epoch + 1)

@@ -1,4 +1,4 @@
-"""The operator as the chart installs it: with the chart's rights alone, and what it installs itself."""
+"""The operator as the chart installs it: only the chart's rights, and the objects that it installs."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_store_and_brokers_are_installed_and_kept_as_they_are_to_be(world: Insta
 
 
 def wrote_nothing(proxy: FaultyApi) -> bool:
-    """Whether the installation is visited once more, from its beginning to its end, without a write."""
+    """Whether one whole reconcile of the installation causes no write."""
 
     def begun() -> int:
         return proxy.reads[f"/api/v1/namespaces/{NAMESPACE}/configmaps/{RELEASE}-config"]

@@ -1,4 +1,4 @@
-"""The operator's own life: ended, frozen, two at once, and an API server that fails or is away."""
+"""The operator's life: end, freeze, two leaders at once, and a failing or unavailable API server."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ SHORT: Json = {"lease": {"durationSeconds": 15, "renewSeconds": 12, "retrySecond
 def two(
     api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
 ) -> Iterator[tuple[World, OperatorProcess]]:
-    """One that leads and one that waits."""
+    """A leading replica and a waiting one."""
     urls = {"broker-0": broker.url}
     first, second = (
         OperatorProcess(tmp_path, api_server, namespace, urls, name=name, options=SHORT)
@@ -240,16 +240,16 @@ fleet.SETTLE_SECONDS, fleet.CATCH_UP_SECONDS = 120.0, 60.0
 from onewriter_operator.cli import operator
 operator()
 """
-"""The operator, with brokers that may be slow: what it makes of slowness is told in the tables."""
+"""The operator with long delays for slow brokers; the plan tables check the real delays."""
 
 FREQUENT: Json = {"resyncSeconds": 10}
-"""The shortest time in which it visits everything."""
+"""Settings with the shortest resync interval."""
 
 ROUNDS_MAX = 20
 
 
 def wrote_nothing(operator: OperatorProcess, proxy: FaultyApi, objects: int) -> bool:
-    """Whether all of these objects are visited once more without a write."""
+    """Whether one more reconcile of all these objects causes no write."""
     proxy.counted()
     visited = "onewriter_reconcile_seconds_count"
     visits = operator.metric(visited)

@@ -36,7 +36,7 @@ TOPIC_BYTES_MAX = 8_192
 
 
 SELDOM: Json = {"resyncSeconds": 86_400}
-"""Visits are for what has happened, and counted: none is for the time that has passed."""
+"""Settings without resync, so that only changes cause reconciles."""
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_thousand_claims_for_one_topic(world: World) -> None:
 
 
 def at_rest(world: World) -> None:
-    """Wait until nobody is in line, and nothing is written any more."""
+    """Wait until the queue is empty and no more writes occur."""
     seen: list[float] = []
 
     def rests() -> bool:

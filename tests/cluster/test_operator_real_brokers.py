@@ -1,4 +1,4 @@
-"""The operator with real brokers and stock clients; and the fake broker held to the real one's words."""
+"""The operator with real brokers and stock clients; compares the fake broker's answers with the real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admission webhook under a real API server: certificates that expire, are renewed, or do not fit."""
+"""The admission webhook with a real API server: expired, renewed and mismatched certificates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens as kubelets project them, judged by a real API server, and without it when it is away."""
+"""Projected tokens, reviewed by a real API server, and the behaviour while it is unavailable."""
 
 from __future__ import annotations
 

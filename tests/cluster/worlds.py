@@ -1,4 +1,4 @@
-"""The operator as a process with a broker that a test moves by hand: one for each test, or one for many."""
+"""The operator as a process with a fake broker, for one test or for many."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def claim_document(name: str = "primary", topic: str = "orders", **subject: Any)
 
 
 class World:
-    """An operator, a namespace of its own, and one broker."""
+    """An operator with its own namespace and one broker."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class World:
         self.cluster.kubectl(*gone, namespace=self.namespace)
 
     def writes(self, topic: str = "orders", *, claim: str = "primary", **more: Any) -> None:
-        """The broker serves a topic with a writer under a claim."""
+        """Let the broker serve a topic with a writer under a claim."""
         epoch = more.pop("epoch", 1)
         writer = contender(f"w{epoch}", claim, f"writer-{epoch}", epoch=epoch)
         found = status(
@@ -144,7 +144,7 @@ class World:
         self.broker.serve(self.name(topic), found)
 
     def clear(self) -> None:
-        """Leave nothing behind for the next test: no object, nothing that the broker serves or said."""
+        """Remove all objects and the broker's state for the next test."""
         self.broker.do(self.broker.fake.reset)
         self._delete_all(DECLARED)
         wait_until(

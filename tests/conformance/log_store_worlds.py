@@ -32,7 +32,6 @@ from onewriter_broker.log.store.api import (
     LogStore,
     Outcome,
 )
-from onewriter_broker.log.store.blocks import CHAIN_START, chain
 from onewriter_broker.log.store.fake.server import FakeNode, FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.keys import Keys
@@ -40,6 +39,7 @@ from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.chain import CHAIN_START, chain
 
 BUCKETS = 4
 PATIENCE_SECONDS = 30.0

@@ -17,10 +17,7 @@ from tests.conformance.log_store_worlds import (
 )
 
 from onewriter_broker.log.store.api import BrokenKey, LogStore, Outcome
-from onewriter_broker.log.store.blocks import CHAIN_START
 from onewriter_broker.log.store.compacted import (
-    COMPACTED,
-    COMPACTING,
     DROP_BLOCKS_MAX,
     Attempt,
     CompactedBlock,
@@ -30,6 +27,8 @@ from onewriter_broker.log.store.compacted import (
 )
 from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import Position
+from onewriter_core.log_format.chain import CHAIN_START
+from onewriter_core.log_format.field_names import COMPACTED, COMPACTING
 
 (TOPIC,) = topics_of_bucket(0, 1)
 FIRST, SECOND = Attempt(0, "first"), Attempt(1, "second")

@@ -21,18 +21,10 @@ from tests.conformance.log_store_worlds import (
     writer,
 )
 
-from onewriter_broker.log.store.api import (
-    OPEN_PUBLISH,
-    OWNER_PREFIX,
-    VERSION_PREFIX,
-    Append,
-    Block,
-    LogStore,
-    Marker,
-    Outcome,
-)
+from onewriter_broker.log.store.api import Append, Block, LogStore, Marker, Outcome
 from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import OPEN_PUBLISH, OWNER_PREFIX, VERSION_PREFIX
 
 TOPIC, OTHER = topics_of_bucket(0, 2)
 DONE, STALE, HELD = Outcome.DONE, Outcome.STALE, Outcome.HELD

@@ -10,7 +10,7 @@ from tests.conformance.log_store_worlds import World, topics_of_bucket
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.store.api import Binding, LogStore, Outcome, Unit
-from onewriter_broker.log.store.blocks import FORMAT_VERSION
+from onewriter_core.log_format.limits import FORMAT_VERSION
 
 (TOPIC,) = topics_of_bucket(0, 1)
 

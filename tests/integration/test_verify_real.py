@@ -26,12 +26,12 @@ from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.store import RedisLogStore
-from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.errors import ConfigurationError, Refused, Undecided
+from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.topic.model import Purpose
 
 KEYS = Keys(BUCKETS)

@@ -55,6 +55,9 @@ from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
     Departure,
+    Draining,
+    Fencing,
+    FencingFormerDataset,
     Held,
     Loads,
     Partition,
@@ -318,7 +321,7 @@ class World:
     def _of_store(self, state: State) -> Iterator[tuple[Action, State]]:
         pending = state.topic.pending_fence
         newest = max(max(partition.ledger, partition.epoch) for partition in state.topic.partitions)
-        is_fencing = pending is not None and pending.waits is None
+        is_fencing = isinstance(state.topic.phase, Fencing | FencingFormerDataset)
         if pending is not None and is_fencing and newest < self.ledger_max:
             assured_at = 0.0 if state.is_assured else -LATER
             yield self._happens(
@@ -467,20 +470,21 @@ def _with_line(state: State, number: int, at: int, line: Line) -> State:
 
 
 def _ranked(topic: Topic) -> Topic:
-    """The topic with arrival and claim numbers as ranks, which is all that rules look at."""
-    pending = topic.pending_fence
+    """The topic with arrival and fence numbers as ranks, which is all that rules look at."""
+    phase, pending = topic.phase, topic.pending_fence
     groups = [*topic.queue]
     if pending is not None and pending.group is not None:
         groups.append(pending.group)
     ranks = {a: i for i, a in enumerate(sorted(c.arrival for c in groups), start=1)}
-    if pending is not None:
-        group = pending.group and replace(pending.group, arrival=ranks[pending.group.arrival])
-        pending = replace(pending, number=1, group=group)
+    if isinstance(phase, Fencing | FencingFormerDataset | Draining):
+        group = phase.fence.group
+        group = group and replace(group, arrival=ranks[group.arrival])
+        phase = replace(phase, fence=replace(phase.fence, number=1, group=group))
     return replace(
         topic,
         queue=tuple(replace(w, arrival=ranks[w.arrival]) for w in topic.queue),
         holders=tuple(replace(h, arrival=0) for h in topic.holders),
-        pending_fence=pending,
+        phase=phase,
         fences_started=0 if pending is None else 1,
         arrivals=len(ranks),
     )

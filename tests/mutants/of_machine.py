@@ -15,7 +15,7 @@ MUTANTS = (
     Mutant(
         "a-stale-epoch-resumes",
         ("S2", "S3", "S4"),
-        "onewriter_core.topic.machine:_returned",
+        "onewriter_core.topic.transitions:_returned",
         "A producer with an older epoch passes the gate.",
         "if epoch < partition.epoch:",
         "if epoch < 0:",
@@ -24,25 +24,25 @@ MUTANTS = (
     Mutant(
         "a-resume-does-not-compare-the-tenure",
         ("S2",),
-        "onewriter_core.topic.machine:_returned",
+        "onewriter_core.topic.transitions:_returned",
         "Anybody who names the current epoch replaces the holder.",
-        "case Held(held, group_id) if held == tenure and not partition.grants_lost:",
-        "case Held(held, group_id) if not partition.grants_lost:",
+        "case Held(held, group_id, may_be_lost) if held == tenure and not may_be_lost:",
+        "case Held(held, group_id, may_be_lost) if not may_be_lost:",
         QUICK,
     ),
     Mutant(
         "a-lost-grant-resumes",
         ("S2", "S12"),
-        "onewriter_core.topic.machine:_returned",
+        "onewriter_core.topic.transitions:_returned",
         "A holder resumes although the dataset may have lost its grant.",
-        "case Held(held, group_id) if held == tenure and not partition.grants_lost:",
-        "case Held(held, group_id) if held == tenure:",
+        "case Held(held, group_id, may_be_lost) if held == tenure and not may_be_lost:",
+        "case Held(held, group_id, may_be_lost) if held == tenure:",
         QUICK,
     ),
     Mutant(
         "an-older-connection-replaces-the-newer",
         ("S2",),
-        "onewriter_core.topic.machine:_replaced",
+        "onewriter_core.topic.transitions:_replaced",
         "A late request of an older connection takes the topic from the newer one.",
         "request.reconnects <= old.reconnects",
         "request.reconnects < 0",
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         "a-resume-passes-while-hands-change",
         ("S3",),
-        "onewriter_core.topic.machine:_returned",
+        "onewriter_core.topic.transitions:_returned",
         "A holder resumes while a fence that deposes it is under way.",
         "if is_changing_hands(topic, partition):",
         "if False:",
@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "the-queue-is-forgotten-after-a-departure",
         ("L1", "L2"),
-        "onewriter_core.topic.machine:_and_settle",
+        "onewriter_core.topic.transitions:settle",
         "No waiter is promoted when the topic becomes free.",
         "if waiter is None:",
         "if waiter is not None:",
@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(
         "a-reservation-never-ends",
         ("L1",),
-        "onewriter_core.topic.machine:_ticked",
+        "onewriter_core.topic.transitions:_expired",
         "The resume window does not end, so nobody is promoted after it.",
         "partition.ownership.until <= now:",
         "partition.ownership.until < 0:",
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         "a-reservation-ends-at-once",
         ("S11",),
-        "onewriter_core.topic.machine:_ticked",
+        "onewriter_core.topic.transitions:_expired",
         "A waiter is promoted although the former holder may still resume.",
         "partition.ownership.until <= now:",
         "partition.ownership.until > 0:",
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         "a-departed-waiter-stays-in-the-queue",
         ("S11", "L1"),
-        "onewriter_core.topic.machine:_gone",
+        "onewriter_core.topic.transitions:gone",
         "A waiter that is gone keeps its place and is promoted.",
         "queue=tuple(left for w in topic.queue if (left := w.without(registration)).members),",
         "queue=topic.queue,",
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "a-conditional-order-ignores-its-epoch",
         ("S3",),
-        "onewriter_core.topic.machine:_no_order_now",
+        "onewriter_core.topic.transitions:_other_epoch",
         "An administrator's order for an older epoch deposes the present holder.",
         "if if_epoch is not None and if_epoch != topic.epoch:",
         "if if_epoch is not None and if_epoch > topic.epoch:",
@@ -105,10 +105,10 @@ MUTANTS = (
     Mutant(
         "a-new-dataset-keeps-tenures",
         ("S2", "S12"),
-        "onewriter_core.topic.machine:_dataset_changed",
+        "onewriter_core.topic.transitions:dataset_changed",
         "Nobody loses the right to resume although grants may be lost.",
-        "if not grants_known:",
-        "if grants_known:",
+        "if not event.grants_known:",
+        "if event.grants_known:",
         QUICK,
     ),
     Mutant(
@@ -276,7 +276,7 @@ MUTANTS = (
     Mutant(
         "a-handover-forgets-its-waiter",
         ("L3",),
-        "onewriter_core.topic.machine:_handed_over",
+        "onewriter_core.topic.transitions:handed_over",
         "A handover goes to a waiter that was not named.",
         "if not to or to in {waiter.producer_name, waiter.claim}:",
         "if True:",

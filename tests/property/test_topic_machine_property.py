@@ -37,6 +37,8 @@ from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
     AccessMode,
     Departure,
+    Fencing,
+    FencingFormerDataset,
     ImpossibleStep,
     Partition,
     PromotionPolicy,
@@ -208,9 +210,9 @@ class AnyTopic(RuleBasedStateMachine):
     @property
     def is_fencing(self) -> bool:
         """Whether the store owes an answer."""
-        return self.topic.pending_fence is not None and self.topic.pending_fence.waits is None
+        return isinstance(self.topic.phase, Fencing | FencingFormerDataset)
 
-    def the_claim_is_decided(self) -> None:
+    def the_fence_is_decided(self) -> None:
         """The fence is stored, and nobody serves any more."""
         if self.is_fencing:
             self.the_fence_is_stored(1, None)
@@ -292,7 +294,7 @@ class AnyTopic(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Heal: every fence is stored and everybody leaves; then nobody is left anywhere."""
         while self.topic.pending_fence is not None:
-            self.the_claim_is_decided()
+            self.the_fence_is_decided()
         self.time_passes(10.0)
         while (
             left := next(iter(places(self.topic)), None)
@@ -300,7 +302,7 @@ class AnyTopic(RuleBasedStateMachine):
             if left is not None:
                 self.happens(ProducerGone(left, Departure.CLOSED, self.now))
             if self.topic.pending_fence is not None:
-                self.the_claim_is_decided()
+                self.the_fence_is_decided()
 
 
 AnyTopic.TestCase.settings = settings(

@@ -57,6 +57,7 @@ from onewriter_core.topic.model import (
     WHOLE,
     AccessMode,
     Departure,
+    Draining,
     Held,
     Ownership,
     Partition,
@@ -247,11 +248,7 @@ def _state(topic: Topic) -> str:
         number = "" if partition.number == WHOLE else f"[{partition.number}] "
         parts.append(f"{number}{_ownership(partition.ownership)} epoch {partition.epoch}")
     if topic.pending_fence is not None:
-        waits = (
-            ""
-            if topic.pending_fence.waits is None
-            else f", told at {topic.pending_fence.waits.until:g}"
-        )
+        waits = f", told at {topic.phase.until:g}" if isinstance(topic.phase, Draining) else ""
         parts.append(
             f"fence pending for {topic.pending_fence.purpose.value}{_where(topic.pending_fence.partitions)}{waits}"
         )

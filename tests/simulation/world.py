@@ -24,7 +24,7 @@ from tests.simulation.recording import Recorder
 from tests.simulation.stores import Connection, RemoteAnchor, RemoteStore
 
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.app import Broker, Parts
+from onewriter_broker.app import Broker, Dependencies
 from onewriter_broker.auth.authentication import Authenticated
 from onewriter_broker.desired import Initial
 from onewriter_broker.log.store.api import LogStore
@@ -95,7 +95,7 @@ class BrokerNode:
         self.store = RemoteStore(store_way, inner, world.recorder, self.process.name)
         anchor_way = Connection(world.loop, world.random(f"{self.process.name}/anchor"))
         self.anchor = RemoteAnchor(anchor_way, world.anchor)
-        parts = Parts(
+        dependencies = Dependencies(
             settings=Settings(
                 name=self.name,
                 port=self.port,
@@ -111,14 +111,14 @@ class BrokerNode:
             desired=Initial(world.desired),
             single_node=False,
         )
-        self._task = world.loop.spawn(self.process, self._run(parts, nonce))
+        self._task = world.loop.spawn(self.process, self._run(dependencies, nonce))
         self.is_up = True
 
-    async def _run(self, parts: Parts, nonce: str) -> None:
+    async def _run(self, dependencies: Dependencies, nonce: str) -> None:
         world = self._world
         self._stop = asyncio.Event()
         self.broker = Broker(
-            parts,
+            dependencies,
             now=world.loop.time,
             wall_ms=world.wall_ms,
             nonce=nonce,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from onewriter_broker.connection.requests import Link
 from onewriter_broker.log.appender import Appender
 from onewriter_broker.log.joint_append import JointAppend, Part
-from onewriter_broker.log.store.blocks import BLOCK_ENTRIES_MAX
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName, bucket_of
+from onewriter_core.log_format.limits import BLOCK_ENTRIES_MAX
 from onewriter_core.wire import replies
 from onewriter_core.wire.messages import entry_checksum_ok
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

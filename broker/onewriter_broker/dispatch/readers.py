@@ -20,9 +20,10 @@ from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.compacted_log import CompactedLog, ViewReading
 from onewriter_broker.log.topic_log.entries import EntryRun
-from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import TRIMMED
 
 _log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.app import Broker, Parts
+from onewriter_broker.app import Broker, Dependencies
 from onewriter_broker.auth.authentication import AnonymousAuthenticator
 from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import Initial
@@ -110,7 +110,7 @@ class InProcessBroker:
         self._stop = asyncio.Event()
         store = FakeLogStore(self._server.resolve, buckets=self._settings.buckets, replicas=1)
         self._broker = Broker(
-            Parts(
+            Dependencies(
                 settings=self._settings,
                 store=store,
                 anchor=MemoryAnchor(),

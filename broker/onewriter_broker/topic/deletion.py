@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX as CURSOR_PREFIX
-from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX, Outcome
-from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING
-from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
-from onewriter_broker.log.topic_log.termination import TERMINATED
+from onewriter_broker.log.store.api import Outcome
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.compaction.passes import drop_unused
 from onewriter_broker.topic.producers.deduplication import FIELD as DEDUPLICATION
 from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX
@@ -17,6 +15,14 @@ from onewriter_broker.topic.registry.topics import Topics
 from onewriter_broker.topic.schemas.topic_schemas import STATE_PREFIX as SCHEMA_PREFIX
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.field_names import (
+    COMPACTED,
+    COMPACTING,
+    OWNER_PREFIX,
+    TERMINATED,
+    TRIMMED,
+    VERSION_PREFIX,
+)
 
 
 async def delete(topics: Topics, base: TopicName, *, only_if_empty: bool = False) -> bool:

@@ -1,7 +1,7 @@
-"""Fencing a topic's logs: the markers, the grant's record, and what survived a failover.
+"""Fences the logs of a topic: writes the markers, records the grant, and compares the tails after a failover.
 
-The runner decides nothing here: it hands over a Fence effect of the topic machine and gets the
-ledger that was opened, however many failovers of the store lie between.
+The runner passes a Fence effect of the topic machine and gets the opened ledger, even if the store fails over
+several times meanwhile. This module makes no decisions.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import assert_never
 import structlog
 
 from onewriter_broker.log.store.api import (
-    FLOOR_PREFIX,
-    OPEN_PUBLISH,
     Binding,
     Block,
     FencedLog,
@@ -24,7 +22,6 @@ from onewriter_broker.log.store.api import (
     Outcome,
 )
 from onewriter_broker.log.store.api import Fence as StoreFence
-from onewriter_broker.log.store.blocks import STATE_FIELDS_RESERVED
 from onewriter_broker.log.topic_log.log import LedgerSummary, TopicLog, last_position
 from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
@@ -33,6 +30,7 @@ from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import audit_fields, marker_fields, state_fields
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.field_names import FLOOR_PREFIX, OPEN_PUBLISH, STATE_FIELDS_RESERVED
 from onewriter_core.topic.effects import Fence
 from onewriter_core.topic.model import (
     Departure,
@@ -45,16 +43,16 @@ from onewriter_core.topic.model import (
 )
 
 END_BLOCKS_MAX = 4
-"""Blocks in front of a marker that are looked through for the last entry: the rest are markers."""
+"""Blocks before a marker that the broker reads to find the last entry. The others are markers."""
 
 ALIKE_MAX = 8
-"""State values up to this length are kept once for all topics: most topics are idle and alike."""
+"""State values up to this length are interned, because most topics are idle and have equal values."""
 
 NO_FIELDS: Mapping[str, str] = MappingProxyType({})
-"""Of the newest marker in memory: who wants its fields reads it from the store."""
+"""Fields of the newest marker in memory. Code that needs the fields reads them from the store."""
 
 RETRY_SECONDS = 0.2
-"""Between attempts at what must succeed before a grant is answered."""
+"""Time between attempts of a step that must succeed before the broker answers a grant."""
 
 log = structlog.get_logger(__name__)
 
@@ -83,15 +81,16 @@ class Fencing:
     async def write_markers(
         self, effect: Fence, partitions: Mapping[int, Partition], ledger: int, *, flush: bool
     ) -> int | None:
-        """The ledger that was opened, after as many attempts as the store's failovers take.
+        """Write the markers of a fence, and return the ledger that it opened.
 
-        What begins anew (not ``flush``) is noted in the anchor, too: before this returns, where it
-        ends the right of somebody who may come back. None: the topic is served here no longer.
+        Failovers of the store may require several attempts. Each attempt uses another ledger. Only a
+        marker under the binding that is current at the return counts: an earlier marker is in a dataset
+        or bucket ownership that no longer applies.
 
-        Raises BrokenKey when a key that it touches cannot be used.
+        Without ``flush`` the anchor records the grant, too. The method waits for that record if the fence
+        ends the right of a producer that may return. None: this broker no longer serves the topic.
 
-        Only the marker of the binding that counts when this returns counts: what an earlier one
-        answered stands in a dataset, or in an ownership, that was left.
+        Raises BrokenKey if a key of the topic is unusable.
         """
         create = False
         logs = [self._logs[partition] for partition in effect.partitions]
@@ -108,14 +107,14 @@ class Fencing:
             fence = self._store_fence(effect, partitions, binding, ledger, previous, create=create)
             recording = None
             if not flush:
-                # Beside the fence, not behind it: a grant that is noted but then fails only makes
-                # the anchor expect more than there is.
+                # In parallel with the fence. If the grant then fails, the anchor only expects a
+                # higher ledger than the store has.
                 recording = self._dependencies.spawn(self._record_grant(ledger))
             outcome = await self._dependencies.appender.fence(fence, logs, flush=flush)
             if recording is not None and must_be_recorded:
                 await recording
             if outcome is Outcome.DONE:
-                # What a departed holder left must not enter behind the end of its right to resume.
+                # Entries of a departed holder must not be stored after its right to resume has ended.
                 ends_tenure = not flush or effect.purpose is Purpose.SHARE
                 if await self._settled(fence, logs, changes_hands=ends_tenure):
                     return ledger
@@ -126,7 +125,7 @@ class Fencing:
             )
             if outcome is Outcome.LOST:
                 for topic_log in logs:
-                    topic_log.expect_comparison()  # what is missing is counted behind the marker
+                    topic_log.expect_comparison()  # lost entries are counted after the marker
             create = create or outcome is Outcome.LOST
             following = await self._next_ledger(binding, outcome, logs)
             if following is None:
@@ -137,7 +136,7 @@ class Fencing:
     async def _next_ledger(
         self, failed: Binding, outcome: Outcome, logs: Sequence[TopicLog]
     ) -> int | None:
-        """Another ledger, for whatever binding holds now; the refused one is never used again."""
+        """Reserve another ledger under the current binding. The refused ledger is never used again."""
         while not any(topic_log.is_closed for topic_log in logs):
             try:
                 answer = await self._dependencies.ownership.refence(self._bucket, failed, outcome)
@@ -152,9 +151,9 @@ class Fencing:
     async def _settled(
         self, fence: StoreFence, logs: Sequence[TopicLog], *, changes_hands: bool
     ) -> bool:
-        """Compare the tails behind the markers and open the logs for writing.
+        """Compare the logs' tails after the fence, and open the logs for writing.
 
-        False: the logs were closed, or the binding was replaced meanwhile.
+        False: the logs were closed or the binding was replaced meanwhile.
         """
         for topic_log in logs:
             if not await self._reconcile(topic_log, fence, changes_hands=changes_hands):
@@ -164,11 +163,11 @@ class Fencing:
         for part, topic_log in zip(fence.logs, logs, strict=True):
             for name, value in part.state.items():
                 if name.startswith(FLOOR_PREFIX) and int(value) < int(topic_log.state.get(name, 0)):
-                    continue  # raised while the fence was under way
+                    continue  # the floor was raised during the fence
                 topic_log.note_state({name: _alike(value)})
-            topic_log.note_state({}, [OPEN_PUBLISH])  # the fence dropped it
+            topic_log.note_state({}, [OPEN_PUBLISH])  # the fence removed the open publish
             topic_log.marker_committed(Marker(Position(fence.ledger, 0), NO_FIELDS))
-            if changes_hands:  # whatever slipped in was sent by a writer whose turn ends here
+            if changes_hands:  # waiting entries are from a writer whose tenure has ended
                 topic_log.refuse_waiting()
             topic_log.allow_writes()
             if topic_log.has_more:
@@ -176,7 +175,7 @@ class Fencing:
         return True
 
     def _counts(self, binding: Binding) -> bool:
-        """Whether the bucket is held by this very binding."""
+        """Whether this broker holds the bucket under exactly this binding."""
         holding = self._dependencies.ownership.holding(self._bucket)
         return holding is not None and holding.binding == binding
 
@@ -196,14 +195,14 @@ class Fencing:
             topic_log = self._logs[number]
             state = state_fields(effect, partitions[number], ledger, time_ms)
             state["generation"] = str(binding.generation)
-            # A dataset that lost its tail may have lost floors, too.
+            # A failover that loses a tail may lose floors, too.
             state |= {
                 name: value
                 for name, value in topic_log.state.items()
                 if name.startswith(FLOOR_PREFIX)
             }
             state |= self._sequences(number)
-            if create:  # the log was lost: what it kept besides is written anew
+            if create:  # the log was lost: write its other state again
                 state = {
                     name: value
                     for name, value in topic_log.state.items()
@@ -229,10 +228,10 @@ class Fencing:
         return StoreFence(binding, ledger, tuple(parts), audit)
 
     async def read_state(self, topic_log: TopicLog) -> None:
-        """Have the log know what its state says behind the first fence here.
+        """Read the log's state again after the first fence by this broker.
 
-        When it was read before, a trim or a cursor's save may have been on its way that nobody waits for
-        any more; from the fence on none is. Raises Undecided.
+        During an earlier read, a trim or a save of a cursor may still have been under way. After the
+        fence none can be. Raises Undecided.
         """
         binding = topic_log.binding
         if binding is None:
@@ -243,9 +242,9 @@ class Fencing:
         topic_log.note_state(changed, known.keys() - found.keys())
 
     async def remember_end(self, topic_log: TopicLog) -> None:
-        """Note what is before the first marker here: it counts as acknowledged.
+        """Note the last entry before the first marker of this broker. It counts as acknowledged.
 
-        Should the store lose it later, this broker can tell. Raises Undecided.
+        If the store loses it later, the broker can report the loss. Raises Undecided.
         """
         binding = topic_log.binding
         if binding is None or len(topic_log.state) == 0 or topic_log.ends:
@@ -263,14 +262,14 @@ class Fencing:
             topic_log.note_end(end)
 
     async def record_use(self, ledger: int) -> None:
-        """Have the anchor know that the bucket holds something, before anything is acknowledged.
+        """Record in the anchor that the bucket has data, before the first acknowledgement.
 
         Raises Unavailable.
         """
         await self._dependencies.ownership.record_use(self._bucket, ledger)
 
     async def _record_grant(self, ledger: int) -> None:
-        """Have the anchor know of a change of hands, however long that takes."""
+        """Record a change of the holder in the anchor. Retries until it succeeds or the topic is closed."""
         is_told = False
         while True:
             try:
@@ -289,12 +288,12 @@ class Fencing:
     async def _reconcile(
         self, topic_log: TopicLog, fence: StoreFence, *, changes_hands: bool
     ) -> bool:
-        """After a fence that followed a refused write: see what of the former tail survived.
+        """Determine which blocks of the former tail survived, after a fence that followed a rejected write.
 
-        Undecided blocks that are there are confirmed. The others are certainly not in the log that
-        counts: refused when the topic changed hands, else appended again under the new ledger in
-        the same order. Acknowledged entries that are not there are a loss: counted, logged with
-        their positions, audited. False: the binding was replaced before this could be seen.
+        Undecided blocks that the store has are confirmed. The others are certainly not in the log. If the
+        holder changed, they are rejected. Otherwise they are appended again in the same order under the new
+        ledger. Missing acknowledged entries are a loss, which is counted, logged with positions, and
+        audited. False: the binding was replaced before the check finished.
         """
         if not topic_log.was_refused:
             return True
@@ -319,7 +318,7 @@ class Fencing:
         absent: list[PendingBlock] = []
         for pending in undecided:
             if pending not in topic_log.undecided:
-                continue  # confirmed on its way meanwhile
+                continue  # confirmed meanwhile
             block = stored.get(pending.block.position)
             if block is not None and block.chain == pending.block.chain:
                 topic_log.block_committed(pending)
@@ -332,9 +331,9 @@ class Fencing:
         return True
 
     async def _survived(self, topic_log: TopicLog, replid: str) -> Position:
-        """The newest position that is there of what was acknowledged: nothing behind it is.
+        """The newest acknowledged position that the store still has.
 
-        A store loses tails only, so what is in front of it is there, or was dropped on purpose.
+        A store loses only tails. All earlier entries are therefore stored, unless they were trimmed.
         """
         newest = await topic_log.store.read_blocks(
             topic_log.name, EARLIEST, topic_log.committed, count=1, reverse=True, replid=replid
@@ -355,15 +354,15 @@ class Fencing:
 
 
 def _alike(value: str) -> str:
-    """A value that the states of many logs share is stored in memory once."""
+    """Intern a short value, because the states of many logs share it."""
     return sys.intern(value) if len(value) <= ALIKE_MAX else value
 
 
 def _may_return(partition: Partition) -> bool:
-    """Whether somebody may come back with a right that a change of hands ends.
+    """Whether a producer may return with a right that a change of the holder ends.
 
-    Should the store lose the marker of that change, only the anchor's note keeps him out. Who has
-    closed his producer, or never had any, does not come.
+    If the store loses the marker of that change, only the anchor's record keeps the producer out. A holder
+    that closed its producer does not return.
     """
     match partition.ownership:
         case Vacant(tenure):
@@ -377,7 +376,7 @@ def _may_return(partition: Partition) -> bool:
 async def _stored(
     topic_log: TopicLog, undecided: Sequence[PendingBlock], replid: str
 ) -> dict[Position, Block]:
-    """The blocks that stand where the undecided ones would."""
+    """The stored blocks at the positions of the undecided blocks."""
     found: dict[Position, Block] = {}
     for pending in undecided:
         position = pending.block.position

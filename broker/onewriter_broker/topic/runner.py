@@ -1,8 +1,8 @@
-"""One topic on this broker: the only caller of ``step``, and whoever performs its effects.
+"""Runs the machine of one topic: the only caller of ``step``, which also performs the effects.
 
-Events go through a mailbox and are stepped one after the other, without an await between deciding
-and recording. What takes time (a fence) runs as a task of the broker's group and comes back as an
-event. The publish path does not pass here: see producer.py and log/appender.py.
+A mailbox orders the events. The runner handles them one by one, without an await between a decision and its
+record. Slow work (a fence) runs as a task of the broker's group and returns as an event. Publishing does not use
+the runner: see producers/producer.py and log/appender.py.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ from onewriter_core.topic.model import (
 )
 
 LEDGER_WAIT_SECONDS = 5.0
-"""How long a fence waits for a ledger while the anchor is away, before its asker is told."""
+"""How long a fence waits for a ledger while the anchor is unavailable, before the broker refuses it."""
 
 TAKEOVER_WAIT_SECONDS = 2.0
-"""The same where somebody writes, who goes on meanwhile."""
+"""The same limit if the topic has a holder, which continues to write meanwhile."""
 
 LEDGER_RETRY_SECONDS = 0.2
 
@@ -89,8 +89,8 @@ class TopicRunner:
         "_is_stepping",
         "_mailbox",
         "_queue_notices",
-        "_registrations",
         "_timer",
+        "_topic_producers",
         "bucket",
         "history",
         "logs",
@@ -113,10 +113,10 @@ class TopicRunner:
         self.topic = topic
         self.logs = logs
         spawn = self.spawn
-        self._registrations = TopicProducers(
+        self._topic_producers = TopicProducers(
             logs, spawn, self._activated, is_deduplicated=is_deduplicated
         )
-        # Lists and plain dicts: an empty deque weighs 0.6 KiB, and most topics are idle.
+        # Lists and plain dicts: an empty deque takes 0.6 KiB, and most topics are idle.
         self.history = TopicHistory(name, bucket, dependencies, spawn)
         self._dependencies = dependencies
         self._fencing = Fencing(
@@ -125,30 +125,32 @@ class TopicRunner:
         self._mailbox: list[Event] = []
         self._is_stepping = False
         self._timer: asyncio.TimerHandle | None = None
-        self._queue_notices: QueueNotices | None = None  # until a holder wants it
-        self._assured_at: dict[int, float] = {}  # by partition; nothing: nobody may serve
+        self._queue_notices: QueueNotices | None = None  # created when the first holder needs it
+        self._assured_at: dict[
+            int, float
+        ] = {}  # by partition; a missing partition has no assured holder
         self._answers: dict[str, asyncio.Future[Answer]] = {}
         self._fences: list[asyncio.Task[None]] = []
 
     @property
     def producers(self) -> dict[str, Producer]:
-        """Everybody who writes or waits, by registration."""
-        return self._registrations.producers
+        """Holders and waiters, by registration."""
+        return self._topic_producers.producers
 
     @property
     def deduplications(self) -> Deduplications:
-        """Of each log, while a policy asks for it."""
-        return self._registrations.deduplications
+        """The deduplication of each log, if a policy enables it."""
+        return self._topic_producers.deduplications
 
     def deduplicate(self, *, is_on: bool) -> None:
-        """Begin or end deduplication of what is handed in from now on."""
-        self._registrations.deduplicate(is_on=is_on)
+        """Begin or end the deduplication of later entries."""
+        self._topic_producers.deduplicate(is_on=is_on)
 
     def assure(self, partition: int, epoch: int) -> bool:
-        """Whether this epoch still is a partition's, by what is decided here; its holder may be told so.
+        """Whether the epoch is still the current one of a partition, so that its holder may be assured.
 
-        From then on it may act in the topic's name for as long as it has asked for (decisions 22),
-        and nobody else is granted the topic before that has passed.
+        After an assurance the holder may act as the leader for the time that it requested
+        (``serve_seconds``). The broker grants the topic to no other producer before that time has passed.
         """
         found = self.topic.partition(partition)
         tenure = None if found is None else tenure_of(found)
@@ -165,15 +167,15 @@ class TopicRunner:
 
     def _sequences(self, partition: int) -> dict[str, str]:
         fenced = self.topic.partition(partition)
-        return self._registrations.state(partition, 0 if fenced is None else fenced.epoch)
+        return self._topic_producers.state(partition, 0 if fenced is None else fenced.epoch)
 
     # ------------------------------------------------------------ events
 
     async def open(self, partitions: tuple[Partition, ...]) -> tuple[Partition, ...] | None:
-        """Fence the logs of these partitions, which this broker begins to serve; None: bucket lost.
+        """Fence the logs of partitions that this broker begins to serve. None: the bucket is lost.
 
-        Raises Unavailable when no ledger can be reserved, BrokenKey when a key cannot be used,
-        Undecided when the log cannot be read.
+        Raises Unavailable if no ledger can be reserved, BrokenKey if a key is unusable, Undecided if the
+        log cannot be read.
         """
         tenures = tuple((partition.number, _tenure(partition)) for partition in partitions)
         numbers = tuple(partition.number for partition in partitions)
@@ -190,24 +192,28 @@ class TopicRunner:
         for number in numbers:
             await self._fencing.remember_end(self.logs[number])
             await self.deduplications.open(number)
-            if known[number].serve_seconds:  # whoever served the topic before may have just assured
+            if known[
+                number
+            ].serve_seconds:  # the former broker may have assured the holder just before
                 self._assured_at[number] = self._dependencies.now()
         return tuple(replace(partition, ledger=opened, is_open=True) for partition in partitions)
 
     def start(self, partitions: tuple[Partition, ...]) -> None:
-        """Serve these partitions, which were opened."""
+        """Serve partitions that were opened."""
         self.topic = replace(self.topic, partitions=partitions)
         self._set_timer()
-        if any(partition.epoch for partition in partitions):  # else nobody ever held it
+        if any(
+            partition.epoch for partition in partitions
+        ):  # otherwise the topic never had a holder
             self.spawn(self.history.recall())
 
     def refence_where_refused(self) -> None:
-        """Bucket and dataset are still ours, but writes were refused: open the next ledger."""
+        """Open the next ledger if writes were rejected although this broker still owns bucket and dataset."""
         if any(topic_log.was_refused for topic_log in self.logs.values()):
             self.dataset_changed()
 
     def post(self, event: Event) -> None:
-        """Step the machine with the event, after those posted before it."""
+        """Handle the event after all events that were posted before it."""
         self._mailbox.append(event)
         if self._is_stepping:
             return
@@ -223,7 +229,7 @@ class TopicRunner:
         finally:
             self._is_stepping = False
         if has_failed:
-            self._dependencies.failed(self.name)  # unloads the topic: that must be stepped, too
+            self._dependencies.failed(self.name)  # unloads the topic, which needs a step, too
             self._leave_unanswered("the topic failed; the broker's log says why")
             return
         self._set_timer()
@@ -235,10 +241,10 @@ class TopicRunner:
         self._dependencies.changed(self.name)
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run work of this topic; the unexpected closes the topic, not the broker.
+        """Run work of this topic as a task. An unexpected error closes the topic, not the broker.
 
-        Work for one request, which changes nothing before it gets so far, ends what is unexpected itself
-        and stands in ``changing`` from there on.
+        Work for one request handles unexpected errors itself until it changes the topic. From then on it
+        runs in ``changing``.
         """
         task = self._dependencies.spawn(self._guarded(work))
         task.add_done_callback(lambda _task: work.close())  # cancelled before its first step
@@ -255,9 +261,9 @@ class TopicRunner:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Inside, what this broker knows of the topic is changed.
+        """Guard a change of the topic's state in memory.
 
-        The unexpected leaves it half changed: it is raised, and closes the topic.
+        An unexpected error may leave the state inconsistent, so it closes the topic and is raised.
         """
         try:
             yield
@@ -281,7 +287,7 @@ class TopicRunner:
             self._tell_loads()
 
     def _tell_loads(self) -> None:
-        """Have the machine know what the waiters' hosts lead elsewhere."""
+        """Give the machine the number of other topics that each waiter's host leads."""
         hosts = (waiter.host for waiter in self.topic.queue)
         loads = self._dependencies.loads.elsewhere(str(self.name), hosts)
         if loads != self.topic.loads:
@@ -306,14 +312,14 @@ class TopicRunner:
         self.post(ClockTicked(self._dependencies.now()))
 
     def request(self, producer: Producer) -> None:
-        """A producer asks for the topic; it is answered through its channel."""
+        """Handle a producer's request for the topic. The answer goes through its channel."""
         self.producers[producer.request.registration] = producer
         producer.since_ms = self._dependencies.wall_ms()
         self.post(ProducerRequested(producer.request, self._dependencies.now()))
 
     def gone(self, producer: Producer, departure: Departure) -> None:
-        """A producer or waiter left, or its connection did."""
-        if self._registrations.stop(producer.request.registration) is not None:
+        """Handle the departure of a producer or waiter, or the loss of its connection."""
+        if self._topic_producers.stop(producer.request.registration) is not None:
             self.post(
                 ProducerGone(producer.request.registration, departure, self._dependencies.now())
             )
@@ -321,8 +327,8 @@ class TopicRunner:
     async def administer(self, event: Event, identifier: str) -> Answer:
         """Post an administrator's request and wait for its answer.
 
-        Raises Unavailable when the topic fails or is unloaded before the machine has answered: it
-        may or may not have been done.
+        Raises Unavailable if the topic fails or is unloaded before the machine answers. The request may or
+        may not have been performed.
         """
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._answers[identifier] = future
@@ -333,20 +339,20 @@ class TopicRunner:
             del self._answers[identifier]
 
     def _leave_unanswered(self, reason: str) -> None:
-        """End the administrators' requests that the machine will not answer any more."""
+        """Fail the administrators' requests that the machine can no longer answer."""
         for future in self._answers.values():
             if not future.done():
                 future.set_exception(Unavailable(reason))
 
     def dataset_changed(self) -> None:
-        """The store failed over: nothing is appended until every log is fenced again."""
+        """Handle a failover of the store: nothing is appended until every log is fenced again."""
         for topic_log in self.logs.values():
             topic_log.stop_writes(was_refused=True)
-        # This broker made or read every grant since it took the bucket, so it knows them.
+        # This broker made or read every grant since it acquired the bucket, so it knows all of them.
         self.post(DatasetChanged(grants_known=True, now=self._dependencies.now()))
 
     def unload(self, reason: str) -> None:
-        """Serve the topic no longer: everybody is told to look it up again."""
+        """Stop serving the topic. All clients have to look it up again."""
         self.post(Unloaded(reason, self._dependencies.now()))
         self._leave_unanswered(reason)
         if self._timer is not None:
@@ -359,15 +365,15 @@ class TopicRunner:
             topic_log.close()
 
     async def settled(self) -> None:
-        """Wait for the fences under way, also of an unloaded topic.
+        """Wait for the fences that are under way, also after the topic was unloaded.
 
-        Whoever serves the topic next must not read its state while one may still be stored.
+        The next load of the topic must not read its state while a fence may still be stored.
         """
         if self._fences:
             await asyncio.wait(self._fences)
 
     def roll_if_full(self, bytes_max: int, age_seconds_max: float) -> None:
-        """Ask for the next ledger where the present one has passed its size or age."""
+        """Request the next ledger for each partition whose ledger exceeds its size or age."""
         now = self._dependencies.now()
         for partition in self.topic.partitions:
             topic_log = self.logs[partition.number]
@@ -385,17 +391,17 @@ class TopicRunner:
                 self._fences.append(task)
                 task.add_done_callback(self._fences.remove)
             case Grant():
-                self._registrations.grant(effect)
+                self._topic_producers.grant(effect)
             case Queue(registration, name):
                 producer = self.producers[registration]
                 producer.name = name
                 producer.channel.producer_waits(producer)
             case Reject(registration, code, message):
-                refused = self._registrations.stop(registration)
+                refused = self._topic_producers.stop(registration)
                 if refused is not None:
                     refused.channel.producer_refused(refused, code, message)
             case Close(registration, departure):
-                closed = self._registrations.stop(registration)
+                closed = self._topic_producers.stop(registration)
                 if closed is not None:
                     log.info(
                         "producer.closed",
@@ -427,16 +433,16 @@ class TopicRunner:
     # ------------------------------------------------------------ fences
 
     async def _reserved_ledger(self, effect: Fence) -> int | None:
-        """The ledger to open; None: there is none for now, and the machine has been told.
+        """The ledger to open. None: no ledger is available, and the machine knows it.
 
-        Asked for again for a while, because a refusal sends waiters away who lose nothing by
-        waiting, and because the machine asks again at once where it must.
+        The method retries for some time, because a refusal disconnects waiters that could simply wait, and
+        because the machine requests a mandatory fence again at once.
         """
         patience = TAKEOVER_WAIT_SECONDS if effect.stops else LEDGER_WAIT_SECONDS
         deadline = self._dependencies.now() + patience
         while True:
             try:
-                if effect.stops:  # they go on where the change could not be noted anyway
+                if effect.stops:  # the holders continue if the anchor cannot record the change
                     await self._dependencies.ownership.confirm_record(self.bucket)
                 return await self._dependencies.ownership.reserve_ledger(self.bucket)
             except Unavailable as unavailable:
@@ -476,7 +482,7 @@ class TopicRunner:
 
 
 def _tenure(partition: Partition) -> Tenure | None:
-    """What the marker of a partition that is being loaded keeps."""
+    """The tenure that the marker of a partition keeps during a load."""
     return (
         partition.ownership.tenure if isinstance(partition.ownership, Vacant | Reserved) else None
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onewriter_broker.verify.findings import Violation
+from onewriter_broker.verify.findings import DEFAULT_LIMITS, Limits, Violation
 from onewriter_broker.verify.records import (
     FenceRecord,
     ForgetRecord,
@@ -24,9 +24,6 @@ from onewriter_broker.verify.records import (
 from onewriter_core.ids import Position
 from onewriter_core.publishers import Publisher
 from onewriter_core.topic.model import AccessMode, Departure, PromotionPolicy, Purpose
-
-AUDIT_RECORDS_MAX = 100_000
-"""Records of one bucket that are checked; a note says if there were more."""
 
 _POLICIES = {policy.value for policy in PromotionPolicy}
 
@@ -79,6 +76,7 @@ class BucketAudit:
     """There are records that were not checked."""
     unreadable: int = 0
     notes: list[str] = field(default_factory=list)
+    limits: Limits = DEFAULT_LIMITS
 
     def log(self, name: str) -> LogAudit:
         """What is known about a log; creates it if it is new."""
@@ -93,9 +91,11 @@ def check_audit(
     May be called again with the following records.
     """
     for record_id, fields in records:
-        if audit.records >= AUDIT_RECORDS_MAX:
+        if audit.records >= audit.limits.audit_records_max:
             audit.is_cut = True
-            note = f"the audit was looked at up to its {AUDIT_RECORDS_MAX}th record only"
+            note = (
+                f"the audit was looked at up to its {audit.limits.audit_records_max}th record only"
+            )
             if note not in audit.notes:
                 audit.notes.append(note)
             return

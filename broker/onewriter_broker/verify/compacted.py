@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from onewriter_broker.log.store.api import Block, LogStore
-from onewriter_broker.log.store.blocks import CHAIN_START, MalformedBlock
-from onewriter_broker.log.store.compacted import COMPACTED, View, chain
+from onewriter_broker.log.store.blocks import MalformedBlock
+from onewriter_broker.log.store.compacted import View, chain
 from onewriter_broker.log.topic_log.batches import Chunk, content_of, without
-from onewriter_broker.log.topic_log.log import TRIMMED, last_position, payloads
+from onewriter_broker.log.topic_log.log import last_position, payloads
 from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, Newest
 from onewriter_broker.verify.findings import Findings, Note, Violation
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.chain import CHAIN_START
+from onewriter_core.log_format.field_names import COMPACTED, TRIMMED
 
 KEYS_MAX: Final = 2_000_000
 """Keys that the repeated compaction keeps in memory. A log with more keys is not compared."""

@@ -23,8 +23,21 @@ PREDICATES: Final = {
 }
 """The predicates that the stored log and audit can show, each with the part of it that they show."""
 
-VIOLATIONS_MAX = 100
-"""Violations that are listed per log; further ones are counted."""
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a log one check keeps in memory and lists."""
+
+    violations_max: int = 100
+    """Violations that are listed per log; further ones are counted."""
+    audit_records_max: int = 100_000
+    """Records of one bucket that are checked; a note says if there were more."""
+    remembered_entries_max: int = 200_000
+    """Entries of all producers of a log that later entries are compared with. The entries of the producer that was
+    silent for the longest time are dropped first."""
+
+
+DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +66,13 @@ class Note:
 class Findings:
     """Violations and notes of one log, in the order in which they were found; both bounded.
 
-    ``further`` counts violations beyond VIOLATIONS_MAX. Equal notes are kept once.
+    ``further`` counts violations beyond the limit. Equal notes are kept once.
     """
 
     violations: list[Violation] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
     further: int = 0
+    limits: Limits = DEFAULT_LIMITS
 
     @property
     def holds(self) -> bool:
@@ -68,7 +82,7 @@ class Findings:
     def add(self, violations: Iterator[Violation]) -> None:
         """Add violations, up to the bound."""
         for violation in violations:
-            if len(self.violations) < VIOLATIONS_MAX:
+            if len(self.violations) < self.limits.violations_max:
                 self.violations.append(violation)
             else:
                 self.further += 1

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock, Unit
-from onewriter_broker.log.store.blocks import CHAIN_START, chain
-from onewriter_broker.log.topic_log.log import TRIMMED, last_position, payloads
+from onewriter_broker.log.topic_log.log import last_position, payloads
 from onewriter_broker.verify.audit import BucketAudit, LogAudit
 from onewriter_broker.verify.findings import Violation
 from onewriter_broker.verify.publishers import PublisherChecker
@@ -21,6 +20,8 @@ from onewriter_broker.verify.publishes import PublishChecker
 from onewriter_broker.verify.records import FenceRecord
 from onewriter_broker.verify.sequences import SequenceChecker
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
+from onewriter_core.log_format.chain import CHAIN_START, chain
+from onewriter_core.log_format.field_names import TRIMMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class LogChecker:
     """The epoch of the ledger's entries (None if no producer held the topic), and the broker that wrote them."""
 
     def __post_init__(self) -> None:
-        self.sequences = SequenceChecker(self.log)
+        self.sequences = SequenceChecker(self.log, limits=self.audit.limits)
         self._known = self.audit.logs.get(self.log, LogAudit())
         self.publishes = PublishChecker(self.log, frozenset(self._known.forgotten))
         self.publishers = PublisherChecker(self.log, self.audit)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onewriter_broker.log.store.api import VERSION_PREFIX, Block, Marker
+from onewriter_broker.log.store.api import Block, Marker
 from onewriter_broker.log.store.blocks import publish_of
 from onewriter_broker.log.topic_log.log import payloads
 from onewriter_broker.verify.findings import Violation
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
+from onewriter_core.log_format.field_names import VERSION_PREFIX
 from onewriter_core.wire.messages import summarize
 
 APPS_REMEMBERED_MAX = 10_000

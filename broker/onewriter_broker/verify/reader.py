@@ -20,7 +20,7 @@ from onewriter_broker.log.topic_log.log import last_position, stored_bytes
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.verify.audit import BucketAudit, check_audit
 from onewriter_broker.verify.compacted import check_compacted
-from onewriter_broker.verify.findings import Findings, Note, Violation
+from onewriter_broker.verify.findings import DEFAULT_LIMITS, Findings, Limits, Note, Violation
 from onewriter_broker.verify.logs import LogChecker, Stored
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName, bucket_of
@@ -80,7 +80,11 @@ async def all_logs(store: LogStore, buckets: int) -> list[TopicName]:
 
 
 async def verify(
-    store: LogStore, logs: Sequence[TopicName], buckets: int, progress: Progress
+    store: LogStore,
+    logs: Sequence[TopicName],
+    buckets: int,
+    progress: Progress,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> list[LogReport]:
     """Check these logs with their buckets' audits; one report each, bucket by bucket.
 
@@ -91,15 +95,19 @@ async def verify(
     for log in logs:
         of_bucket.setdefault(bucket_of(log, buckets), []).append(log)
     for bucket, names in sorted(of_bucket.items()):
-        reports += await _verify_bucket(store, bucket, names, progress)
+        reports += await _verify_bucket(store, bucket, names, progress, limits)
     return reports
 
 
 async def _verify_bucket(
-    store: LogStore, bucket: int, names: Sequence[TopicName], progress: Progress
+    store: LogStore,
+    bucket: int,
+    names: Sequence[TopicName],
+    progress: Progress,
+    limits: Limits,
 ) -> list[LogReport]:
-    reports = {str(name): LogReport(str(name)) for name in names}
-    audit = BucketAudit()
+    reports = {str(name): LogReport(str(name), Findings(limits=limits)) for name in names}
+    audit = BucketAudit(limits=limits)
     after = await _read_audit(store, bucket, audit, "", reports)
     settled = {
         name: log.newest.ledger for name, log in audit.logs.items() if log.newest is not None

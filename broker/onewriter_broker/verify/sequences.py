@@ -13,16 +13,13 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onewriter_broker.verify.findings import Violation
+from onewriter_broker.verify.findings import DEFAULT_LIMITS, Limits, Violation
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.wire.messages import EntrySummary, entry_checksum, summarize
 
 RECENT_ENTRIES_MAX = 1_024
 """Earlier entries of one producer that an entry is compared with: what a client may resend."""
-
-REMEMBERED_ENTRIES_MAX = 200_000
-"""The same over all producers; the producer that was silent for the longest time is dropped first."""
 
 _Print = tuple[int, int]
 """Sequence id and checksum: they distinguish the entries of one producer."""
@@ -50,6 +47,7 @@ class SequenceChecker:
     log: str
     unreadable: int = 0
     forgotten: int = 0
+    limits: Limits = DEFAULT_LIMITS
     _holder: str = ""
     _epoch: int | None = None
     _begins_here: bool = False
@@ -154,7 +152,7 @@ class SequenceChecker:
         if len(recent) > RECENT_ENTRIES_MAX:
             del recent[next(iter(recent))]
             self._remembered -= 1
-        while self._remembered > REMEMBERED_ENTRIES_MAX:
+        while self._remembered > self.limits.remembered_entries_max:
             _, dropped = self._recent.popitem(last=False)
             self._remembered -= len(dropped)
             self.forgotten += 1

@@ -9,18 +9,16 @@
             while not leadership.lost.is_set():
                 leadership.send(b"only I can write this")
 
-Each client has one thread, in which its event loop runs; it keeps connections alive and hears of
-losses while the program computes. Every method may be called from any thread. Errors, options and
-values are those of ``onewriter``. Callbacks run in that thread: they must not block, nor call
-anything that does. docs/sync.md has the rest.
+Each client has one thread with its event loop, which keeps connections alive and detects losses while the program
+computes. Any thread may call every method. Errors, options and values are those of ``onewriter``. Callbacks run in
+the client's thread: they must neither block nor call a method that blocks. docs/sync.md describes the details.
 """
 
 from onewriter.sync._candidacy import Candidacy, Standing
 from onewriter.sync._client import Client
-from onewriter.sync._guard import Guarded, Transaction
 from onewriter.sync._leadership import Lead, Leadership, Loss
 from onewriter.sync._own import Own, Ownership, Ownerships
-from onewriter.sync._producer import Producer
+from onewriter.sync._producer import Guarded, Producer, Transaction
 from onewriter.sync._source import Consumer, Reader
 from onewriter.sync._state import SharedMap, SharedState, Watch
 

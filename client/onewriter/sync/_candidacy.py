@@ -1,4 +1,4 @@
-"""Leading a topic again and again, with calls that block."""
+"""Candidacies whose calls block: leading a topic term after term."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from onewriter._lead.leadership import Leadership as AsyncLeadership
 from onewriter._produce.tenure import ProducerOptions
 from onewriter.sync._client import Client
 from onewriter.sync._contexts import Context
-from onewriter.sync._facade import blocking, calling, leaving, parts
+from onewriter.sync._facade import blocking, calling, closing, parts
 from onewriter.sync._leadership import Leadership
 from onewriter.sync._thread import Thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """As ``onewriter.Standing``: a candidate's situation at one moment; its terms block."""
+    """As ``onewriter.Standing``: a candidate's state at one moment. The calls of its terms block."""
 
     version: int
     phase: Phase
@@ -36,7 +36,7 @@ class Standing:
 
     @classmethod
     def of(cls, standing: AsyncStanding, thread: Thread) -> Self:
-        """The same, as it is told to those who block."""
+        """Convert a standing of the asynchronous candidacy."""
         return cls(
             version=standing.version,
             phase=standing.phase,
@@ -53,7 +53,7 @@ class Standing:
 class Candidacy(Context[AsyncCandidacy]):
     """As ``onewriter.Candidacy``, in a ``with`` statement inside its client's.
 
-    ``on_elected`` runs in a thread of its own, so it may block; ``on_change`` in the client's.
+    ``on_elected`` runs in a separate thread, so it may block; ``on_change`` runs in the client's thread.
     """
 
     def __init__(
@@ -86,16 +86,16 @@ class Candidacy(Context[AsyncCandidacy]):
 
     @property
     def standing(self) -> Standing:
-        """Its situation now."""
+        """The current standing."""
         return Standing.of(self._inner.standing, self._thread)
 
     @property
     def term(self) -> Leadership | None:
-        """The term that it leads now; None while it does not."""
+        """The current term; None while the candidate does not lead."""
         return _term(self._inner.term, self._thread)
 
     def terms(self) -> Iterator[Leadership]:
-        """Each term in turn, until the candidacy is closed."""
+        """Yield each term, until the candidacy is closed."""
         terms = self._inner.terms()
 
         async def following() -> AsyncLeadership | None:
@@ -108,7 +108,7 @@ class Candidacy(Context[AsyncCandidacy]):
     change = blocking(AsyncCandidacy.change, Standing.of)
     release = blocking(AsyncCandidacy.release)
     rejoin = calling(AsyncCandidacy.rejoin)
-    close = leaving(AsyncCandidacy.close)
+    close = closing(AsyncCandidacy.close)
 
 
 def _term(term: AsyncLeadership | None, thread: Thread) -> Leadership | None:

@@ -1,4 +1,4 @@
-"""The client whose calls block, and the thread that it has for its event loop."""
+"""The client whose calls block. It runs its event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Changed = Callable[[Producer], None]
 
 
 class Client(Context[AsyncClient]):
-    """As ``onewriter.Client``, for a ``with`` statement, which any thread may leave."""
+    """As ``onewriter.Client``, in a ``with`` statement. Any thread may leave the statement."""
 
     def __init__(
         self,
@@ -48,9 +48,9 @@ class Client(Context[AsyncClient]):
         *,
         on_change: Changed | None = None,
     ) -> Producer:
-        """A producer that begins to ask for its topic; ``ready`` waits until it may write.
+        """Start a producer without waiting; see ``onewriter.Client.start_producer``.
 
-        ``on_change`` is called in the client's thread, whenever its state or its trouble changes.
+        ``on_change`` is called in the client's thread whenever the producer's state or trouble changes.
         """
         told = self._told(on_change)
         made = self._thread.run(lambda: self._inner.start_producer(topic, options, on_change=told))
@@ -64,9 +64,9 @@ class Client(Context[AsyncClient]):
         timeout_seconds: float | None = None,
         on_change: Changed | None = None,
     ) -> Producer:
-        """A producer that may write; see ``onewriter.Client.create_producer``.
+        """Create a producer that may write; see ``onewriter.Client.create_producer``.
 
-        ``on_change`` is called in the client's thread, whenever its state or its trouble changes.
+        ``on_change`` is called in the client's thread whenever the producer's state or trouble changes.
         """
         made = self._inner.create_producer(
             topic, options, timeout_seconds=timeout_seconds, on_change=self._told(on_change)

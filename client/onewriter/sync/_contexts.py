@@ -1,4 +1,4 @@
-"""``with`` statements and loops of the blocking siblings: each kind of them once."""
+"""``with`` statements and iteration of the blocking classes."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Made_co = TypeVar("Made_co", covariant=True)
 
 
 class Context(Facade[A_co], ABC):
-    """What is its own target in a ``with`` statement."""
+    """A facade whose ``with`` statement returns the facade itself."""
 
     def _enter(self) -> None:
-        """What the beginning of the block does."""
+        """Run at the beginning of the block."""
         return
 
     @abstractmethod
     def _leave(self, error: BaseException | None) -> None:
-        """What the end of the block does; ``error`` if one ended it, which goes on afterwards."""
+        """Run at the end of the block. ``error`` is the exception that ended it, which is raised afterwards."""
 
     def __enter__(self) -> Self:
         self._enter()
@@ -42,11 +42,11 @@ class Context(Facade[A_co], ABC):
 
 
 class Opening(Facade[Context_co], ABC, Generic[Context_co, Made_co]):
-    """What opens something else in a ``with`` statement."""
+    """A facade whose ``with`` statement returns another object."""
 
     @abstractmethod
     def _sibling_of(self, opened: Any) -> Made_co:
-        """The blocking sibling of what was opened."""
+        """Return the blocking class of the opened object."""
 
     def __enter__(self) -> Made_co:
         return self._sibling_of(self._thread.call(_entered(self._inner)))
@@ -74,7 +74,7 @@ async def _left(
 
 
 def next_of(thread: Thread, coming: Coroutine[Any, Any, R]) -> R:
-    """What an asynchronous iterator gives next, for ``__next__``."""
+    """Return the next item of an asynchronous iterator, for ``__next__``."""
     try:
         return thread.call(coming)
     except StopAsyncIteration:

@@ -1,4 +1,4 @@
-"""How a class of the SDK becomes its blocking sibling, one line for each of its names.
+"""The facade of an asynchronous class: a blocking class with one declaration per member.
 
 ::
 
@@ -6,16 +6,20 @@
         topic: Reading[AsyncGuarded, str] = Reading(lambda it: it.topic)
         seal = blocking(AsyncGuarded.seal)
 
-Types, parameters and docstrings are those of the asynchronous sibling. What differs is who does it:
+Types, parameters and docstrings are those of the asynchronous class, at run time and for the type checker. The
+declaration says how the member is called:
 
 =============== ====================================================================================
-``Reading``     an attribute or a property: read at once, in whatever thread
-``direct``      a method that neither waits nor touches the loop: called at once, in whatever thread
+``Reading``     an attribute or a property: read at once, in any thread
+``direct``      a method that neither waits nor uses the loop: called at once, in any thread
 ``calling``     a method that does not wait: called in the client's thread
-``blocking``    a coroutine: run in the client's thread, and waited for
-``leaving``     the same for what the end of the client does as well: then it is no error
-``handing_in``  what gives the future of a receipt: a ``concurrent.futures.Future`` here
+``blocking``    a coroutine: run in the client's thread; the caller waits for its result
+``closing``     the same, without an error if the client closes meanwhile and does the same
+``submitting``  a method that returns a receipt's future: here a ``concurrent.futures.Future``
 =============== ====================================================================================
+
+The declarations are the whole facade: 147 members have a signature and a docstring without repeating them. As
+generated source text they would be about 1,060 lines, besides the generator.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ S = TypeVar("S")
 
 
 class Facade(Generic[A_co]):
-    """Something that lives in a client's thread, for every other thread."""
+    """Access from any thread to an object in a client's thread."""
 
     def __init__(self, inner: A_co, thread: Thread) -> None:
         self._inner = inner
@@ -59,12 +63,12 @@ class Facade(Generic[A_co]):
 
 
 def parts(facade: Facade[A]) -> tuple[A, Thread]:
-    """The asynchronous sibling, and the thread that it lives in."""
+    """Return the asynchronous object, and its thread."""
     return facade._inner, facade._thread  # noqa: SLF001 - for this package's own rooms
 
 
 def sibling_of(facade: type) -> type:
-    """The asynchronous class that it stands for."""
+    """Return the asynchronous class of a facade."""
     for each in facade.__mro__:
         for base in vars(each).get("__orig_bases__", ()):
             origin = typing.get_origin(base)
@@ -75,11 +79,11 @@ def sibling_of(facade: type) -> type:
     raise TypeError(f"{facade.__name__} stands for nothing")
 
 
-# ---------------------------------------------------------------- how the type checker sees it
+# ---------------------------------------------------------------- types for the type checker
 
 
 class Method(Generic[A, P, R]):
-    """A method of a facade, of the same parameters as its sibling's."""
+    """A method of a facade, with the parameters of the asynchronous method."""
 
     @overload
     def __get__(self, facade: None, owner: type) -> Self: ...
@@ -91,7 +95,7 @@ class Method(Generic[A, P, R]):
 
 
 class Reading(Generic[A, R]):
-    """Becomes a property of its class, which reads the same of the sibling, from any thread."""
+    """Becomes a property of its class that reads the asynchronous object, from any thread."""
 
     def __init__(self, read: Callable[[A], R]) -> None:
         self._read = read
@@ -120,25 +124,26 @@ class Reading(Generic[A, R]):
 
 
 def _second_argument(annotation: str) -> str:
-    """``Y`` of ``X[A, Y]``."""
+    """Return ``Y`` of the annotation ``X[A, Y]``."""
     named = ast.parse(annotation, mode="eval").body
     if isinstance(named, ast.Subscript) and isinstance(named.slice, ast.Tuple):
         return ast.unparse(named.slice.elts[1])
     raise TypeError(f"{annotation} does not say what is read")
 
 
-# ---------------------------------------------------------------- what makes the methods
+# ---------------------------------------------------------------- declarations
 
 
 def _method(like: Callable[..., Any], call: Callable[..., Any], gives: object = None) -> Any:
-    """``call(inner, thread, *args, **kwargs)`` as a method that looks like ``like``; ``gives`` tells
-    the documentation what it returns, where that is something else.
+    """Return ``call(inner, thread, *args, **kwargs)`` as a method with the signature of ``like``.
+
+    ``gives`` is the documented return type if it differs from that of ``like``.
     """
 
     def method(facade: Facade[Any], *args: Any, **kwargs: Any) -> Any:
         return call(*parts(facade), *args, **kwargs)
 
-    # Not functools.wraps: whoever looks through it finds a coroutine.
+    # Not functools.wraps: inspect would follow it to the coroutine function.
     method.__name__, method.__doc__, method.__module__ = (
         like.__name__,
         like.__doc__,
@@ -152,7 +157,7 @@ def _method(like: Callable[..., Any], call: Callable[..., Any], gives: object = 
 
 
 def _class_of(giving: Callable[..., Any] | None) -> object:
-    """A class, or the one that a method of a class makes."""
+    """Return the class itself, or the class of a class method."""
     return getattr(giving, "__self__", giving)
 
 
@@ -174,7 +179,7 @@ def blocking(
     method: Callable[..., Coroutine[Any, Any, Any]],
     giving: Callable[[Any, Thread], Any] | None = None,
 ) -> Any:
-    """Run a coroutine in the client's thread and wait; ``giving`` wraps what it returns."""
+    """Run a coroutine in the client's thread and wait for its result, which ``giving`` converts."""
 
     def call(inner: Any, thread: Thread, *args: Any, **kwargs: Any) -> Any:
         return _given(giving, thread.call(method(inner, *args, **kwargs)), thread)
@@ -193,7 +198,7 @@ def calling(
 
 
 def calling(method: Callable[..., Any], giving: Callable[[Any, Thread], Any] | None = None) -> Any:
-    """Call in the client's thread what does not wait; callbacks may call it too."""
+    """Call a method that does not wait in the client's thread. Callbacks may call it, too."""
 
     def call(inner: Any, thread: Thread, *args: Any, **kwargs: Any) -> Any:
         return _given(giving, thread.run(lambda: method(inner, *args, **kwargs)), thread)
@@ -202,7 +207,7 @@ def calling(method: Callable[..., Any], giving: Callable[[Any, Thread], Any] | N
 
 
 def direct(method: Callable[Concatenate[A, P], R]) -> Method[A, P, R]:
-    """Call at once what touches nothing of the loop."""
+    """Call a method that does not use the loop at once, in the caller's thread."""
 
     def call(inner: Any, _thread: Thread, *args: Any, **kwargs: Any) -> R:
         return method(inner, *args, **kwargs)
@@ -210,10 +215,10 @@ def direct(method: Callable[Concatenate[A, P], R]) -> Method[A, P, R]:
     return cast("Method[A, P, R]", _method(method, call))
 
 
-def leaving(
+def closing(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, None] | None],
 ) -> Method[A, P, None]:
-    """Run in the client's thread, and wait for, what the end of the client does as well."""
+    """Run in the client's thread an operation that the end of the client includes, and wait for it."""
 
     def call(inner: Any, thread: Thread, *args: Any, **kwargs: Any) -> None:
         async def leave() -> None:
@@ -229,21 +234,21 @@ def leaving(
 Receipts = Coroutine[Any, Any, asyncio.Future[R]] | asyncio.Future[R]
 
 
-def handing_in(
+def submitting(
     method: Callable[Concatenate[A, P], Receipts[R]],
 ) -> Method[A, P, concurrent.futures.Future[R]]:
-    """Hand something in, and get the future of its receipt, which cannot be cancelled."""
+    """Submit a message, and return the future of its receipt, which cannot be cancelled."""
 
     def call(inner: Any, thread: Thread, *args: Any, **kwargs: Any) -> concurrent.futures.Future[R]:
-        async def hand_in() -> concurrent.futures.Future[R]:
+        async def submit_message() -> concurrent.futures.Future[R]:
             made = method(inner, *args, **kwargs)
             receipt = made if isinstance(made, asyncio.Future) else await made
             told: concurrent.futures.Future[R] = concurrent.futures.Future()
-            told.set_running_or_notify_cancel()  # it cannot be taken back
+            told.set_running_or_notify_cancel()  # the message cannot be withdrawn
             receipt.add_done_callback(lambda done: _pass_on(done, told))
             return told
 
-        return thread.call(hand_in())
+        return thread.call(submit_message())
 
     gives = concurrent.futures.Future[MessageId]
     return cast("Method[A, P, concurrent.futures.Future[R]]", _method(method, call, gives))
@@ -264,9 +269,9 @@ def _pass_on(receipt: asyncio.Future[R], told: concurrent.futures.Future[R]) -> 
 
 
 class Held:
-    """An asynchronous context that one task of the loop enters and leaves, as a task group wants it.
+    """An asynchronous context that one task enters and leaves, as task groups require.
 
-    It ends with the client at the latest, as everything does that ``spawn`` runs.
+    The client ends it at the latest when it closes, because the task was started with ``spawn``.
     """
 
     def __init__(self, context: AbstractAsyncContextManager[object], spawn: Spawn) -> None:
@@ -278,14 +283,14 @@ class Held:
         self._left: asyncio.Future[None]
 
     async def enter(self) -> None:
-        """Returns when it is entered. Raises what that raised."""
+        """Enter the context in the task. Raises its exception."""
         loop = asyncio.get_running_loop()
         self._entered, self._left = loop.create_future(), loop.create_future()
         self._task = self._spawn(self._live())
         await self._or_cancel(self._entered)
 
     async def leave(self) -> None:
-        """Returns when it is left. Raises what that raised, or what ended it before."""
+        """Leave the context in the task. Raises its exception, or the one that ended the task before."""
         self._wants.set()
         if self._task is not None:
             await self._or_cancel(self._left)
@@ -306,7 +311,7 @@ class Held:
         except asyncio.CancelledError:
             self._tell(Closed("the client was closed"))
             raise
-        except BaseException as error:  # noqa: BLE001 - whoever entered it, or leaves it, is told
+        except BaseException as error:  # noqa: BLE001 - ``enter`` or ``leave`` raises it
             self._tell(error)
         else:
             self._tell(None)
@@ -318,4 +323,4 @@ class Held:
                     step.set_result(None)
                 else:
                     step.set_exception(error)
-                    step.exception()  # nobody may ask
+                    step.exception()  # mark it as retrieved: no caller may wait for it

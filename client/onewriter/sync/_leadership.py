@@ -1,4 +1,4 @@
-"""Leading that blocks: one term of it, its loss, and waiting for it."""
+"""Leaderships whose calls block: waiting for a term, one term, its loss."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from onewriter._lead.leadership import Leadership as AsyncLeadership
 from onewriter._lead.leadership import Loss as AsyncLoss
 from onewriter._produce.guarded import GuardedBy
 from onewriter.sync._contexts import Opening
-from onewriter.sync._facade import Facade, Reading, blocking, calling, direct, handing_in, leaving
-from onewriter.sync._guard import Guarded, Transaction
-from onewriter.sync._producer import Producer
+from onewriter.sync._facade import Facade, Reading, blocking, calling, closing, direct, submitting
+from onewriter.sync._producer import Guarded, Producer, Transaction
 from onewriter.sync._thread import Thread
 
 
 class Loss(Facade[AsyncLoss]):
-    """As ``onewriter.Loss``, for any thread. Callbacks run in the client's thread."""
+    """As ``onewriter.Loss``, for any thread. Its callbacks run in the client's thread."""
 
     reason: Reading[AsyncLoss, OnewriterError | None] = Reading(lambda it: it.reason)
 
@@ -27,7 +26,7 @@ class Loss(Facade[AsyncLoss]):
     call = calling(AsyncLoss.call)
 
     def wait(self, timeout_seconds: float | None = None) -> OnewriterError | None:
-        """Wait until it is over; why. None when it was not in that time."""
+        """Wait until it is over, and return the reason; None after ``timeout_seconds``."""
 
         async def wait() -> OnewriterError | None:
             try:
@@ -62,10 +61,10 @@ class Leadership(Facade[AsyncLeadership]):
         self.lost = Loss(inner.lost, thread)
 
     over = blocking(AsyncLeadership.over)
-    handover = leaving(AsyncLeadership.handover)
+    handover = closing(AsyncLeadership.handover)
 
     send = blocking(AsyncLeadership.send)
-    submit = handing_in(AsyncLeadership.submit)
+    submit = submitting(AsyncLeadership.submit)
     info = direct(AsyncLeadership.info)
     announcement = direct(AsyncLeadership.announcement)
     announce = blocking(AsyncLeadership.announce)
@@ -82,7 +81,7 @@ class Leadership(Facade[AsyncLeadership]):
 
 
 class Lead(Opening[AsyncLead, Leadership]):
-    """Made by ``Client.lead``; enter it once, in a ``with`` statement."""
+    """The context manager that ``Client.lead`` returns; enter it once, in a ``with`` statement."""
 
     def _sibling_of(self, opened: AsyncLeadership) -> Leadership:
         return Leadership(opened, self._thread)

@@ -1,4 +1,4 @@
-"""Owning resources, with calls that block."""
+"""Ownership of resources, with calls that block."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onewriter._own.own import Ownership as AsyncOwnership
 from onewriter._own.own import Ownerships as AsyncOwnerships
 from onewriter._produce.guarded import GuardedBy
 from onewriter.sync._contexts import Context, Opening
-from onewriter.sync._facade import Facade, Reading, blocking, calling, direct, leaving, parts
-from onewriter.sync._guard import Guarded
+from onewriter.sync._facade import Facade, Reading, blocking, calling, closing, direct, parts
 from onewriter.sync._leadership import Loss
+from onewriter.sync._producer import Guarded
 from onewriter.sync._source import Consumer
 from onewriter.sync._thread import Thread
 
@@ -42,11 +42,11 @@ class Ownership(Facade[AsyncOwnership]):
     guarded = calling(AsyncOwnership.guarded, Guarded)
     consumer_options = direct(AsyncOwnership.consumer_options)
     subscribe = blocking(AsyncOwnership.subscribe, Consumer)
-    release = leaving(AsyncOwnership.release)
+    release = closing(AsyncOwnership.release)
 
 
 class Ownerships(Context[AsyncOwnerships], Sequence[Ownership]):
-    """What one call of ``Client.own`` asked for, in its order. Leaving its block releases it."""
+    """The ownerships of one call of ``Client.own``, in its order. Leaving the block releases them."""
 
     is_over: Reading[AsyncOwnerships, bool] = Reading(lambda it: it.is_over)
     serving_until: Reading[AsyncOwnerships, float] = Reading(lambda it: it.serving_until)
@@ -71,7 +71,10 @@ class Ownerships(Context[AsyncOwnerships], Sequence[Ownership]):
         return iter(self._all)
 
     def release(self, these: Sequence[Ownership] | None = None) -> None:
-        """Give these up, or all of it; who cannot be reached finds out by itself. Idempotent."""
+        """Release these ownerships (default: all). Idempotent.
+
+        A broker that cannot be reached releases them when it detects the loss of the connection.
+        """
         given = None if these is None else [parts(each)[0] for each in these]
         self._thread.leave(self._inner.release(given))
 
@@ -80,11 +83,11 @@ class Ownerships(Context[AsyncOwnerships], Sequence[Ownership]):
 
 
 class Own(Opening[AsyncOwn, Ownerships]):
-    """Made by ``Client.own``: enter it in a ``with`` statement, or ``wait``."""
+    """The result of ``Client.own``: enter it in a ``with`` statement, or call ``wait``."""
 
     def _sibling_of(self, opened: AsyncOwnerships) -> Ownerships:
         return Ownerships(opened, self._thread)
 
     def wait(self) -> Ownerships:
-        """Ask, and wait for the answers: what ``await`` is to ``onewriter.Own``."""
+        """Send the requests and wait for the answers, as ``await`` does for ``onewriter.Own``."""
         return self.__enter__()

@@ -1,18 +1,21 @@
-"""Producers that block."""
+"""Producers, guarded producers and transactions whose calls block."""
 
 from __future__ import annotations
 
 from onewriter._errors import OnewriterError
+from onewriter._lead.transaction import Transaction as AsyncTransaction
+from onewriter._produce.guarded import Guarded as AsyncGuarded
 from onewriter._produce.producer import Producer as AsyncProducer
 from onewriter._produce.tenure import ProducerOptions, ProducerState
+from onewriter.sync._contexts import Context
 from onewriter.sync._facade import (
     Facade,
     Reading,
     blocking,
     calling,
+    closing,
     direct,
-    handing_in,
-    leaving,
+    submitting,
 )
 from onewriter_core.ids import TopicName
 
@@ -44,7 +47,34 @@ class Producer(Facade[AsyncProducer]):
     check_open = direct(AsyncProducer.check_open)
 
     send = blocking(AsyncProducer.send)
-    submit = handing_in(AsyncProducer.submit)
+    submit = submitting(AsyncProducer.submit)
     flush = blocking(AsyncProducer.flush)
-    close = leaving(AsyncProducer.close)
-    abandon = leaving(AsyncProducer.abandon)
+    close = closing(AsyncProducer.close)
+    abandon = closing(AsyncProducer.abandon)
+
+
+class Guarded(Facade[AsyncGuarded]):
+    """As ``onewriter.Guarded``; for any thread. Made by ``Leadership.guarded`` and ``Ownership``'s."""
+
+    topic: Reading[AsyncGuarded, str] = Reading(lambda it: it.topic)
+    is_closed: Reading[AsyncGuarded, bool] = Reading(lambda it: it.is_closed)
+    is_atomic: Reading[AsyncGuarded, bool | None] = Reading(lambda it: it.is_atomic)
+
+    send = blocking(AsyncGuarded.send)
+    submit = submitting(AsyncGuarded.submit)
+    seal = blocking(AsyncGuarded.seal)
+    producer = blocking(AsyncGuarded.producer, Producer)
+    close = closing(AsyncGuarded.close)
+
+
+class Transaction(Context[AsyncTransaction]):
+    """As ``onewriter.Transaction``, in a ``with`` statement. Made by ``Leadership.transaction``."""
+
+    send = submitting(AsyncTransaction.send)
+    commit = blocking(AsyncTransaction.commit)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if error is None:
+            self._thread.call(self._inner.__aexit__(None, None, None))
+        else:
+            self._thread.leave(self._inner.__aexit__(type(error), error, error.__traceback__))

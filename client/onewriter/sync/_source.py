@@ -1,4 +1,4 @@
-"""Consumers and readers that block."""
+"""Consumers and readers whose calls block."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from onewriter._consume.source import MessageSource as AsyncMessageSource
 from onewriter._errors import OnewriterError
 from onewriter._message import Message, MessageId
 from onewriter.sync._contexts import Context, next_of
-from onewriter.sync._facade import Reading, blocking, calling, leaving
+from onewriter.sync._facade import Reading, blocking, calling, closing
 from onewriter_core.ids import TopicName
 
 Source_co = TypeVar("Source_co", bound=AsyncMessageSource, covariant=True)
 
 
 class MessageSource(Context[Source_co]):
-    """What consumers and readers have in common: ``for message in it``, in a ``with`` statement."""
+    """The common base of consumers and readers: iterate over the messages in a ``with`` statement."""
 
     topic: Reading[AsyncMessageSource, TopicName] = Reading(lambda it: it.topic)
     is_attached: Reading[AsyncMessageSource, bool] = Reading(lambda it: it.is_attached)
@@ -33,8 +33,8 @@ class MessageSource(Context[Source_co]):
     changed = blocking(AsyncMessageSource.changed)
     ended = blocking(AsyncMessageSource.ended)
     last_message_id = blocking(AsyncMessageSource.last_message_id)
-    close = leaving(AsyncMessageSource.close)
-    abandon = leaving(AsyncMessageSource.abandon)
+    close = closing(AsyncMessageSource.close)
+    abandon = closing(AsyncMessageSource.abandon)
 
     def __iter__(self) -> Self:
         return self
@@ -47,7 +47,7 @@ class MessageSource(Context[Source_co]):
 
 
 class Consumer(MessageSource[AsyncConsumer]):
-    """As ``onewriter.Consumer``; for any thread. Made by ``Client.subscribe``."""
+    """As ``onewriter.Consumer``, for any thread. Created by ``Client.subscribe``."""
 
     subscription: Reading[AsyncConsumer, str] = Reading(lambda it: it.subscription)
     options: Reading[AsyncConsumer, ConsumerOptions] = Reading(lambda it: it.options)
@@ -68,7 +68,7 @@ class Consumer(MessageSource[AsyncConsumer]):
 
 
 class Reader(MessageSource[AsyncReader]):
-    """As ``onewriter.Reader``; for any thread. Made by ``Client.create_reader``."""
+    """As ``onewriter.Reader``, for any thread. Created by ``Client.create_reader``."""
 
     options: Reading[AsyncReader, ReaderOptions] = Reading(lambda it: it.options)
     position: Reading[AsyncReader, MessageId | None] = Reading(lambda it: it.position)

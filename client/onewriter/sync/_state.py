@@ -1,8 +1,8 @@
 """Shared state with calls that block.
 
-Readers (``scan``, ``read``, the one of ``write``) run in the thread that calls, and may block. What is
-run again on newer states (the functions of ``update``, ``write``'s generator, the builder's applier and
-serialisers) runs in the client's thread: it must neither block nor call anything that does.
+Reader functions (of ``scan``, ``read`` and ``write``) run in the calling thread, and may block. Functions that may
+run again on newer states (those of ``update``, the generator of ``write``, the builder's applier and serializers)
+run in the client's thread: they must neither block nor call a method that blocks.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ R = TypeVar("R")
 class SharedState(Context[AsyncSharedState[S, Op]], Generic[S, Op]):
     """As ``onewriter.SharedState``, in a ``with`` statement inside its client's; for any thread.
 
-    Of a ``SharedStateBuilder``, on a topic. What the builder was given, and what ``write`` generates
-    with, runs in the client's thread: it must not block. Readers run in the thread that calls.
+    It opens the state of a ``SharedStateBuilder`` on a topic. The builder's functions and the generator of
+    ``write`` run in the client's thread and must not block. Reader functions run in the calling thread.
     """
 
     version: Reading[AsyncSharedState[Any, Any], int] = Reading(lambda it: it.version)
@@ -52,7 +52,7 @@ class SharedState(Context[AsyncSharedState[S, Op]], Generic[S, Op]):
 
     @classmethod
     def of(cls, inner: AsyncSharedState[S, Op], thread: Thread) -> Self:
-        """One that is entered and left with what it belongs to."""
+        """Return a state that its map enters and leaves."""
         self = cls.__new__(cls)
         Facade.__init__(self, inner, thread)
         return self
@@ -70,7 +70,7 @@ class SharedState(Context[AsyncSharedState[S, Op]], Generic[S, Op]):
         latest: bool = False,
         timeout_seconds: float | None = None,
     ) -> R:
-        """What ``reader`` makes of the state; see ``onewriter.SharedState.read``."""
+        """Call ``reader`` with the state, and return its result; see ``onewriter.SharedState.read``."""
         return reader(self.snapshot(latest=latest, timeout_seconds=timeout_seconds).state)
 
     def write(
@@ -81,9 +81,9 @@ class SharedState(Context[AsyncSharedState[S, Op]], Generic[S, Op]):
         if_version: int | None = None,
         timeout_seconds: float | None = None,
     ) -> R:
-        """Append the operations that ``generate`` gives; see ``onewriter.SharedState.write``.
+        """Append the operations of ``generate``; see ``onewriter.SharedState.write``.
 
-        ``generate`` runs in the client's thread, perhaps several times, and must not block.
+        ``generate`` runs in the client's thread, possibly several times, and must not block.
         """
         behind = self._inner.write(
             generate, _itself, if_version=if_version, timeout_seconds=timeout_seconds
@@ -96,7 +96,7 @@ class SharedState(Context[AsyncSharedState[S, Op]], Generic[S, Op]):
 
 
 class Watch(Context[AsyncWatch[Any, C]], Generic[C]):
-    """``with`` it, then ``for`` each change. Made by ``SharedMap.watch``; one reader at a time."""
+    """Enter it with ``with``, then iterate over the changes. Created by ``SharedMap.watch``; one reader at a time."""
 
     def _enter(self) -> None:
         self._thread.call(self._inner.__aenter__())
@@ -105,7 +105,7 @@ class Watch(Context[AsyncWatch[Any, C]], Generic[C]):
         self.close()
 
     def close(self) -> None:
-        """End the iteration, in whatever thread it is. Idempotent."""
+        """End the iteration, in any thread. Idempotent."""
         self._thread.leave(self._inner.__aexit__(None, None, None))
 
     def __iter__(self) -> Self:
@@ -118,8 +118,8 @@ class Watch(Context[AsyncWatch[Any, C]], Generic[C]):
 class SharedMap(Context[AsyncSharedMap[K, V]], Generic[K, V]):
     """As ``onewriter.SharedMap``, in a ``with`` statement inside its client's; for any thread.
 
-    The functions of ``update`` and ``update_multiple`` run in the client's thread, perhaps several
-    times: they must neither block nor call anything that does. ``scan``'s runs where it is called.
+    The functions of ``update`` and ``update_multiple`` run in the client's thread, possibly several times: they
+    must neither block nor call a method that blocks. The function of ``scan`` runs in the calling thread.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class SharedMap(Context[AsyncSharedMap[K, V]], Generic[K, V]):
 
     @property
     def state(self) -> SharedState[MapContent, MapOperation]:
-        """The state beneath: its version, its trouble, checkpoints. It needs no ``with``."""
+        """The underlying state: its version, its trouble, checkpoints. Do not enter it."""
         return SharedState.of(self._inner.state, self._thread)
 
     get = blocking(AsyncSharedMap[K, V].get)
@@ -170,12 +170,12 @@ class SharedMap(Context[AsyncSharedMap[K, V]], Generic[K, V]):
         latest: bool = False,
         timeout_seconds: float | None = None,
     ) -> R:
-        """What ``reader`` makes of the whole map, which it may keep; it runs in this thread."""
+        """Call ``reader`` with the whole map in this thread, and return its result. It may keep the map."""
         content = self._inner.scan(_itself, latest=latest, timeout_seconds=timeout_seconds)
         return reader(self._thread.call(content))
 
     def watch(self, *, initial: bool = False) -> Watch[Change[K, V]]:
-        """Every change from now on, in order; see ``onewriter.SharedMap.watch``."""
+        """Return a watch of every change from now on, in order; see ``onewriter.SharedMap.watch``."""
         return Watch(self._inner.watch(initial=initial), self._thread)
 
 

@@ -1,4 +1,4 @@
-"""A client's thread: its event loop, and how every other thread has something done in it."""
+"""A client's thread with its event loop, and calls from other threads into it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from onewriter._errors import Closed
 Result = TypeVar("Result")
 
 LOOK_SECONDS = 1.0
-"""A signal that comes just as a thread begins to wait does not wake it: it looks so often."""
+"""Interval at which a waiting thread wakes, because a signal at the begin of a wait does not interrupt it."""
 
 
 class Thread:
-    """An event loop in a thread of its own, and the client that lives in it."""
+    """A thread with an event loop, and the client in it."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -29,12 +29,12 @@ class Thread:
         self._lock = threading.Lock()
         self._is_stopping = False
         self._running: set[concurrent.futures.Future[Any]] = set()
-        """One for each thread that is in ``call``."""
+        """The futures of the threads that are in ``call``."""
         self._thread = threading.Thread(target=self._run, name="onewriter-client", daemon=True)
 
     @property
     def is_own(self) -> bool:
-        """Whether whoever asks runs in it: a callback."""
+        """Whether the caller runs in this thread, which means that it is a callback."""
         return threading.current_thread() is self._thread
 
     def start(self) -> None:
@@ -46,14 +46,14 @@ class Thread:
         """Close the client and wait until its thread has ended."""
         with self._lock:
             was_stopping, self._is_stopping = self._is_stopping, True
-            # The loop cannot be closed before its own thread has had the lock, see _live.
+            # The loop cannot be closed before its own thread has held the lock, see _live.
             if self._loop is not None and self._stop is not None and not was_stopping:
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread.ident is not None:
             self._thread.join()
 
     def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run it in the loop and wait. Whatever interrupts the waiting cancels it."""
+        """Run a coroutine in the loop and wait for its result. An interrupt of the wait cancels it."""
         if self.is_own:
             work.close()
             raise Closed("a callback must not call what blocks")
@@ -75,7 +75,7 @@ class Thread:
                 self._running.discard(running)
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """Run what does not wait in the loop; callbacks, which are there already, may call it."""
+        """Run a function that does not wait in the loop. Callbacks, which run there already, may call it."""
         if self.is_own:
             return work()
 
@@ -85,7 +85,7 @@ class Thread:
         return self.call(run())
 
     def leave(self, work: Coroutine[Any, Any, None]) -> None:
-        """As ``call``, for what the end of the client does as well: then wait for that."""
+        """As ``call``; if the client is closing, which includes the operation, wait for its end instead."""
         try:
             self.call(work)
         except Closed:
@@ -112,14 +112,14 @@ class Thread:
         finally:
             with self._lock:
                 self._is_stopping = True
-            await asyncio.sleep(0)  # calls taken before that become tasks, which are cancelled
+            await asyncio.sleep(0)  # earlier calls become tasks, which are then cancelled
 
     def _fail_running(self) -> None:
-        """The loop is closed: what it has not answered, it never will."""
+        """Fail the calls that have no result, because the loop is closed."""
         with self._lock:
             running = list(self._running)
         for each in running:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it was answered
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it has a result
                 each.set_exception(Closed("the client was closed"))
 
 
@@ -128,5 +128,5 @@ def _result(running: concurrent.futures.Future[Result]) -> Result:
         try:
             return running.result(LOOK_SECONDS)
         except TimeoutError:
-            if running.done():  # it is the call's own
+            if running.done():  # the call itself raised TimeoutError
                 raise

@@ -1,7 +1,8 @@
-"""Running a command for as long as something is ours: what ``lead`` and ``own`` have in common.
+"""Runs a command while a topic is led or resources are owned: the common part of ``lead`` and ``own``.
 
-The command has a process group of its own. It gets the signals that we get; it is ended, with all that
-it started, once what it runs under is lost or not confirmed any more; and it does not outlive us.
+The command has a process group of its own, and receives the signals of this process. When the leadership or
+ownership is lost, or no broker confirms it any more, the command and all its children are ended. The command does
+not outlive this process.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ from onewriter._errors import OnewriterError
 from onewriter.verbs.options import SERVICE_URL_VARIABLE
 
 EXIT_LOST = 120
-"""What the command ran under was lost, or nobody confirmed it any more."""
+"""The leadership or ownership was lost, or no broker confirmed it any more."""
 EXIT_NOT_EXECUTABLE = 126
 EXIT_NOT_FOUND = 127
 EXIT_SIGNAL_BASE = 128
-"""As in a shell: and the number of the signal that ended the command, or us."""
+"""As in a shell: this number plus that of the signal that ended the command or this process."""
 
 CONFIRMATIONS_PER_LIMIT = 5
-"""How often brokers are asked in the time after which the command is stopped for want of an answer."""
+"""Number of confirmations that are requested within ``unconfirmed_seconds``."""
 CONFIRM_SECONDS_MAX = 1.0
 
 PR_SET_PDEATHSIG = 1
-"""Of prctl(2)."""
+"""The option of prctl(2)."""
 
 Result = TypeVar("Result")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -43,7 +44,7 @@ Wait = Callable[[], Awaitable[object]]
 
 
 def supervising(what: str) -> Callable[[Command], Command]:
-    """The options of a verb that runs a command while something is ours; ``what`` it is, after "that"."""
+    """Add the options of a verb that runs a command; ``what`` completes the sentence "has confirmed that"."""
     grace = click.option(
         "--grace-seconds",
         type=click.FloatRange(min=0),
@@ -62,7 +63,7 @@ def supervising(what: str) -> Callable[[Command], Command]:
 
 
 class End(enum.Enum):
-    """Why a command does not run any more."""
+    """The reasons for the end of a command."""
 
     ITSELF = "it ended"
     LOST = "it was lost"
@@ -71,12 +72,12 @@ class End(enum.Enum):
 
     @property
     def is_loss(self) -> bool:
-        """Whether what the command ran under is gone, or may be."""
+        """Whether the leadership or ownership is lost, or may be."""
         return self in {End.LOST, End.UNCONFIRMED}
 
 
 class Stop:
-    """SIGTERM and SIGINT that we get, from now on. The first one counts."""
+    """Receives SIGTERM and SIGINT of this process. The first one counts."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -88,15 +89,15 @@ class Stop:
 
     @property
     def exit_code(self) -> int:
-        """Of a process that a signal ended."""
+        """The exit code of a process that a signal ended."""
         return EXIT_SIGNAL_BASE + (self.signal or 0)
 
     async def wait(self) -> None:
-        """Wait until one came."""
+        """Wait for a signal."""
         await self._came.wait()
 
     async def unless(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """What it gives; None when a signal came, now or before: then it is cancelled."""
+        """Return the result of ``work``; on a signal, also an earlier one, cancel it and return None."""
         if self.signal is not None:
             work.close()
             return None
@@ -120,10 +121,10 @@ class Stop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A command, and how it is ended.
+    """A command and its end.
 
-    ``grace_seconds``: from the signal that asks it to end to SIGKILL. ``unconfirmed_seconds``: it is
-    stopped when no broker confirmed for so long what it runs under; 0: never.
+    ``grace_seconds``: time between SIGTERM and SIGKILL. ``unconfirmed_seconds``: the command is stopped after this
+    time without a broker's confirmation; 0: never.
     """
 
     command: Sequence[str]
@@ -134,10 +135,10 @@ class Child:
     async def run(
         self, environment: Mapping[str, str], stop: Stop, *, lost: Wait, confirm: Wait
     ) -> tuple[End, int]:
-        """Run it until something ends it; what did, and the exit code, as a shell tells it.
+        """Run the command until it ends; return the reason and the exit code, as a shell reports it.
 
-        ``environment`` is added to ours. ``lost`` waits until what it runs under is gone; ``confirm``
-        asks a broker whether it is, and raises OnewriterError when it is or cannot be asked.
+        ``environment`` is added to this process's. ``lost`` waits for the loss of the leadership or ownership.
+        ``confirm`` asks a broker, and raises OnewriterError if it is lost or the broker cannot be asked.
         """
         if stop.signal is not None:
             return End.STOPPED, stop.exit_code
@@ -169,7 +170,7 @@ class Child:
         return end, code if code >= 0 else EXIT_SIGNAL_BASE - code
 
     async def _until_unconfirmed(self, confirm: Wait) -> None:
-        """Ask again and again; returns when no broker confirmed for too long, or it is over."""
+        """Confirm periodically; return when no broker has confirmed for too long, or after the loss."""
         limit = self.unconfirmed_seconds
         if not limit:
             await asyncio.Event().wait()
@@ -182,7 +183,7 @@ class Child:
             await asyncio.sleep(min(limit / CONFIRMATIONS_PER_LIMIT, CONFIRM_SECONDS_MAX))
 
     async def _ask_to_end(self, process: asyncio.subprocess.Process, which: signal.Signals) -> None:
-        """Ask it and everything that it started; after the grace nobody asks any more."""
+        """Send the signal to the command and its children, and wait up to the grace period for the end."""
         _kill(process, which)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.grace_seconds):
@@ -190,7 +191,7 @@ class Child:
 
 
 async def first_of(waits: Mapping[End, Wait]) -> End:
-    """What happened first; of several at once the one that stands before the others."""
+    """Return the first event; of several at once, the one that is first in ``waits``."""
     async with asyncio.TaskGroup() as tasks:
         running = {tasks.create_task(_until(wait)): end for end, wait in waits.items()}
         await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -205,15 +206,15 @@ async def _until(wait: Wait) -> None:
 
 
 def _kill(process: asyncio.subprocess.Process, which: signal.Signals) -> None:
-    """The whole group, as far as it is still there."""
+    """Send a signal to the whole process group, if it still exists."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, which)
 
 
 def _end_with_parent() -> Callable[[], None] | None:
-    """Runs in the command's process before the command: if we are killed, it does not outlive us.
+    """Return a function for the command's process that lets the kernel kill it together with this process.
 
-    Linux only, and only for the command itself; what it starts has to look after itself.
+    It works on Linux only, and only for the command itself, not for its children.
     """
     if sys.platform != "linux":
         return None
@@ -222,7 +223,7 @@ def _end_with_parent() -> Callable[[], None] | None:
 
     def prepare() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # killed already
+        if os.getppid() != parent:  # the parent was killed already
             os._exit(EXIT_SIGNAL_BASE + signal.SIGKILL)
 
     return prepare

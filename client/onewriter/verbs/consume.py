@@ -1,4 +1,4 @@
-"""``onewriter consume``: a topic's messages, one per line."""
+"""``onewriter consume``: print a topic's messages, one per line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onewriter.verbs.options import Connect, connecting, line, output
 from onewriter_core.errors import ConfigurationError
 
 LAST_SECONDS = 5.0
-"""How long a message is waited for that is there, as the broker says, without ``--follow``."""
+"""Without ``--follow``: time limit for a message that exists according to the broker."""
 
 _PLACES = {"earliest": EARLIEST, "latest": LATEST}
 _KINDS = {kind.name.lower(): kind for kind in SubscriptionType}
@@ -115,7 +115,7 @@ async def _consume(
 async def _print_all(
     source: Reader | Consumer, count: int | None, *, follow: bool, as_json: bool
 ) -> Unreadable | None:
-    """Print until the end, or for ever; the first entry that could not be read."""
+    """Print until the end, or without end; return the first entry that could not be read."""
     unreadable: Unreadable | None = None
     last: Message | None = None
     printed = 0
@@ -137,12 +137,12 @@ async def _print_all(
             source.acknowledge_soon(message)
             last = message
     if isinstance(source, Consumer) and last is not None:
-        await source.acknowledge(last)  # its receipt stands for those before it
+        await source.acknowledge(last)  # its receipt confirms the earlier acknowledgements, too
     return unreadable
 
 
 async def _next(source: Reader | Consumer, *, follow: bool) -> Message | None:
-    """The next message; None: there is none."""
+    """Return the next message; None: there is none."""
     receive = source.next if isinstance(source, Reader) else source.receive
     if follow:
         return await receive()
@@ -155,7 +155,7 @@ async def _next(source: Reader | Consumer, *, follow: bool) -> Message | None:
     try:
         return await receive(timeout_seconds=LAST_SECONDS)
     except NoMessage:
-        return None  # somebody else has it, or it lacks a part
+        return None  # another consumer has it, or it is incomplete
 
 
 def _tell(message: Message, *, as_json: bool) -> None:

@@ -1,7 +1,7 @@
-"""``onewriter lead TOPIC -- COMMAND``: a command that runs only while we lead.
+"""``onewriter lead TOPIC -- COMMAND``: run a command only while this process leads a topic.
 
-What ``flock`` and ``consul lock`` do, with a fence: the command knows the epoch that it runs under,
-and whatever it publishes under it is refused once another leads.
+It is like ``flock`` and ``consul lock``, with a fence: the command knows the epoch of the leadership, and what it
+publishes under that epoch is rejected once another process leads.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from onewriter.verbs.child import EXIT_LOST, Child, End, Stop, supervising
 from onewriter.verbs.options import Connect, connecting, line, output
 
 EXIT_NOT_LED = 121
-"""It was not our turn in the time that was given."""
+"""This process did not become the leader within the time limit."""
 
 HANDOVER_SECONDS = 5.0
-"""For leaving; a broker that is away finds out by itself."""
+"""Time limit of the handover. A broker that is down detects the lost connection later."""
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -104,7 +104,7 @@ class _Leading:
         self._asked = asked
 
     async def run(self) -> int:
-        """The exit code. Raises OnewriterError when it never came to leading."""
+        """Return the exit code. Raises OnewriterError if this process never led."""
         stop = Stop()
         async with self._connect.client() as client:
             while True:
@@ -123,7 +123,7 @@ class _Leading:
     async def _win(
         self, client: Client, stack: contextlib.AsyncExitStack, stop: Stop
     ) -> Leadership | None:
-        """Wait for our turn; None when the time is over, or a signal came."""
+        """Wait for the grant; None after the time limit or a signal."""
         turn = client.lead(self._topic, handover_timeout_seconds=HANDOVER_SECONDS, **self._asked)
         try:
             return await stop.unless(stack.enter_async_context(turn))
@@ -134,7 +134,7 @@ class _Leading:
             return None
 
     async def _serve(self, leadership: Leadership, stop: Stop) -> tuple[End, int]:
-        """Run the command for as long as we lead."""
+        """Run the command while this process leads."""
         environment = {
             "ONEWRITER_TOPIC": leadership.topic,
             "ONEWRITER_EPOCH": str(leadership.epoch),
@@ -145,7 +145,7 @@ class _Leading:
         )
 
     def _tell(self, event: str, **facts: Any) -> None:
-        """On the error stream: the other one is the command's."""
+        """Print an event on standard error; standard output is the command's."""
         if self._is_json:
             line({"event": event, "topic": self._topic, **facts}, to_errors=True)
         else:

@@ -1,4 +1,4 @@
-"""``onewriter map``: look into a shared map, change it, follow it."""
+"""``onewriter map``: read, change and follow a shared map."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READ: dict[str, Callable[[str], Any]] = {"text": str, "int": int, "json": json.
 _FORMATS = {"compact": COMPACT, "sample": SAMPLE}
 
 MISSING_EXIT_CODE = 4
-"""There is no such key, or it has another value than was expected."""
+"""The key does not exist, or has another value than expected."""
 
 Verb = Callable[..., None]
 Work = Callable[[SharedMap[Any, Any]], Awaitable[bool]]
@@ -42,7 +42,7 @@ _latest = click.option(
 
 
 def _on_a_map(verb: Verb) -> Verb:
-    """The options of all: they say how to open the map."""
+    """Add the options that all verbs need to open the map."""
     for option in (
         click.option(
             "--keys",
@@ -89,7 +89,7 @@ def _run(
     format_: str,
     timeout_seconds: float,
 ) -> None:
-    """Open the map and do something with it; the exit code tells whether it was there."""
+    """Open the map and run ``work``; the exit code reports whether the key existed."""
 
     async def whole() -> bool:
         limits = StateLimits(timeout_seconds=timeout_seconds)
@@ -112,7 +112,7 @@ def _run(
 
 
 def _of(kind: str, text: str) -> Any:
-    """An argument as a key or value."""
+    """Convert an argument to a key or value."""
     try:
         return _READ[kind](text)
     except ValueError as error:

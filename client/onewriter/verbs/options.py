@@ -1,4 +1,4 @@
-"""What the SDK's verbs have in common: where brokers are, who asks, how answers look."""
+"""The common options of the SDK's verbs: brokers, credentials, output format."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ SERVICE_URL = "pulsar://127.0.0.1:6650"
 SERVICE_URL_VARIABLE = "ONEWRITER_SERVICE_URL"
 
 VERSION = "onewriter-command"
-"""What brokers are told we are."""
+"""The client name in the handshake with brokers."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """How to reach brokers, as the command line says."""
+    """The connection options of the command line."""
 
     service_url: str
     token_file: Path | None
     tls: Tls
 
     def client(self) -> Client:
-        """A client; raises ConfigurationError for a wrong URL."""
+        """Return a client. Raises ConfigurationError for an invalid URL."""
         return Client(self.service_url, token=self.token_file, tls=self.tls, version=VERSION)
 
 
 def connecting(command: Callable[..., Result]) -> Callable[..., Result]:
-    """The options of every verb that speaks with brokers; it is called with ``connect``."""
+    """Add the options of a verb that connects to brokers. The verb receives them as ``connect``."""
 
     @click.option(
         "--service-url",
@@ -91,7 +91,7 @@ output = click.option(
 
 
 def pairs(_context: click.Context, _parameter: click.Parameter, given: tuple[str, ...]) -> Any:
-    """NAME=VALUE, again and again, as a dict: an option's callback."""
+    """Convert a repeated option NAME=VALUE to a dict; an option's callback."""
     found = {}
     for each in given:
         name, equals, value = each.partition("=")
@@ -102,5 +102,5 @@ def pairs(_context: click.Context, _parameter: click.Parameter, given: tuple[str
 
 
 def line(content: dict[str, Any], *, to_errors: bool = False) -> None:
-    """One JSON object on a line of its own."""
+    """Print one JSON object on a line."""
     click.echo(json.dumps(content), err=to_errors)

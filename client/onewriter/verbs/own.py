@@ -1,4 +1,4 @@
-"""``onewriter own RESOURCE...``: own resources, and run a command for as long as they are ours."""
+"""``onewriter own RESOURCE...``: own resources, and run a command while they are owned."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from onewriter.verbs.options import Connect, connecting, line, output
 EXIT_DENIED = 1
 
 _COMMAND = "onewriter.verbs.own.command"
-"""Of the context's meta: the words behind ``--``."""
+"""Key of click's context.meta for the words after ``--``."""
 
 
 class _WithCommand(click.Command):
-    """Keeps what stands behind ``--``, which click would put among the arguments."""
+    """Separates the words after ``--``, which click would add to the arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
@@ -113,7 +113,7 @@ class _Owning:
         self._is_json = output == "json"
 
     async def run(self) -> int:
-        """The exit code. Raises OnewriterError when nobody answered."""
+        """Return the exit code. Raises OnewriterError if no broker answered."""
         stop = Stop()
         async with self._connect.client() as client, contextlib.AsyncExitStack() as stack:
             asked = client.own(
@@ -144,7 +144,7 @@ class _Owning:
         return code
 
     async def _serve(self, owned: Ownerships, stop: Stop) -> tuple[End, int]:
-        """Run the command for as long as all of it is ours."""
+        """Run the command while all resources are owned."""
         environment = {
             "ONEWRITER_GROUP": self._group,
             "ONEWRITER_GENERATIONS": ",".join(str(each.generation) for each in owned),
@@ -179,7 +179,7 @@ class _Owning:
             )
 
     def _tell_loss(self, facts: dict[str, Any], reason: str) -> None:
-        """On the error stream: the other one is the command's."""
+        """Print an event on standard error; standard output is the command's."""
         if self._is_json:
             line({"event": "lost", **facts, "error": reason}, to_errors=True)
         else:
@@ -191,7 +191,7 @@ def _current(end: OnewriterError | None) -> int | None:
 
 
 async def _lost(owned: Ownerships) -> None:
-    """Wait until one of them is over."""
+    """Wait until one of the ownerships is over."""
     over = asyncio.Event()
     for each in owned:
         each.lost.call(lambda _reason: over.set())

@@ -1,4 +1,4 @@
-"""``onewriter produce``: lines, or arguments, become messages."""
+"""``onewriter produce``: publish lines or arguments as messages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter.verbs.options import Connect, connecting, line, output, pairs
 
 LINES_AHEAD_MAX = 64
-"""Reads of the input that nobody has published yet; each has at most READ_BYTES."""
+"""Largest number of unpublished reads of the input; each has at most READ_BYTES."""
 READ_BYTES = 64 * 1024
 LINE_BYTES_MAX = 16 * 1024 * 1024
-"""A longer line is no message for any broker."""
+"""Largest line; no broker accepts a longer message."""
 
 ANSWERS_MAX = 1_000
-"""Messages whose answers are not printed yet; more are not sent."""
+"""Largest number of messages whose answers are not printed yet; above it, none is sent."""
 
 _MODES = {mode.name.lower().replace("_", "-"): mode for mode in AccessMode}
 _CODECS = {codec.name.lower(): codec for codec in Compression}
@@ -122,7 +122,7 @@ async def _produce(
 async def _publish(
     producer: Producer, contents: AsyncIterator[bytes], about: dict[str, Any], tell: Tell
 ) -> OnewriterError | None:
-    """Until the contents end, or one fails; the first failure."""
+    """Publish until the contents end or a message fails; return the first failure."""
     receipts: asyncio.Queue[asyncio.Future[MessageId] | None] = asyncio.Queue(ANSWERS_MAX)
     failures: list[OnewriterError] = []
     is_stopped = False
@@ -145,7 +145,7 @@ async def _publish(
             handing_in.cancel()
 
     async def stop_when_it_is_over() -> None:
-        """Whoever waits for input hears of a takeover, too."""
+        """End the wait for input when the producer ends."""
         failures.append(await producer.ended())
         tell(producer, failures[-1])
         stop()
@@ -197,7 +197,7 @@ async def _given(messages: Sequence[str]) -> AsyncIterator[bytes]:
 
 
 async def _lines_of_input() -> AsyncIterator[bytes]:
-    """Each line without its end. Read by a thread that nobody waits for: input may never come."""
+    """Yield each line without its end. A daemon thread reads, because input may never arrive."""
     chunks: asyncio.Queue[bytes] = asyncio.Queue(LINES_AHEAD_MAX)
     loop = asyncio.get_running_loop()
 

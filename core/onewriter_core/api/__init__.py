@@ -1,10 +1,8 @@
-"""The resources people declare, ``ExclusiveTopic`` and ``ProducerClaim``, as typed values.
+"""The declared resources, ``ExclusiveTopic`` and ``ProducerClaim``, as typed values.
 
-One set of models reads the same YAML on one machine and in Kubernetes, and is what the CRDs are
-generated from: a constraint is therefore written as a bound that OpenAPI has (range, length,
-pattern, enumeration), or as a rule that CEL can say. The topic machine and the wire codec never
-import this package. Reading files lives in ``manifests``; what a broker does with a claim does not
-live here.
+One set of models reads the same YAML on one machine and in Kubernetes. The CRDs are generated from the models. So each
+constraint is a bound of OpenAPI (range, length, pattern, enumeration) or a rule in CEL. The topic machine and the wire
+codec never import this package. ``manifests`` reads files. The broker's use of claims is not here.
 """
 
 from onewriter_core.api.claim import (

@@ -1,8 +1,7 @@
 """``BucketAnchor``: the brokers' linearizable record of who owns which bucket, in Kubernetes.
 
-One object holds the buckets of a shard, so that a broker that takes over another's buckets writes
-once. Only brokers write it, by compare-and-set on its resourceVersion; people read it. What the
-fields mean is in ``onewriter_broker.anchor.api``.
+One object holds the buckets of a shard, so that a broker that acquires the buckets of another broker writes once. Only
+brokers write it, by compare-and-set on its resourceVersion. ``onewriter_broker.anchor.api`` documents the fields.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pydantic import Field
 from onewriter_core.api.common import API_VERSION, ApiModel, ListOf, Resource
 
 BUCKETS_PER_OBJECT_MAX = 1_024
-"""Records of one object: an object has at most 1.5 MiB in etcd, a record about a kilobyte."""
+"""Records in one object: etcd stores at most 1.5 MiB per object, a record has about a kilobyte."""
 
 PAST_REPLIDS_MAX = 16
 

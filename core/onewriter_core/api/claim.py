@@ -1,4 +1,4 @@
-"""``ProducerClaim``: who may write to a topic, and with what standing in its queue."""
+"""``ProducerClaim``: who may write to a topic, in which modes and with which queue priority."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ class ProducerClaimSpec(ApiModel):
         return self
 
     def refuses_mode(self, mode: AccessMode) -> str | None:
-        """Why a producer of that mode may not write under this claim; None when it may."""
+        """Why this claim does not permit the access mode; None: it does."""
         is_takeover = mode is AccessMode.EXCLUSIVE_WITH_FENCING
         if self.mode is not None and mode is not self.mode and not is_takeover:
             return f"allows mode {MODE_WORDS[self.mode]} only"
@@ -194,7 +194,7 @@ class ProducerClaimSpec(ApiModel):
         return None
 
     def priority_in_effect(self, asked: int | None) -> int:
-        """The producer's own priority, else the claim's default, else 0; never above the cap."""
+        """The requested priority, else the claim's default, else 0; at most the claim's maximum."""
         wanted = asked if asked is not None else self.default_priority or 0
         return wanted if self.priority is None else min(wanted, self.priority)
 

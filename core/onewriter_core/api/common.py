@@ -1,7 +1,7 @@
-"""What both resources are made of: strictness, metadata, names, lists, words and rules.
+"""The common parts of the resource models: strictness, metadata, names, lists, words and rules.
 
-Values are frozen. Types are not converted (``partitions: "3"`` is an error, as it is in
-Kubernetes), unknown fields are errors, and field names are camelCase in YAML and snake_case here.
+Values are frozen. Types are not converted: ``partitions: "3"`` is an error, as in Kubernetes. Unknown fields are errors.
+Field names are camelCase in YAML and snake_case here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic.config import JsonDict
 from onewriter_core.topic.model import AccessMode
 
 API_VERSION: Final = "onewriter.dev/v1alpha1"
-"""The only version there is."""
+"""The only version."""
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 
@@ -48,19 +48,19 @@ ResourceName = Annotated[str, Field(pattern=DNS_SUBDOMAIN, max_length=253)]
 NamespaceName = Annotated[str, Field(pattern=DNS_LABEL, max_length=63)]
 
 IS_A_SET: Final[JsonDict] = {"x-kubernetes-list-type": "set"}
-"""Schema of a list in which nothing may stand twice."""
+"""Schema of a list without duplicates."""
 
 
 def rules(*each: JsonDict) -> JsonDict:
-    """What a model's ``json_schema_extra`` says of rules that only CEL can express."""
+    """A model's ``json_schema_extra`` for rules that only CEL can express."""
     return {"x-kubernetes-validations": list(each)}
 
 
 def rule(expression: str, message: str, *, field: str = "", reason: str = "") -> JsonDict:
-    """A rule in CEL (https://kubernetes.io/docs/reference/using-api/cel/) and what to say of it.
+    """A rule in CEL (https://kubernetes.io/docs/reference/using-api/cel/) with its error message.
 
-    ``expression`` is true of what is allowed; ``self`` is the value that the rule stands at,
-    ``oldSelf`` what it was before. ``field`` is the path to blame, below that value.
+    ``expression`` is true for allowed values. ``self`` is the value that has the rule, ``oldSelf`` its former value.
+    ``field`` is the path of the invalid field below this value.
     """
     found: JsonDict = {"rule": expression, "message": message}
     if field:
@@ -75,7 +75,7 @@ ListOf = Annotated[tuple[_Item, ...], Field(strict=False)]
 
 _Word = TypeVar("_Word", bound=StrEnum)
 WordOf = Annotated[_Word, Field(strict=False)]
-"""One of a StrEnum's words, spelled as in YAML."""
+"""A value of a StrEnum, spelled as in YAML."""
 
 _MODES: Final[Mapping[str, AccessMode]] = {
     "Shared": AccessMode.SHARED,
@@ -84,7 +84,7 @@ _MODES: Final[Mapping[str, AccessMode]] = {
     "ExclusiveWithFencing": AccessMode.EXCLUSIVE_WITH_FENCING,
 }
 MODE_WORDS: Final[Mapping[AccessMode, str]] = {mode: word for word, mode in _MODES.items()}
-"""How each access mode is written in YAML and in messages to people."""
+"""The name of each access mode in YAML and in messages."""
 
 
 def _read_mode(value: object) -> AccessMode:
@@ -105,7 +105,7 @@ AccessModeWord = Annotated[
 
 
 class ApiModel(BaseModel):
-    """The settings that every part of a resource has."""
+    """The pydantic settings of every part of a resource."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -121,9 +121,9 @@ class ApiModel(BaseModel):
 
     @classmethod
     def from_document(cls, document: Mapping[str, object]) -> Self:
-        """Read what YAML or JSON parsed to; raises pydantic.ValidationError.
+        """Validate parsed YAML or JSON. Raises pydantic.ValidationError.
 
-        Only camelCase names count here: the snake_case ones are for Python code.
+        Only camelCase names are accepted. The snake_case names are for Python code.
         """
         return cls.model_validate(document, by_alias=True, by_name=False)
 
@@ -133,7 +133,7 @@ _BOOKKEEPING = frozenset({
     "finalizers", "generateName", "generation", "managedFields", "ownerReferences",
     "resourceVersion", "selfLink", "uid",
 })  # fmt: skip
-"""Fields of Kubernetes' ObjectMeta that the API server keeps: accepted, and ignored."""
+"""Fields of Kubernetes' ObjectMeta that the API server sets. They are accepted and ignored."""
 
 
 class Metadata(ApiModel):
@@ -165,7 +165,7 @@ class Resource(ApiModel):
 
 
 def _without(data: Any, names: frozenset[str]) -> Any:
-    """A mapping less some of its keys; anything else unchanged, for pydantic to refuse."""
+    """A mapping without some keys. Any other value is returned unchanged, and pydantic rejects it."""
     if not isinstance(data, Mapping):
         return data
     return {key: value for key, value in data.items() if key not in names}

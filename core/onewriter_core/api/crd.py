@@ -1,9 +1,9 @@
 """The resource models as CustomResourceDefinitions, for Kubernetes >= 1.33.
 
-``python -m onewriter_core.api.crd DIRECTORY`` writes them; ``crds/`` is such a directory, and a
-test keeps it in step. What the models bound becomes a structural schema, their rules in CEL stand
-beside the Python that checks the same on one machine. Only what OpenAPI v3 as Kubernetes speaks it
-(https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/) knows is written.
+``python -m onewriter_core.api.crd DIRECTORY`` writes them to a directory such as ``crds/``. A test compares ``crds/`` with
+the models. The bounds of the models become a structural schema. Their rules in CEL have a counterpart in Python for
+one machine. The schema uses only the subset of OpenAPI v3 that Kubernetes supports
+(https://kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onewriter_core.topic.model import AccessMode
 GROUP: Final = "onewriter.dev"
 VERSION: Final = "v1alpha1"
 STATUS_DEFAULT: Final = {"observedGeneration": -1}
-"""Else tools take a new object, whose status nobody has written yet, for a finished one."""
+"""Without it, tools treat a new object as ready before the operator has written its status."""
 
 Schema = dict[str, Any]
 
@@ -38,17 +38,17 @@ _KEPT = (
     "x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-validations",
     "items", "additionalProperties", "properties",
 )  # fmt: skip
-"""What of a JSON schema is written, in this order."""
+"""The keys of a JSON schema that are written, in this order."""
 _OBJECT = frozenset({"apiVersion", "kind", "metadata"})
-"""What every object has, and the API server checks by itself."""
+"""Fields of every object, which the API server checks itself."""
 
 _EXACT_MAX = 2**53
-"""Bounds are floating-point numbers in OpenAPI: larger ones would not be themselves."""
+"""Bounds are floating-point numbers in OpenAPI, which cannot represent larger integers exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What ``kubectl get`` prints; with ``priority`` 1 only in wide output."""
+    """A column of ``kubectl get``. With ``priority`` 1 only in wide output."""
 
     name: str
     path: str
@@ -59,7 +59,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind: its model, its names, what kubectl prints and what may be selected."""
+    """One kind: its model, its names, its columns in kubectl and its selectable fields."""
 
     model: type[BaseModel]
     plural: str
@@ -164,7 +164,7 @@ def definition(kind: Kind) -> Schema:
 
 
 class _WithModesInWords(GenerateJsonSchema):
-    """pydantic writes a default as it is in Python, where an access mode is Pulsar's number."""
+    """pydantic writes defaults as Python values, where an access mode is Pulsar's number."""
 
     def encode_default(self, dft: Any) -> Any:
         if isinstance(dft, tuple):
@@ -173,7 +173,7 @@ class _WithModesInWords(GenerateJsonSchema):
 
 
 def schema_of(model: type[BaseModel]) -> Schema:
-    """The structural schema of a model, as it is written in YAML."""
+    """The structural schema of a model with the names in YAML."""
     whole = model.model_json_schema(
         by_alias=True, mode="serialization", schema_generator=_WithModesInWords
     )
@@ -181,7 +181,7 @@ def schema_of(model: type[BaseModel]) -> Schema:
 
 
 def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """A node with its references put in place, and without what Kubernetes does not know."""
+    """A node with its references resolved, without the keys that Kubernetes does not support."""
     node = _resolved(node, definitions)
     found: Schema = {key: node[key] for key in _KEPT if key in node}
     if "const" in node:
@@ -190,7 +190,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
         found["properties"] = {
             name: _structural(each, definitions) for name, each in node["properties"].items()
         }
-        found.pop("additionalProperties", None)  # what is not declared is dropped, or refused
+        found.pop("additionalProperties", None)  # the API server drops or rejects undeclared fields
         _required(found)
     elif isinstance(node.get("additionalProperties"), Mapping):
         found["additionalProperties"] = _structural(node["additionalProperties"], definitions)
@@ -204,14 +204,14 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sche
 
 
 def _required(schema: Schema) -> None:
-    """Only what a person has to write."""
+    """Only the fields that a user must write."""
     required = [name for name in schema.pop("required", ()) if name not in _OBJECT]
     if required:
         schema["required"] = required
 
 
 def _resolved(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """References and "or null" put in place; what stands beside a reference counts more."""
+    """Resolve references and "or null". Keys beside a reference override it."""
     resolved = dict(node)
     choices = [each for each in resolved.pop("anyOf", []) if each.get("type") != "null"]
     if len(choices) > 1:
@@ -237,7 +237,7 @@ def _bound(schema: Schema) -> None:
 
 
 def _default(schema: Schema) -> None:
-    """Objects default to an empty one, whose fields have their own defaults."""
+    """The default of an object is an empty object, whose fields have their own defaults."""
     if "default" not in schema:
         return
     if schema["default"] is None or (schema.get("type") == "array" and not schema["default"]):

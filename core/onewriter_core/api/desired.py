@@ -5,9 +5,9 @@
     {"revision": "...", "topics": [ExclusiveTopic, ...], "claims": [ProducerClaim, ...],
      "pods": {"NAMESPACE/CLAIM": ["pod uid", ...]}}
 
-It can be large, and comes again whenever anything in it changes. So it is read piece by piece (one
-call of a C decoder over all of it would stop every other thread), and a piece that stands there as
-it stood before is not judged again: its resource is taken from the reading before.
+The document can be large, and the operator pushes it again after each change. So the broker reads it piece by piece (a
+single call of a C decoder would block all other threads). A piece that has not changed is not validated again: its
+resource is taken from the previous reading.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LISTS: Final = {"topics": "ExclusiveTopic", "claims": "ProducerClaim"}
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A desired state that was read, and what a later reading can take over from it."""
+    """A desired state, and the pieces that a later reading can reuse."""
 
     revision: str
     state: DesiredState
@@ -40,9 +40,9 @@ class Reading:
 
 
 def read_desired(body: bytes, before: Reading | None = None) -> Reading:
-    """Read and judge a desired state; raises ConfigurationError with one line per error.
+    """Read and validate a desired state. Raises ConfigurationError with one line per error.
 
-    Takes tenths of a second for thousands of resources: call it in a thread.
+    It takes tenths of a second for thousands of resources: call it in a thread.
     """
     errors: list[str] = []
     values: dict[str, object] = {}
@@ -63,7 +63,7 @@ def read_desired(body: bytes, before: Reading | None = None) -> Reading:
                 errors.append(f"{name}: stands twice")
             else:
                 values[name] = value
-    except (ValueError, RecursionError) as error:  # ValueError: a number of too many digits, too
+    except (ValueError, RecursionError) as error:  # ValueError: also a number with too many digits
         raise ConfigurationError(f"the desired state is not JSON: {error}") from None
     revision = _revision(values.pop("revision", None), errors)
     pods = _pods(values.pop("pods", {}), errors)
@@ -72,7 +72,7 @@ def read_desired(body: bytes, before: Reading | None = None) -> Reading:
 
 
 def _judged(name: str, place: int, value: object, errors: list[str]) -> Located | None:
-    """One resource; what is wrong with it is added to ``errors``."""
+    """Validate one resource. Adds its violations to ``errors``."""
     where = f"{name}[{place}]"
     if isinstance(value, Mapping) and isinstance(value.get("metadata"), Mapping):
         names = value["metadata"]
@@ -111,7 +111,7 @@ def _pods(value: object, errors: list[str]) -> dict[str, frozenset[str]]:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, int, str, object]]:
-    """Field, place in its list, text and value of each piece; a field that is no list is one piece.
+    """The field, index, text and value of each piece. A field without a list is one piece.
 
     Raises JSONDecodeError.
     """
@@ -143,7 +143,7 @@ def _pieces(text: str) -> Iterator[tuple[str, int, str, object]]:
 def _items(
     decoder: JSONDecoder, name: str, text: str, at: int
 ) -> Generator[tuple[str, int, str, object], None, int]:
-    """The items of the list that begins at ``at``; its end is the generator's value."""
+    """The items of the list that begins at ``at``. The generator returns the end of the list."""
     at = _skip(text, at + 1)
     place = 0
     while text[at : at + 1] != "]":
@@ -158,13 +158,13 @@ def _items(
 
 
 def _skip(text: str, at: int) -> int:
-    """Where the white space at ``at`` ends."""
+    """The end of the white space at ``at``."""
     found = _SPACE.match(text, at)
     return at if found is None else found.end()
 
 
 def _expect(text: str, at: int, sign: str) -> int:
-    """Behind the sign, which must stand there, and the white space that follows it."""
+    """The position after the required sign and the white space that follows it."""
     if text[at : at + 1] != sign:
         raise JSONDecodeError(f"{sign!r} is expected", text, at)
     return _skip(text, at + 1)

@@ -1,8 +1,7 @@
-"""Manifest files to the desired state: what topics and claims there are to be.
+"""Reads manifest files as the desired state: all topics and claims.
 
-All errors are collected before any is raised, each naming file, document and field. What the
-resources themselves allow is in ``topic`` and ``claim``; how text is read in ``yamltext``; how a
-violation is put into words in ``violations``.
+All errors are collected before one is raised. Each names file, document and field. ``topic`` and ``claim`` define the
+resources, ``yamltext`` reads text, ``violations`` describes violations.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from onewriter_core.errors import ConfigurationError
 from onewriter_core.ids import TopicName
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-"""Files that are read when a directory is given; its subdirectories are not."""
+"""The patterns of the files that are read in a directory, without its subdirectories."""
 
 FILES_MAX = 1_000
-"""Manifest files read at once."""
+"""The maximum number of manifest files."""
 
 FILE_BYTES_MAX = 1024 * 1024
-"""Bytes of one manifest file."""
+"""The maximum bytes of one manifest file."""
 
 DOCUMENTS_MAX = 5_000
-"""Documents of one manifest file."""
+"""The maximum number of documents in one manifest file."""
 
 ERRORS_MAX = 50
-"""Errors that are spelled out; the rest is counted."""
+"""The maximum number of errors that are listed. The others are counted."""
 
 Declared = ExclusiveTopic | ProducerClaim
 
@@ -47,12 +46,11 @@ _KINDS: Final[Mapping[str, type[ExclusiveTopic | ProducerClaim]]] = {
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """The topics and claims that were declared, in the order in which they were read.
+    """The declared topics and claims, in the order in which they were read.
 
-    ``warnings`` are oddities that are no errors, one sentence each: a claim whose topic is not
-    there may be waiting for it. ``pods`` are the uids of the pods that a claim's podSelector
-    selects, by NAMESPACE/NAME of the claim. Built by ``load`` and ``combine``, which see to it that
-    no topic and no object is there twice.
+    ``warnings`` has one sentence for each suspicious declaration that is valid, such as a claim without its topic.
+    ``pods`` are the uids of the pods that a claim's podSelector selects, by NAMESPACE/NAME of the claim. ``load`` and
+    ``combine`` build this value. They reject duplicate topics and objects.
     """
 
     topics: tuple[ExclusiveTopic, ...] = ()
@@ -69,16 +67,16 @@ class DesiredState:
         for claim in self.claims:
             key = (claim.metadata.namespace, claim.spec.topic_ref.name)
             claims_of[key] = (*claims_of.get(key, ()), claim)
-        # The only way to fill a field of a frozen dataclass; nothing changes them afterwards.
+        # The only way to set a field of a frozen dataclass. The fields do not change afterwards.
         object.__setattr__(self, "_topic_of", {topic.topic_name: topic for topic in self.topics})
         object.__setattr__(self, "_claims_of", claims_of)
 
     def topic(self, name: TopicName) -> ExclusiveTopic | None:
-        """The declaration of a topic, or of the topic whose partition ``name`` is."""
+        """The declaration of a topic, or of the topic of the partition ``name``."""
         return self._topic_of.get(name.base)
 
     def without(self, names: Iterable[TopicName]) -> DesiredState:
-        """The same state less the declarations of some topics."""
+        """The state without the declarations of some topics."""
         omitted = frozenset(names)
         if not omitted:
             return self
@@ -86,7 +84,7 @@ class DesiredState:
         return replace(self, topics=kept)
 
     def claims_for(self, topic: ExclusiveTopic) -> tuple[ProducerClaim, ...]:
-        """The claims that refer to a declared topic, from its own namespace."""
+        """The claims for a declared topic, in its own namespace."""
         return self._claims_of.get((topic.metadata.namespace, topic.metadata.name), ())
 
     def pods_of(self, claim: ProducerClaim) -> frozenset[str]:
@@ -96,17 +94,17 @@ class DesiredState:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """A resource and where it was read, in words for a person."""
+    """A resource and a description of the place where it was read."""
 
     resource: Declared
     where: str
 
 
 def load(*paths: Path) -> DesiredState:
-    """Read manifest files, and directories of them, as one desired state.
+    """Read manifest files and directories as one desired state.
 
-    Raises ConfigurationError with one line per error. A path that is not there and a directory
-    without manifests are errors. Blocks on the file system: call it before the event loop runs, or
+    Raises ConfigurationError with one line per error. A missing path and a directory without
+    manifests are errors. Blocks on the file system: call it before the event loop runs, or
     in a thread.
     """
     errors: list[str] = []
@@ -119,7 +117,7 @@ def load(*paths: Path) -> DesiredState:
 
 
 def parse(text: str, source: str, errors: list[str], *, is_json: bool = False) -> list[Located]:
-    """Read the documents of one text; what is wrong is added to ``errors``, nothing is raised."""
+    """Read the documents of one text. Adds violations to ``errors`` and raises nothing."""
     resources: list[Located] = []
     number = 0
     try:
@@ -140,9 +138,9 @@ def combine(
     errors: Iterable[str] = (),
     pods: Mapping[str, frozenset[str]] | None = None,
 ) -> DesiredState:
-    """Make one desired state of what was read, ``errors`` being what was found so far.
+    """Combine the resources into one desired state. ``errors`` has the errors found so far.
 
-    Raises ConfigurationError if there are errors, or if an object or a topic is there twice.
+    Raises ConfigurationError if there are errors, or for a duplicate object or topic.
     """
     found = list(errors)
     objects: dict[tuple[str, str, str], str] = {}
@@ -185,7 +183,7 @@ def _warnings(
 
 
 def _summary(errors: list[str]) -> str:
-    """One line per error, each without line breaks of its own and printable on any terminal."""
+    """One line per error, without line breaks and printable on any terminal."""
     lines = [_one_line(error) for error in errors[:ERRORS_MAX]]
     if len(errors) > ERRORS_MAX:
         lines.append(f"and {len(errors) - ERRORS_MAX} more errors")
@@ -197,7 +195,7 @@ def _one_line(text: str) -> str:
 
 
 def _files(paths: Iterable[Path], errors: list[str]) -> list[Path]:
-    """The manifest files, each once even when it is given twice."""
+    """The manifest files without duplicates."""
     files: dict[Path, Path] = {}
     for path in paths:
         try:
@@ -207,7 +205,7 @@ def _files(paths: Iterable[Path], errors: list[str]) -> list[Path]:
                 errors.append(f"{path}: no {', '.join(SUFFIXES)} file in this directory")
             for file in inside:
                 files.setdefault(file.resolve(), file)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: links in a circle
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a cycle of links
             errors.append(f"{path}: {_reason(error)}")
     if len(files) > FILES_MAX:
         errors.append(f"{len(files)} manifest files: at most {FILES_MAX} are read")
@@ -244,7 +242,7 @@ def _documents(text: str, *, is_json: bool) -> Iterator[object]:
 
 
 def read_resource(document: object, where: str, errors: list[str]) -> Located | None:
-    """The resource that a document declares; None, and why in ``errors``, when it is wrong."""
+    """The resource that a document declares; None if it is invalid, with the reasons in ``errors``."""
     if not isinstance(document, Mapping):
         errors.append(f"{where}: must be a mapping with apiVersion, kind, metadata and spec")
         return None

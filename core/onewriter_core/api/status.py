@@ -1,7 +1,7 @@
-"""What Kubernetes shows of a topic and of a claim: ``status``, written by the operator alone.
+"""The field ``status`` of a topic and of a claim in Kubernetes. Only the operator writes it.
 
-The conventions are Kubernetes' own: conditions by type, ``observedGeneration``, no phase. Nothing
-here moves fast: an idle topic is never written. ``epoch`` never falls.
+The conventions are those of Kubernetes: conditions by type, ``observedGeneration``, no phase. The fields change rarely:
+the status of an idle topic is never written. ``epoch`` never falls.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pydantic import Field
 from onewriter_core.api.common import ApiModel, ListOf
 
 PARTITIONS_SHOWN_MAX: Final = 64
-"""Partitions whose epoch and holder are listed; the others are counted."""
+"""The maximum number of partitions that are listed with epoch and holder. The others are counted."""
 
 TRANSITIONS_SHOWN_MAX: Final = 10
-"""Changes of hands that are listed, newest first."""
+"""The maximum number of transitions that are listed, newest first."""
 
 PRODUCERS_SHOWN_MAX: Final = 100
-"""Producers of a claim that are listed, the writer first, then in the order of the queue."""
+"""The maximum number of a claim's producers that are listed: the writer first, then the queue in order."""
 
 FENCED_PODS_SHOWN_MAX: Final = 32
-"""Pods of writers fenced as stale that are listed, newest first."""
+"""The maximum number of fenced pods that are listed, newest first."""
 
 Number = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]

@@ -1,8 +1,8 @@
-"""Whose topics a Kubernetes namespace may declare: those of the Pulsar tenant of its name.
+"""The topics that a Kubernetes namespace may declare: those of the Pulsar tenant of the same name.
 
-Kubernetes' namespace ``default`` also has the tenant ``public``, which no other namespace has. An
-administrator lists exceptions. The chart's ValidatingAdmissionPolicy decides the same when an object is
-created; operator and broker decide it again, for objects that are older than the policy.
+Only Kubernetes' namespace ``default`` also has the tenant ``public``. An administrator lists exceptions. The chart's
+ValidatingAdmissionPolicy applies the same rule when an object is created. Operator and broker check it again, for
+objects that are older than the policy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onewriter_core.ids import TopicName
 
 DEFAULT_NAMESPACE: Final = "default"
 PUBLIC_TENANT: Final = "public"
-"""The tenant that plain Pulsar clients use; it belongs to the namespace above."""
+"""The default tenant of Pulsar clients. It belongs to the namespace above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Tenancy:
         return tenant == namespace
 
     def refusal(self, namespace: str, topic: TopicName) -> str:
-        """Why a namespace may not declare a topic; empty when it may."""
+        """Why a namespace may not declare a topic; empty if it may."""
         if self.allows(namespace, topic.tenant):
             return ""
         return (

@@ -1,4 +1,4 @@
-"""``ExclusiveTopic``: a topic that has one writer at a time, and how it is to be kept."""
+"""``ExclusiveTopic``: a topic with one writer at a time, and its policies."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from onewriter_core.ids import NUMBER_MAX, PARTITION_SUFFIX, TOPIC_NAME_LENGTH_M
 from onewriter_core.topic.model import AccessMode, PromotionPolicy
 
 PARTITIONS_MAX = 1024
-"""Partitions of one topic: all of them live in one bucket and are fenced by one script call."""
+"""The maximum number of partitions. All of them are in one bucket, and one script call fences them."""
 
 DECLARED_TOPIC_LENGTH_MAX = TOPIC_NAME_LENGTH_MAX - len(f"{PARTITION_SUFFIX}{PARTITIONS_MAX - 1}")
-"""Bytes of a declared topic's name, such that its partitions' names fit as well."""
+"""The maximum bytes of a declared topic's name, so that its partitions' names fit as well."""
 
 CONSUMERS_MAX = 256
-"""Namespaces that a topic names as its consumers, and as many subjects."""
+"""The maximum number of namespaces in a topic's consumers, and of subjects."""
 
 DAY_SECONDS = 86_400
 RETENTION_AGE_SECONDS_MAX = 100 * 366 * DAY_SECONDS

@@ -1,7 +1,7 @@
-"""A violated constraint in words: which field, what is wrong, what is allowed.
+"""Error messages for violated constraints: the field, the violation, and the allowed values.
 
-Pydantic says which constraint failed and where; what a person reads is said here, in the words of
-YAML (mapping, list) and with the fields that do exist when one does not.
+pydantic reports the constraint and the place. This module writes the message for users, with the terms of YAML
+(mapping, list). For an unknown field it lists the existing ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from onewriter_core.api.common import PATTERN_MEANINGS
 _PLAIN_KEY = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 _KEY_ITSELF = "[key]"
-"""Where pydantic places what is wrong with a mapping's key rather than with its value."""
+"""pydantic's place for a violation of a mapping's key, not of its value."""
 
 Place = tuple[int | str, ...]
 
@@ -43,7 +43,7 @@ def _phrase(model: type[BaseModel], kind: str, place: Place, violation: Mapping[
 
 
 def _follows_from_another(kind: str, place: Place, places: Sequence[Place]) -> bool:
-    """A list whose items are all wrong also counts as too short: the items' errors say it all."""
+    """Pydantic also reports a list with only invalid items as too short. The errors of the items are sufficient."""
     if kind != "too_short":
         return False
     return any(other[: len(place)] == place and len(other) > len(place) for other in places)
@@ -110,7 +110,7 @@ def _unknown_field(model: type[BaseModel], place: Place) -> str:
 
 
 def _fields(model: type[BaseModel], place: Place) -> list[str]:
-    """The YAML names of the fields that a mapping at that place may have."""
+    """The YAML names of the allowed fields of a mapping at that place."""
     for part in place:
         if isinstance(part, int):
             continue
@@ -120,7 +120,7 @@ def _fields(model: type[BaseModel], place: Place) -> list[str]:
 
 
 def _models(annotation: object) -> list[type[BaseModel]]:
-    """The models that an annotation like ``tuple[Model, ...] | None`` names."""
+    """The models in an annotation such as ``tuple[Model, ...] | None``."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for argument in typing.get_args(annotation) for model in _models(argument)]

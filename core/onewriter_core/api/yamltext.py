@@ -1,8 +1,7 @@
-"""YAML and JSON text to plain values, for input that nobody vouches for.
+"""Reads untrusted YAML and JSON text as plain values.
 
-Bounded in depth and in size *after* aliases are expanded, so that a few lines which unfold to
-billions of values are refused before anything is built. A key that stands twice is an error, as it
-is for Kubernetes. Dates stay the strings that they are in JSON.
+Depth and size are limited *after* the expansion of aliases. So a few lines that expand to billions of values are
+rejected before any value is built. A duplicate key is an error, as in Kubernetes. Dates stay strings, as in JSON.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from typing import Any
 import yaml
 
 DEPTH_MAX = 50
-"""Mappings and lists inside each other."""
+"""The maximum depth of nested mappings and lists."""
 
 VALUES_MAX = 50_000
-"""Scalars, lists and mappings of one document, each alias counted as what it stands for."""
+"""The maximum number of scalars, lists and mappings in a document, with aliases expanded."""
 
 _TAG = "tag:yaml.org,2002:"
 _PLAIN_TAGS = frozenset(
@@ -27,11 +26,11 @@ _PLAIN_TAGS = frozenset(
 
 
 class UnreadableText(ValueError):
-    """The text is not what its format allows, or is beyond a bound; the message says where."""
+    """The text is malformed or exceeds a limit. The message names the place."""
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader with a bound on depth, and without the type for dates."""
+    """PyYAML's safe loader with a depth limit, without the type for dates."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML reads this very class attribute
         first: [pair for pair in pairs if pair[0] != f"{_TAG}timestamp"]
@@ -47,7 +46,7 @@ class _Loader(yaml.SafeLoader):
         if self._depth >= DEPTH_MAX:
             event = self.peek_event()  # type: ignore[no-untyped-call]  # its stub is incomplete
             raise UnreadableText(f"{_line(event)}: nested deeper than {DEPTH_MAX}")
-        # Counted here as well, so that a huge document is refused before all of it is parsed.
+        # Counted here as well, so that a huge document is rejected before it is parsed completely.
         self._nodes = self._nodes + 1 if self._depth else 1
         if self._nodes > VALUES_MAX:
             raise UnreadableText(f"more than {VALUES_MAX} values")
@@ -60,16 +59,16 @@ class _Loader(yaml.SafeLoader):
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """What a node unfolds to; ``is_open`` while its own children are being counted."""
+    """The expanded size of a node. ``is_open``: its children are still being counted."""
 
     values: int
     is_open: bool = False
 
 
 def read_yaml(text: str) -> Iterator[object]:
-    """The documents of a YAML stream, one by one; an empty document is None.
+    """The documents of a YAML stream, one by one. An empty document is None.
 
-    Raises UnreadableText. What came before the unreadable place has been yielded by then.
+    Raises UnreadableText, after the documents before the malformed one were yielded.
     """
     try:
         loader = _Loader(text)
@@ -91,7 +90,7 @@ def read_yaml(text: str) -> Iterator[object]:
 
 
 def read_json(text: str) -> object:
-    """The one value of a JSON text; raises UnreadableText."""
+    """The value of a JSON text. Raises UnreadableText."""
     try:
         return json.loads(text, object_pairs_hook=_no_key_twice)
     except json.JSONDecodeError as error:
@@ -112,7 +111,7 @@ def _no_key_twice(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
 
 
 def _check(node: yaml.Node, loader: _Loader, sizes: dict[int, _Size]) -> int:
-    """Count what a node unfolds to and refuse what a plain document never has."""
+    """Count the expanded size of a node. Reject features that plain documents do not use."""
     known = sizes.get(id(node))
     if known is not None:
         if known.is_open:
@@ -143,7 +142,7 @@ def _add(values: int, more: int, node: yaml.Node) -> int:
 
 
 def _check_scalar(node: yaml.ScalarNode, loader: _Loader) -> None:
-    """An explicit tag must be the one that the text would have got by itself (``!!int x``)."""
+    """An explicit tag must be the implicit tag of the text (as in ``!!int 1``)."""
     if node.tag == f"{_TAG}str":
         return
     fitting = loader.resolve(yaml.ScalarNode, node.value, (True, False))  # type: ignore[no-untyped-call]  # its stub is incomplete

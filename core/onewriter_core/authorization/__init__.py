@@ -1,8 +1,8 @@
-"""Who may do what: one pure function, ``may(principal, action, resource)``.
+"""Authorization: one pure function, ``may(principal, action, resource)``.
 
-Every command of the wire protocol and every HTTP route asks it. Nothing here performs I/O or knows
-connections, queues or clocks: the topic machine decides *when* somebody writes, and how an identity
-is proved is the broker's ``authentication``. docs/security.md has the table of rights.
+Every command of the wire protocol and every HTTP route calls it. The package performs no I/O and knows no connections,
+queues or clocks. The topic machine decides *when* a producer writes, and the broker authenticates identities.
+docs/security.md has the table of rights.
 """
 
 from onewriter_core.authorization.claims import PodsOf, matches

@@ -1,4 +1,4 @@
-"""Which ProducerClaims are for an identity."""
+"""The match of ProducerClaims and identities."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from onewriter_core.api.claim import ProducerClaim
 from onewriter_core.ids import Identity
 
 PodsOf = Callable[[ProducerClaim], Container[str]]
-"""The uids of the pods that a claim's podSelector selects, as far as they are known."""
+"""The known uids of the pods that a claim's podSelector selects."""
 
 
 def no_pods(_claim: ProducerClaim) -> Container[str]:
-    """No pod is known."""
+    """For a broker that knows no pods."""
     return ()
 
 
@@ -23,10 +23,10 @@ def matches(
     *,
     with_bare_names: bool = True,
 ) -> bool:
-    """Whether the claim is for that identity; no claim is for an anonymous client.
+    """Whether the claim matches the identity. No claim matches an anonymous client.
 
-    A ServiceAccount is recognised by its full subject and, ``with_bare_names``, by its name alone. A
-    podSelector selects the pods that it is known to select, by their uids.
+    A ServiceAccount matches by its full subject and, ``with_bare_names``, also by its name alone. A podSelector
+    matches the uids of the pods that it is known to select.
     """
     subject = claim.spec.subject
     if identity.is_anonymous:
@@ -41,16 +41,16 @@ def matches(
 def may_match_later(
     claim: ProducerClaim, identity: Identity, *, with_bare_names: bool = True
 ) -> bool:
-    """Whether the claim's podSelector may select the pod once the broker is told of it.
+    """Whether the claim's podSelector may select the pod after the operator has reported it to the broker.
 
-    The operator hears of a pod before its containers start, but it may be away itself.
+    The operator learns of a pod before its containers start, but the operator itself may be down.
     """
     is_open = claim.spec.subject.pod_selector is not None and bool(identity.pod_uid)
     return is_open and _is_account(claim, identity, with_bare_names=with_bare_names)
 
 
 def _is_account(claim: ProducerClaim, identity: Identity, *, with_bare_names: bool) -> bool:
-    """Whether the identity is the claim's ServiceAccount, or one of its namespace if it names none."""
+    """Whether the identity is the claim's ServiceAccount, or one of its namespace if the claim names none."""
     account = f"system:serviceaccount:{claim.metadata.namespace}:"
     name = claim.spec.subject.service_account_name
     if name is None:

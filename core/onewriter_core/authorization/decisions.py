@@ -1,12 +1,11 @@
-"""The decision itself: ``may``.
+"""The authorization decision: ``may``.
 
-Refusals are told apart deliberately. What a topic forbids to everybody is NOT_ALLOWED_ERROR: another
-identity would not help. What it forbids to this identity is AUTHORIZATION_ERROR: another identity, or
-a claim, would. A topic that does not exist and may not be made is TOPIC_NOT_FOUND, as in Pulsar.
+The error codes differ on purpose. NOT_ALLOWED_ERROR: the topic forbids the action to all identities.
+AUTHORIZATION_ERROR: it forbids the action to this identity; another identity, or a claim, would be allowed.
+TOPIC_NOT_FOUND: the topic does not exist and must not be created, as in Pulsar.
 
-A stranger (an identity without any right to a topic) gets the same answer for a topic that belongs to
-somebody else and, where topics belong to namespaces, for one that does not exist. What a declaration
-says is told in ``Denied.detail``, which is for the log and not for the client.
+An identity without any right to a topic gets the same answer for an existing topic and, if topics belong to
+namespaces, for a missing one. ``Denied.detail`` has what the declaration says. It is for the log, not for the client.
 """
 
 from __future__ import annotations
@@ -35,36 +34,36 @@ from onewriter_core.topic.model import AccessMode
 
 
 class Action(StrEnum):
-    """What somebody wants to do. The value is the right's name in errors, logs and metrics."""
+    """An action that needs a right. The value is the name of the right in errors, logs and metrics."""
 
     PRODUCE = "produce"
-    """Write to a topic in some access mode, holding it where the mode is exclusive."""
+    """Write to a topic in some access mode, and hold it if the mode is exclusive."""
     PUBLISH_UNDER_EPOCH = "publish_under_epoch"
-    """Stage and publish blocks over HTTP in the name of the topic's holder."""
+    """Stage and publish blocks over HTTP on behalf of the topic's holder."""
     STAGE = "stage"
-    """Prepare a publish under an epoch: have noted over how many partitions its rows are routed."""
+    """Prepare a publish under an epoch: record the number of partitions that its rows are routed to."""
     CONSUME = "consume"
-    """Read messages, blocks and segments of a topic, and where it ends."""
+    """Read messages, blocks and segments of a topic, and its end."""
     CHANGE_SUBSCRIPTION = "change_subscription"
     """Seek, skip, acknowledge over HTTP, unsubscribe, create a subscription over HTTP."""
     OWN = "own"
     """Own a topic, a partition or a resource by name."""
     RESET_OWNERSHIP = "reset_ownership"
-    """Own by generation 0, whoever owns it now."""
+    """Own with generation 0, which deposes any present owner."""
     READ_SCHEMA = "read_schema"
-    """Read the schemas of a topic, which its producers and its consumers need."""
+    """Read the schemas of a topic. Its producers and consumers need them."""
     GUARD = "guard"
-    """Have other writes depend on who leads the topic, or ask whether an epoch is current."""
+    """Guard other writes by the topic's epoch, or ask whether an epoch is current."""
     CREATE_SCHEMA = "create_schema"
     """Add a version to a topic's schemas."""
     CREATE_TOPIC = "create_topic"
-    """Have a topic come into being: one that is declared, or may be used undeclared."""
+    """Create a topic that is declared, or that may be used undeclared."""
     LOOK_UP = "look_up"
-    """Ask which broker serves a topic and how many partitions it has."""
+    """Ask for the broker and the number of partitions of a topic."""
     OBSERVE = "observe"
-    """See a topic in listings, its status and history; of the installation: metrics, all topics."""
+    """List a topic and read its status and history; of the installation: metrics, all topics."""
     TRIM = "trim"
-    """Remove entries that were stored elsewhere."""
+    """Remove entries that are stored elsewhere."""
     ADMINISTER_TOPIC = "administer_topic"
     ADMINISTER_NAMESPACE = "administer_namespace"
     ADMINISTER_INSTALLATION = "administer_installation"
@@ -72,7 +71,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AskedProducer:
-    """How a producer wants to write. ``priority``: None when it asks for none."""
+    """The access mode that a producer asks for. ``priority``: None if it asks for none."""
 
     mode: AccessMode
     priority: int | None = None
@@ -80,11 +79,11 @@ class AskedProducer:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """Yes. The fields say something for PRODUCE with an AskedProducer only.
+    """The action is allowed. The fields are used only for PRODUCE with an AskedProducer.
 
-    ``claim_name`` is the claim that says so, empty when none was needed. ``priority`` is the one in
-    effect (decided at registration; a claim edited later counts for the next one).
-    ``may_take_over``: it may depose the holder.
+    ``claim_name`` is the claim that admits the producer, empty if none was needed. ``priority`` is the effective one,
+    which is decided at registration: a claim that is edited later affects the next registration.
+    ``may_take_over``: the producer may depose the holder.
     """
 
     priority: int = 0
@@ -94,9 +93,9 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Denied:
-    """No. ``right`` is what is missing, ``reason`` a sentence for the client.
+    """The action is not allowed. ``right`` is the missing right, ``reason`` a sentence for the client.
 
-    ``detail`` is for the log: what the client is not told because it has no right to the resource.
+    ``detail`` is for the log: the client does not get it, because it has no right to the resource.
     """
 
     right: Action
@@ -106,11 +105,11 @@ class Denied:
 
     @property
     def is_a_missing_right(self) -> bool:
-        """Whether another identity would be allowed; else nobody would, or the client retries."""
+        """Whether another identity could be allowed. If not, the topic forbids the action, or a retry may help."""
         return self.code is ServerError.AUTHORIZATION_ERROR
 
     def error(self) -> Refused:
-        """The refusal as the error that answers the request."""
+        """The error that answers the request."""
         return Refused(self.code, self.reason)
 
 
@@ -125,8 +124,8 @@ def may(
 ) -> Granted | Denied:
     """Decide whether ``principal`` may do ``action`` to ``resource``.
 
-    ``asked`` belongs to PRODUCE: with it the decision is about that access mode, without it about any
-    mode that the topic allows.
+    ``asked`` is for PRODUCE: with it the decision is about this access mode, without it about any mode that the topic
+    allows.
     """
     match resource:
         case TopicResource():
@@ -161,7 +160,7 @@ def _above_topics(
 
 
 def _owned(principal: Principal, action: Action, resource: OwnedResource) -> Granted | Denied:
-    """A name belongs to the subject that owned it first, until it is released or dropped."""
+    """A resource belongs to the subject that owned it first, until it is released or dropped."""
     if principal.is_administrator:
         return _YES
     if action in {Action.OWN, Action.GUARD, Action.OBSERVE} and resource.first_subject in {
@@ -239,16 +238,16 @@ _NO_PROOF: Final = {
 
 
 def _under_epoch(principal: Principal, action: Action, epoch: EpochResource) -> Granted | Denied:
-    """The holder itself, or whoever bears a capability that the holder made, and nobody else.
+    """Allow only the holder and the bearer of a capability that the holder made.
 
-    Neither a claim nor a role is enough: a standby has a claim, too, and what an administrator
-    publishes would be recorded as the holder's.
+    A claim or a role is not sufficient: a standby has a claim, too, and the publish of an administrator would be
+    recorded as the holder's.
     """
     if action not in {Action.PUBLISH_UNDER_EPOCH, Action.STAGE}:
         return _lacks(principal, action, epoch, "an epoch is only published under")
     holder = None if epoch.holder is None else epoch.holder.subject
     if action is Action.STAGE and principal.identity.subject == holder:
-        return _YES  # a task of the holder's program, which may have another pod
+        return _YES  # a task of the holder's program, which may run in another pod
     match epoch.proof:
         case Proof.CAPABILITY:
             return _YES
@@ -265,7 +264,7 @@ def _under_epoch(principal: Principal, action: Action, epoch: EpochResource) -> 
 
 
 def _may_read(principal: Principal, topic: TopicResource) -> bool:
-    """Whether it may read: by role, by ``spec.access.consumers``, by the default, by its claim."""
+    """Decide READ: by role, by ``spec.access.consumers``, by the default, or by a claim."""
     if principal.has(Role.ADMINISTRATOR, Role.PIPELINE):
         return True
     identity = principal.identity
@@ -282,7 +281,7 @@ def _may_read(principal: Principal, topic: TopicResource) -> bool:
 
 
 def _is_open(topic: TopicResource) -> bool:
-    """Whether a topic that names no consumers is read by everybody."""
+    """Whether all identities may read a topic without ``spec.access.consumers``."""
     return topic.policy.consumers_default is ConsumersDefault.EVERYONE
 
 
@@ -312,7 +311,7 @@ def _who_reads(topic: TopicResource) -> str:
 
 
 def _exists(principal: Principal, action: Action, topic: TopicResource) -> Denied | None:
-    """Why a topic that is not declared may not be used; None when it may."""
+    """Why an undeclared topic must not be used; None: it may be used."""
     if topic.declaration is not None:
         return None
     if not _may_read(principal, topic):
@@ -332,11 +331,11 @@ def _exists(principal: Principal, action: Action, topic: TopicResource) -> Denie
 def _produce(
     principal: Principal, action: Action, topic: TopicResource, asked: AskedProducer | None
 ) -> Granted | Denied:
-    """A producer that matches claims is bound by them even where no claim is required.
+    """Decide PRODUCE. Matching claims restrict a producer even if the topic requires no claim.
 
-    Of several that admit it, the one with the highest priority counts, then the first by name.
-    Without a required or matching claim Pulsar's behaviour holds for whoever ``_may_write_unclaimed``:
-    every mode that the topic allows, takeover included. A priority outside WaitForExclusive is 0, whatever was asked.
+    If several claims admit it, the one with the highest priority applies, then the first by name. If no claim is
+    required and none matches, identities that ``_may_write_unclaimed`` admits may use every mode that the topic allows,
+    takeover included, as in Pulsar. In modes other than WaitForExclusive the priority is always 0.
     """
     denied = _exists(principal, action, topic)
     if denied is not None:
@@ -384,7 +383,7 @@ def _produce_somehow(
     topic: TopicResource,
     matching: list[ProducerClaim],
 ) -> Granted | Denied:
-    """Whether it may produce in any of the modes that the topic allows."""
+    """Decide PRODUCE for any of the modes that the topic allows."""
     last: Granted | Denied = _unclaimed(None)
     if not matching or topic.declaration is None:
         return last
@@ -396,10 +395,10 @@ def _produce_somehow(
 
 
 def _may_write_unclaimed(principal: Principal, topic: TopicResource) -> bool:
-    """Whether it may write where no claim is required and none is for it.
+    """Whether the identity may write if no claim is required and none matches.
 
-    Where topics belong to namespaces, that are the topic's own namespace and whom its declaration
-    names as consumers; no role writes.
+    If topics belong to namespaces, only the topic's own namespace and its declared consumers may. No role includes
+    the right to write.
     """
     return (
         _is_open(topic)
@@ -455,9 +454,9 @@ def _may_write_somehow(principal: Principal, topic: TopicResource) -> bool:
 
 
 def _own(principal: Principal, topic: TopicResource) -> Granted | Denied:
-    """An owner closes readers and guards what it writes: it must be allowed to do both.
+    """Decide OWN. An owner closes readers and guards writes, so it needs the rights to both.
 
-    Where a claim is required to write, one is required to own, of whatever mode.
+    If a claim is required to write, a claim of any mode is required to own.
     """
     denied = _exists(principal, Action.OWN, topic)
     if denied is not None:
@@ -489,9 +488,9 @@ def _reset(principal: Principal, topic: TopicResource) -> Granted | Denied:
 
 
 def _look_up(principal: Principal, topic: TopicResource) -> Granted | Denied:
-    """Clients look a topic up before they produce or consume: either right will do.
+    """Decide LOOK_UP. Clients look a topic up before they produce or consume, so either right is sufficient.
 
-    A pod that a podSelector may select later looks it up, too: it is told to retry when it produces.
+    A pod that a podSelector may select later may look the topic up, too. Its request to produce gets a retryable error.
     """
     if principal.has(Role.OBSERVER) or _may_read(principal, topic):
         return _exists(principal, Action.LOOK_UP, topic) or _YES

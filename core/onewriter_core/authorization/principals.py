@@ -1,4 +1,4 @@
-"""Who asks: an identity that was proved, and the roles that the settings give it."""
+"""Principals: an authenticated identity, and the roles that the settings give it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final
 from onewriter_core.ids import Identity
 
 SERVICE_ACCOUNT: Final = "system:serviceaccount:"
-"""How the subject of a Kubernetes ServiceAccount begins: ``system:serviceaccount:NAMESPACE:NAME``."""
+"""The prefix of a ServiceAccount's subject, ``system:serviceaccount:NAMESPACE:NAME``."""
 
 
 class Role(StrEnum):
-    """What the settings allow a subject beyond what topics and claims say."""
+    """Rights that the settings give to a subject, in addition to topics and claims."""
 
     ADMINISTRATOR = "administrator"
-    """Reads and changes everything. Writes nothing without a claim: the log names who wrote."""
+    """Reads and administers everything. Needs a claim to write, because the log records the writer."""
     OBSERVER = "observer"
-    """Sees which topics there are and how they are, and the metrics; reads no message."""
+    """Reads the list and the status of topics, and the metrics, but no message."""
     PIPELINE = "pipeline"
-    """Reads every topic, keeps a subscription for what it has read, and trims what it has stored."""
+    """Reads every topic, keeps a subscription for its progress, and trims entries that it has stored."""
 
 
 EVERY_ROLE: Final = frozenset(Role)
@@ -28,14 +28,14 @@ EVERY_ROLE: Final = frozenset(Role)
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A proven identity with its roles."""
+    """An authenticated identity with its roles."""
 
     identity: Identity
     roles: frozenset[Role] = frozenset()
 
     @property
     def namespace(self) -> str | None:
-        """The Kubernetes namespace of a ServiceAccount; None for every other subject."""
+        """The Kubernetes namespace of a ServiceAccount; None for any other subject."""
         subject = self.identity.subject
         if not subject.startswith(SERVICE_ACCOUNT):
             return None
@@ -47,7 +47,7 @@ class Principal:
         return Role.ADMINISTRATOR in self.roles
 
     def has(self, *roles: Role) -> bool:
-        """Whether it has one of these roles."""
+        """Whether the principal has one of these roles."""
         return any(role in self.roles for role in roles)
 
     def __str__(self) -> str:
@@ -58,8 +58,8 @@ class Principal:
 class RoleSubjects:
     """The subjects that the settings name for each role.
 
-    While no token is required and no subject is named for any role, everybody has every role: that
-    is one machine, whose owner asks.
+    If no token is required and the settings name no subject for any role, every client has every role. That is an
+    installation on one machine.
     """
 
     administrators: frozenset[str] = frozenset()
@@ -68,7 +68,7 @@ class RoleSubjects:
     authentication_required: bool = False
 
     def principal(self, identity: Identity) -> Principal:
-        """The principal of a proven identity."""
+        """The principal of an authenticated identity."""
         named = {
             Role.ADMINISTRATOR: self.administrators,
             Role.OBSERVER: self.observers,
@@ -85,5 +85,5 @@ class RoleSubjects:
 
 
 def subjects_of(text: str) -> frozenset[str]:
-    """The subjects of a setting, which are separated by commas."""
+    """The subjects of a setting, separated by commas."""
     return frozenset(name.strip() for name in text.split(",") if name.strip())

@@ -1,6 +1,6 @@
-"""What a request is about: a topic, a namespace, a resource owned by name, the installation.
+"""The resources of authorization: a topic, a namespace, a resource owned by name, the installation.
 
-Each carries all that a decision about it depends on, so that the decision itself looks nothing up.
+Each resource contains everything that a decision depends on, so the decision looks nothing up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PUBLIC_TENANT: Final = "public"
 
 
 class ConsumersDefault(StrEnum):
-    """Who may read a topic whose ``spec.access.consumers`` is not set."""
+    """The readers of a topic without ``spec.access.consumers``."""
 
     EVERYONE = "everyone"
     NAMESPACE = "namespace"
@@ -29,10 +29,10 @@ class ConsumersDefault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class UndeclaredTopics:
-    """What happens to a topic that no ExclusiveTopic declares.
+    """The settings for topics that no ExclusiveTopic declares.
 
-    With ``are_refused`` it does not exist. Otherwise it may be made in ``namespaces``
-    (``tenant/namespace`` each), with the defaults and without claims.
+    ``are_refused``: such topics do not exist. Otherwise clients may create them in ``namespaces`` (each is
+    ``tenant/namespace``), with the defaults and without claims.
     """
 
     are_refused: bool = False
@@ -41,7 +41,7 @@ class UndeclaredTopics:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the settings say for topics that say nothing themselves."""
+    """The settings for topics that do not override them."""
 
     consumers_default: ConsumersDefault = ConsumersDefault.EVERYONE
     undeclared: UndeclaredTopics = UndeclaredTopics()
@@ -58,8 +58,8 @@ def _kubernetes_namespace(tenant: str) -> str:
 class TopicResource:
     """A topic, or one partition of it.
 
-    ``declaration`` is its ExclusiveTopic, None when there is none; ``claims`` are the claims for it,
-    and ``pods_of`` says which pods each one's podSelector is known to select.
+    ``declaration`` is its ExclusiveTopic, None if there is none. ``claims`` are the claims for it. ``pods_of`` returns
+    the pods that the podSelector of a claim is known to select.
     """
 
     name: TopicName
@@ -70,7 +70,7 @@ class TopicResource:
 
     @property
     def namespace(self) -> str:
-        """The Kubernetes namespace that the topic belongs to; an undeclared one: by its tenant."""
+        """The Kubernetes namespace that the topic belongs to. It follows from the tenant if the topic is undeclared."""
         if self.declaration is not None:
             return self.declaration.metadata.namespace
         return _kubernetes_namespace(self.name.tenant)
@@ -80,25 +80,25 @@ class TopicResource:
 
 
 class Proof(StrEnum):
-    """What a request shows of its right to publish under an epoch, as it was verified."""
+    """The verified proof of a request that it may publish under an epoch."""
 
     NONE = "none"
-    """It shows neither a registration nor a capability."""
+    """The request has neither a registration nor a capability."""
     REGISTRATION = "registration"
     """The registration of the epoch's holder."""
     CAPABILITY = "capability"
     """A capability that the holder passed on, for this app, which has not expired."""
     INVALID = "invalid"
-    """A secret that was not made for this topic, epoch and app."""
+    """The secret is not of this topic, epoch and app."""
     EXPIRED = "expired"
-    """A capability whose time is over."""
+    """The capability has expired."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochResource:
-    """An epoch of a topic, to be published under as ``app``.
+    """An epoch of a topic, under which ``app`` publishes.
 
-    ``holder`` is the identity that the epoch was granted to, as far as it is known.
+    ``holder`` is the identity that was granted the epoch, None if unknown.
     """
 
     name: TopicName
@@ -121,7 +121,7 @@ class NamespaceResource:
 
     @property
     def namespace(self) -> str:
-        """The Kubernetes namespace that it belongs to."""
+        """The Kubernetes namespace of this namespace or tenant."""
         return _kubernetes_namespace(self.name.partition("/")[0])
 
     def __str__(self) -> str:
@@ -130,9 +130,9 @@ class NamespaceResource:
 
 @dataclass(frozen=True, slots=True)
 class OwnedResource:
-    """A resource that is owned by name and is no topic.
+    """A resource that is owned by name and is not a topic.
 
-    ``first_subject``: who owned it first and has not released it; None while nobody has.
+    ``first_subject`` owned it first and has not released it; None: no subject has.
     """
 
     name: str
@@ -145,7 +145,7 @@ class OwnedResource:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """All brokers and what they keep."""
+    """All brokers and their data."""
 
     def __str__(self) -> str:
         return "the installation"

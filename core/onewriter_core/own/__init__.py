@@ -1,1 +1,1 @@
-"""Owning resources, a request of Kafka's "Single Reader/Writer" proposal: names, and the decision."""
+"""Owned resources: their names and the decision table. The idea is from Kafka's "Single Reader/Writer" proposal."""

@@ -1,9 +1,8 @@
-"""What is left of ownerships whose records were dropped: a generation that no later one is below.
+"""Floors: the generations of dropped records, below which no later generation begins.
 
-A record may go when nobody owns its resource. What must stay is that no generation is given twice, so
-its group keeps the highest one that was dropped: its *floor*. Whoever owns the resource next, or any
-other of the group that has no record, begins above it. Floors never fall. Groups with a floor of their
-own are bounded; when there are too many, all of them share one: everybody's.
+A record may be dropped if its resource has no owner. But no generation may be granted twice. So the group keeps the
+highest dropped generation: its *floor*. Resources of the group without a record begin above it. Floors never fall. The
+number of groups with their own floor is bounded. Above the bound all groups share one floor (EVERYBODYS).
 """
 
 from __future__ import annotations
@@ -16,38 +15,38 @@ from onewriter_core.own.names import split_field
 from onewriter_core.own.table import Ownership
 
 GROUP_FLOORS_MAX: Final = 300
-"""Groups of one bucket with a floor of their own."""
+"""Groups of one bucket that may have their own floor."""
 
 GENERATION_DROPPED_MAX: Final = 2**52
-"""A record of a higher generation is never dropped: its floor would leave others too few numbers.
+"""A record of a higher generation is never dropped: its floor would leave too few numbers to others.
 
-So far above what requests may name (``table.GENERATION_ASKED_MAX``) that nobody counts there.
+It is so far above ``table.GENERATION_ASKED_MAX`` that no resource reaches it by counting.
 """
 
 FLOOR_MARK: Final = "\x1e"
-"""How the names of floors begin, among the names of records; no group may contain it."""
+"""The prefix of a floor's name among the names of records. No group may contain it."""
 
 EVERYBODYS: Final = FLOOR_MARK * 2
-"""The name of the floor of groups without one of their own."""
+"""The name of the shared floor, for groups without their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """The floors of one bucket, by group, and everybody's."""
+    """The floors of one bucket: by group, and the shared one."""
 
     groups: Mapping[str, int] = field(default_factory=dict)
     everybodys: int = 0
 
     def of(self, group: str) -> int:
-        """The highest generation that may have been given to a resource without a record."""
+        """The highest generation that may have been granted to a resource without a record."""
         return max(self.groups.get(group, 0), self.everybodys)
 
     def covers(self, name: str, generation: int) -> bool:
-        """Whether a generation of a resource without a record is over, if it ever was granted."""
+        """Whether a generation of a resource without a record has ended, if it was granted at all."""
         return 0 < generation <= self.of(split_field(name)[0])
 
     def after(self, dropped: Iterable[tuple[str, int]]) -> Floors:
-        """With these records dropped: their names, and their generations."""
+        """The floors after these records, by name and generation, were dropped."""
         groups: dict[str, int] = {}
         for name, generation in dropped:
             group, _ = split_field(name)
@@ -55,7 +54,7 @@ class Floors:
         return self.joined(Floors(groups))
 
     def joined(self, other: Floors) -> Floors:
-        """The higher ones of both."""
+        """The higher floor of both, for each group."""
         groups = dict(self.groups)
         for group, floor in other.groups.items():
             groups[group] = max(groups.get(group, 0), floor)
@@ -65,11 +64,11 @@ class Floors:
         return Floors(groups, everybodys)
 
     def begin(self, group: str, nothing: Ownership) -> Ownership:
-        """What stands for a resource of the group that has no record."""
+        """The ownership of a resource of the group that has no record."""
         return Ownership(max(nothing.generation, self.of(group)))
 
     def encode(self) -> dict[str, int]:
-        """By the names under which they are stored beside the records."""
+        """The floors by the names under which they are stored beside the records."""
         found = {f"{FLOOR_MARK}{group}": floor for group, floor in self.groups.items()}
         return found | ({EVERYBODYS: self.everybodys} if self.everybodys else {})
 
@@ -85,10 +84,10 @@ def decode(stored: Mapping[str, int]) -> Floors:
 
 
 def is_floor(name: str) -> bool:
-    """Whether a stored name is a floor's, and no record's."""
+    """Whether a stored name is the name of a floor, not of a record."""
     return name.startswith(FLOOR_MARK)
 
 
 def may_drop(record: Ownership) -> bool:
-    """Whether a record may go: nobody owns its resource, and enough numbers are left above it."""
+    """Whether a record may be dropped: no owner, and enough numbers are left above its generation."""
     return not record.is_owned and record.generation <= GENERATION_DROPPED_MAX

@@ -1,23 +1,23 @@
 """Who owns a resource, and under which generation: the decision table of ``own``.
 
-Pure: a record and a request in, a OwnershipGranted or a OwnershipDenied out. Who is connected, what is stored and who
-is told are the broker's part.
+A pure function from a record and a request to OwnershipGranted or OwnershipDenied. The broker knows the connections,
+stores the records and sends the answers.
 
 ============================  ====================================================================
 the record                    the request names generation n
 ============================  ====================================================================
-its owner's own nonce         n <= g: the owner goes on under g. It is how a lost answer, or a lost
-                              connection, is made good; nobody came between, or the nonce were gone
-nobody owns it                g + 1 (1 for a resource that nobody ever owned)
+its owner's own nonce         n <= g: the owner continues under g. So it recovers from a lost answer or a
+                              lost connection; a successor would have replaced the nonce
+no owner                      g + 1 (1 for a resource that never had an owner)
 owned, g > n > 0              denied: there is a newer owner
 owned, g = n                  the same identity: g + 1, the former owner is deposed; others: denied
 owned, g < n                  n, the former owner is deposed
-n = 0                         g + 1, whoever owns it is deposed: only with a permission for it
-n < 0, n above the limit      denied; g + 1 and less may be named of whatever generation
+n = 0                         g + 1, the present owner is deposed: only with the permission for it
+n < 0, n above the limit      denied; g + 1 and less are always allowed
 ============================  ====================================================================
 
-``g`` is the record's generation, the highest ever granted. It never falls and is never given to two
-owners: so a generation that comes with a read, an acknowledgement or a write tells whose it is.
+``g`` is the record's generation, the highest ever granted. It never falls and is never granted to two owners. So the
+generation of a read, an acknowledgement or a write identifies the owner.
 """
 
 from __future__ import annotations
@@ -32,23 +32,22 @@ GENERATION_MAX = 2**53 - 1
 """The highest generation: the store compares them as floating-point numbers."""
 
 GENERATION_ASKED_MAX = 2**47 - 1
-"""The highest one that a request may name, but for g + 1: so nobody can use all of them up, for this
-resource or, once its record is dropped, for others (``own.floors``)."""
+"""The highest generation that a request may name, except g + 1. So no client can use up all generations, for this
+resource or, after its record was dropped, for others (``own.floors``)."""
 
 SERVE_SECONDS_MAX = 3.0
-"""The longest that a successor is kept waiting for what its predecessor may still do."""
+"""The longest time that a successor waits while its predecessor may still serve."""
 
 LINEAGE_BITS = 32
-"""A dataset that may have forgotten grants goes on at a multiple of 2**32: see ``floor_of``."""
+"""A dataset that may have lost grants continues at a multiple of 2**32: see ``floor_of``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who asks, or owns. ``identity`` is proved, ``name`` is what it calls itself.
+    """An owner, or a client that asks to own. ``identity`` is authenticated, ``name`` is its own choice.
 
-    ``nonce`` is its own for as long as it owns what it asks for; empty: it never comes back.
-    ``serve_seconds``: so long after each answer it acts as the owner without asking again; whoever
-    succeeds it, other than behind its release, is answered no earlier.
+    ``nonce`` is unique to this ownership; empty: the owner never returns. ``serve_seconds``: the owner acts for this
+    time after each answer without asking again. A successor is answered no earlier, except after a release.
     """
 
     identity: Identity
@@ -57,10 +56,10 @@ class Owner:
     serve_seconds: float = 0.0
 
     def is_same_as(self, other: Owner) -> bool:
-        """Whether both are one identity, perhaps a later life of it.
+        """Whether both are one identity, possibly after a restart.
 
-        The same proved subject, and the same name if it has one, else the same pod. Who has neither
-        subject nor name is nobody in particular.
+        That means the same authenticated subject, and the same name if it has one, else the same pod. A client
+        without subject and name equals no other client.
         """
         if (self.identity.subject, self.name) != (other.identity.subject, other.name):
             return False
@@ -69,34 +68,34 @@ class Owner:
         return not self.identity.is_anonymous and self.identity.pod_uid == other.identity.pod_uid
 
     def is_return_of(self, other: Owner) -> bool:
-        """Whether this is the very owner ``other``, coming again."""
+        """Whether this is the owner ``other`` itself, after a reconnect."""
         is_known = self.nonce and self.nonce == other.nonce
         return bool(is_known) and (self.identity, self.name) == (other.identity, other.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """A record. ``owner`` owns it, or did last and may return; ``is_owned``: it is there."""
+    """A record. ``owner`` owns the resource, or did last and may return. ``is_owned``: it is connected."""
 
     generation: int = 0
     owner: Owner | None = None
     is_owned: bool = False
 
     def left(self) -> Ownership:
-        """Its owner's connection is gone: nobody owns it, but the owner may return."""
+        """Its owner's connection was lost: the resource has no owner, but the owner may return."""
         return replace(self, is_owned=False)
 
     def released(self) -> Ownership:
-        """Its owner gave it up: nobody returns to it."""
+        """Its owner released it and cannot return."""
         return replace(self, owner=None, is_owned=False)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRequest:
-    """``generation``: the one that the owner knows of, or the one that it is to have.
+    """``generation``: the one that the owner has, or the one that it wants.
 
-    ``only_returns``: go on as the present owner, never begin anew. ``may_reset``: generation 0 is
-    permitted to it.
+    ``only_returns``: continue as the present owner, never start a new generation. ``may_reset``: the client is
+    permitted to use generation 0.
     """
 
     owner: Owner
@@ -106,14 +105,14 @@ class OwnRequest:
 
 
 class Cause(enum.Enum):
-    """Why somebody owns a resource now."""
+    """Why the client owns the resource now."""
 
     RETURNED = "returned"
-    """It is the owner already, or it still was."""
+    """The client was the owner, and continues."""
     VACANT = "vacant"
-    """Nobody owned it."""
+    """The resource had no owner."""
     SUCCEEDED = "succeeded"
-    """The same identity in its next life."""
+    """The same identity after a restart."""
     OUTRANKED = "outranked"
     """The request named a higher generation."""
     RESET = "reset"
@@ -121,7 +120,7 @@ class Cause(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OwnershipGranted:
-    """The resource is the asker's. ``deposed``: who owned it until now."""
+    """The client owns the resource. ``deposed`` is the owner until now."""
 
     after: Ownership
     cause: Cause
@@ -129,13 +128,13 @@ class OwnershipGranted:
 
     @property
     def is_new(self) -> bool:
-        """Whether a generation begins."""
+        """Whether a new generation begins."""
         return self.cause is not Cause.RETURNED
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipDenied:
-    """The resource is not the asker's; nothing changed. ``generation`` is the record's."""
+    """The client does not own the resource. Nothing changed. ``generation`` is the record's."""
 
     code: ServerError
     text: str
@@ -183,12 +182,12 @@ def _granted(
 
 
 def floor_of(stored: Ownership, *, registration: int, known_since: int) -> Ownership:
-    """What a stored record means to a broker that takes its bucket over.
+    """The ownership of a stored record for a broker that acquires its bucket.
 
-    ``registration`` numbers the registration of the dataset under which the record was written;
-    ``known_since`` is the first one since which no grant can be missing (0: none ever was). A record
-    from before it may have had successors that the store has forgotten. Nobody returns to it, and
-    generations go on so far above it that no forgotten one comes again.
+    ``registration`` numbers the registration of the dataset under which the record was written. ``known_since`` is
+    the first registration since which no grant can be missing (0: none ever was). An older record may have had
+    successors that the store lost. Its owner cannot return, and generations continue so far above it that no
+    lost generation is granted again.
     """
     if registration >= known_since:
         return stored

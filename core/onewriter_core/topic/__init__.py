@@ -1,1 +1,1 @@
-"""The heart: who may write a topic. A pure function over frozen values (machine.step)."""
+"""The topic machine: who may write a topic. A pure function over frozen values (machine.py)."""

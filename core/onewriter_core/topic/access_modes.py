@@ -16,6 +16,7 @@ from onewriter_core.topic.lookups import (
     may_come_back,
     overlap,
     with_partition,
+    with_pending,
 )
 from onewriter_core.topic.model import (
     DEFERRED_MAX,
@@ -38,10 +39,10 @@ from onewriter_core.topic.refusals import with_refused_group
 def contend(
     topic: Topic, group: ProducerGroup, request: Request, now: float, *, extends: bool = False
 ) -> Step:
-    """An exclusive mode against the state of the partitions it wants (pulsar: PIP-68's table).
+    """Decide an exclusive request by its mode and the ownership of its partitions (the table of PIP-68).
 
-    ``extends``: a holder asks for a partition that was added; whoever waits for all partitions
-    waits for that holder anyway.
+    ``extends``: a holder asks for a partition that was added. Waiters for all partitions wait for that holder
+    anyway.
     """
     owner = exclusive_owner(topic, group.partitions)
     shared_present = has_shared(topic, group.partitions)
@@ -52,7 +53,7 @@ def contend(
     match group.mode:
         case AccessMode.EXCLUSIVE:
             if not waiters and may_come_back(topic, group.partitions):
-                # The former holder may be this very client, whose grant was lost with its broker.
+                # The client may be the former holder, whose grant was lost with its broker.
                 return _held_for_resume(topic, group, request)
             if owner is not None:
                 text = f"Topic has an existing exclusive producer: {owner}"
@@ -76,7 +77,7 @@ def contend(
                 )
                 return topic, effects + more
         case AccessMode.SHARED:
-            raise ImpossibleStep("a Shared producer never contends")
+            raise ImpossibleStep("a Shared producer never competes for exclusive access")
         case _:
             assert_never(group.mode)
     if topic.pending_fence is not None:
@@ -85,7 +86,7 @@ def contend(
 
 
 def _held_for_resume(topic: Topic, group: ProducerGroup, request: Request) -> Step:
-    """An Exclusive request while the former holder may resume; a partitioned producer asks again as a whole."""
+    """An Exclusive request waits while the former holder may resume. A partitioned producer must retry as a whole."""
     if group.is_partitioned:
         text = "the topic is reserved for its former holder"
         return topic, tuple(not_ready(m.registration, text) for m in group.members)
@@ -93,7 +94,7 @@ def _held_for_resume(topic: Topic, group: ProducerGroup, request: Request) -> St
 
 
 def _fenced_out(topic: Topic, waiters: list[ProducerGroup], now: float) -> Step:
-    """Waiters that a takeover sends away, also those of their requests that are still to come."""
+    """Reject the waiters that a takeover removes, and remember it for their remaining requests."""
     code, text = ServerError.PRODUCER_FENCED, "Fenced out"
     groups = {waiter.group_id for waiter in waiters}
     topic = replace(topic, queue=tuple(w for w in topic.queue if w.group_id not in groups))
@@ -105,7 +106,7 @@ def _fenced_out(topic: Topic, waiters: list[ProducerGroup], now: float) -> Step:
 def _takeover_refusal(
     topic: Topic, group: ProducerGroup, request: Request, *, is_free: bool
 ) -> tuple[Effect, ...] | None:
-    """Why this ExclusiveWithFencing may not depose anybody; None: it may."""
+    """Why this ExclusiveWithFencing request may not take the topic over; None: it may."""
     partitions = [s for s in topic.partitions if s.number in group.partitions]
     epoch = max(partition.epoch for partition in partitions)
     if request.if_epoch is not None and request.if_epoch != epoch:
@@ -114,18 +115,18 @@ def _takeover_refusal(
     if is_free:
         return None
     if not request.may_take_over:
-        text = "no claim of this client allows to take the topic over"
+        text = "no claim of this client permits a takeover of the topic"
         return reject_all(group, text, ServerError.AUTHORIZATION_ERROR)
     was_deposed = any(group.identity in partition.deposed for partition in partitions)
     if was_deposed and request.if_epoch is None:
-        text = f"this client was deposed; a takeover must name the present topic epoch ({epoch})"
+        text = f"this client was deposed; its takeover must name the current topic epoch, {epoch}"
         return reject_all(group, text)
     return None
 
 
 def _queued(topic: Topic, group: ProducerGroup) -> Step:
     if len(topic.queue) >= WAITERS_MAX:
-        text = f"{WAITERS_MAX} producers are waiting already"
+        text = f"the topic already has {WAITERS_MAX} waiting producers, which is the limit"
         return topic, reject_all(group, text, ServerError.PRODUCER_BUSY)
     waits = tuple(Queue(m.registration, group.producer_name) for m in group.members)
     topic = replace(topic, queue=(*topic.queue, group))
@@ -133,7 +134,7 @@ def _queued(topic: Topic, group: ProducerGroup) -> Step:
 
 
 def share_requested(topic: Topic, partition: Partition, request: Request) -> Step:
-    """A Shared producer: let in where no exclusive one holds, is fencing or waits."""
+    """Admit a Shared producer if no exclusive producer holds the partition, is being granted it or waits."""
     owner = exclusive_owner(topic, (partition.number,))
     if owner is not None:
         text = f"Topic has an existing exclusive producer: {owner}"
@@ -166,7 +167,7 @@ def share_requested(topic: Topic, partition: Partition, request: Request) -> Ste
         coming = tuple(p for p in coming if p != other)
     if pending is not None and is_sharing:
         pending = replace(pending, newcomers=(*coming, producer))
-        return replace(topic, pending_fence=pending), effects
+        return with_pending(topic, pending), effects
     if is_changing_hands(topic, partition):
         return defer(topic, None, request)
     if partition.is_open and isinstance(partition.ownership, Shared | Vacant):
@@ -178,15 +179,15 @@ def share_requested(topic: Topic, partition: Partition, request: Request) -> Ste
             return topic, (*effects, grant_shared(partition, producer))
     if topic.pending_fence is not None:
         return defer(topic, None, request)
-    # The newcomer ends the last exclusive holder's right to resume: that is a fence. It also waits for
-    # one that an administrator fenced out, and that may still serve.
+    # A Shared producer ends the right of the last exclusive holder to resume, which takes a fence. It also
+    # waits for a holder that an administrator fenced and that may still serve.
     return start_fence(topic, Purpose.SHARE, (partition.number,), newcomers=(producer,))
 
 
 def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
-    """A pending fence or a reservation must be decided first; then the request is looked at again.
+    """Keep a request until the pending fence or the reservation is decided.
 
-    One that an older connection of the same producer left there is outdated by now.
+    It replaces a deferred request of an older connection of the same producer.
     """
     others = () if group is None else group.members
     former = [other for other in topic.deferred if _is_outdated(other, request)]
@@ -201,7 +202,7 @@ def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
 
 
 def _is_outdated(older: Request, newer: Request) -> bool:
-    """Whether both are one producer's, and the second is of its later connection."""
+    """Whether both requests are of one producer, and ``newer`` is of its later connection."""
     return (
         (older.producer_name, older.identity, older.partition)
         == (newer.producer_name, newer.identity, newer.partition)

@@ -1,6 +1,6 @@
 """The effects that answer producers, and their texts.
 
-No text contains the name of another error: the Go client recognises errors by substring.
+The Go client recognizes errors by substring. So no text contains the name of another error.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def not_ready(registration: str, text: str) -> Reject:
 
 
 def outdated(registration: str) -> Reject:
-    return not_ready(registration, "a newer connection of it has come")
+    return not_ready(registration, "a newer connection of this producer has replaced this one")
 
 
 def moved_on(registration: str, carried: int, stored: int) -> Reject:
     if carried < stored:
         text = f"Topic epoch has already moved. Current epoch: {stored}, Producer epoch: {carried}"
     elif carried == stored:
-        text = f"Topic epoch {stored} cannot be resumed any more"
+        text = f"Topic epoch {stored} can no longer be resumed"
     else:
         text = f"Topic epoch {carried} was never granted, the current one is {stored}"
     return Reject(registration, ServerError.PRODUCER_FENCED, text)
@@ -53,7 +53,7 @@ def grant_shared(partition: Partition, producer: SharedProducer) -> Grant:
 
 
 def probes(topic: Topic, partitions: tuple[int, ...]) -> tuple[Effect, ...]:
-    """Ask whether those who are in the way still live: at most one PING for each."""
+    """Check whether the present writers are alive: one PING for each partition."""
     return tuple(
         Probe(registration)
         for partition in topic.partitions

@@ -1,7 +1,6 @@
-"""What a step may ask for. Imperative; each effect that can finish names the event that answers it.
+"""The effects of a step: what the caller performs, in order.
 
-Effects are performed in order. What a Fence stops (the writers of its partitions) is stopped when it is
-performed, before anything is written; see ``Fence``.
+Names are imperative. An effect with a result names the event that reports it.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from onewriter_core.topic.model import (
 )
 
 NEW_EPOCH = -1
-"""Stands for an epoch that is the ledger about to be opened."""
+"""Placeholder for an epoch that equals the ledger that the fence opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Open a new ledger for ``partitions``, all or none. Answered by FenceStored or FenceRefused.
+    """Open a new ledger for all of ``partitions``, or for none. FenceStored or FenceRefused reports the result.
 
-    ``stops`` are the registrations that must not append any more from now on: what they have
-    handed to the store is still receipted, what they have not is refused. ``tenures`` is what the
-    markers say, by partition: a tenure of epoch NEW_EPOCH starts with this ledger, others are kept, None
-    ends the right to resume. ``deposed`` is remembered with each partition. ``best_loser`` is the waiter
-    that comes next by ``policy``, for the audit; the loads are what their hosts were seen to lead.
+    ``stops`` lists the registrations that must not append from now on, before anything is written. Entries that
+    the store already has are still acknowledged, all others are rejected. ``tenures`` are the markers' contents by
+    partition: a tenure of epoch NEW_EPOCH starts with this ledger, another tenure is kept, None ends the right to
+    resume. ``deposed`` is stored with each partition. ``best_loser`` is the next waiter by ``policy``, for the
+    audit; ``load`` and ``best_loser_load`` are the topics that their hosts lead.
     """
 
     number: int
@@ -50,9 +49,9 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Tell the producer that it may write; ``epoch`` is None for a Shared one without epoch.
+    """Notify the producer that it may write. ``epoch`` is None for a Shared producer without an epoch.
 
-    ``resumed``: it goes on under the epoch it had.
+    ``resumed``: the producer keeps its epoch.
     """
 
     registration: str
@@ -64,7 +63,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """Tell the producer that it waits."""
+    """Notify the producer that it waits."""
 
     registration: str
     producer_name: str
@@ -81,7 +80,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Tell a producer that had been granted that it is closed. Its receipts go out first."""
+    """Close a granted producer. Its receipts are sent first."""
 
     registration: str
     departure: Departure
@@ -89,14 +88,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask whether that producer's connection still lives (PING, soon); a group has come."""
+    """Check with a PING whether the producer's connection is alive: another group wants its partition."""
 
     registration: str
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A producer carried an epoch above the stored one: the store forgot, or the client lies."""
+    """A producer sent an epoch above the stored one: the store lost it, or the client invented it."""
 
     registration: str
     claimed_epoch: int
@@ -105,11 +104,10 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Partitions changed hands, or their writer came back: one line of the topic's story.
+    """Record a transition in the topic's history: a new holder, or a holder that resumed.
 
-    ``leaderless_seconds`` is None when nobody had written before, 0 when one took over from the
-    other without a gap. ``former`` is the tenure that stood until then, of the first partition; None
-    when there was none that could be resumed.
+    ``leaderless_seconds`` is None if no producer had written before, 0 if the holder changed without a gap.
+    ``former`` is the previous tenure of the first partition, None if there was none that could be resumed.
     """
 
     partitions: tuple[int, ...]
@@ -125,7 +123,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Answer an administrator's request; ``refusal`` is empty when it was done."""
+    """Answer an administrator's request. ``refusal`` is empty if the request succeeded."""
 
     identifier: str
     epoch: int
@@ -135,4 +133,4 @@ class Answer:
 Effect = Fence | Grant | Queue | Reject | Close | Probe | Suspect | Record | Answer
 
 Step = tuple[Topic, tuple[Effect, ...]]
-"""What a step makes of the topic, and what it asks for."""
+"""The topic after a step, and the effects of the step."""

@@ -1,6 +1,6 @@
-"""What may happen to a topic. Past tense; nothing else changes its state.
+"""The events of a topic. Only an event changes the state of a topic.
 
-``now`` is always the broker's monotonic clock in seconds.
+Names are in the past tense. ``now`` is the broker's monotonic clock in seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ProducerRequested:
 
 @dataclass(frozen=True, slots=True)
 class ProducerGone:
-    """A producer or waiter left, or was found dead. Names who: nobody else is removed."""
+    """A producer or waiter left, or was found dead. Only this registration is removed."""
 
     registration: str
     departure: Departure
@@ -29,10 +29,10 @@ class ProducerGone:
 
 @dataclass(frozen=True, slots=True)
 class FenceStored:
-    """The Fence effect of that number is durable; ``ledger`` is the one it opened.
+    """The ``Fence`` effect of that number is durable. ``ledger`` is the ledger that it opened.
 
-    ``assured_at``: when its partitions' last holder was told for the last time that it holds them, or may
-    have been; None: that is not known, so it may have been just now.
+    ``assured_at`` is the latest time at which the last holder of its partitions may have been assured that it
+    holds them. None: unknown, so it may be ``now``.
     """
 
     number: int
@@ -43,7 +43,7 @@ class FenceStored:
 
 @dataclass(frozen=True, slots=True)
 class FenceRefused:
-    """The Fence effect of that number was given up before anything was stopped or written."""
+    """The ``Fence`` effect of that number was abandoned before it stopped a producer or wrote."""
 
     number: int
     reason: str
@@ -52,17 +52,17 @@ class FenceRefused:
 
 @dataclass(frozen=True, slots=True)
 class ClockTicked:
-    """A deadline that ``next_deadline`` named may have passed."""
+    """A deadline that ``next_deadline`` returned may have passed."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class HandoverRequested:
-    """An administrator asked for a planned change of hands, perhaps to a named waiter.
+    """An administrator asked for a handover.
 
-    ``to`` matches a waiter's producer name or claim; empty: the first in line. ``if_epoch`` makes
-    it conditional.
+    ``to`` is the producer name or the claim of a waiter; empty: the first waiter. ``if_epoch``: the request is
+    valid only in this epoch.
     """
 
     identifier: str
@@ -73,7 +73,7 @@ class HandoverRequested:
 
 @dataclass(frozen=True, slots=True)
 class FenceRequested:
-    """An administrator asked to depose the holder; ``if_epoch`` makes it conditional."""
+    """An administrator asked to depose the holder. ``if_epoch``: only if this is the topic epoch."""
 
     identifier: str
     if_epoch: int | None
@@ -82,7 +82,7 @@ class FenceRequested:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFull:
-    """A partition's ledger passed its size or age: roll it. No change of hands."""
+    """The ledger of a partition reached its size or age limit. The holder stays, under a new ledger."""
 
     partition: int
     now: float
@@ -92,8 +92,8 @@ class LedgerFull:
 class DatasetChanged:
     """The store failed over: every ledger must be fenced again.
 
-    ``grants_known`` is False when grants may have been lost with the old dataset's tail: then
-    nobody may resume (decision recorded in docs/adr/0002).
+    ``grants_known`` is False if grants may have been lost with the tail of the former dataset. Then no holder
+    may resume (docs/adr/0002).
     """
 
     grants_known: bool
@@ -102,7 +102,7 @@ class DatasetChanged:
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAdded:
-    """The topic got partitions."""
+    """Partitions were added to the topic."""
 
     partitions: tuple[Partition, ...]
     now: float
@@ -110,7 +110,7 @@ class PartitionsAdded:
 
 @dataclass(frozen=True, slots=True)
 class PolicyChanged:
-    """Waiters are promoted in another order from now on."""
+    """The topic's promotion policy changed."""
 
     policy: PromotionPolicy
     now: float
@@ -118,7 +118,7 @@ class PolicyChanged:
 
 @dataclass(frozen=True, slots=True)
 class LoadsChanged:
-    """The waiters' hosts lead so many other topics: Balanced promotes by it. A hint, perhaps late."""
+    """The waiters' hosts lead these numbers of other topics. A hint for Balanced; it may be late."""
 
     loads: Loads
     now: float
@@ -126,9 +126,9 @@ class LoadsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """This broker stops serving the topic: it moves, was deleted, or the broker shuts down.
+    """This broker stops serving the topic: the topic moves, was deleted, or the broker shuts down.
 
-    The last event that changes anything; the answer to a fence still under way is ignored.
+    No later event changes the topic. The result of a pending fence is ignored.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""The one fence in progress, from its start to what its answer makes of the topic."""
+"""The pending fence: its start, and what the store's result makes of the topic."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.answers import grant_shared, grants, not_ready
 from onewriter_core.topic.effects import NEW_EPOCH, Answer, Close, Effect, Fence, Record, Step
+from onewriter_core.topic.events import FenceRefused, FenceStored
 from onewriter_core.topic.lookups import (
     leaderless_seconds,
     tenure_of,
@@ -21,6 +22,10 @@ from onewriter_core.topic.lookups import (
 from onewriter_core.topic.model import (
     DEPOSED_MAX,
     Departure,
+    Draining,
+    FencePhase,
+    Fencing,
+    FencingFormerDataset,
     Held,
     ImpossibleStep,
     Partition,
@@ -28,12 +33,12 @@ from onewriter_core.topic.model import (
     ProducerGroup,
     Purpose,
     Reserved,
+    Settled,
     Shared,
     SharedProducer,
     Tenure,
     Topic,
     Vacant,
-    Waiting,
 )
 from onewriter_core.topic.refusals import with_refused_group
 from onewriter_core.topic.waiters import in_order, load_of
@@ -49,7 +54,7 @@ def start_fence(
     newcomers: tuple[SharedProducer, ...] = (),
     answers: str = "",
 ) -> Step:
-    """Begin a fence over the partitions, whose answer decides."""
+    """Ask the store for a fence over the partitions. Its result decides."""
     if topic.pending_fence is not None:
         raise ImpossibleStep(f"{purpose} while {topic.pending_fence.purpose} is in progress")
     number = topic.fences_started + 1
@@ -79,12 +84,12 @@ def start_fence(
         0 if group is None else load_of(topic, group),
         0 if best_loser is None else load_of(topic, best_loser),
     )
-    return replace(topic, fences_started=number, pending_fence=pending), (fence,)
+    return replace(topic, fences_started=number, phase=Fencing(pending)), (fence,)
 
 
 def _known(group: ProducerGroup | None) -> ProducerGroup:
     if group is None:
-        raise ImpossibleStep("a grant or a resume is somebody's")
+        raise ImpossibleStep("a grant or a resume needs a producer group")
     return group
 
 
@@ -113,7 +118,7 @@ def _new_tenure(
 def _deposed(
     partition: Partition, group: ProducerGroup | None, departure: Departure, purpose: Purpose
 ) -> tuple[Identity, ...]:
-    """Identities that lost a tenure other than by leaving: they may not simply fence again."""
+    """Identities that lost a tenure without leaving. A takeover by one of them must name the epoch."""
     if purpose not in {Purpose.GRANT, Purpose.DEPOSE}:
         return partition.deposed
     lost: Tenure | None = None
@@ -135,44 +140,45 @@ def _deposed(
     return tuple(names[-DEPOSED_MAX:])
 
 
-def fence_stored(
-    topic: Topic, number: int, ledger: int, now: float, assured_at: float | None
-) -> Step:
-    pending = topic.pending_fence
-    if topic.is_closed:
-        return topic, ()
-    if pending is None or pending.number != number or pending.waits is not None:
-        raise ImpossibleStep(f"fence {number} answered while {pending} is in progress")
+def fence_stored(topic: Topic, event: FenceStored) -> Step:
+    """The store opened the ledger: decide, or wait until the former holder no longer serves."""
+    phase, ledger, now = topic.phase, event.ledger, event.now
+    if not isinstance(phase, Fencing | FencingFormerDataset) or phase.fence.number != event.number:
+        raise ImpossibleStep(f"fence {event.number} stored while {phase}")
+    pending = phase.fence
     fenced = [s for s in topic.partitions if s.number in pending.partitions]
     newest = max((max(s.ledger, s.epoch) for s in fenced), default=0)
     if ledger <= newest:
         raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
-    serves_until = _serves_until(fenced, now if assured_at is None else assured_at)
+    serves_until = _serves_until(fenced, now if event.assured_at is None else event.assured_at)
     if pending.purpose in {Purpose.GRANT, Purpose.SHARE} and serves_until > now:
-        return _awaiting(topic, pending, Waiting(ledger, serves_until, fenced[0]), now)
-    topic = replace(topic, pending_fence=None)
+        return _drain(topic, phase, Draining(pending, ledger, serves_until, fenced[0]), now)
+    topic = replace(topic, phase=Settled())
     match pending.purpose:
         case Purpose.GRANT:
-            return _granted(topic, pending, ledger, now)
+            return _granted(topic, phase, ledger, now)
         case Purpose.DEPOSE:
-            return _vacated_by_order(topic, pending, ledger, now)
+            return _vacated_by_order(topic, phase, ledger, now)
         case Purpose.SHARE:
-            return _shared(topic, pending, ledger)
+            return _shared(topic, phase, ledger)
         case Purpose.RESUME:
-            return _resumed(_opened(topic, pending, ledger), pending, now)
+            return _resumed(_opened(topic, phase, ledger), pending, now)
         case Purpose.ROLL | Purpose.REFENCE:
-            return _opened(topic, pending, ledger), ()
+            return _opened(topic, phase, ledger), ()
         case _:
             assert_never(pending.purpose)
 
 
 def _serves_until(partitions: list[Partition], assured_at: float) -> float:
-    """Until when somebody who was deposed by now may still act in the topic's name."""
+    """Until when a deposed holder may still act for the topic."""
     return assured_at + max((s.serve_seconds for s in partitions), default=0.0)
 
 
-def _awaiting(topic: Topic, pending: PendingFence, waits: Waiting, now: float) -> Step:
-    """The old writers are out, and are told; the new one is told once nobody else may serve."""
+def _drain(
+    topic: Topic, phase: Fencing | FencingFormerDataset, draining: Draining, now: float
+) -> Step:
+    """Close the former writers now. The new writer gets its grant when no former holder may serve."""
+    pending = phase.fence
     raises_epoch = pending.purpose is Purpose.GRANT
     written = {s.number for s in topic.partitions if isinstance(s.ownership, Held | Shared)}
     topic, closes = _evicted(topic, pending, now)
@@ -181,34 +187,49 @@ def _awaiting(topic: Topic, pending: PendingFence, waits: Waiting, now: float) -
             topic,
             replace(
                 partition,
-                epoch=waits.ledger if raises_epoch else partition.epoch,
-                ledger=waits.ledger,
-                is_open=not pending.is_outdated,
+                epoch=draining.ledger if raises_epoch else partition.epoch,
+                ledger=draining.ledger,
+                is_open=_opens(phase, partition),
                 ownership=Vacant(),
                 departure=pending.departure if partition.number in written else partition.departure,
                 vacant_since=now if partition.number in written else partition.vacant_since,
                 deposed=_deposed(partition, pending.group, pending.departure, pending.purpose),
-                grants_lost=False,
             ),
         )
-    return replace(topic, pending_fence=replace(pending, waits=waits)), closes
+    return replace(topic, phase=draining), closes
 
 
-def served_out(topic: Topic, now: float) -> Step:
-    """The time that a fence waited for may have passed: then it is decided."""
-    pending = topic.pending_fence
-    if pending is None or pending.waits is None or pending.waits.until > now:
+def end_drain(topic: Topic, now: float) -> Step:
+    """Grant the fence's partitions if the former holder's serving time has passed."""
+    phase = topic.phase
+    if not isinstance(phase, Draining):
+        raise ImpossibleStep(f"a drain ends while {phase}")
+    if phase.until > now:
         return topic, ()
-    topic = replace(topic, pending_fence=None)
-    if pending.purpose is Purpose.SHARE:
-        return _shared(topic, pending, pending.waits.ledger)
-    return _granted(topic, pending, pending.waits.ledger, now)
+    topic = replace(topic, phase=Settled())
+    if phase.fence.purpose is Purpose.SHARE:
+        return _shared(topic, phase, phase.ledger)
+    return _granted(topic, phase, phase.ledger, now)
 
 
-def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> Step:
+def _opens(phase: FencePhase, partition: Partition) -> bool:
+    """Whether the broker may append to a partition under the ledger of the fence."""
+    match phase:
+        case Fencing():
+            return True
+        case FencingFormerDataset():
+            return False
+        case Draining():
+            return partition.is_open  # since the fence was stored, unless the store failed over
+        case _:
+            assert_never(phase)
+
+
+def _granted(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
+    pending = phase.fence
     group = _known(pending.group)
     present = _first_partition(topic, pending)
-    first = present if pending.waits is None else pending.waits.first
+    first = phase.first if isinstance(phase, Draining) else present
     was_held = isinstance(first.ownership, Held | Shared)
     departure = pending.departure if was_held else first.departure
     takes_over = isinstance(present.ownership, Held | Shared)
@@ -223,12 +244,11 @@ def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> St
                 partition,
                 epoch=ledger,
                 ledger=ledger,
-                is_open=not pending.is_outdated,
+                is_open=_opens(phase, partition),
                 ownership=Held(tenure, group.group_id) if alive else Vacant(tenure),
                 departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
                 vacant_since=None if alive else now,
                 deposed=_deposed(partition, group, pending.departure, pending.purpose),
-                grants_lost=False,
                 serve_seconds=group.serve_seconds if alive else 0.0,
             ),
         )
@@ -249,7 +269,8 @@ def _granted(topic: Topic, pending: PendingFence, ledger: int, now: float) -> St
     return topic, (*closes, *grants(topic, group, resumed=False), record, *answer)
 
 
-def _vacated_by_order(topic: Topic, pending: PendingFence, ledger: int, now: float) -> Step:
+def _vacated_by_order(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
+    pending = phase.fence
     first = _first_partition(topic, pending)
     topic, closes = _evicted(topic, pending, now)
     for partition in (s for s in topic.partitions if s.number in pending.partitions):
@@ -259,12 +280,11 @@ def _vacated_by_order(topic: Topic, pending: PendingFence, ledger: int, now: flo
                 partition,
                 epoch=ledger,
                 ledger=ledger,
-                is_open=not pending.is_outdated,
+                is_open=_opens(phase, partition),
                 ownership=Vacant(),
                 departure=pending.departure,
                 vacant_since=now,
                 deposed=_deposed(partition, None, pending.departure, pending.purpose),
-                grants_lost=False,
             ),
         )
     record = Record(
@@ -281,8 +301,9 @@ def _vacated_by_order(topic: Topic, pending: PendingFence, ledger: int, now: flo
     return topic, (*closes, record, *_answers(pending, ledger))
 
 
-def _shared(topic: Topic, pending: PendingFence, ledger: int) -> Step:
-    topic = _opened(topic, pending, ledger)
+def _shared(topic: Topic, phase: FencePhase, ledger: int) -> Step:
+    pending = phase.fence
+    topic = _opened(topic, phase, ledger)
     partition = _first_partition(topic, pending)
     ownership = Shared(pending.newcomers) if pending.newcomers else Vacant()
     topic = with_partition(
@@ -292,7 +313,7 @@ def _shared(topic: Topic, pending: PendingFence, ledger: int) -> Step:
 
 
 def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
-    """The ledger that a resume had to wait for is open; the tenure may have ended meanwhile."""
+    """Resume after the fence that the resume needed. The tenure may have ended meanwhile."""
     partition = _first_partition(topic, pending)
     group = _known(pending.group)
     tenure = Tenure(partition.epoch, group.producer_name, group.identity)
@@ -305,7 +326,7 @@ def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
 
 
 def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float) -> Step:
-    """The tenure's holder is back and nobody came between: same epoch, same ledger."""
+    """Grant the partition to its tenure's holder again, with the same epoch and the same ledger."""
     tenure = Tenure(partition.epoch, group.producer_name, group.identity, group.claim)
     record = Record(
         (partition.number,),
@@ -325,10 +346,10 @@ def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float)
     return topic, (*grants(topic, group, resumed=True), record)
 
 
-def _opened(topic: Topic, pending: PendingFence, ledger: int) -> Topic:
+def _opened(topic: Topic, phase: FencePhase, ledger: int) -> Topic:
     partitions = tuple(
-        replace(s, ledger=ledger, is_open=not pending.is_outdated)
-        if s.number in pending.partitions
+        replace(s, ledger=ledger, is_open=_opens(phase, s))
+        if s.number in phase.fence.partitions
         else s
         for s in topic.partitions
     )
@@ -336,7 +357,7 @@ def _opened(topic: Topic, pending: PendingFence, ledger: int) -> Topic:
 
 
 def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
-    """Close whoever wrote the fence's partitions; the rest of a partitioned holder stays."""
+    """Close the writers of the fence's partitions. A partitioned holder keeps its other partitions."""
     closes: list[Effect] = []
     for partition in (s for s in topic.partitions if s.number in pending.partitions):
         for registration in writers(topic, partition):
@@ -352,17 +373,16 @@ def _evicted(topic: Topic, pending: PendingFence, now: float) -> Step:
     return without_absentees(topic, pending.departure, now), tuple(closes)
 
 
-def fence_refused(topic: Topic, number: int, reason: str, now: float) -> Step:
-    """Nothing was written: the askers are told, the other waiters keep their place.
+def fence_refused(topic: Topic, event: FenceRefused) -> Step:
+    """The store wrote nothing: reject the producers that asked. The other waiters keep their place.
 
-    A handover is rolled back: its waiter goes on waiting where it stood.
+    A handover is rolled back: its waiter keeps its place in the queue.
     """
-    pending = topic.pending_fence
-    if topic.is_closed:
-        return topic, ()
-    if pending is None or pending.number != number or pending.waits is not None:
-        raise ImpossibleStep(f"fence {number} refused while {pending} is in progress")
-    topic = replace(topic, pending_fence=None)
+    phase, reason, now = topic.phase, event.reason, event.now
+    if not isinstance(phase, Fencing | FencingFormerDataset) or phase.fence.number != event.number:
+        raise ImpossibleStep(f"fence {event.number} refused while {phase}")
+    pending = phase.fence
+    topic = replace(topic, phase=Settled())
     effects: tuple[Effect, ...] = ()
     group = pending.group
     if group is not None and pending.departure is Departure.HANDED_OVER:

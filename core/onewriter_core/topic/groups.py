@@ -1,4 +1,4 @@
-"""Partitioned producers: their requests are one group, made by partition 0."""
+"""Partitioned producers: the request of partition 0 makes the group, the other requests join it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from onewriter_core.topic.lookups import (
     new_group,
     same_group,
     with_holder,
+    with_pending,
 )
 from onewriter_core.topic.model import (
     HELD_BACK_MAX,
@@ -21,7 +22,6 @@ from onewriter_core.topic.model import (
     Partition,
     ProducerGroup,
     Request,
-    Tenure,
     Topic,
 )
 from onewriter_core.topic.refusals import (
@@ -31,11 +31,11 @@ from onewriter_core.topic.refusals import (
 )
 
 HOLD_BACK_SECONDS = 2.0
-"""How long a partition's request waits for partition 0 before it competes alone."""
+"""A partition's request waits this long for partition 0. Then it competes alone."""
 
 
 def partition_requested(topic: Topic, partition: Partition, request: Request, now: float) -> Step:
-    """One of a partitioned producer's requests: join the group, make it, or wait for partition 0."""
+    """One request of a partitioned producer: it joins the group, makes it, or waits for partition 0."""
     joined = _join(topic, partition, request)
     if joined is not None:
         return joined
@@ -79,7 +79,7 @@ def partition_requested(topic: Topic, partition: Partition, request: Request, no
 
 
 def _join(topic: Topic, partition: Partition, request: Request) -> Step | None:
-    """Add the request to a group that its partition 0 has already made; None: there is none."""
+    """Add the request to the group that partition 0 made; None: there is no group yet."""
     member = Member(partition.number, request.registration, request.reconnects)
 
     def fits(group: ProducerGroup | None) -> bool:
@@ -92,9 +92,9 @@ def _join(topic: Topic, partition: Partition, request: Request) -> Step | None:
         )
 
     for holder in topic.holders:
-        if fits(holder) and partition.ownership == Held(
-            Tenure(partition.epoch, holder.producer_name, holder.identity), holder.group_id
-        ):
+        ownership = partition.ownership
+        holds = isinstance(ownership, Held) and ownership.group_id == holder.group_id
+        if holds and fits(holder):
             if is_changing_hands(topic, partition):
                 text = "the holder of the topic is changing"
                 return topic, (not_ready(request.registration, text),)
@@ -106,7 +106,7 @@ def _join(topic: Topic, partition: Partition, request: Request) -> Step | None:
     pending = topic.pending_fence
     if pending is not None and pending.group is not None and fits(pending.group):
         joined = replace(pending.group, members=(*pending.group.members, member))
-        return replace(topic, pending_fence=replace(pending, group=joined)), ()
+        return with_pending(topic, replace(pending, group=joined)), ()
     for waiter in topic.queue:
         if fits(waiter):
             joined = replace(waiter, members=(*waiter.members, member))

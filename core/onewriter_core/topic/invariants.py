@@ -1,10 +1,10 @@
-"""What must hold of every topic and of every step: one copy, used by all tests of the machine.
+"""The invariants of every topic and of every step. All tests of the machine use this one definition.
 
-``check`` judges a state, ``check_step`` one step with its effects. Both raise Violation, whose text
-begins with the predicate's name. They are written from the promises, not from the machine's code,
-and share nothing with it but the model and the order of waiters.
+``check`` judges a state, ``check_step`` a step with its effects. Both raise Violation with the name of the
+predicate. The predicates follow from the promises, not from the code of the machine. They share only the model and
+the order of waiters with it.
 
-Not here: what only a log or a client can show (docs/invariants.md says which predicate is where).
+Not here: properties of a log or of a client (docs/invariants.md lists where each property is checked).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from onewriter_core.topic.model import (
     WAITERS_MAX,
     AccessMode,
     Departure,
+    Draining,
     Held,
     Partition,
     ProducerGroup,
@@ -50,11 +51,11 @@ from onewriter_core.topic.waiters import in_order
 
 
 class Violation(AssertionError):
-    """A predicate does not hold; the text names it."""
+    """A predicate does not hold. The text names it."""
 
 
 def check(topic: Topic) -> None:
-    """Raise Violation unless everything that must hold of a topic between two events holds."""
+    """Raise Violation unless every predicate about a state holds."""
     _registered_once(topic)
     _holders_fit(topic)
     _pending_fence_fits(topic)
@@ -65,7 +66,7 @@ def check(topic: Topic) -> None:
 
 
 def check_step(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
-    """Raise Violation unless the step from ``before`` to ``after`` keeps every promise."""
+    """Raise Violation unless every predicate about a step holds."""
     _epochs_rise(before, event, after)
     _rights_do_not_return(before, event, after)
     _one_fence(before, event, after, effects)
@@ -79,7 +80,7 @@ def check_step(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
 
 
 def places(topic: Topic) -> dict[str, str]:
-    """Where every registration stands: writing, fencing, waiting, deferred or held back."""
+    """The place of each registration: writing, fencing, waiting, deferred or held back."""
     return dict(_places(topic))
 
 
@@ -188,7 +189,7 @@ def _pending_fence_fits(topic: Topic) -> None:
     )
     _must("the pending fence is the newest one", pending.number == topic.fences_started, pending)
     needs = pending.purpose in {Purpose.GRANT, Purpose.RESUME}
-    _must("a grant or resume is somebody's", needs == (pending.group is not None), pending)
+    _must("a grant or a resume has a group", needs == (pending.group is not None), pending)
     if pending.group is not None:
         _must(
             "a fenced group wants the fence's partitions",
@@ -201,7 +202,7 @@ def _pending_fence_fits(topic: Topic) -> None:
 
 
 def _nothing_slept_through(topic: Topic) -> None:
-    """No lost wake-up: without a pending fence nobody waits for what is there (L2)."""
+    """No lost wake-up: without a pending fence no producer waits for a free partition (L2)."""
     if topic.pending_fence is not None or topic.is_closed:
         return
     waiting = in_order(topic.queue, topic)
@@ -212,10 +213,12 @@ def _nothing_slept_through(topic: Topic) -> None:
         _must("no waiter is grantable while no fence is pending", overtaken or not free, waiter)
     for partition in topic.partitions:
         if isinstance(partition.ownership, Held | Shared):
-            _must("no writer is left without a fence of this dataset", partition.is_open, partition)
+            _must("no writer is left without a fence in this dataset", partition.is_open, partition)
         if isinstance(partition.ownership, Held):
             _must(
-                "no holder keeps what the store may have lost", not partition.grants_lost, partition
+                "no holder keeps a grant that may be lost",
+                not partition.ownership.may_be_lost,
+                partition,
             )
 
 
@@ -224,7 +227,10 @@ def _bounds_kept(topic: Topic) -> None:
     _must("deferred requests are bounded", len(topic.deferred) <= DEFERRED_MAX)
     _must("requests held back are bounded", len(topic.held_back) <= HELD_BACK_MAX)
     _must("refused groups are bounded", len(topic.refused_groups) <= REFUSED_GROUPS_MAX)
-    _must("waiters wait", all(w.mode is AccessMode.WAIT_FOR_EXCLUSIVE for w in topic.queue))
+    _must(
+        "waiters have the mode WaitForExclusive",
+        all(w.mode is AccessMode.WAIT_FOR_EXCLUSIVE for w in topic.queue),
+    )
     _must("a waiter has a member", all(w.members for w in topic.queue))
     numbers = {partition.number for partition in topic.partitions}
     _must(
@@ -232,7 +238,10 @@ def _bounds_kept(topic: Topic) -> None:
     )
     for partition in topic.partitions:
         _must("deposed identities are bounded", len(partition.deposed) <= DEPOSED_MAX)
-        _must("nobody anonymous is remembered", not any(i.is_anonymous for i in partition.deposed))
+        _must(
+            "no anonymous identity is remembered",
+            not any(i.is_anonymous for i in partition.deposed),
+        )
         _must(
             "an epoch is at most the newest ledger",
             partition.epoch <= partition.ledger or not partition.is_open,
@@ -267,7 +276,7 @@ def _epochs_rise(before: Topic, event: Event, after: Topic) -> None:
 
 
 def _rights_do_not_return(before: Topic, event: Event, after: Topic) -> None:
-    """A right to write or resume once ended never comes back, but by a new epoch."""
+    """A right to write or to resume that ended returns only with a new epoch."""
     for old, new in _partition_pairs(before, after):
         tenure = _tenure(new)
         if tenure not in {None, _tenure(old)}:
@@ -283,9 +292,9 @@ def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
     was = None if before.pending_fence is None else before.pending_fence.number
     now = None if after.pending_fence is None else after.pending_fence.number
     ends = isinstance(event, FenceStored | FenceRefused | Unloaded) or _opened(before, event) > 0
-    _must("a pending fence ends by its answer", was is None or was == now or ends, (was, now))
+    _must("a pending fence ends by its result", was is None or was == now or ends, (was, now))
     begun = [] if now in {was, None} else [now]
-    _must("a new pending fence is a fence asked for", [f.number for f in fences] == begun, fences)
+    _must("a new pending fence is asked of the store", [f.number for f in fences] == begun, fences)
     for fence in fences:
         changes = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         writers = [
@@ -297,7 +306,7 @@ def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
         )
         told = [number for number, _ in fence.tenures]
         _must(
-            "a fence tells every partition's tenure",
+            "a fence has every partition's tenure",
             sorted(told) == sorted(fence.partitions),
             fence,
         )
@@ -308,29 +317,30 @@ def _grants_earned(before: Topic, event: Event, after: Topic, effects: tuple[Eff
     for grant in (effect for effect in effects if isinstance(effect, Grant)):
         _must("a grant is of a partition that exists", grant.partition in partitions, grant)
         old, new = partitions[grant.partition]
-        _must("who is granted writes", grant.registration in _writes(after, new), grant)
-        _must("a grant tells the stored epoch", (grant.epoch or 0) == new.epoch, grant)
+        _must("a granted producer writes", grant.registration in _writes(after, new), grant)
+        _must("a grant has the stored epoch", (grant.epoch or 0) == new.epoch, grant)
         if grant.resumed:
             _must("a resume keeps the epoch", new.epoch == old.epoch, grant)
             _must("a resume needs the tenure", _tenure(old) == _tenure(new) is not None, grant)
         elif isinstance(new.ownership, Held):
             stored = new.epoch == _opened(before, event)
             joins = old.ownership == new.ownership
-            _must("a new epoch is granted out of a stored fence", stored or joins, grant)
+            _must("a new epoch is granted only after a stored fence", stored or joins, grant)
 
 
 def _opened(before: Topic, event: Event) -> int:
-    """The ledger of a fence that is stored by now and may be decided by this event; 0: none is."""
+    """The ledger of the stored fence that this event may decide; 0: there is none."""
     if isinstance(event, FenceStored):
         return event.ledger
-    waits = None if before.pending_fence is None else before.pending_fence.waits
-    return waits.ledger if waits is not None and isinstance(event, ClockTicked) else 0
+    if isinstance(before.phase, Draining) and isinstance(event, ClockTicked):
+        return before.phase.ledger
+    return 0
 
 
 def _nobody_else_serves(
     before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
 ) -> None:
-    """No grant while a former holder may still serve (decisions 22)."""
+    """No grant while a former holder may still serve (S14)."""
     pending = before.pending_fence
     if not isinstance(event, FenceStored | ClockTicked):
         serving = {partition.number for partition in before.partitions if partition.serve_seconds}
@@ -340,7 +350,7 @@ def _nobody_else_serves(
         _must("no grant while a former holder may serve", not early, early)
     if pending is None or not isinstance(event, FenceStored | ClockTicked):
         return
-    until = -math.inf if pending.waits is None else pending.waits.until
+    until = before.phase.until if isinstance(before.phase, Draining) else -math.inf
     if isinstance(event, FenceStored) and pending.purpose in {Purpose.GRANT, Purpose.SHARE}:
         assured_at = event.now if event.assured_at is None else event.assured_at
         seconds = max(s.serve_seconds for s in before.partitions if s.number in pending.partitions)
@@ -352,15 +362,14 @@ def _nobody_else_serves(
     ]
     is_over = event.now >= until
     _must("no grant while a former holder may serve", is_over or not granted, granted)
-    waits = None if after.pending_fence is None else after.pending_fence.waits
-    waited = waits is not None and waits.until >= until
-    _must("who won is told in time", is_over or waited, after.pending_fence)
+    waited = isinstance(after.phase, Draining) and after.phase.until >= until
+    _must("a delayed grant keeps its deadline", is_over or waited, after.pending_fence)
 
 
 def _everybody_answered(
     before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
 ) -> None:
-    """Who is asked, moved or removed hears of it once; nobody else hears anything."""
+    """A producer that asks, is moved or is removed gets one answer. No other producer gets one."""
     was, now = places(before), places(after)
     answers: dict[str, list[Effect | None]] = {}
     for effect in effects:
@@ -370,9 +379,9 @@ def _everybody_answered(
     asked = event.request.registration if isinstance(event, ProducerRequested) else None
     for name, heard in answers.items():
         fenced_out = [type(e) for e in heard] == [Queue, Reject]  # of two deferred requests
-        _must("nobody is answered twice in a step", len(heard) == 1 or fenced_out, heard)
-        _must("only who is known is answered", name in was or name == asked, heard)
-        _must("who is gone is not answered", name != gone, heard)
+        _must("no producer is answered twice in a step", len(heard) == 1 or fenced_out, heard)
+        _must("only a known producer is answered", name in was or name == asked, heard)
+        _must("a departed producer is not answered", name != gone, heard)
     everybody = was.keys() | now.keys()
     if asked is not None:
         everybody |= {asked}
@@ -394,21 +403,25 @@ def _answered(
 ) -> None:
     story = (registration, was, now, told)
     if was is None:
-        _must("only who asks comes in", is_asked, story)
+        _must("only a producer that asks is added", is_asked, story)
     if now is None:
         ending = Close if was == "writing" else Reject
-        _must("who is removed is told", is_gone or isinstance(told, ending), story)
+        _must("a removed producer is notified", is_gone or isinstance(told, ending), story)
     elif now == "writing":
-        _must("who may write is told once", isinstance(told, Grant) == (was != "writing"), story)
+        _must("a new writer is notified once", isinstance(told, Grant) == (was != "writing"), story)
     else:
-        _must("nobody's writing turns into waiting", was != "writing", story)
-        _must("who waits is not turned away", not isinstance(told, Close | Reject | Grant), story)
+        _must("no writer becomes a waiter", was != "writing", story)
+        _must(
+            "a waiting producer is not rejected",
+            not isinstance(told, Close | Reject | Grant),
+            story,
+        )
         queued = now == "waiting" and was not in {"waiting", "fencing"}
-        _must("who waits is told", isinstance(told, Queue) or not queued, story)
+        _must("a new waiter is notified", isinstance(told, Queue) or not queued, story)
 
 
 def _gate_kept(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:
-    """A stale producer is refused before anybody else is touched (the stale fencer)."""
+    """A stale producer is rejected before any other producer is touched (the stale fencer)."""
     if not isinstance(event, ProducerRequested) or before.is_closed:
         return
     request, partition = event.request, before.partition(event.request.partition)
@@ -433,13 +446,17 @@ def _removal_names_who(
     if not isinstance(event, ProducerGone):
         return
     answers = [e for e in effects if isinstance(e, Grant | Queue | Reject | Close | Probe)]
-    _must("a departure is nobody else's business", not answers, answers)
+    _must("a departure answers no other producer", not answers, answers)
     was, now = places(before), places(after)
-    _must("who is gone is gone", event.registration not in now, event)
+    _must("a departed producer has no place", event.registration not in now, event)
     for registration in was.keys() - {event.registration}:
         promoted = (was[registration], now.get(registration)) == ("waiting", "fencing")
         stayed = was[registration] == now.get(registration)
-        _must("a departure moves nobody else, but to a promotion", stayed or promoted, registration)
+        _must(
+            "a departure moves another producer only to a promotion",
+            stayed or promoted,
+            registration,
+        )
     leaving = {
         h.group_id
         for h in before.holders
@@ -456,7 +473,7 @@ def _removal_names_who(
 def _promotion_chosen(
     before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
 ) -> None:
-    """Nobody is overtaken, and a promotion takes the best of those it may choose from (S11)."""
+    """No waiter is overtaken, and a promotion takes the first waiter in order (S11)."""
     for fence in (effect for effect in effects if isinstance(effect, Fence)):
         winner = fence.group
         if winner is None or fence.purpose is not Purpose.GRANT:
@@ -478,7 +495,7 @@ def _promotion_chosen(
             ahead = in_order((*rivals, winner), after)
             rivals = ahead[: ahead.index(winner)]
         overtaken = [w for w in rivals if not _extends(after, winner)]
-        _must("nobody who waits is overtaken", not overtaken, (winner, overtaken))
+        _must("no waiter is overtaken", not overtaken, (winner, overtaken))
 
 
 def _handover_chosen(before: Topic, event: Event, winner: ProducerGroup) -> None:
@@ -488,11 +505,11 @@ def _handover_chosen(before: Topic, event: Event, winner: ProducerGroup) -> None
         if isinstance(event, HandoverRequested)
         and (not event.to or event.to in {w.producer_name, w.claim})
     ]
-    _must("a handover takes the best who is meant", meant[:1] == [winner], (event, winner))
+    _must("a handover takes the first waiter that matches", meant[:1] == [winner], (event, winner))
 
 
 def _extends(topic: Topic, group: ProducerGroup) -> bool:
-    """Whether its producer holds other partitions already: who waits for all waits for it anyway."""
+    """Whether the group's producer holds other partitions already: waiters for all partitions wait for it anyway."""
     return any(
         set(holder.partitions).isdisjoint(group.partitions)
         and (holder.identity, holder.mode) == (group.identity, group.mode)

@@ -1,4 +1,4 @@
-"""Looking things up in a topic, and putting changed parts back. No decisions."""
+"""Look things up in a topic, and replace parts of it. No decisions."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ from typing import assert_never
 
 from onewriter_core.topic.model import (
     AccessMode,
+    Closed,
     Departure,
+    Draining,
+    Fencing,
+    FencingFormerDataset,
     Held,
     ImpossibleStep,
     Member,
     Partition,
+    PendingFence,
     ProducerGroup,
     Purpose,
     Request,
     Reserved,
+    Settled,
     Shared,
     Tenure,
     Topic,
@@ -24,7 +30,7 @@ from onewriter_core.topic.model import (
 
 
 def exclusive_owner(topic: Topic, partitions: tuple[int, ...]) -> str | None:
-    """The name of whoever holds, is fencing or may still come back to one of the partitions."""
+    """The name of the producer that holds one of the partitions, is about to get it or may resume it."""
     pending = topic.pending_fence
     if (
         pending is not None
@@ -39,7 +45,7 @@ def exclusive_owner(topic: Topic, partitions: tuple[int, ...]) -> str | None:
 
 
 def may_come_back(topic: Topic, partitions: tuple[int, ...]) -> bool:
-    """Whether nobody holds or claims one of the partitions, and the former holder of one has time to resume."""
+    """Whether the partitions have no writer and no fence, and the former holder of one may still resume."""
     pending = topic.pending_fence
     is_fenced = pending is not None and (
         pending.group is not None or pending.purpose is Purpose.SHARE
@@ -52,7 +58,7 @@ def may_come_back(topic: Topic, partitions: tuple[int, ...]) -> bool:
 
 
 def awaits_resume(topic: Topic, request: Request) -> bool:
-    """Whether an Exclusive request waits until the former holder resumes, or can no longer."""
+    """Whether an Exclusive request waits until the former holder resumes or its reservation ends."""
     is_first = request.mode is AccessMode.EXCLUSIVE and request.topic_epoch is None
     return is_first and may_come_back(topic, (request.partition,))
 
@@ -69,7 +75,7 @@ def has_shared(topic: Topic, partitions: tuple[int, ...]) -> bool:
 
 
 def is_changing_hands(topic: Topic, partition: Partition) -> bool:
-    """Whether the pending fence ends every right that stands in this partition now."""
+    """Whether the pending fence ends the present ownership of the partition."""
     pending = topic.pending_fence
     ends_tenures = {Purpose.GRANT, Purpose.SHARE, Purpose.DEPOSE}
     return (
@@ -84,7 +90,7 @@ def free_partitions(topic: Topic) -> frozenset[int]:
 
 
 def writers(topic: Topic, partition: Partition) -> list[str]:
-    """The registrations that write this partition now."""
+    """The registrations that write this partition."""
     match partition.ownership:
         case Held(_, group_id):
             members = holder_of(topic, group_id).members
@@ -113,6 +119,25 @@ def with_partition(topic: Topic, partition: Partition) -> Topic:
     )
 
 
+def pending_fence_of(topic: Topic) -> PendingFence:
+    """The pending fence of a topic that is known to have one."""
+    fence = topic.pending_fence
+    if fence is None:
+        raise ImpossibleStep(f"no fence is pending while {topic.phase}")
+    return fence
+
+
+def with_pending(topic: Topic, fence: PendingFence) -> Topic:
+    """The topic with a changed pending fence: a producer joined or left it."""
+    match topic.phase:
+        case Fencing() | FencingFormerDataset() | Draining():
+            return replace(topic, phase=replace(topic.phase, fence=fence))
+        case Settled() | Closed():
+            raise ImpossibleStep(f"fence {fence.number} changes while {topic.phase}")
+        case _:
+            assert_never(topic.phase)
+
+
 def with_holder(topic: Topic, holder: ProducerGroup) -> Topic:
     others = tuple(h for h in topic.holders if h.group_id != holder.group_id)
     return replace(topic, holders=(*others, holder))
@@ -123,20 +148,20 @@ def without_member(topic: Topic, group_id: str, registration: str) -> Topic:
 
 
 def vacated(partition: Partition, tenure: Tenure, departure: Departure, now: float) -> Partition:
-    """The partition after its exclusive writer left; what the store may have forgotten ends for good."""
+    """The partition after its exclusive writer left. A grant that may be lost cannot be resumed."""
+    may_resume = not (isinstance(partition.ownership, Held) and partition.ownership.may_be_lost)
     return replace(
         partition,
-        ownership=Vacant(None if partition.grants_lost else tenure),
+        ownership=Vacant(tenure if may_resume else None),
         departure=departure,
         vacant_since=now,
-        grants_lost=False,
-        # Who closes its producer has stopped serving before.
+        # A client stops serving before it closes its producer.
         serve_seconds=0.0 if departure is Departure.CLOSED else partition.serve_seconds,
     )
 
 
 def without_absentees(topic: Topic, departure: Departure, now: float) -> Topic:
-    """A holder without any member left holds nothing, not even partitions that never joined."""
+    """Remove holders without members, also from partitions whose producer never joined."""
     for holder in topic.holders:
         for partition in topic.partitions:
             match partition.ownership:
@@ -149,7 +174,7 @@ def without_absentees(topic: Topic, departure: Departure, now: float) -> Topic:
 
 
 def tenure_of(partition: Partition) -> Tenure | None:
-    """The tenure that stands in a partition, held or open to be resumed."""
+    """The tenure of a partition, held or resumable."""
     match partition.ownership:
         case Held(tenure, _) | Reserved(tenure, _):
             return tenure
@@ -192,7 +217,7 @@ def new_group(
 
 
 def same_group(group: ProducerGroup, request: Request) -> bool:
-    """One partitioned producer's requests share its given name, else its connection."""
+    """Whether the request is of the group: same producer name if the client chose one, else same connection."""
     if (group.identity, group.mode) != (request.identity, request.mode):
         return False
     if group.name_given or request.name_given:

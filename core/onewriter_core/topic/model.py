@@ -1,14 +1,15 @@
-"""The state of one topic: frozen values, no behaviour beyond looking things up.
+"""The state of one topic: frozen values that only look things up.
 
-A topic has *partitions*: one per partition, or a single partition for a topic that has none. Every partition has
-its own epoch and its own ownership. A *group* asks for one partition or, as a partitioned producer,
-for all of them at once; it gets all it asked for or nothing.
+Each partition has its own epoch and its own ownership. A topic without partitions has a single one, with the
+number WHOLE. A *producer group* asks for one partition or, if it is a partitioned producer, for all partitions.
+It gets all of them or none.
 """
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
@@ -17,30 +18,30 @@ WHOLE = -1
 """The partition number of a topic that has no partitions."""
 
 WAITERS_MAX = 10_000
-"""Contenders that may wait for one topic."""
+"""Producer groups that may wait for one topic."""
 
 HELD_BACK_MAX = 4_096
 """Requests of partitioned producers that may wait for their partition 0."""
 
 REFUSED_GROUPS_MAX = 256
-"""Refused partitioned producers whose remaining requests are expected, newest last."""
+"""Rejected partitioned producers whose remaining requests are still expected, newest last."""
 
 DEPOSED_MAX = 16
-"""Deposed identities remembered per partition, newest last."""
+"""Deposed identities that a partition remembers, newest last."""
 
 SERVE_SECONDS_MAX = 3.0
-"""How long a holder may ask to go on serving after it was last assured that it holds the topic."""
+"""Upper limit of ``serve_seconds``: how long a holder may serve after its last assurance that it holds the topic."""
 
 DEFERRED_MAX = 256
 """Requests that may wait for a pending fence."""
 
 
 class ImpossibleStep(AssertionError):
-    """The machine was driven against its rules: a bug in the shell, never a peer's doing."""
+    """The caller broke the rules of the machine. This is a bug in the caller; no peer can cause it."""
 
 
 class AccessMode(enum.IntEnum):
-    """How a producer wants the topic (PIP-68; numbers as in CommandProducer)."""
+    """The access mode of a producer (PIP-68; numbers as in CommandProducer)."""
 
     SHARED = 0
     EXCLUSIVE = 1
@@ -49,7 +50,7 @@ class AccessMode(enum.IntEnum):
 
 
 class Departure(enum.Enum):
-    """Why a writer no longer writes; the cause of the transition that follows."""
+    """Why a writer stopped writing: the cause of the next transition."""
 
     NONE = "Initial"
     CLOSED = "Released"
@@ -64,7 +65,7 @@ class Departure(enum.Enum):
 
 
 class Purpose(enum.Enum):
-    """What a fence is for; also the kind of its audit record."""
+    """The purpose of a fence. It is also the kind of the fence's audit record."""
 
     GRANT = "grant"
     SHARE = "share"
@@ -76,13 +77,13 @@ class Purpose(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One PRODUCER command, as the session understood and admitted it.
+    """One PRODUCER command that the session decoded and admitted.
 
-    ``registration`` names this producer on this connection, uniquely for ever. ``alone``: compete
-    for this one partition, not for the topic. ``producer_name`` is the client's, or invented.
-    ``priority`` is already capped by the claim. ``topic_epoch`` is what a reconnecting producer
-    carries, None at creation; ``reconnects`` is CommandProducer.epoch. ``if_epoch`` makes a
-    takeover conditional on the epoch it deposes.
+    ``registration`` names this producer on this connection. It is never used again. ``alone``: the producer
+    competes for this partition only, not for the topic. ``producer_name`` is the client's, or generated.
+    ``priority`` is already capped by the claim. ``topic_epoch`` is the epoch that a reconnecting producer sends,
+    None at creation. ``reconnects`` is CommandProducer.epoch. ``if_epoch``: the takeover is valid only if it
+    deposes the holder of this epoch.
     """
 
     registration: str
@@ -106,7 +107,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One producer of a group: the partition it stands for and its registration."""
+    """One producer of a group: its partition and its registration."""
 
     partition: int
     registration: str
@@ -115,11 +116,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ProducerGroup:
-    """Somebody who holds, is fencing or waits for partitions: one producer, or a partitioned one's group.
+    """What holds partitions, waits for them or is about to get them.
 
-    ``group_id`` is unique. ``partitions`` are what it wants, ``members`` the producers that have arrived;
-    ``is_partitioned``: it wants all partitions, also those added later.
-    ``arrival`` counts up per topic, so two groups never tie.
+    A group is a single producer, or a partitioned producer with one member per partition. ``group_id`` is
+    unique. ``partitions`` are the partitions that the group wants, ``members`` the producers that have connected.
+    ``is_partitioned``: the group wants all partitions, also those that are added later. ``arrival`` increases
+    with each group of a topic, so two groups never tie.
     """
 
     group_id: str
@@ -136,16 +138,16 @@ class ProducerGroup:
     claim: str
     address: str
     host: str = ""
-    """What topics are spread over by the Balanced policy: its node, or what stands in for that."""
+    """The unit over which the Balanced policy spreads topics: the producer's node or its substitute."""
     serve_seconds: float = 0.0
-    """As holder it acts in the topic's name for so long after it was assured; 0: only by writing."""
+    """Seconds after its last assurance for which the holder may act for the topic; 0: it only writes."""
 
     def without(self, registration: str) -> ProducerGroup:
         for member in self.members:
             if member.registration == registration:
                 break
         else:
-            return self  # most of a long queue, whenever one of it leaves
+            return self  # the usual case in a long queue
         return replace(
             self, members=tuple(m for m in self.members if m.registration != registration)
         )
@@ -156,9 +158,9 @@ class ProducerGroup:
 
 @dataclass(frozen=True, slots=True)
 class Tenure:
-    """A grant that stands in the marker: who may resume it without a new epoch.
+    """A grant as the log's marker stores it: its holder may resume without a new epoch.
 
-    ``claim`` is what admitted the holder, for people: a claim edited since ends nobody's tenure.
+    ``claim`` is the ProducerClaim that admitted the holder. It is informative: editing the claim ends no tenure.
     """
 
     epoch: int
@@ -169,14 +171,14 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True)
 class Vacant:
-    """Nobody writes. Whoever held the tenure may still resume it."""
+    """No producer writes. The holder of the tenure, if there is one, may resume it."""
 
     tenure: Tenure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The bucket changed brokers: the tenure's holder has until ``until`` to come back first."""
+    """The bucket moved to this broker. Until ``until`` only the tenure's holder is granted the partition."""
 
     tenure: Tenure
     until: float
@@ -184,7 +186,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Shared producers write; no tenure can be resumed."""
+    """Shared producers write. No tenure can be resumed."""
 
     producers: tuple[SharedProducer, ...]
 
@@ -201,10 +203,14 @@ class SharedProducer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One exclusive producer writes; ``group_id`` names it among the topic's holders."""
+    """One exclusive producer writes. ``group_id`` names its group among the topic's holders.
+
+    ``may_be_lost``: the store failed over and may have forgotten the grant. The holder is then deposed.
+    """
 
     tenure: Tenure
     group_id: str
+    may_be_lost: bool = False
 
 
 Ownership = Vacant | Reserved | Shared | Held
@@ -212,14 +218,13 @@ Ownership = Vacant | Reserved | Shared | Held
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition's ownership.
+    """One partition and its ownership.
 
-    ``epoch`` is the highest topic epoch ever granted here. ``ledger`` is the newest one fenced by
-    this broker; ``is_open`` says that this broker fenced it in the present dataset. ``departure``
-    and ``vacant_since`` tell how the last writer left, for the next transition's record. ``deposed``
-    are identities that lost a tenure other than by leaving. ``grants_lost``: the store may have
-    forgotten grants, so the present holder must win anew. ``serve_seconds``: for so long after it was
-    assured for the last time the last holder may act in the topic's name; 0: not at all, or it left.
+    ``epoch`` is the highest topic epoch ever granted here. ``ledger`` is the newest ledger that this broker
+    fenced. ``is_open``: this broker fenced it in the present dataset and may append. ``departure`` and
+    ``vacant_since`` state how and when the last writer left, for the record of the next transition. ``deposed``
+    lists identities that lost a tenure without leaving. ``serve_seconds``: the last holder may act for the topic
+    for this time after its last assurance; 0: it may not, or it left by itself.
     """
 
     number: int
@@ -230,18 +235,15 @@ class Partition:
     departure: Departure = Departure.NONE
     vacant_since: float | None = None
     deposed: tuple[Identity, ...] = ()
-    grants_lost: bool = False
     serve_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PendingFence:
-    """The one fence in progress: a state, not a flag.
+    """The fence that the topic waits for: who gets what once it is stored.
 
-    ``group`` is who asked for it; None when a roll, a re-fence or an administrator did, or when
-    Shared producers (``newcomers``) did. ``answers`` names the administrator's request.
-    ``is_outdated``: the store failed over since, so the fence may be in a dataset of the past.
-    ``waits``: the fence is stored, and the former holder may still serve for a moment.
+    ``group`` asked for it. ``group`` is None if a roll, a re-fence, an administrator or Shared producers
+    (``newcomers``) did. ``answers`` names the administrator's request.
     """
 
     number: int
@@ -251,25 +253,57 @@ class PendingFence:
     newcomers: tuple[SharedProducer, ...] = ()
     departure: Departure = Departure.NONE
     answers: str = ""
-    is_outdated: bool = False
-    waits: Waiting | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Writing has changed hands under ``ledger``; who won is told at ``until``.
+class Settled:
+    """No fence is pending: every request is decided at once."""
 
-    ``first`` is the fence's first partition as it was before.
+
+@dataclass(frozen=True, slots=True)
+class Fencing:
+    """The store has been asked for the fence. Its result decides."""
+
+    fence: PendingFence
+
+
+@dataclass(frozen=True, slots=True)
+class FencingFormerDataset:
+    """The store failed over while the fence was on its way.
+
+    The result still decides, but the ledger may belong to the former dataset: it opens no partition.
     """
 
+    fence: PendingFence
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The fence is stored under ``ledger``. The former holder may still serve until ``until``.
+
+    The new writer gets its grant then. ``first`` is the fence's first partition before the fence.
+    """
+
+    fence: PendingFence
     ledger: int
     until: float
     first: Partition
 
 
 @dataclass(frozen=True, slots=True)
+class Closed:
+    """This broker no longer serves the topic. No event changes it any more."""
+
+
+Phase = Settled | Fencing | FencingFormerDataset | Draining | Closed
+"""The phase of a topic. It selects the column of the transition table."""
+
+FencePhase = Fencing | FencingFormerDataset | Draining
+
+
+@dataclass(frozen=True, slots=True)
 class HeldBack:
-    """A partitioned producer's request that waits for its partition 0."""
+    """A request of a partitioned producer that waits for the request of partition 0."""
 
     request: Request
     until: float
@@ -277,10 +311,10 @@ class HeldBack:
 
 @dataclass(frozen=True, slots=True)
 class RefusedGroup:
-    """A partitioned producer that was refused or fenced out: the rest of it gets the same answer.
+    """A partitioned producer that was rejected or fenced out. Its remaining requests get the same answer.
 
-    ``missing`` are the partitions that it has not asked for yet; each is answered once.
-    ``producer_name`` is empty if the client gave none.
+    ``missing`` are the partitions that it has not asked for yet. Each is answered once. ``producer_name`` is
+    empty if the client did not choose one.
     """
 
     connection: str
@@ -294,7 +328,7 @@ class RefusedGroup:
 
 
 class PromotionPolicy(enum.StrEnum):
-    """In which order waiters are promoted; ``waiters.py`` has the order itself."""
+    """The order in which waiters are promoted. ``waiters.py`` defines each order."""
 
     FIFO = "Fifo"
     PRIORITY = "Priority"
@@ -302,12 +336,12 @@ class PromotionPolicy(enum.StrEnum):
 
 
 Loads = tuple[tuple[str, int], ...]
-"""How many topics hosts lead; who is not named leads none."""
+"""The number of topics that each host leads. A host that is not listed leads none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Everything the machine knows about one topic."""
+    """The whole state of one topic."""
 
     partitions: tuple[Partition, ...]
     policy: PromotionPolicy = PromotionPolicy.PRIORITY
@@ -316,15 +350,29 @@ class Topic:
     held_back: tuple[HeldBack, ...] = ()
     refused_groups: tuple[RefusedGroup, ...] = ()
     deferred: tuple[Request, ...] = ()
-    pending_fence: PendingFence | None = None
+    phase: Phase = Settled()
     arrivals: int = 0
     fences_started: int = 0
-    is_closed: bool = False
     loads: Loads = ()
-    """What the waiters' hosts lead besides this topic, as last told; Balanced chooses by it."""
+    """Topics that the waiters' hosts lead besides this one, as last reported. Balanced uses them."""
+
+    @property
+    def pending_fence(self) -> PendingFence | None:
+        """The fence that the topic waits for, None if there is none."""
+        match self.phase:
+            case Fencing(fence) | FencingFormerDataset(fence) | Draining(fence):
+                return fence
+            case Settled() | Closed():
+                return None
+            case _:
+                assert_never(self.phase)
+
+    @property
+    def is_closed(self) -> bool:
+        return isinstance(self.phase, Closed)
 
     def partition(self, number: int) -> Partition | None:
-        """The partition of that number, None when there is none."""
+        """The partition with that number, None if there is none."""
         for partition in self.partitions:
             if partition.number == number:
                 return partition
@@ -343,7 +391,7 @@ class Topic:
 
 
 def partitioned(partitions: int) -> tuple[Partition, ...]:
-    """Fresh partitions for a topic with that many partitions; 0: one partition for the topic itself."""
+    """New partitions of a topic; ``partitions`` 0: a single one, for a topic without partitions."""
     if partitions == 0:
         return (Partition(WHOLE),)
     return tuple(Partition(number) for number in range(partitions))

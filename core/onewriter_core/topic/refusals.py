@@ -1,8 +1,7 @@
-"""Partitioned producers that were refused before all their requests had come: the rest follows.
+"""Partitioned producers that were rejected before all their requests arrived.
 
-A client asks for its partitions one by one, and what becomes of them is decided for all. The
-requests that come after the refusal are answered with it, each once, instead of being held back
-for a partition 0 that has had its answer.
+A client asks for its partitions one by one, and the machine decides for all of them at once. Requests that arrive
+after a rejection get the same rejection, each once. They do not wait for a partition 0 that has its answer.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from onewriter_core.topic.model import (
 )
 
 REFUSAL_SECONDS = 2.0
-"""How long the refusal of a group stands for those of its requests that have not come yet."""
+"""The rejection of a group answers its remaining requests for this time."""
 
 
 def with_refused_group(
     topic: Topic, group: ProducerGroup, code: ServerError, text: str, now: float
 ) -> Topic:
-    """The topic that remembers a refused group, if some of its requests are still to come."""
+    """The topic that remembers a rejected group, if some of its requests have not arrived."""
     missing = tuple(number for number in group.partitions if not group.has_member(number))
     if not missing:
         return topic
@@ -45,7 +44,7 @@ def with_refused_group(
 
 
 def refused_with_its_group(topic: Topic, partition: Partition, request: Request) -> Step | None:
-    """Answer a request as its group was; None: that was not refused, or long ago."""
+    """Reject a request as its group was rejected; None: the group was not rejected recently."""
     for group in topic.refused_groups:
         if _is_of(group, request) and partition.number in group.missing:
             missing = tuple(number for number in group.missing if number != partition.number)
@@ -57,7 +56,7 @@ def refused_with_its_group(topic: Topic, partition: Partition, request: Request)
 
 
 def without_refusals_of(topic: Topic, request: Request) -> Topic:
-    """A new attempt begins: the answer to the former one says nothing about it."""
+    """Forget earlier rejections: a new attempt of the group begins."""
     others = tuple(group for group in topic.refused_groups if not _is_of(group, request))
     return replace(topic, refused_groups=others)
 

@@ -1,9 +1,9 @@
-"""The waiting line as a pure value: who comes next.
+"""The order of the queue: which waiter is promoted next.
 
-PIP-440 orders waiters by priority, then by creation time, ties at random. Ours are ordered by
-priority, then by arrival, which counts up and so cannot tie: there is nothing left to draw.
-Balanced asks in between how many topics a waiter's host leads already, and takes the least loaded;
-priorities still come first, so that a standby tier is left alone while a better one lives.
+PIP-440 orders waiters by priority, then by creation time, and breaks ties at random. Here the order is priority,
+then arrival. Arrivals increase, so there are no ties. Balanced compares the number of topics that the waiters'
+hosts lead before it compares arrivals. The priority still comes first: a standby tier gets no topic while a waiter
+of a better tier exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onewriter_core.topic.model import ProducerGroup, PromotionPolicy, Topic
 
 
 def in_order(waiters: Iterable[ProducerGroup], topic: Topic) -> list[ProducerGroup]:
-    """These of the topic's waiters, first to be promoted first."""
+    """These waiters in the order of their promotion."""
     match topic.policy:
         case PromotionPolicy.FIFO:
             return sorted(waiters, key=lambda waiter: waiter.arrival)
@@ -38,9 +38,9 @@ def in_order(waiters: Iterable[ProducerGroup], topic: Topic) -> list[ProducerGro
 
 
 def load_of(topic: Topic, waiter: ProducerGroup) -> int:
-    """How many topics the waiter's host leads, as far as is known, besides what it waits for.
+    """The number of topics that the waiter's host leads, as last reported, without those that it waits for.
 
-    Partitions of this topic that it holds alone count as much as a topic.
+    A partition of this topic that the host holds alone counts as one topic.
     """
     return dict(topic.loads).get(waiter.host, 0) + _leads_beside(topic, waiter)
 
@@ -53,17 +53,16 @@ def _leads_beside(topic: Topic, waiter: ProducerGroup) -> int:
 
 
 def waiters_by_partition(topic: Topic) -> dict[int, int]:
-    """How many wait for each partition: what its holder is told."""
+    """The number of waiters for each partition. The broker reports it to the holder."""
     for_all = sum(waiter.is_partitioned for waiter in topic.queue)
     alone = Counter(w.partitions[0] for w in topic.queue if not w.is_partitioned)
     return {partition.number: for_all + alone[partition.number] for partition in topic.partitions}
 
 
 def next_promoted(topic: Topic, free: frozenset[int]) -> ProducerGroup | None:
-    """The first waiter whose partitions are all free and wanted by nobody before it.
+    """The first waiter whose partitions are all free and not wanted by an earlier waiter.
 
-    A waiter for all partitions that is blocked by one of them keeps its place: those behind it do
-    not take the other partitions away.
+    A waiter for all partitions keeps its place while one partition is held. Later waiters do not get the others.
     """
     if not free:
         return None  # the usual case, and the queue may be long

@@ -1,5 +1,5 @@
-"""Pulsar's binary protocol without any I/O: bytes in, commands out, and back; both sides.
+"""Pulsar's binary protocol without I/O: from bytes to commands and back, for both sides.
 
-frames (lengths, slabs) → commands (typed, hot ones by hand in hot) → server | client (order of
-commands). messages reads and builds the entries that frames carry; replies builds usual answers.
+frames (lengths, slabs) → commands (typed; those of the data path in decoding and encoding) → server | client (order
+of commands). ``messages`` reads and builds the entries that frames carry. ``replies`` builds the usual answers.
 """

@@ -1,6 +1,7 @@
-"""A client's end of one connection, the mirror image of server.py.
+"""The client's end of one connection, the counterpart of server.py.
 
-For raw clients: tests, benches, the SDK. What is sent per message is encoded by encoding.py, all else here.
+For the SDK, and for raw clients in tests and benchmarks. encoding.py encodes the commands of the data path, this
+module all others.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 class ClientConnection(Connection):
-    """Decodes what a broker sends, checks its order, and numbers requests.
+    """Decodes the commands of a broker, checks their order, and numbers requests.
 
-    Payloads keep a broker's entry metadata in front (messages.split_broker_entry_metadata).
+    A payload starts with the broker's entry metadata, if there is any (messages.split_broker_entry_metadata).
     """
 
     __slots__ = ("_request_id",)
@@ -31,7 +32,7 @@ class ClientConnection(Connection):
         super().__init__(reader, FROM_BROKER)
 
     def next_request_id(self) -> int:
-        """A request id not used before on this connection."""
+        """A request id that is new on this connection."""
         self._request_id += 1
         return self._request_id
 
@@ -47,8 +48,8 @@ class ClientConnection(Connection):
     ) -> bytes:
         """The first frame; the broker answers CONNECTED, AUTH_CHALLENGE or ERROR.
 
-        ``proxy_to_broker_url``: ``host:port`` of the broker that a proxy shall lead to.
-        ``extensions_version``: of our own commands; 0 announces none, as a stock client does.
+        ``proxy_to_broker_url``: ``host:port`` of the broker to which a proxy connects.
+        ``extensions_version``: the version of onewriter's own commands; 0: none, as a stock client.
         """
         return self.encode(
             pb.CommandConnect(
@@ -74,7 +75,7 @@ class ClientConnection(Connection):
         )
 
     def encode(self, message: Message) -> bytes:
-        """A frame for any command that a client may send now; RuntimeError for others."""
+        """The frame of a command. Raises RuntimeError if a client may not send it now."""
         number = type_of(type(message))
         if number not in FROM_CLIENT:
             raise RuntimeError(f"{type(message).__name__} is not a client's to send")

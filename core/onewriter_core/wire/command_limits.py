@@ -1,8 +1,8 @@
-"""How large a command of a client may be, judged by its type before it is decoded.
+"""The size limits of a client's commands, checked by their type before a command is decoded.
 
-Decoding costs time in proportion to a command's bytes, and a peer chooses them. So a command's type is
-read first: it stands in front, as every Pulsar client writes it. A larger command than its type needs
-is refused unread, and so is a type that may not come now.
+The decoding time is proportional to the bytes of a command, and the peer chooses them. So the type is read first:
+every Pulsar client writes it first. A command that is larger than the limit of its type, or whose type is not allowed
+now, is rejected undecoded.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ HANDSHAKE_LENGTH_MAX: Final = 20 * 1024
 """Bytes of a frame before CONNECTED. A token has at most 16 KiB."""
 
 UNCHECKED_LENGTH_MAX: Final = 4 * 1024
-"""Bytes of a command that every type may have: nothing of this size takes long to decode."""
+"""Bytes of a command of any type: a command of this size is decoded quickly."""
 
 _SMALL: Final = 8 * 1024
 """A few names and numbers."""
 _PROPERTIES: Final = 64 * 1024
 """Names, at most 16 KiB of properties, and a filter or a pattern."""
 _SCHEMA: Final = 96 * 1024
-"""A schema has at most 64 KiB; names and properties stand beside it."""
+"""A schema of at most 64 KiB, with names and properties."""
 
 LENGTHS_MAX: Final[Mapping[int, int]] = {
     pb.BaseCommand.CONNECT: HANDSHAKE_LENGTH_MAX,
@@ -39,20 +39,20 @@ LENGTHS_MAX: Final[Mapping[int, int]] = {
     pb.BaseCommand.PARTITIONED_METADATA: _PROPERTIES,
     # An acknowledgement set names the messages of a large batch one by one.
     pb.BaseCommand.SEEK: _PROPERTIES,
-    # Clients put as many ids into one of these as an application holds.
+    # Clients put all ids that an application holds into one of these.
     pb.BaseCommand.ACK: COMMAND_LENGTH_MAX,
     pb.BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: COMMAND_LENGTH_MAX,
-    # An owner names as many resources in one of these as it has: the SDK a thousand.
+    # An owner names all its resources in one of these; the SDK at most a thousand.
     pb.BaseCommand.OWN: COMMAND_LENGTH_MAX,
     pb.BaseCommand.DISOWN: COMMAND_LENGTH_MAX,
     # It carries messages.
     pb.BaseCommand.PUBLISH_TOGETHER: COMMAND_LENGTH_MAX,
 }
-"""Bytes of a command by its BaseCommand.Type; every other type may have ``_SMALL``."""
+"""Bytes of a command by its BaseCommand.Type; ``_SMALL`` for all other types."""
 
 
 def check_length(number: int, length: int) -> None:
-    """Raise ProtocolError for a command of ``length`` bytes that is larger than its type may be."""
+    """Raise ProtocolError if ``length`` exceeds the limit of the command's type."""
     most = LENGTHS_MAX.get(number, _SMALL)
     if length > most:
         name = pb.BaseCommand.Type.Name(pb.BaseCommand.Type.ValueType(number))
@@ -62,8 +62,8 @@ def check_length(number: int, length: int) -> None:
 def known_type(data: bytearray) -> int:
     """The type of an encoded command, without decoding the rest.
 
-    Raises ProtocolError for a type that does not exist, and unless the command is its type followed
-    by that type's content and nothing else: otherwise its type could be another one in the end.
+    Raises ProtocolError for an unknown type, and if the command is not exactly its type and the content of this type:
+    a later field could change the type.
     """
     number, _start = command_content(data)
     if number not in pb.BaseCommand.Type.values():

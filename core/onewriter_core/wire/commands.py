@@ -1,8 +1,8 @@
 """Commands as typed values: bytes → command, command → frame.
 
-Those of the data path become the values of values.py, every other one its protobuf message,
-checked: all required fields are there, every enum value is one we know, every text is text. Which
-command may come when is connection.py; building the usual answers is replies.py.
+Commands of the data path become the values of values.py, all others their protobuf message. The messages are checked:
+all required fields are present, enum values are known, texts are valid. connection.py checks the order of commands.
+replies.py builds the usual answers.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, Delivery, Flow, MessageId, Send, SendReceipt
 
 BROKER_REQUEST_ID = 2**64 - 1
-"""The request id of a CLOSE_PRODUCER or CLOSE_CONSUMER that a broker sends on its own."""
+"""The request id of a CLOSE_PRODUCER or CLOSE_CONSUMER that a broker sends without a request."""
 MESSAGE_LENGTH_MAX = 5_242_880
-"""Bytes of a message that CONNECTED announces; frames.FRAME_LENGTH_MAX leaves room around it."""
+"""The maximum bytes of a message, as CONNECTED announces it. frames.FRAME_LENGTH_MAX is larger."""
 PROTOCOL_VERSION = 21
-"""The newest version of Pulsar's protocol that we speak."""
+"""The newest supported version of Pulsar's protocol."""
 EXTENSIONS_VERSION = 1
-"""The newest version of our own commands: BaseCommand numbers from 1000 on (docs/wire.md)."""
+"""The newest version of onewriter's own commands: BaseCommand numbers from 1000 on (docs/wire.md)."""
 QUEUE_PRIORITY_FIELD = 14
-"""Where CommandProducer carries a queue priority unless configured otherwise (PIP-440 names no
-number; this is the next free one)."""
+"""The field number of the queue priority in CommandProducer, unless configured otherwise. PIP-440 defines no
+number; this is the next free one."""
 
 Command = (
     Send
@@ -142,7 +142,7 @@ _HOT_DECODERS: Mapping[
 
 
 def type_name(number: int) -> str:
-    """A command's name in Pulsar's protocol; the number itself for one we do not know."""
+    """A command's name in Pulsar's protocol; its number if the command is unknown."""
     name = _NAMES.get(number)
     return str(number) if name is None else name.upper()
 
@@ -153,7 +153,7 @@ def type_of(kind: type) -> int:
 
 
 def class_of(number: int) -> type:
-    """The class of the commands that decode_command gives for a BaseCommand.Type number."""
+    """The class of the commands that decode_command returns for a BaseCommand.Type number."""
     return _HOT_CLASSES.get(number) or _MESSAGE_CLASSES[number]
 
 
@@ -161,7 +161,7 @@ def class_of(number: int) -> type:
 
 
 def decode_command(data: bytes | bytearray | memoryview) -> Command:
-    """The command in these bytes, a whole BaseCommand; ProtocolError for anything else."""
+    """Decode a whole BaseCommand. Raises ProtocolError for anything else."""
     if type(data) is not bytearray:
         data = bytearray(data)
     if len(data) > 4 and data[0] == 0x08:
@@ -174,19 +174,19 @@ def decode_command(data: bytes | bytearray | memoryview) -> Command:
 
 
 def decode_by_protobuf(data: bytes) -> Command:
-    """Like decode_command, without the shortcuts: what it says counts."""
+    """As decode_command, without the hand-written decoders. This result is authoritative."""
     try:
         base = pb.BaseCommand.FromString(data)
     except DecodeError as error:
         raise ProtocolError("bytes that are not a command") from error
-    # An unknown type reads as the first one, CONNECT: ask whether it is there at all.
+    # protobuf reads an unknown type as the first one, CONNECT: check that the field is present.
     if not base.HasField("type"):
         unknown = [field.data for field in _unknown_fields(base) if field.field_number == 1]
         raise ProtocolError(
             f"unknown command {unknown[-1]}" if unknown else "a command without type"
         )
     name = _NAMES[base.type]
-    # The name comes from the descriptor, beyond what the generated types can follow.
+    # The name is from the descriptor; the generated types do not cover this.
     if not base.HasField(name):  # type: ignore[arg-type]
         raise ProtocolError(f"{name.upper()} without its content")
     message = getattr(base, name)
@@ -207,9 +207,9 @@ def _check_counts(message: Message) -> None:
 
 
 def check_values(message: Message) -> None:
-    """Refuse what protobuf lets pass: enum values that read as the default, texts that are bytes.
+    """Reject values that protobuf accepts: enum values that it reads as the default, texts that are not UTF-8.
 
-    An access mode of the future must not read as Shared. Raises ProtocolError.
+    A future access mode must not be read as Shared. Raises ProtocolError.
     """
     if not _has_values_to_check(message.DESCRIPTOR):
         return
@@ -231,7 +231,7 @@ def check_values(message: Message) -> None:
 
 
 class _UnknownField(Protocol):
-    """What protobuf gives for a field that the .proto does not list."""
+    """The value of a field that the .proto does not define."""
 
     @property
     def field_number(self) -> int: ...
@@ -242,7 +242,7 @@ class _UnknownField(Protocol):
 
 
 def _unknown_fields(message: Message) -> list[_UnknownField]:
-    # By index, because its type stubs do not know that it can be iterated.
+    # By index, because its type stubs do not support iteration.
     fields = UnknownFieldSet(message)
     return [fields[index] for index in range(len(fields))]
 
@@ -267,25 +267,25 @@ def _has_values_to_check(descriptor: Descriptor) -> bool:
 
 COUNTS_MAX: Mapping[type[Message], tuple[str, int]] = {
     pb.CommandAck: ("properties", 1_000),
-    # A request with more than may be asked at once is read and refused: so many take a few hundredths
-    # of a second. With more than these it is no mistake of counting.
+    # A request above the limit of one request is decoded and rejected: these numbers take a few hundredths of a
+    # second. A request above these numbers is not a mistake of counting.
     pb.CommandOwn: ("resources", 20_000),
     pb.CommandDisown: ("resources", 20_000),
 }
-"""How often a field may stand in a command that may be large: each takes more time than its bytes tell.
+"""The maximum count of a repeated field in a large command: an item takes more time than its size suggests.
 
 A command with more of them closes the connection.
 """
 
 IDS_AT_ONCE_MAX = 100
-"""Ids of an ACK that are made into values with the command; more stay as they are until they are needed."""
+"""Ids of an ACK that are converted with the command. Further ids are converted when they are needed."""
 
 ACK_SET_WORDS_MAX = 2049
-"""Words of an acknowledgement set that are read; one more than any batch has, so that it shows."""
+"""The maximum of words that are read of an acknowledgement set: one more than any batch needs, to detect an excess."""
 
 
 class MessageIds(Sequence[MessageId]):
-    """The ids of a large command, each made into a value when somebody asks for it."""
+    """The ids of a large command. Each is converted when it is accessed."""
 
     __slots__ = ("_messages",)
 
@@ -306,7 +306,7 @@ class MessageIds(Sequence[MessageId]):
 
 
 def message_id_from_proto(message: pb.MessageIdData) -> MessageId:
-    """A MessageIdData as our value."""
+    """Convert a MessageIdData."""
     words = message.ack_set
     return MessageId(
         message.ledger_id,
@@ -322,7 +322,7 @@ def message_id_from_proto(message: pb.MessageIdData) -> MessageId:
 
 
 def message_id_to_proto(message_id: MessageId) -> pb.MessageIdData:
-    """Our value as a MessageIdData; what is not set stays away."""
+    """Convert to a MessageIdData. Unset fields stay unset."""
     message = pb.MessageIdData(ledger_id=message_id.ledger, entry_id=message_id.entry)
     if message_id.partition != -1:
         message.partition = message_id.partition
@@ -388,7 +388,7 @@ def _delivery_from_proto(message: pb.CommandMessage) -> Delivery:
     )
 
 
-# Each takes the message of its own type; a mapping cannot say so.
+# Each function takes the message of its own type, which the type of a mapping cannot express.
 _FROM_PROTO: Mapping[int, Callable[..., Command]] = {
     pb.BaseCommand.SEND: _send_from_proto,
     pb.BaseCommand.ACK: _ack_from_proto,
@@ -401,9 +401,9 @@ _FROM_PROTO: Mapping[int, Callable[..., Command]] = {
 def queue_priority(
     producer: pb.CommandProducer, field_number: int = QUEUE_PRIORITY_FIELD
 ) -> int | None:
-    """The int32 that a PRODUCER carries in a field we do not list, as PIP-440's priority.
+    """The int32 in a field of a PRODUCER that the .proto does not define, as PIP-440's priority.
 
-    None when it is absent or not a number. The last one counts, as for any protobuf field.
+    None if it is absent or not a number. The last value counts, as for any protobuf field.
     """
     priority: int | None = None
     for field in _unknown_fields(producer):
@@ -428,15 +428,15 @@ _PREFIXES: Mapping[type, bytes] = {
 
 
 def encode_command(message: Message) -> bytes:
-    """A whole frame for any of the pb.Command... messages; the class says which command it is.
+    """The whole frame of a pb.Command... message. The class determines the command.
 
-    Protobuf's EncodeError when a required field is missing, KeyError for what is no command.
+    Raises protobuf's EncodeError if a required field is missing, KeyError if the message is not a command.
     """
     return encode_frame(_PREFIXES[type(message)], message.SerializeToString())
 
 
 def command_frame(kind: type[Message], pieces: Sequence[bytes]) -> list[bytes]:
-    """The frame, in parts, of a command of that class whose encoding is these pieces one behind the other."""
+    """The frame, in parts, of a command of that class whose encoding is the concatenation of the pieces."""
     length = sum(map(len, pieces))
     head = _PREFIXES[kind] + encode_varint(length)
     return [_LENGTHS.pack(4 + len(head) + length, len(head) + length) + head, *pieces]

@@ -1,4 +1,4 @@
-"""The codecs in which Pulsar's clients compress what follows an entry's metadata."""
+"""The codecs with which Pulsar's clients compress the content of an entry, after its metadata."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ZSTD_LEVEL = 3
 
 
 def compress(codec: int, content: Bytes) -> bytes:
-    """The content in a codec of ``MessageMetadata.Compression``; as it is for NONE.
+    """Compress with a codec of ``MessageMetadata.Compression``. NONE returns the content unchanged.
 
-    Raises ValueError for a number that names no codec.
+    Raises ValueError for an unknown number.
     """
     match codec:
         case pb.MessageMetadata.NONE:
@@ -33,9 +33,9 @@ def compress(codec: int, content: Bytes) -> bytes:
 
 
 def decompress(codec: int, content: Bytes, size: int) -> bytes:
-    """The content as it was; ``size`` is the metadata's ``uncompressed_size``, bounded by the caller.
+    """Decompress. ``size`` is the metadata's ``uncompressed_size``; the caller limits it.
 
-    Raises ProtocolError where it is damaged or of another size.
+    Raises ProtocolError if the content is damaged or has another size.
     """
     if codec == pb.MessageMetadata.NONE:
         return bytes(content)

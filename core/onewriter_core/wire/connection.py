@@ -1,9 +1,8 @@
-"""What may be said when: one table for both ends of a connection.
+"""The order of commands: one table for both ends of a connection.
 
-A connection's states carry no data, so they are a table `(state, command) → state`, from which the
-documentation draws its diagram. A command that the table does not list in a state is a protocol
-error there. Server and client are mirror images: what one sends is what the other receives, so
-`receiving` names the direction and the table serves both (server.py, client.py).
+The states of a connection carry no data, so a table `(state, command) → state` is sufficient. A command that the table
+does not list for a state is a protocol error in this state. Server and client mirror each other: one receives what
+the other sends. ``receiving`` selects the direction, and both use the table (server.py, client.py).
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ Received = tuple[Command, memoryview | None]
 
 
 class State(enum.Enum):
-    """Where a connection stands."""
+    """The state of a connection."""
 
     OPENED = "opened"
     CONNECTING = "connecting"
-    """CONNECT was sent; the broker has yet to make up its mind."""
+    """CONNECT was sent, and the broker has not answered."""
     CHALLENGED = "challenged"
-    """The broker wants (more) credentials before it answers CONNECT."""
+    """The broker asks for (more) credentials before it answers CONNECT."""
     CONNECTED = "connected"
     CLOSED = "closed"
 
@@ -72,7 +71,7 @@ FROM_CLIENT = frozenset(
         pb.BaseCommand.DISOWN,
     }
 )
-"""What clients send."""
+"""Commands that clients send."""
 
 FROM_BROKER = frozenset(
     {
@@ -112,7 +111,7 @@ FROM_BROKER = frozenset(
         pb.BaseCommand.QUEUE_CHANGED,
     }
 )
-"""What brokers send. Stock C++ and Go clients close the connection on REACHED_END_OF_TOPIC."""
+"""Commands that brokers send. Stock C++ and Go clients close the connection on REACHED_END_OF_TOPIC."""
 
 TRANSITIONS: Mapping[tuple[State, int], State] = {
     (State.OPENED, pb.BaseCommand.CONNECT): State.CONNECTING,
@@ -120,19 +119,19 @@ TRANSITIONS: Mapping[tuple[State, int], State] = {
     (State.CONNECTING, pb.BaseCommand.AUTH_CHALLENGE): State.CHALLENGED,
     (State.CONNECTING, pb.BaseCommand.ERROR): State.CLOSED,
     (State.CHALLENGED, pb.BaseCommand.AUTH_RESPONSE): State.CONNECTING,
-    # A challenge while connected asks for a fresh token and changes nothing else.
+    # A challenge while connected only asks for a new token.
     **{
         (State.CONNECTED, number): State.CONNECTED
         for number in (FROM_CLIENT | FROM_BROKER)
         - {pb.BaseCommand.CONNECT, pb.BaseCommand.CONNECTED}
     },
 }
-"""`(state, BaseCommand.Type) → state`; what is missing is a protocol error."""
+"""`(state, BaseCommand.Type) → state`. A missing key is a protocol error."""
 
 
 @cache
 def _next_states(state: State, receiving: frozenset[int]) -> Mapping[type, State]:
-    """The table's row for a state and a direction, by the class that decoding gives."""
+    """The table's row for a state and a direction, by the class of the decoded command."""
     return {
         class_of(number): target
         for (source, number), target in TRANSITIONS.items()
@@ -142,16 +141,15 @@ def _next_states(state: State, receiving: frozenset[int]) -> Mapping[type, State
 
 _CARRIERS = frozenset({Send, Delivery})
 _CLOSED = State.CLOSED
-"""Looked up once per command; through the enumeration's class it costs several times as much."""
+"""Looked up for each command: access through the enumeration's class takes several times as long."""
 
 
 class Connection:
-    """The half of a connection that both sides share: bytes in, commands in their order out.
+    """The part of a connection that both sides share: it turns bytes into commands and checks their order.
 
-    Feed it as asyncio.BufferedProtocol is fed: ``get_buffer``, then ``buffer_updated``. Iterate
-    what that returns, or stop iterating, stop reading from the socket and go on with ``received()``
-    later. A ProtocolError comes after the good commands before it and leaves the connection CLOSED;
-    whatever arrives in that state is dropped.
+    Use it like asyncio.BufferedProtocol: ``get_buffer``, then ``buffer_updated``. Iterate over the result. Or stop
+    iterating, stop reading from the socket, and continue with ``received()`` later. A ProtocolError is raised after
+    the valid commands before it and leaves the connection CLOSED. Later input is dropped.
     """
 
     __slots__ = ("_next_states", "_reader", "_receiving", "_state", "_unchecked_length_max")
@@ -160,12 +158,12 @@ class Connection:
         self._reader = reader
         self._receiving = receiving
         self._unchecked_length_max = sys.maxsize
-        """Longer commands are checked before they are decoded."""
+        """Commands longer than this are checked before they are decoded."""
         self._enter(State.OPENED)
 
     @property
     def state(self) -> State:
-        """Where the connection stands."""
+        """The state of the connection."""
         return self._state
 
     @property
@@ -178,17 +176,17 @@ class Connection:
         return self._reader.get_buffer(size_hint)
 
     def buffer_updated(self, count: int) -> Iterator[Received]:
-        """Take note of ``count`` received bytes; yields the commands that are complete now."""
+        """Account for ``count`` received bytes. Yields the commands that are complete now."""
         self.received_bytes(count)
         return self.received()
 
     def received_bytes(self, count: int) -> None:
-        """Take note of ``count`` received bytes, whose commands ``received`` yields later."""
+        """Account for ``count`` received bytes. ``received`` yields their commands later."""
         if self._state is not State.CLOSED:
             self._reader.buffer_updated(count)
 
     def received(self) -> Iterator[Received]:
-        """Commands not yet yielded: goes on where an abandoned iterator stopped."""
+        """The commands that were not yielded: continues where an abandoned iterator stopped."""
         if self.state is State.CLOSED:
             return
         try:
@@ -210,7 +208,7 @@ class Connection:
             raise
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Received]:
-        """Copy ``data`` in and return the commands that it completes; for tests, small clients."""
+        """Copy ``data`` in and return the commands that it completes, for tests and small clients."""
         received: list[Received] = []
         view = memoryview(data)
         while view and self._state is not State.CLOSED:
@@ -222,11 +220,11 @@ class Connection:
         return received
 
     def close(self) -> None:
-        """The connection is over; later input is dropped."""
+        """Close the connection. Later input is dropped."""
         self._enter(State.CLOSED)
 
     def _sending(self, number: int) -> None:
-        """Take the transition of a command that is about to be sent."""
+        """Change the state for a command that is about to be sent."""
         state = TRANSITIONS.get((self._state, number))
         if state is None:
             raise RuntimeError(f"{type_name(number)} cannot be sent while {self._state.value}")
@@ -234,7 +232,7 @@ class Connection:
             self._enter(state)
 
     def _on_transition(self, command: Command, state: State | None) -> None:
-        """A received command leads to another state, or nowhere (None)."""
+        """A received command changes the state, or is not allowed (None)."""
         if state is None:
             name = type_name(type_of(type(command)))
             raise ProtocolError(f"{name} is not expected while {self._state.value}")

@@ -1,11 +1,10 @@
-"""The commands of the data path decoded by hand, unrolled: a table of fields would be several times slower.
+"""Hand-written decoders for the commands of the data path. A table of fields would be several times slower.
 
-Each decoder knows the usual shape of its command and returns None for anything else, also for
-damage: commands.decode_command then asks protobuf, whose word counts. A property test holds both
-to the same answers.
+Each decoder accepts the usual shape of its command and returns None for anything else, also for damaged bytes. Then
+commands.decode_command uses protobuf, which is authoritative. A property test compares both.
 
-A command is ``08 <type> <field tag> <length> <fields>``. Reading beyond its end is an IndexError,
-which means "not the usual shape" like any other surprise. commands.py checks the type.
+A command is ``08 <type> <field tag> <length> <fields>``. Reading beyond its end raises IndexError, which also means
+"not the usual shape". commands.py checks the type.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from onewriter_core.wire.values import (
 
 
 class _Unusual(Exception):
-    """Leave it to protobuf."""
+    """Let protobuf decode the command."""
 
 
 def _varint(data: bytearray, position: int) -> tuple[int, int]:
-    """The number at ``position``, which has more than one byte, and the position behind it."""
+    """The number at ``position``, which has more than one byte, and the position after it."""
     byte = data[position + 1]
     if byte < 0x80:
         return data[position] & 0x7F | byte << 7, position + 2
@@ -54,7 +53,7 @@ def _varint(data: bytearray, position: int) -> tuple[int, int]:
 
 
 def _fields_start(data: bytearray) -> int:
-    """Where the sub-message's fields begin; it must end with the command."""
+    """The position of the sub-message's fields. The sub-message must end with the command."""
     length = data[3]
     start = 4
     if length >= 0x80:
@@ -65,7 +64,7 @@ def _fields_start(data: bytearray) -> int:
 
 
 def _signed(value: int, limit: int) -> int:
-    """A varint as the signed number it encodes, at most ``limit``."""
+    """The signed number of a varint, at most ``limit``."""
     if value > INT64_MAX:
         value -= 2**64
     if not ~limit <= value <= limit:
@@ -135,7 +134,7 @@ def decode_flow(data: bytearray) -> Flow | None:
 
 
 ACK_LENGTH_MAX = 16 * 1024
-"""Bytes of an ACK whose ids are decoded at once; a longer one is protobuf's, whose ids are read in steps."""
+"""Bytes of an ACK whose ids are decoded at once. protobuf decodes a longer one, and its ids are read in steps."""
 
 
 def decode_ack(data: bytearray) -> Ack | None:
@@ -287,9 +286,9 @@ def _message_id(data: bytearray, position: int, end: int) -> MessageId:
 
 
 def command_content(data: bytearray) -> tuple[int, int]:
-    """A command's type and where its content begins, which must reach to its end.
+    """A command's type and the position of its content, which must end with the command.
 
-    Raises ProtocolError for a command that is not written so.
+    Raises ProtocolError for any other command.
     """
     try:
         if data[0] != 0x08:
@@ -305,7 +304,7 @@ def command_content(data: bytearray) -> tuple[int, int]:
 
 
 def _number(data: bytearray, position: int) -> tuple[int, int]:
-    """The varint at ``position`` and the position behind it."""
+    """The varint at ``position`` and the position after it."""
     if data[position] < 0x80:
         return data[position], position + 1
     return _varint(data, position)

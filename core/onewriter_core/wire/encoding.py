@@ -1,8 +1,7 @@
-"""Frames of the data path encoded by hand: SEND, ACK, FLOW and what answers them.
+"""Hand-written encoders for the frames of the data path: SEND, ACK, FLOW and their answers.
 
-A frame that carries an entry is encoded up to it, so that the entry is written as it is. What brokers
-send in runs, receipts and messages, has an encoder for a whole run: what does not change within it is
-encoded once.
+A frame with an entry is encoded up to the entry, so that the entry is written without a copy. Receipts and messages,
+which brokers send in runs, have an encoder for a whole run: it encodes the constant part once.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.values import UINT64_MAX, MessageId
 
-# Varints by table, 14 bits at a time: _LAST ends a number, _MORE continues it (a receipt
-# takes about half the time of going byte by byte, for 1.5 MB).
+# Varints by table, 14 bits at a time: _LAST ends a number, _MORE continues it. A receipt takes about half the time
+# of an encoder that handles single bytes; the tables take 1.5 MB.
 _TABLE_BITS = 14
 _TABLE_MASK = (1 << _TABLE_BITS) - 1
 _TWO_TABLES_MASK = (1 << 2 * _TABLE_BITS) - 1
@@ -28,7 +27,7 @@ _LENGTHS = struct.Struct(">II")
 
 
 def encode_varint(value: int) -> bytes:
-    """An unsigned number as protobuf writes it; ValueError outside 0..2**64-1."""
+    """An unsigned number as a varint. Raises ValueError outside 0..2**64-1."""
     if 0 <= value <= _TABLE_MASK:
         return _LAST[value]
     if not 0 <= value <= UINT64_MAX:
@@ -51,7 +50,7 @@ def encode_frame(type_and_tag: bytes, body: bytes, payload_length: int = 0) -> b
     return _LENGTHS.pack(4 + length + payload_length, length) + command
 
 
-# A receipt's body is at most 57 bytes, so its length alone decides the twelve bytes before it.
+# A receipt's body has at most 57 bytes, so the twelve bytes before it depend only on its length.
 _RECEIPT_HEAD = tuple(
     _LENGTHS.pack(8 + length, 4 + length) + b"\x08\x07\x3a" + _LAST[length] for length in range(64)
 )
@@ -60,7 +59,7 @@ _RECEIPT_HEAD = tuple(
 def encode_send_receipt(
     producer_id: int, sequence_id: int, ledger: int, entry: int, highest_sequence_id: int = 0
 ) -> bytes:
-    """A whole SEND_RECEIPT frame; all numbers unsigned."""
+    """A whole SEND_RECEIPT frame. All numbers are unsigned."""
     ledger_bytes = encode_varint(ledger)
     entry_bytes = encode_varint(entry)
     body = b"".join(
@@ -87,8 +86,7 @@ def encode_send_receipts(
 ) -> bytes:
     """The SEND_RECEIPT frames of consecutive entries, given as (sequence id, highest one).
 
-    The same bytes as encode_send_receipt for each, at half the cost: what does not change within
-    the run is encoded once.
+    The same bytes as encode_send_receipt for each, in half the time: the constant part of the run is encoded once.
     """
     front = b"\x08" + encode_varint(producer_id) + b"\x10"
     ledger_bytes = encode_varint(ledger)
@@ -100,7 +98,7 @@ def encode_send_receipts(
     parts: list[bytes] = []
     entry = first_entry
     for sequence_id, highest_sequence_id in sequence_ids:
-        # The usual numbers without a call: the encoder costs more than what it returns.
+        # The usual numbers without a call, which would take most of the time.
         if 0 <= sequence_id <= _TABLE_MASK:
             sequence_bytes = _LAST[sequence_id]
         elif _TABLE_MASK < sequence_id <= _TWO_TABLES_MASK:
@@ -137,10 +135,9 @@ def encode_message_header(
     consumer_epoch: int | None = None,
     batch_size: int | None = None,
 ) -> bytes:
-    """A MESSAGE frame up to the stored entry of ``entry_length`` bytes, to be written after it.
+    """A MESSAGE frame up to the stored entry of ``entry_length`` bytes, which the caller writes after it.
 
-    ``ack_set`` are signed 64-bit words as in MessageId; it goes beside the id, where consumers
-    look for it.
+    ``ack_set`` has signed 64-bit words as in MessageId. It is encoded beside the id, where consumers expect it.
     """
     message_id = _encode_message_id(ledger, entry, partition, batch_index, batch_size)
     body = b"\x08" + encode_varint(consumer_id) + b"\x12" + _LAST[len(message_id)] + message_id
@@ -161,9 +158,9 @@ def encode_messages(
 ) -> list[bytes | memoryview]:
     """MESSAGE frames as buffers to be written one after the other: header, entry, header, ...
 
-    ``runs`` are consecutive entries of a ledger: the first one's position, their bytes one behind
-    the other, the length of each. The same bytes as encode_message_header for each without its
-    other options, at a third of the cost: what does not change within a run is encoded once.
+    ``runs`` are consecutive entries of a ledger: the position of the first one, their concatenated bytes, and the length
+    of each. The same bytes as encode_message_header for each without its other options, in a third of the time: the
+    constant part of a run is encoded once.
     """
     consumer_bytes = b"\x08" + encode_varint(consumer_id) + b"\x12"
     partition_bytes = b"" if partition < 0 else b"\x18" + encode_varint(partition)
@@ -196,7 +193,7 @@ def encode_messages(
 def _message_heads(
     consumer_bytes: bytes, ledger: int, partition_length: int, epoch_length: int
 ) -> list[bytes]:
-    """A MESSAGE command up to the entry's number, for each length that this may have."""
+    """A MESSAGE command up to the entry's number, for each possible length of this number."""
     ledger_bytes = b"\x08" + encode_varint(ledger) + b"\x10"
     id_length = len(ledger_bytes) + partition_length
     return [
@@ -218,7 +215,7 @@ def encode_send_header(
     highest_sequence_id: int = 0,
     is_chunk: bool = False,
 ) -> bytes:
-    """A SEND frame up to the entry of ``entry_length`` bytes, to be written after it."""
+    """A SEND frame up to the entry of ``entry_length`` bytes, which the caller writes after it."""
     body = b"\x08" + encode_varint(producer_id) + b"\x10" + encode_varint(sequence_id)
     if num_messages != 1:
         body += b"\x18" + encode_varint(num_messages & UINT64_MAX)

@@ -1,4 +1,4 @@
-"""Lengths and slabs: a stream of bytes becomes frames, without copying what they carry.
+"""Lengths and slabs: turns a stream of bytes into frames without copying their payloads.
 
 ::
 
@@ -6,9 +6,9 @@
     payload : ([0x0e02 u16][size u32][broker entry metadata])?  entry
     entry   : ([0x0e01 u16][crc32c u32])?  [size u32][metadata][content]
 
-Received bytes lie in *slabs*. A payload is a memoryview into its slab, and a region that was handed
-out is never written again, so a view stays good for as long as somebody holds it (it keeps its
-whole slab alive). What a command means is commands.py, what is inside an entry messages.py.
+Received bytes are stored in *slabs*. A payload is a memoryview of its slab. A region of a yielded payload is never
+written again, so a view stays valid while it exists; it keeps its whole slab alive. commands.py decodes commands,
+messages.py reads entries.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ from collections.abc import Iterator
 from onewriter_core.errors import ProtocolError
 
 FRAME_LENGTH_MAX = 5_253_120
-"""Bytes of a frame after its length field: Pulsar's largest message and 10 KiB for the rest."""
+"""The maximum bytes of a frame after its length field: Pulsar's largest message and 10 KiB for the rest."""
 
 COMMAND_LENGTH_MAX = 1024 * 1024
-"""Bytes of one command towards a broker: it is decoded in one go, so it must not take long."""
+"""The maximum bytes of a command to a broker: it is decoded in one step, which must not take long."""
 
 SLAB_LENGTH_MIN = 4 * 1024
-"""Bytes held for a connection that is idle."""
+"""Bytes of the slab of an idle connection."""
 SLAB_LENGTH_MAX = 256 * 1024
-"""Bytes of a slab while data flows; one larger frame gets a slab of its own."""
+"""Bytes of a slab while data flows. A larger frame gets its own slab."""
 
 CHECKSUM_MAGIC = b"\x0e\x01"
 BROKER_ENTRY_METADATA_MAGIC = b"\x0e\x02"
 
 Frame = tuple[bytearray, memoryview | None]
-"""(command, payload). The command is a copy, so that it does not keep the slab alive."""
+"""(command, payload). The command is a copy, so it does not keep the slab alive."""
 
 _READS_UNTIL_GROWTH = 4
-"""A slab filled by so few reads was too small for this connection."""
+"""A slab that this number of reads fills is too small for its connection."""
 _GROWTH = 4
 _READS_UNTIL_SHRINK = 64
-"""So many small reads in a row: the connection does not need its slab's size any more."""
+"""After this number of consecutive small reads, the connection gets a smaller slab."""
 _SMALL_READ_SHARE = 64
-"""A read that fills less than one part in this many of its slab is a small one."""
+"""A read is small if it fills less than one part in this number of its slab."""
 
 _PAYLOAD_LENGTH_MIN = 4
-"""Bytes of the size that stands before an entry's metadata."""
+"""Bytes of the size field before an entry's metadata."""
 
 _LENGTHS = struct.Struct(">II")
 _U32 = struct.Struct(">I")
 
 
 class FrameReader:
-    """Collects one connection's bytes and yields its frames; made for asyncio.BufferedProtocol.
+    """Collects the bytes of one connection and yields its frames, for asyncio.BufferedProtocol.
 
     ``frame_length_max`` bounds a frame (bytes, without its length field), ``command_length_max``
     the command in it.
-    ``keep_broker_entry_metadata``: leave a 0x0e02 part in front of the payload, for clients;
-    without it the payload is exactly the entry.
+    ``keep_broker_entry_metadata``: keep a 0x0e02 part at the start of the payload, for clients. Otherwise the payload
+    is exactly the entry.
 
-    The caller consumes the iterator it gets, or stops reading from the socket: what was received
-    and not yielded stays buffered. After a ProtocolError the reader must not be used again.
+    The caller consumes the iterator, or stops reading from the socket: bytes that were not yielded stay buffered. After
+    a ProtocolError the reader must not be used again.
     """
 
     __slots__ = (
@@ -84,16 +84,16 @@ class FrameReader:
         keep_broker_entry_metadata: bool = False,
     ) -> None:
         self.frame_length_max = frame_length_max
-        """It counts for frames that were not yielded yet."""
+        """Applies to frames that were not yielded yet."""
         self._command_length_max = command_length_max
         self._keep_broker_entry_metadata = keep_broker_entry_metadata
         self._slab = bytearray(SLAB_LENGTH_MIN)
         self._view = memoryview(self._slab)
-        # The slab's bytes before start were handed out, start..end are received and not yet
+        # The slab's bytes before start were yielded, start..end are received and not yet
         # yielded, those from end on are free.
         self._start = 0
         self._end = 0
-        # Length of the incomplete frame at start; 0: not known.
+        # Length of the incomplete frame at start; 0: unknown.
         self._needed = 0
         self._grown = SLAB_LENGTH_MIN
         self._reads = 0
@@ -111,7 +111,7 @@ class FrameReader:
         pending = self._end - self._start
         if (
             free == 0
-            # A frame longer than any usual slab begins its own and fills it before the next move.
+            # A frame that is longer than a usual slab starts its own slab and fills it before the next move.
             or (self._start and self._start + self._needed > length)
             or (free < length >> 3 and pending <= free)
             or (self._small_reads >= _READS_UNTIL_SHRINK and pending < SLAB_LENGTH_MIN)
@@ -120,9 +120,9 @@ class FrameReader:
         return self._view[self._end :]
 
     def buffer_updated(self, count: int) -> Iterator[Frame]:
-        """Take note of ``count`` received bytes; yields the frames that are complete now.
+        """Account for ``count`` received bytes. Yields the frames that are complete now.
 
-        Raises ProtocolError, after the good frames, for an impossible or too long one.
+        Raises ProtocolError, after the valid frames, for an invalid or too long frame.
         """
         self._end += count
         self._reads += 1
@@ -133,7 +133,7 @@ class FrameReader:
         return self.frames()
 
     def frames(self) -> Iterator[Frame]:
-        """Complete frames not yet yielded: goes on where an abandoned iterator stopped."""
+        """The complete frames that were not yielded: continues where an abandoned iterator stopped."""
         self._needed = 0
         while self._end - self._start >= _LENGTHS.size:
             slab = self._slab
@@ -167,7 +167,7 @@ class FrameReader:
             yield command, payload
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
-        """Copy ``data`` in and return the frames that it completes; for tests and small clients."""
+        """Copy ``data`` in and return the frames that it completes, for tests and small clients."""
         frames: list[Frame] = []
         view = memoryview(data)
         while view:
@@ -179,7 +179,7 @@ class FrameReader:
         return frames
 
     def _entry_start(self, start: int, stop: int) -> int:
-        """Where to begin a payload that has broker entry metadata at ``start``."""
+        """The start of a payload that has broker entry metadata at ``start``."""
         entry = start + 6
         if entry <= stop:
             entry += _U32.unpack_from(self._slab, start + 2)[0]
@@ -188,13 +188,13 @@ class FrameReader:
         return start if self._keep_broker_entry_metadata else entry
 
     def _move(self, pending: int) -> None:
-        """Go on in a new slab, taking the ``pending`` bytes along."""
+        """Continue in a new slab, and move the ``pending`` bytes to it."""
         if self._small_reads >= _READS_UNTIL_SHRINK:
             self._grown = SLAB_LENGTH_MIN
         elif self._reads <= _READS_UNTIL_GROWTH:
             self._grown = min(self._grown * _GROWTH, SLAB_LENGTH_MAX)
         self._reads = self._small_reads = 0
-        # A long frame's slab grows as its bytes arrive: announcing one costs the peer as much as us.
+        # The slab of a long frame grows as its bytes arrive, so a peer cannot reserve memory by an announced length.
         length = max(self._grown, min(self._needed, pending * _GROWTH), pending + SLAB_LENGTH_MIN)
         slab = bytearray(length)
         slab[:pending] = self._view[self._start : self._end]

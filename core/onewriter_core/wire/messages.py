@@ -1,8 +1,7 @@
 """Entries, the payloads of SEND and MESSAGE: checksum, metadata, batches.
 
-The broker stores and delivers entries verbatim; it reads them only for what this module offers.
-Clients and tests build and take apart. Contents stay as they are: compression and encryption are
-the clients' business.
+The broker stores and delivers entries unchanged. It reads them only with this module. Clients and tests build and
+parse entries. The module does not touch the contents: clients compress and encrypt.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ Bytes = bytes | bytearray | memoryview
 _U32 = struct.Struct(">I")
 _crc32c: Callable[[bytes], int] = google_crc32c.value
 _CHECKED_START = 6
-"""What the checksum covers begins behind its magic (2) and itself (4)."""
+"""The checksum covers the bytes after its magic (2 bytes) and itself (4 bytes)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntrySummary:
-    """What the broker may want to know of an entry.
+    """The properties of an entry that the broker uses.
 
-    ``num_messages`` counts the batch's messages, 1 for an entry that ``is_batch`` says is none.
+    ``num_messages`` counts the messages of a batch; it is 1 if ``is_batch`` is false.
     ``chunk_id`` and ``num_chunks`` are None unless the entry is a chunk of the message ``uuid``.
-    Times are milliseconds since 1970 by the producer's clock, 0 for none.
+    Times are milliseconds since 1970 by the producer's clock, 0 if unset.
     """
 
     producer_name: str
@@ -52,7 +51,7 @@ class EntrySummary:
 
 
 def split_broker_entry_metadata(payload: Bytes) -> tuple[pb.BrokerEntryMetadata | None, memoryview]:
-    """A payload as a client gets it: the broker's own metadata, if any, and the entry."""
+    """Split a payload as a client gets it: the broker's metadata, if any, and the entry."""
     view = memoryview(payload)
     if view[:2] != BROKER_ENTRY_METADATA_MAGIC:
         return None, view
@@ -68,34 +67,34 @@ def split_broker_entry_metadata(payload: Bytes) -> tuple[pb.BrokerEntryMetadata 
 
 
 METADATA_BYTES_MAX = 2 * 1024 * 1024
-"""Of one entry: readers of it, brokers among them, decode it in one go."""
+"""The maximum bytes of an entry's metadata: readers, among them brokers, decode it in one step."""
 
 
 def metadata_is_bounded(entry: Bytes) -> bool:
-    """Whether the entry's metadata takes METADATA_BYTES_MAX at most; of one that is longer than that."""
+    """Whether the metadata of an entry, which itself is longer, has at most METADATA_BYTES_MAX bytes."""
     is_checked = entry[0] == CHECKSUM_MAGIC[0] and entry[1] == CHECKSUM_MAGIC[1]
     length: int = _U32.unpack_from(entry, _CHECKED_START if is_checked else 0)[0]
     return length <= METADATA_BYTES_MAX
 
 
 def entry_checksum_ok(entry: Bytes) -> bool:
-    """Whether the entry's CRC32C is right; an entry without one is fine.
+    """Whether the entry's CRC32C is correct. An entry without a checksum is valid.
 
-    Raises ProtocolError when it is too short to hold the checksum that it announces.
+    Raises ProtocolError if the entry is too short for the checksum that it announces.
     """
-    # Byte by byte: slices of a memoryview to compare with bytes cost twice as much.
+    # Byte by byte: comparing a slice of a memoryview takes twice as long.
     if len(entry) < 2 or entry[0] != CHECKSUM_MAGIC[0] or entry[1] != CHECKSUM_MAGIC[1]:
         return True
     if len(entry) < _CHECKED_START:
         raise ProtocolError("an entry's checksum is cut short")
-    # The library takes nothing but bytes; the copy costs less than the sum.
+    # The library takes only bytes. The copy takes less time than the checksum.
     checksum = _crc32c(bytes(entry[_CHECKED_START:]))
     announced: int = _U32.unpack_from(entry, 2)[0]
     return checksum == announced
 
 
 def entry_checksum(entry: Bytes) -> int:
-    """The CRC32C that an entry announces, or of all of it where it announces none."""
+    """The CRC32C that an entry announces, else the CRC32C of the whole entry."""
     if (
         len(entry) < _CHECKED_START
         or entry[0] != CHECKSUM_MAGIC[0]
@@ -107,27 +106,27 @@ def entry_checksum(entry: Bytes) -> int:
 
 
 def content_checksum(entry: Bytes) -> int:
-    """The CRC32C of what follows the metadata; ProtocolError when that is damaged."""
+    """The CRC32C of the content. Raises ProtocolError if the metadata is damaged."""
     return _crc32c(bytes(entry_payload(entry)))
 
 
 def parse_metadata(entry: Bytes) -> pb.MessageMetadata:
-    """An entry's metadata in full, with every value checked; ProtocolError when it is damaged."""
+    """An entry's complete metadata, with every value checked. Raises ProtocolError if it is damaged."""
     metadata = _metadata(memoryview(entry))
     check_values(metadata)
     return metadata
 
 
 def entry_payload(entry: Bytes) -> memoryview:
-    """What follows the metadata: one message's content or a batch, as the producer made it."""
+    """The content after the metadata: one message or a batch, as the producer made it."""
     view = memoryview(entry)
     return view[_metadata_bounds(view)[1] :]
 
 
 def summarize(entry: Bytes) -> EntrySummary:
-    """The summary of an entry; ProtocolError when its metadata is damaged.
+    """The summary of an entry. Raises ProtocolError if its metadata is damaged.
 
-    Protobuf parses all of it, quicker than Python could skip what is not needed.
+    protobuf parses all fields, which is faster than skipping some in Python.
     """
     metadata = _metadata(memoryview(entry))
     for text in (metadata.producer_name, metadata.uuid, metadata.partition_key):
@@ -153,7 +152,7 @@ def summarize(entry: Bytes) -> EntrySummary:
 
 
 def build_entry(metadata: pb.MessageMetadata, payload: Bytes, *, checksum: bool = True) -> bytes:
-    """An entry as a producer sends it."""
+    """Build an entry as a producer sends it."""
     encoded = metadata.SerializeToString()
     body = b"".join((_U32.pack(len(encoded)), encoded, payload))
     if not checksum:
@@ -162,7 +161,7 @@ def build_entry(metadata: pb.MessageMetadata, payload: Bytes, *, checksum: bool 
 
 
 def build_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes]]) -> bytes:
-    """A batch's payload; each metadata's payload_size is set to what it has to be."""
+    """Build the payload of a batch. Sets the payload_size of each metadata."""
     parts: list[bytes] = []
     for metadata, content in messages:
         metadata.payload_size = len(content)
@@ -176,7 +175,7 @@ def iterate_batch(
 ) -> Iterator[tuple[pb.SingleMessageMetadata, memoryview]]:
     """The ``count`` messages of a batch that is neither compressed nor encrypted.
 
-    Raises ProtocolError where the batch turns out to be damaged or of another length.
+    Raises ProtocolError if the batch is damaged or has another length.
     """
     view = memoryview(payload)
     position = 0

@@ -1,9 +1,9 @@
-"""A broker's usual answers, each a whole frame, ready to be written.
+"""A broker's usual answers, each as a whole frame.
 
-Receipts, deliveries and ack responses are in encoding.py; CONNECTED and the like change the connection's
-state and are methods of server.ServerConnection. Rare answers: commands.encode_command.
+encoding.py builds receipts, deliveries and ack responses. CONNECTED and similar answers change the state of the
+connection and are methods of server.ServerConnection. commands.encode_command builds rare answers.
 
-Texts of errors must not contain the name of another error: the Go client looks for names.
+Error texts must not contain the name of another error: the Go client searches for names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PONG = encode_command(pb.CommandPong())
 
 
 def wire_code(code: ServerError) -> pb.ServerError.ValueType:
-    """An error code as the generated messages want it; the numbers are the same."""
+    """An error code in the type of the generated messages. The numbers are the same."""
     return pb.ServerError.ValueType(code)
 
 
@@ -40,7 +40,7 @@ def success(request_id: int) -> bytes:
 
 
 def error(request_id: int, code: ServerError, message: str) -> bytes:
-    """Refuses a request. Not for LOOKUP and PARTITIONED_METADATA, which have their own ids."""
+    """Rejects a request. Not for LOOKUP and PARTITIONED_METADATA, which have their own ids."""
     return encode_command(
         pb.CommandError(request_id=request_id, error=wire_code(code), message=message)
     )
@@ -57,11 +57,11 @@ def producer_success(
     guard_is_atomic: bool | None = None,
     registration: str | None = None,
 ) -> bytes:
-    """Answers PRODUCER; ``ready=False`` tells a producer that it waits for the topic.
+    """Answers PRODUCER. ``ready=False``: the producer waits for the topic.
 
-    A waiter gets a second one with the same request id, ready and with its ``topic_epoch``.
-    ``guard_is_atomic`` (of guarded producers) and ``registration`` (of holders, see
-    publish_rights.py) are for clients that know our own commands.
+    A waiter gets a second answer with the same request id, with ``ready`` and its ``topic_epoch``.
+    ``guard_is_atomic`` (of guarded producers) and ``registration`` (of holders, see publish_rights.py) are for
+    clients that announced onewriter's own commands.
     """
     return encode_command(
         pb.CommandProducerSuccess(
@@ -78,7 +78,7 @@ def producer_success(
 
 
 def send_error(producer_id: int, sequence_id: int, code: ServerError, message: str) -> bytes:
-    """Refuses one SEND; for most codes C++ and Go clients close their connection on it."""
+    """Rejects one SEND. For most codes C++ and Go clients then close their connection."""
     return encode_command(
         pb.CommandSendError(
             producer_id=producer_id,
@@ -96,7 +96,7 @@ def close_producer(
     broker_url: str = "",
     broker_url_tls: str = "",
 ) -> bytes:
-    """Closes a created producer, never a waiting one; its client asks anew, at the URL if given."""
+    """Closes a created producer, never a waiting one. The client asks again, at the URL if it is given."""
     return encode_command(
         pb.CommandCloseProducer(
             producer_id=producer_id,
@@ -114,7 +114,7 @@ def close_consumer(
     broker_url: str = "",
     broker_url_tls: str = "",
 ) -> bytes:
-    """Closes a consumer; its client subscribes anew, at the URL if given."""
+    """Closes a consumer. The client subscribes again, at the URL if it is given."""
     return encode_command(
         pb.CommandCloseConsumer(
             consumer_id=consumer_id,
@@ -128,7 +128,7 @@ def close_consumer(
 def lookup_connect(
     request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = True
 ) -> bytes:
-    """The topic is served at ``broker_url``, empty if only TLS is: connect there."""
+    """Answers LOOKUP: the topic is served at ``broker_url`` (empty if only TLS is served). Connect there."""
     return encode_command(
         pb.CommandLookupResponse(
             request_id=request_id,
@@ -143,7 +143,7 @@ def lookup_connect(
 def lookup_redirect(
     request_id: int, broker_url: str, *, broker_url_tls: str = "", authoritative: bool = False
 ) -> bytes:
-    """The broker at ``broker_url``, empty if only TLS is served, knows: look up there."""
+    """Answers LOOKUP: send the look-up to ``broker_url`` (empty if only TLS is served)."""
     return encode_command(
         pb.CommandLookupResponse(
             request_id=request_id,
@@ -156,7 +156,7 @@ def lookup_redirect(
 
 
 def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
-    """Refuses a LOOKUP. On SERVICE_NOT_READY C++ and Go clients close their connection."""
+    """Rejects a LOOKUP. On SERVICE_NOT_READY C++ and Go clients close their connection."""
     return encode_command(
         pb.CommandLookupResponse(
             request_id=request_id,
@@ -179,7 +179,7 @@ def partitions(request_id: int, count: int) -> bytes:
 
 
 def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes:
-    """Refuses PARTITIONED_METADATA. On SERVICE_NOT_READY C++ and Go close their connection."""
+    """Rejects PARTITIONED_METADATA. On SERVICE_NOT_READY C++ and Go close their connection."""
     return encode_command(
         pb.CommandPartitionedMetadataResponse(
             request_id=request_id,
@@ -191,26 +191,26 @@ def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes
 
 
 def queue_changed(producer_id: int, waiting: int) -> bytes:
-    """Tells a holder how many wait behind it; only for clients that announced our extensions."""
+    """Notifies a holder of the number of waiters, only for clients that announced onewriter's extensions."""
     return encode_command(pb.CommandQueueChanged(producer_id=producer_id, waiting=waiting))
 
 
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
-    """Tells a Failover consumer whether it is the one that gets messages."""
+    """Notifies a Failover consumer whether it is the active one."""
     return encode_command(
         pb.CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
     )
 
 
 def reached_end_of_topic(consumer_id: int) -> bytes:
-    """The topic is terminated and the consumer has had everything; not every client knows this."""
+    """The topic is terminated and the consumer got all messages. Not every client supports this command."""
     return encode_command(pb.CommandReachedEndOfTopic(consumer_id=consumer_id))
 
 
 def last_message_id(
     request_id: int, message_id: MessageId, mark_delete: MessageId | None = None
 ) -> bytes:
-    """Answers GET_LAST_MESSAGE_ID; values.EARLIEST_ID for an empty topic."""
+    """Answers GET_LAST_MESSAGE_ID, with values.EARLIEST_ID for an empty topic."""
     return encode_command(
         pb.CommandGetLastMessageIdResponse(
             request_id=request_id,
@@ -225,7 +225,7 @@ def last_message_id(
 def check_response(
     request_id: int, *, epoch: int, is_current: bool, last_message_id: MessageId
 ) -> bytes:
-    """Answers CHECK; values.EARLIEST_ID for an empty topic."""
+    """Answers CHECK, with values.EARLIEST_ID for an empty topic."""
     return encode_command(
         pb.CommandCheckResponse(
             request_id=request_id,
@@ -237,7 +237,7 @@ def check_response(
 
 
 def published_together(request_id: int, message_ids: Iterable[MessageId]) -> bytes:
-    """Answers PUBLISH_TOGETHER: where each part stands, in their order."""
+    """Answers PUBLISH_TOGETHER with the position of each part, in their order."""
     return encode_command(
         pb.CommandPublishTogetherResponse(
             request_id=request_id,
@@ -267,7 +267,7 @@ def topics_of_namespace(
 
 
 def transaction_refused(command: TransactionCommand, code: ServerError, message: str) -> bytes:
-    """Answers any request about transactions with its own kind of response."""
+    """Answers a request about transactions with the response of its type."""
     refusal = _REFUSALS[command.DESCRIPTOR.full_name]
     return encode_command(
         refusal(request_id=command.request_id, error=wire_code(code), message=message)

@@ -1,6 +1,6 @@
-"""A broker's end of one connection; see connection.py for the order of commands.
+"""The broker's end of one connection. connection.py has the order of commands.
 
-Answers that do not touch the connection's state are built by replies.py and encoding.py.
+replies.py and encoding.py build the answers that do not change the state of the connection.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 class ServerConnection(Connection):
-    """Decodes what a client sends and checks its order, and before that its type and its size.
+    """Checks the type and the size of a client's commands, decodes them, and checks their order.
 
     ``peer`` is the client's CONNECT, None before it. ``frame_length_max``: bytes of a frame.
     """
@@ -42,12 +42,12 @@ class ServerConnection(Connection):
 
     @property
     def protocol_version(self) -> int:
-        """The version that both sides speak; 0 before CONNECT."""
+        """The protocol version that both sides support; 0 before CONNECT."""
         return 0 if self.peer is None else min(PROTOCOL_VERSION, self.peer.protocol_version)
 
     @property
     def extensions_version(self) -> int:
-        """The version of our own commands that both sides speak; 0: none of them."""
+        """The version of onewriter's own commands that both sides support; 0: none."""
         return 0 if self.peer is None else min(EXTENSIONS_VERSION, self.peer.onewriter_extensions)
 
     def connected(
@@ -57,7 +57,7 @@ class ServerConnection(Connection):
         max_message_size: int = MESSAGE_LENGTH_MAX,
         get_partitions_without_auto_creation: bool = True,
     ) -> bytes:
-        """Accept the client; RuntimeError when it is not its turn."""
+        """Accept the client. Raises RuntimeError if the connection is in another state."""
         self._sending(pb.BaseCommand.CONNECTED)
         return encode_command(
             pb.CommandConnected(
@@ -74,7 +74,7 @@ class ServerConnection(Connection):
         )
 
     def challenge(self, server_version: str, method: str, data: bytes = b"") -> bytes:
-        """Ask for (fresh) credentials; the client answers AUTH_RESPONSE."""
+        """Ask for (new) credentials. The client answers AUTH_RESPONSE."""
         self._sending(pb.BaseCommand.AUTH_CHALLENGE)
         return encode_command(
             pb.CommandAuthChallenge(
@@ -85,7 +85,7 @@ class ServerConnection(Connection):
         )
 
     def refuse(self, code: ServerError, message: str) -> bytes:
-        """Turn the client away instead of CONNECTED: write this, then close the socket."""
+        """Reject the client instead of CONNECTED: write this frame, then close the socket."""
         self.close()
         return replies.error(BROKER_REQUEST_ID, code, message)
 

@@ -1,7 +1,6 @@
-"""The commands of the data path as values: SEND, ACK, FLOW, SEND_RECEIPT, MESSAGE, and what names an entry.
+"""The commands of the data path as values: SEND, ACK, FLOW, SEND_RECEIPT, MESSAGE, and message ids.
 
-decoding.py reads them out of bytes, encoding.py writes bytes of the same numbers. Everything that is
-not sent per message is a protobuf message (commands.py).
+decoding.py decodes them, encoding.py encodes the same values. All other commands are protobuf messages (commands.py).
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ INT64_MAX = 2**63 - 1
 class MessageId:
     """Pulsar's MessageIdData. Treat as immutable, like all values of this module.
 
-    ``ledger`` and ``entry`` are unsigned as on the wire. ``partition`` and ``batch_index``: -1 for
-    none. ``ack_set``: 64-bit words, a set bit is a message of the batch that is not acknowledged.
+    ``ledger`` and ``entry`` are unsigned as in the protocol. ``partition`` and ``batch_index``: -1 for none.
+    ``ack_set``: 64-bit words, a set bit is a message of the batch that is not acknowledged.
     """
 
     ledger: int
@@ -34,19 +33,19 @@ class MessageId:
 
     @property
     def position(self) -> Position:
-        """The entry that it names."""
+        """The position of the entry."""
         return Position(self.ledger, self.entry)
 
 
 EARLIEST_ID = MessageId(UINT64_MAX, UINT64_MAX)
-"""How clients write "before everything" (-1, -1); also the last message id of an empty topic."""
+"""The id (-1, -1), with which clients mean "before all messages"; also the last message id of an empty topic."""
 LATEST_ID = MessageId(INT64_MAX, INT64_MAX)
-"""How clients write "after everything"."""
+"""The id with which clients mean "after all messages"."""
 
 
 @dataclass(slots=True)
 class Send:
-    """A producer's entry; its bytes are the frame's payload."""
+    """An entry of a producer. Its bytes are the payload of the frame."""
 
     producer_id: int
     sequence_id: int
@@ -61,7 +60,7 @@ class Send:
 
 @dataclass(slots=True)
 class Ack:
-    """A consumer's acknowledgement; ``ack_type`` is 0 for individual, 1 for cumulative.
+    """An acknowledgement of a consumer. ``ack_type`` is 0 for individual, 1 for cumulative.
 
     With a ``request_id`` the client waits for an ACK_RESPONSE.
     """
@@ -78,7 +77,7 @@ class Ack:
 
 @dataclass(slots=True)
 class Flow:
-    """A consumer allows ``permits`` more messages (messages, not entries)."""
+    """A consumer permits ``permits`` more messages (not entries)."""
 
     consumer_id: int
     permits: int
@@ -96,7 +95,7 @@ class SendReceipt:
 
 @dataclass(slots=True)
 class Delivery:
-    """Pulsar's MESSAGE: an entry for a consumer; its bytes are the frame's payload."""
+    """Pulsar's MESSAGE: an entry for a consumer. Its bytes are the payload of the frame."""
 
     consumer_id: int
     message_id: MessageId

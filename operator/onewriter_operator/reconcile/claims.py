@@ -65,6 +65,7 @@ class ClaimReconciler:
         context = self._context
         selected = context.declarations.selected(claim)
         return ClaimFacts(
+            declared=claim,
             **context.facts(claim, cache, STATUS_FIELDS),
             topic=context.store.topic(claim.topic_key),
             pods_selected=None if selected is None else len(selected),

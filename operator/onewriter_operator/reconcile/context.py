@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypedDict
 
 from onewriter_operator.brokers.fleet import Fleet
 from onewriter_operator.configuration import OptIn
@@ -14,9 +14,26 @@ from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.objects import DeclaredObject, TopicObject
+from onewriter_operator.plan.facts import Applied, FleetState, Standing
+from onewriter_operator.plan.view import TopicView
 from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.store import Store
+
+
+class CommonFacts(TypedDict):
+    """The fields of ``plan.facts.Facts`` other than the object itself."""
+
+    now: float
+    standing: Standing
+    applied: Applied
+    brokers: FleetState
+    view: TopicView | None
+    view_age_seconds: float
+    bucket_waiting: str
+    is_lost: bool
+    pending_seconds: float
+    status_editor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +60,8 @@ class ReconcileContext:
 
     def facts(
         self, declared: DeclaredObject, cache: ObjectCache, fields: Container[str]
-    ) -> dict[str, Any]:
-        """The fields of ``plan.facts.Facts``. Only the operator may write these ``fields`` of the status."""
+    ) -> CommonFacts:
+        """The facts about a declared object. Only the operator may write these ``fields`` of the status."""
         key = declared.key
         standing = self.declarations.standing(key)
         found = self.fleet.view(standing.topic) if isinstance(declared, TopicObject) else None
@@ -59,7 +76,6 @@ class ReconcileContext:
             applied = replace(applied, is_held_back=True)
         editor = declared.status_editor(fields)
         return {
-            "declared": declared,
             "now": self.wall_clock(),
             "standing": standing,
             "applied": applied,

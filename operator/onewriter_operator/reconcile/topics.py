@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final, TypedDict
 
 import structlog
 
 from onewriter_core.kubernetes_names import FENCE, HANDOVER, RECONCILE_AT
 from onewriter_operator.kinds import SERVICE, SLICE, TOPIC, Key, key_of, named
 from onewriter_operator.kube import ApiRefused
-from onewriter_operator.objects import TopicObject, parse, parse_topic_status
+from onewriter_operator.objects import KubeObject, TopicObject, parse, parse_topic_status
 from onewriter_operator.plan import leader
 from onewriter_operator.plan.actions import (
     Action,
@@ -61,6 +61,16 @@ STATUS_FIELDS: Final = frozenset(
     | {"transitions", "fencedPods"}
 )
 """Fields of the status that only the operator may write."""
+
+
+class _DependentFacts(TypedDict):
+    """The fields of TopicFacts about the leader Service's objects."""
+
+    service: KubeObject | None
+    slices: tuple[KubeObject, ...]
+    left_over: tuple[KubeObject, ...]
+    taken: str
+    refused: dict[str, str]
 
 
 class TopicReconciler:
@@ -171,6 +181,7 @@ class TopicReconciler:
         if seen["view"] is not None:
             cache.epoch_seen = max(cache.epoch_seen, seen["view"].epoch)
         facts = TopicFacts(
+            declared=topic,
             **seen,
             stored=cache.stored,
             epoch_seen=cache.epoch_seen,
@@ -229,7 +240,7 @@ class TopicReconciler:
         cache.attempts = {n: found for n, found in cache.attempts.items() if n in fences}
         return {name: now - since for name, since in cache.fenced_since.items()}
 
-    def _dependents(self, topic: TopicObject, cache: TopicCache) -> dict[str, Any]:
+    def _dependents(self, topic: TopicObject, cache: TopicCache) -> _DependentFacts:
         """The facts about the leader Service's objects."""
         wanted, namespace = topic.spec.leader_service, topic.key.namespace
         name = "" if wanted is None else wanted.name

@@ -4,19 +4,17 @@ chunk.
 
 from __future__ import annotations
 
-import hashlib
-import struct
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-import google_crc32c
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.chain import CHAIN_START, chain_packed
 from onewriter_core.publishers import decode_publisher
 from onewriter_pipeline.audit import facts
 from onewriter_pipeline.binaries import Bools, Signed
@@ -31,18 +29,11 @@ ORDINALS: Final = 1 << 40
 TEXT_SHOWN_MAX: Final = 200
 """Characters of a damaged publisher name that a sentence quotes."""
 
-_CHAIN_START: Final = bytes(16)
-_CHAIN_HEAD: Final = struct.Struct("<QQ")
-_NUMBER: Final = struct.Struct("<I")
-
 
 def chained(previous: bytes, block: BlockFrame) -> bytes:
     """The hash of a block after a block with the hash ``previous`` (docs/log-format.md)."""
-    digest = hashlib.blake2b(previous, digest_size=len(_CHAIN_START))
-    digest.update(_CHAIN_HEAD.pack(*block.first))
-    digest.update(block.lengths.astype("<u4").tobytes())
-    digest.update(_NUMBER.pack(google_crc32c.value(bytes(block.payload))))
-    return digest.digest()
+    lengths = block.lengths.astype("<u4").tobytes()
+    return chain_packed(previous, block.first, lengths, bytes(block.payload))
 
 
 def _are(data: bytes, starts: Signed, stops: Signed, text: bytes) -> Bools:
@@ -125,7 +116,7 @@ class Observer:
         epoch = fields.get("epoch", "")
         holder = fields.get("producer", "")
         self._exclusive[marker.ledger] = bool(epoch.isdecimal() and holder)
-        self._ledger, self._next, self._chain = marker.ledger, 1, _CHAIN_START
+        self._ledger, self._next, self._chain = marker.ledger, 1, CHAIN_START
         time = fields.get("t", "")
         self._add(
             facts.MARKER,
@@ -174,7 +165,7 @@ class Observer:
         if ledger != self._ledger and self._ledger:
             self._chain = None
         follows = self._chain is not None and entry == self._next
-        if follows and chained(self._chain or _CHAIN_START, block) != block.chain:
+        if follows and chained(self._chain or CHAIN_START, block) != block.chain:
             self.fault(
                 "S7",
                 f"the entries {block.first} to {block.last} are not those that were written: their"

@@ -18,33 +18,30 @@ from numpy.typing import NDArray
 
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
+from onewriter_core.log_format.packed_stream import (
+    BLOCK,
+    BLOCK_HEAD,
+    END,
+    END_CONTENT,
+    ENDS_PUBLISH,
+    ERROR,
+    FRAME_BYTES_MAX,
+    HAS_COUNTS,
+    HEAD,
+    IS_ATOMIC,
+    LENGTH,
+    MARKER,
+    MARKER_HEAD,
+    NAME_HEAD,
+    NAMES_PUBLISHER,
+    NO_PAYLOAD,
+)
 
 CHUNK_BYTES: Final = 8 * 1024 * 1024
 """Approximate payload of a chunk. A chunk is complete with the block that reaches this size."""
 
 CHUNK_ENTRIES: Final = 262_144
 """Approximate number of entries in a chunk, for small entries."""
-
-FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Limit of a frame. Brokers send no larger frames."""
-
-HEAD: Final = b"OWB2"
-
-_BLOCK: Final = 1
-_MARKER: Final = 2
-_END: Final = 3
-_ERROR: Final = 4
-_HAS_COUNTS: Final = 1
-_IS_ATOMIC: Final = 2
-_ENDS_PUBLISH: Final = 4
-_NO_PAYLOAD: Final = 8
-_NAMES_PUBLISHER: Final = 16
-
-_LENGTH = struct.Struct("<I")
-_BLOCK_HEAD = struct.Struct("<QQQIB16s")
-_NAME_LENGTH = struct.Struct("<H")
-_LEDGER = struct.Struct("<Q")
-_POSITION = struct.Struct("<QQ")
 
 
 class PublishPart(NamedTuple):
@@ -175,14 +172,14 @@ class Frames:
                 raise ProtocolError("not a stream of blocks, or of another version")
             self._has_begun, at = True, len(HEAD)
         view = memoryview(data)
-        while len(data) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(data, at)
+        while len(data) - at >= LENGTH.size:
+            (size,) = LENGTH.unpack_from(data, at)
             if not 1 <= size <= FRAME_BYTES_MAX:
                 raise ProtocolError(f"a frame of {size} bytes in a stream of blocks")
-            stop = at + _LENGTH.size + size
+            stop = at + LENGTH.size + size
             if stop > len(data):
                 break
-            yield _frame(view[at + _LENGTH.size : stop])
+            yield _frame(view[at + LENGTH.size : stop])
             at = stop
         self._rest = data[at:]
 
@@ -190,14 +187,14 @@ class Frames:
 def _frame(body: memoryview) -> Frame:
     kind = body[0]
     try:
-        if kind == _BLOCK:
+        if kind == BLOCK:
             return _block(body)
-        if kind == _MARKER:
-            (ledger,) = _LEDGER.unpack_from(body, 1)
-            return MarkerFrame(ledger, json.loads(bytes(body[1 + _LEDGER.size :])))
-        if kind == _END:
-            return EndFrame(Position(*_POSITION.unpack_from(body, 1)))
-        if kind == _ERROR:
+        if kind == MARKER:
+            (ledger,) = MARKER_HEAD.unpack_from(body, 1)
+            return MarkerFrame(ledger, json.loads(bytes(body[1 + MARKER_HEAD.size :])))
+        if kind == END:
+            return EndFrame(Position(*END_CONTENT.unpack_from(body, 1)))
+        if kind == ERROR:
             said = json.loads(bytes(body[1:]))
             return ErrorFrame(int(said["status"]), str(said["message"]), said)
     except (struct.error, ValueError, KeyError, TypeError) as error:
@@ -206,23 +203,23 @@ def _frame(body: memoryview) -> Frame:
 
 
 def _block(body: memoryview) -> BlockFrame:
-    ledger, entry, time_ms, entries, flags, chain = _BLOCK_HEAD.unpack_from(body, 1)
-    at = 1 + _BLOCK_HEAD.size
+    ledger, entry, time_ms, entries, flags, chain = BLOCK_HEAD.unpack_from(body, 1)
+    at = 1 + BLOCK_HEAD.size
     lengths = np.frombuffer(body, "<u4", entries, at)
     at += lengths.nbytes
     counts = None
-    if flags & _HAS_COUNTS:
+    if flags & HAS_COUNTS:
         counts = np.frombuffer(body, "<u4", entries, at)
         at += counts.nbytes
     publish, by = "", None
-    if flags & _IS_ATOMIC:
+    if flags & IS_ATOMIC:
         name, at = _name(body, at)
         publish = name.decode()
-    if flags & _NAMES_PUBLISHER:
+    if flags & NAMES_PUBLISHER:
         name, at = _name(body, at)
         by = name.decode(errors="replace")
     payload = body[at:]
-    size = 0 if flags & _NO_PAYLOAD else int(lengths.sum(dtype=np.int64))
+    size = 0 if flags & NO_PAYLOAD else int(lengths.sum(dtype=np.int64))
     if entries == 0 or size != len(payload):
         raise ValueError(f"the lengths of block {ledger}:{entry} do not add up")
     return BlockFrame(
@@ -233,15 +230,15 @@ def _block(body: memoryview) -> BlockFrame:
         publish,
         chain,
         payload,
-        bool(flags & _ENDS_PUBLISH),
+        bool(flags & ENDS_PUBLISH),
         by,
     )
 
 
 def _name(body: memoryview, at: int) -> tuple[bytes, int]:
     """A name with its length before it, and the position after it."""
-    (size,) = _NAME_LENGTH.unpack_from(body, at)
-    at += _NAME_LENGTH.size + size
+    (size,) = NAME_HEAD.unpack_from(body, at)
+    at += NAME_HEAD.size + size
     return bytes(body[at - size : at]), at
 
 

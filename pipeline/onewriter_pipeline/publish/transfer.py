@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.limits import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX
 from onewriter_pipeline.brokers.connection import Access, Connection, understood
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Away, Conflict, Invalid, MissingPart
@@ -42,12 +43,6 @@ GUARANTEES: Final = (EXACTLY_ONCE, AT_LEAST_ONCE)
 
 PENDING_BYTES_MAX: Final = 32 * 1024 * 1024
 """Rows for all logs that one task keeps in memory before it stages some of them."""
-
-PUBLISH_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Size of one atomic publish, as brokers accept."""
-
-PUBLISH_ENTRIES_MAX: Final = 262_144
-"""Entries of one atomic publish, as brokers accept."""
 
 PUBLISHES_AT_ONCE: Final = 4
 """Logs to which one batch is published concurrently."""

@@ -1,1 +1,3 @@
-"""Hostile input by seed: frames of the wire protocol and HTTP requests, shaped like real ones and broken in places."""
+"""Seeded hostile input: frames of the wire protocol and HTTP requests, shaped like real ones and broken in
+places.
+"""

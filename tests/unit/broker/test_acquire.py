@@ -8,7 +8,6 @@ import pytest
 
 from onewriter_broker.anchor.api import PAST_REPLIDS_MAX, Addresses, Record
 from onewriter_broker.log.store.api import Observation, Unit
-from onewriter_broker.log.store.blocks import FORMAT_VERSION
 from onewriter_broker.ownership.adoption import (
     LEDGERS_PER_BLOCK,
     Adopt,
@@ -22,6 +21,7 @@ from onewriter_broker.ownership.adoption import (
     judge,
 )
 from onewriter_core.ids import NUMBER_MAX
+from onewriter_core.log_format.limits import FORMAT_VERSION
 
 OLD, HERE, ELSEWHERE = "a" * 40, "b" * 40, "c" * 40
 ADDRESSES = Addresses("pulsar://h:1", "http://h:2")

@@ -1,57 +1,13 @@
-"""The stored format of blocks: lengths, chain hash, and what a decoder makes of foreign entries."""
+"""Stream entries as Blocks and Markers, and the rejection of foreign entries."""
 
 from __future__ import annotations
 
-import struct
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from onewriter_broker.log.store.api import Block, Marker
-from onewriter_broker.log.store.blocks import (
-    CHAIN_START,
-    MalformedBlock,
-    chain,
-    decode_entry,
-    pack_u32,
-    unpack_u32,
-)
+from onewriter_broker.log.store.blocks import MalformedBlock, decode_entry
 from onewriter_core.ids import Position
-
-U32 = st.integers(min_value=0, max_value=2**32 - 1)
-
-
-@given(st.lists(U32))
-def test_lengths_are_little_endian_u32_and_come_back(numbers: list[int]) -> None:
-    packed = pack_u32(numbers)
-    assert packed == struct.pack(f"<{len(numbers)}I", *numbers)
-    assert unpack_u32(packed) == numbers
-
-
-@pytest.mark.parametrize("number", [-1, 2**32])
-def test_a_number_beyond_u32_is_refused(number: int) -> None:
-    with pytest.raises(OverflowError):
-        pack_u32([number])
-
-
-def test_the_chain_hash_is_the_published_one() -> None:
-    first = chain(CHAIN_START, Position(5, 1), [3, 2], b"abcde")
-    second = chain(first, Position(5, 3), [1], b"f")
-    assert first.hex() == "e97ca61a53cb8708386742a1aa7506d9"
-    assert second.hex() == "3c3b4687543ec9926a1f8ae20fac370a"
-
-
-def test_the_chain_hash_covers_all_that_identifies_a_block() -> None:
-    links = {
-        chain(CHAIN_START, Position(5, 1), [1, 2], b"abc"),
-        chain(b"\x01" * 16, Position(5, 1), [1, 2], b"abc"),
-        chain(CHAIN_START, Position(6, 1), [1, 2], b"abc"),
-        chain(CHAIN_START, Position(5, 2), [1, 2], b"abc"),
-        chain(CHAIN_START, Position(5, 1), [2, 1], b"abc"),
-        chain(CHAIN_START, Position(5, 1), [1, 2], b"abd"),
-    }
-    assert len(links) == 6
+from onewriter_core.log_format.integers import pack_u32
 
 
 def flat(**fields: bytes) -> list[bytes]:

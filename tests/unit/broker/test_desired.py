@@ -1,4 +1,4 @@
-"""What manifest files may not ask of a broker that nobody tells of pods."""
+"""Features that manifest files may not request, because a broker with files knows no pods."""
 
 from __future__ import annotations
 

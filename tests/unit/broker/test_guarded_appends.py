@@ -28,7 +28,6 @@ from onewriter_broker.log.store.api import (
     GuardKind,
     Outcome,
 )
-from onewriter_broker.log.store.blocks import chain
 from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
@@ -39,6 +38,7 @@ from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, OnewriterError, Refused, Unavailable, Undecided
 from onewriter_core.ids import Position
+from onewriter_core.log_format.chain import chain
 from onewriter_core.topic.events import LedgerFull
 from onewriter_core.topic.model import WHOLE, AccessMode
 from onewriter_core.wire.values import Send

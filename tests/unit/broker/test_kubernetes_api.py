@@ -1,4 +1,4 @@
-"""Requests to an API server that is slow, broken, overloaded, or no longer takes the token."""
+"""Requests to an API server that is slow, broken or overloaded, or that rejects the token."""
 
 from __future__ import annotations
 

@@ -20,10 +20,11 @@ from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log import ranges
-from onewriter_broker.log.topic_log.log import TRIMMED, last_position
+from onewriter_broker.log.topic_log.log import last_position
 from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, leaves_hole
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.topic.model import Purpose
 
 SEEN_FROM = (EARLIEST, Position(5, 0), Position(5, 4), Position(6, 9), Position(10, 5))

@@ -1,4 +1,4 @@
-"""A password does not belong on a command line."""
+"""A store's password is refused on the command line."""
 
 from __future__ import annotations
 

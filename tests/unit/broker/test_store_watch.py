@@ -1,4 +1,4 @@
-"""How full the store is, what it can promise, and what that does to producers."""
+"""How full the store is, what it can promise, and the effects on producers."""
 
 from __future__ import annotations
 

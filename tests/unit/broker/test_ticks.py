@@ -1,4 +1,4 @@
-"""What grows with what somebody has stored is done in steps, and gives what it would give at once."""
+"""Work that grows with stored data is done in steps, with the same result."""
 
 from __future__ import annotations
 

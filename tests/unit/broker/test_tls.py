@@ -1,4 +1,4 @@
-"""The certificate that is served: when it is said to be late, and what half-written files do."""
+"""The certificate in use: when it counts as late, and the effect of half-written files."""
 
 from __future__ import annotations
 

@@ -9,9 +9,10 @@ import pytest
 from onewriter_broker.log.store.api import Binding
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.entries import entries_of
-from onewriter_broker.log.topic_log.log import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX, TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
 from onewriter_core.wire.values import Send
 
 LEDGER = 7

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -15,6 +15,7 @@ from onewriter_core.api.topic import ExclusiveTopic
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.model import Departure
 from onewriter_operator.conditions import CLAIM_REASONS, TOPIC_REASONS
+from onewriter_operator.plan.actions import EventReason
 
 PAGES = (
     *("failures.md", "operator.md", "install.md", "kubectl.md", "operations.md", "kubernetes.md"),
@@ -53,7 +54,7 @@ def words() -> set[str]:
         found |= set(reasons) | {each for group in reasons.values() for each in group}
     found |= {each.value for each in Departure} | {"Forced"}
     found |= set(re.findall(r"[A-Z]\w+", str(FencedPod.model_fields["outcome"].annotation)))
-    found |= set(re.findall(r'(?:Tell|_told)\(\s*"(\w+)"', sources()))
+    found |= set(get_args(EventReason))
     found |= set(re.findall(r'name = "(\w+)" if reason', sources()))
     found |= {"".join(part.title() for part in each.name.split("_")) for each in ServerError}
     found |= {"ExclusiveTopic", "ProducerClaim", "BucketAnchor"}

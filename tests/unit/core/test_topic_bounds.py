@@ -52,7 +52,11 @@ def test_one_waiter_too_many_is_told_so() -> None:
     after, effects = step(full, asks("B", WAIT))
     assert after.queue == waiters
     assert effects == (
-        Reject("B", ServerError.PRODUCER_BUSY, "10000 producers are waiting already"),
+        Reject(
+            "B",
+            ServerError.PRODUCER_BUSY,
+            "the topic already has 10000 waiting producers, which is the limit",
+        ),
     )
 
 

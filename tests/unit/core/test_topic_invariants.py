@@ -27,6 +27,8 @@ from onewriter_core.topic.events import (
     ProducerRequested,
 )
 from onewriter_core.topic.invariants import Violation, check, check_step
+from onewriter_core.topic.lookups import pending_fence_of
+from onewriter_core.topic.lookups import with_pending as with_pending_fence
 from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import (
     DEFERRED_MAX,
@@ -36,7 +38,9 @@ from onewriter_core.topic.model import (
     WAITERS_MAX,
     WHOLE,
     AccessMode,
+    Closed,
     Departure,
+    Fencing,
     Held,
     HeldBack,
     Member,
@@ -45,6 +49,7 @@ from onewriter_core.topic.model import (
     Purpose,
     RefusedGroup,
     Request,
+    Settled,
     Shared,
     SharedProducer,
     Tenure,
@@ -113,8 +118,8 @@ def with_partition(topic: Topic, **changes: object) -> Topic:
 
 
 def with_pending(topic: Topic, **changes: object) -> Topic:
-    assert topic.pending_fence is not None
-    return replace(topic, pending_fence=replace(topic.pending_fence, **changes))  # type: ignore[arg-type]  # of any field
+    fence = replace(pending_fence_of(topic), **changes)  # type: ignore[arg-type]  # of any field
+    return with_pending_fence(topic, fence)
 
 
 HOLDER, WAITER, TENURE = HELD.holders[0], WAITED.queue[0], Tenure(1, "A", Identity("A"))
@@ -143,18 +148,20 @@ STATES: dict[str, Topic] = {
         HELD, holders=(replace(HOLDER, members=(*HOLDER.members, Member(WHOLE, "A2"))),)
     ),
     "a request is deferred only by a pending fence or a reservation": replace(
-        DEFERRED, pending_fence=None
+        DEFERRED, phase=Settled()
     ),
     "a pending fence's partitions exist": with_pending(PENDING, partitions=(3,)),
     "the pending fence is the newest one": with_pending(PENDING, number=7),
-    "a grant or resume is somebody's": with_pending(PENDING, group=None),
+    "a grant or a resume has a group": with_pending(PENDING, group=None),
     "a fenced group wants the fence's partitions": with_pending(
         PROMOTING, group=replace(WAITER, partitions=(0, 1))
     ),
     "newcomers are Shared": with_pending(PENDING, newcomers=(PRODUCER,)),
     "no waiter is grantable while no fence is pending": replace(LEFT, queue=(WAITER,)),
-    "no writer is left without a fence of this dataset": with_partition(HELD, is_open=False),
-    "no holder keeps what the store may have lost": with_partition(HELD, grants_lost=True),
+    "no writer is left without a fence in this dataset": with_partition(HELD, is_open=False),
+    "no holder keeps a grant that may be lost": with_partition(
+        HELD, ownership=Held(TENURE, "A", may_be_lost=True)
+    ),
     "waiters are bounded": replace(
         HELD,
         queue=tuple(
@@ -178,7 +185,9 @@ STATES: dict[str, Topic] = {
             for n in range(REFUSED_GROUPS_MAX + 1)
         ),
     ),
-    "waiters wait": replace(WAITED, queue=(replace(WAITER, mode=EXCLUSIVE),)),
+    "waiters have the mode WaitForExclusive": replace(
+        WAITED, queue=(replace(WAITER, mode=EXCLUSIVE),)
+    ),
     "a waiter has a member": replace(WAITED, queue=(replace(WAITER, members=()),)),
     "partitions have different numbers": replace(
         FRESH, partitions=(*FRESH.partitions, *FRESH.partitions)
@@ -186,9 +195,9 @@ STATES: dict[str, Topic] = {
     "deposed identities are bounded": with_partition(
         HELD, deposed=tuple(Identity(f"d{n}") for n in range(DEPOSED_MAX + 1))
     ),
-    "nobody anonymous is remembered": with_partition(HELD, deposed=(Identity(),)),
+    "no anonymous identity is remembered": with_partition(HELD, deposed=(Identity(),)),
     "an epoch is at most the newest ledger": with_partition(HELD, ledger=0),
-    "a closed topic is empty": replace(HELD, is_closed=True),
+    "a closed topic is empty": replace(HELD, phase=Closed()),
 }
 
 
@@ -263,33 +272,33 @@ STEPS: dict[str, StepMutant] = {
         FenceStored(2, 2, NOW, assured_at=NOW),
         lambda _topic, _effects: step(SERVED, FenceStored(2, 2, NOW, assured_at=NOW - 2.0)),
     ),
-    "who won is told in time": (
+    "a delayed grant keeps its deadline": (
         SERVED,
         FenceStored(2, 2, NOW),
-        mutated(lambda t: replace(t, pending_fence=None)),
+        mutated(lambda t: replace(t, phase=Settled())),
     ),
     "a closed topic stays closed": (
-        replace(FRESH, is_closed=True),
+        replace(FRESH, phase=Closed()),
         TICK,
-        mutated(lambda t: replace(t, is_closed=False)),
+        mutated(lambda t: replace(t, phase=Settled())),
     ),
     "at most one fence is asked for": (
         WAITED,
         GONE,
         mutated(effects=lambda e: (*e, fence_of(e))),
     ),
-    "a pending fence ends by its answer": (
+    "a pending fence ends by its result": (
         PENDING,
         TICK,
-        mutated(lambda t: replace(t, pending_fence=None)),
+        mutated(lambda t: replace(t, phase=Settled())),
     ),
-    "a new pending fence is a fence asked for": (WAITED, GONE, mutated(effects=without(Fence))),
+    "a new pending fence is asked of the store": (WAITED, GONE, mutated(effects=without(Fence))),
     "a fence stops its partitions' writers": (
         HELD,
         requested("F", FENCING),
         mutated(effects=with_fence(stops=())),
     ),
-    "a fence tells every partition's tenure": (
+    "a fence has every partition's tenure": (
         WAITED,
         GONE,
         mutated(effects=with_fence(tenures=())),
@@ -299,38 +308,38 @@ STEPS: dict[str, StepMutant] = {
         STORED,
         mutated(effects=with_grant(partition=4)),
     ),
-    "who is granted writes": (PENDING, STORED, mutated(effects=with_grant(registration="B"))),
-    "a grant tells the stored epoch": (PENDING, STORED, mutated(effects=with_grant(epoch=7))),
+    "a granted producer writes": (PENDING, STORED, mutated(effects=with_grant(registration="B"))),
+    "a grant has the stored epoch": (PENDING, STORED, mutated(effects=with_grant(epoch=7))),
     "a resume keeps the epoch": (PENDING, STORED, mutated(effects=with_grant(resumed=True))),
     "a resume needs the tenure": (
         SHARED_ONE,
         requested("T", SHARED),
         mutated(effects=with_grant(resumed=True)),
     ),
-    "a new epoch is granted out of a stored fence": (
+    "a new epoch is granted only after a stored fence": (
         LEFT,
         RESUME,
         mutated(effects=with_grant(resumed=False)),
     ),
-    "nobody is answered twice in a step": (
+    "no producer is answered twice in a step": (
         HELD,
         requested("B", EXCLUSIVE),
         mutated(effects=lambda e: (e[0], *e)),
     ),
-    "only who is known is answered": (HELD, TICK, mutated(effects=adding(REJECTED))),
-    "who is gone is not answered": (
+    "only a known producer is answered": (HELD, TICK, mutated(effects=adding(REJECTED))),
+    "a departed producer is not answered": (
         HELD,
         GONE,
         mutated(effects=adding(Close("A", Departure.CLOSED))),
     ),
-    "only who asks comes in": (
+    "only a producer that asks is added": (
         SHARED_ONE,
         TICK,
         mutated(lambda t: with_partition(t, ownership=SHARED_TWO.partitions[0].ownership)),
     ),
-    "who is removed is told": (WAITED, TICK, mutated(lambda t: replace(t, queue=()))),
-    "who may write is told once": (PENDING, STORED, mutated(effects=without(Grant))),
-    "nobody's writing turns into waiting": (
+    "a removed producer is notified": (WAITED, TICK, mutated(lambda t: replace(t, queue=()))),
+    "a new writer is notified once": (PENDING, STORED, mutated(effects=without(Grant))),
+    "no writer becomes a waiter": (
         SHARED_TWO,
         TICK,
         mutated(
@@ -340,8 +349,8 @@ STEPS: dict[str, StepMutant] = {
             )
         ),
     ),
-    "who waits is not turned away": (WAITED, TICK, mutated(effects=adding(REJECTED))),
-    "who waits is told": (HELD, requested("B", WAIT), mutated(effects=without(Queue))),
+    "a waiting producer is not rejected": (WAITED, TICK, mutated(effects=adding(REJECTED))),
+    "a new waiter is notified": (HELD, requested("B", WAIT), mutated(effects=without(Queue))),
     "a stale request changes nothing": (
         WAITED,
         STALE,
@@ -352,7 +361,7 @@ STEPS: dict[str, StepMutant] = {
         STALE,
         mutated(effects=lambda _: (Reject("Z", ServerError.PRODUCER_BUSY, ""),)),
     ),
-    "a departure is nobody else's business": (
+    "a departure answers no other producer": (
         SHARED_TWO,
         ProducerGone("S", Departure.CLOSED, NOW),
         mutated(
@@ -360,8 +369,8 @@ STEPS: dict[str, StepMutant] = {
             adding(Close("T", Departure.CLOSED)),
         ),
     ),
-    "who is gone is gone": (HELD, GONE, lambda _, e: (HELD, e)),
-    "a departure moves nobody else, but to a promotion": (
+    "a departed producer has no place": (HELD, GONE, lambda _, e: (HELD, e)),
+    "a departure moves another producer only to a promotion": (
         DEFERRED,
         ProducerGone("nobody", Departure.CLOSED, NOW),
         mutated(
@@ -382,7 +391,7 @@ STEPS: dict[str, StepMutant] = {
         requested("F", FENCING),
         mutated(effects=with_fence(group=replace(HOLDER, mode=EXCLUSIVE))),
     ),
-    "nobody who waits is overtaken": (
+    "no waiter is overtaken": (
         WAITED_TWICE,
         GONE,
         mutated(
@@ -392,7 +401,7 @@ STEPS: dict[str, StepMutant] = {
             with_fence(group=WAITED_TWICE.queue[1]),
         ),
     ),
-    "a handover takes the best who is meant": (
+    "a handover takes the first waiter that matches": (
         WAITED_TWICE,
         HandoverRequested("admin", "", NOW),
         mutated(effects=with_fence(group=WAITED_TWICE.queue[1])),
@@ -427,6 +436,8 @@ def test_a_partition_added_is_no_violation() -> None:
     check_step(before, event, *step(before, event))
 
 
-def test_a_claim_of_a_roll_is_nobodys() -> None:
-    rolling = replace(HELD, fences_started=2, pending_fence=PendingFence(2, Purpose.ROLL, (WHOLE,)))
+def test_the_fence_of_a_roll_has_no_group() -> None:
+    rolling = replace(
+        HELD, fences_started=2, phase=Fencing(PendingFence(2, Purpose.ROLL, (WHOLE,)))
+    )
     check(rolling)

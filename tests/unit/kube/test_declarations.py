@@ -285,7 +285,7 @@ def test_the_state_of_deleted_objects_is_dropped() -> None:
         found = topic(f"t{number}")
         world.put(found)
         world.store.remove(found)
-    assert len(world.declarations._read) < 200
+    assert len(world.declarations._validations) < 200
     assert len(world.declarations._held) < 200
     assert world.declarations._pieces == {}
     assert world.declarations._by_topic == {}

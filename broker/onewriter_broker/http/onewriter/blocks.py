@@ -27,6 +27,7 @@ from onewriter_broker.log.topic_log.ranges import Missing, Range, first_block, l
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format import packed_stream
 
 PATH: Final = TOPIC_PATH + "/blocks"
 
@@ -170,7 +171,7 @@ class Stream:
 
         Raises TimeoutError for a reader that accepts nothing, ConnectionError for one that is gone.
         """
-        await self._write(packed.HEAD)
+        await self._write(packed_stream.HEAD)
         try:
             await self._send(blocks)
             last = packed.pack_end(blocks.end)

@@ -15,15 +15,16 @@ from onewriter_broker.http.onewriter.ownerships import shows_owned
 from onewriter_broker.http.pulsar.topics import served
 from onewriter_broker.http.routes import Filtered, Routes, on_topic
 from onewriter_broker.http.site import Refusal, Site, flag, listing, number, object_body
-from onewriter_broker.log.store.api import VERSION_PREFIX, LogStore, Unit
+from onewriter_broker.log.store.api import LogStore, Unit
 from onewriter_broker.log.store.blocks import MalformedBlock
-from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.retention.retention import Stretch
 from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
 from onewriter_broker.topic.retention.trimming import trim
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName
+from onewriter_core.log_format.field_names import TRIMMED, VERSION_PREFIX
 
 TOPIC_PATH: Final = "/onewriter/v1/topics/{tenant}/{namespace}/{topic:[^/]+}"
 

@@ -6,43 +6,33 @@ No I/O. All integers are little-endian. The contents of blocks are as in the sto
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable
 from typing import Final
 
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
-from onewriter_broker.log.store.blocks import pack_u32
 from onewriter_core.ids import Position
+from onewriter_core.log_format.integers import pack_u32
+from onewriter_core.log_format.packed_stream import (
+    BLOCK,
+    BLOCK_HEAD,
+    END,
+    END_CONTENT,
+    ENDS_PUBLISH,
+    ERROR,
+    FRAME_HEAD,
+    HAS_COUNTS,
+    IS_ATOMIC,
+    MARKER,
+    MARKER_HEAD,
+    NAME_HEAD,
+    NAMES_PUBLISHER,
+    NO_PAYLOAD,
+    framed,
+)
 
-HEAD: Final = b"OWB2"
-"""The beginning of the stream: name and version of the format."""
-
-BLOCK: Final = 1
-MARKER: Final = 2
-END: Final = 3
-ERROR: Final = 4
-
-HAS_COUNTS: Final = 1
-"""Flag: the numbers of messages per entry follow the lengths. Without it, each entry has one message."""
-
-IS_ATOMIC: Final = 2
-"""Flag: the block is a part of an atomic publish, whose name follows the lengths and counts."""
-
-ENDS_PUBLISH: Final = 4
-"""Flag: the block is the last one of its atomic publish."""
-
-NO_PAYLOAD: Final = 8
-"""Flag: the entries' bytes were not requested and are left out."""
-
-NAMES_PUBLISHER: Final = 16
-"""Flag: the publisher's name, as stored in the block, follows the name of the atomic publish. It may be
-empty."""
-
-_BLOCK = struct.Struct("<IBQQQIB16s")
-_HEAD = struct.Struct("<IB")
-_MARKER = struct.Struct("<IBQ")
-_END = struct.Struct("<IBQQ")
-_NAME_LENGTH = struct.Struct("<H")
+_BLOCK = framed(BLOCK_HEAD)
+_MARKER = framed(MARKER_HEAD)
+_END = framed(END_CONTENT)
 _NAME_BYTES_MAX: Final = 0xFFFF
 _LENGTH_BYTES: Final = 4
 """The length at the beginning of a frame does not include itself."""
@@ -83,7 +73,7 @@ def _block(block: Block, *, payload: bool, publishers: bool) -> tuple[bytes, ...
 def _name(text: str) -> bytes:
     """A name after its length. Names that are longer than any that brokers store are truncated."""
     name = text.encode()[:_NAME_BYTES_MAX]
-    return _NAME_LENGTH.pack(len(name)) + name
+    return NAME_HEAD.pack(len(name)) + name
 
 
 def _marker(marker: Marker) -> tuple[bytes, bytes]:
@@ -100,4 +90,4 @@ def pack_end(end: Position) -> bytes:
 def pack_error(status: int, message: str, **details: str) -> bytes:
     """The end of an incomplete response; ``status`` is the status that the request would have got."""
     body = json.dumps({"status": status, "message": message} | details).encode()
-    return _HEAD.pack(_HEAD.size - _LENGTH_BYTES + len(body), ERROR) + body
+    return FRAME_HEAD.pack(FRAME_HEAD.size - _LENGTH_BYTES + len(body), ERROR) + body

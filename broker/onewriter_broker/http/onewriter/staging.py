@@ -24,7 +24,6 @@ from onewriter_broker.http.onewriter.publish_rights import (
 from onewriter_broker.http.routes import ByHandler, Routes, on_topic
 from onewriter_broker.http.shares import Capacity, Shares
 from onewriter_broker.http.site import IDENTITY, Refusal, Site, creator_of, object_body, topic_of
-from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere, TooLarge
 from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
@@ -33,6 +32,7 @@ from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.field_names import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_core.publish_rights import is_app
 from onewriter_core.topic.model import WHOLE, AccessMode
 
@@ -191,7 +191,7 @@ def _add_dropping(router: Routes, site: Site) -> None:
         topic = served[0][1]
         first = topic.runner.logs[topic.partition_of(names[0])]
         async with AsyncExitStack() as stillness:
-            await stillness.enter_async_context(site.publishing.layouts.turn(first, app))
+            await stillness.enter_async_context(site.publishing.layouts.lock(first, app))
             for each, topic in served:  # check all partitions before the first one forgets
                 topic_log = topic.runner.logs[topic.partition_of(each)]
                 stillness.enter_context(site.publishing.keeping_still(topic_log, app))

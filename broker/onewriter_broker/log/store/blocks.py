@@ -5,93 +5,27 @@ The format is public (docs/log-format.md) and has a version. Nothing here does I
 
 from __future__ import annotations
 
-import hashlib
 import re
-import struct
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
 
-import google_crc32c
-
-from onewriter_broker.log.store.api import OPEN_PUBLISH, Append, Block, Marker, StoredBlock
+from onewriter_broker.log.store.api import Append, Block, Marker, StoredBlock
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import NUMBER_MAX, Position
+from onewriter_core.log_format import field_names
+from onewriter_core.log_format.chain import CHAIN_BYTES
+from onewriter_core.log_format.field_names import STATE_FIELDS_RESERVED
+from onewriter_core.log_format.integers import unpack_u32
+from onewriter_core.log_format.limits import PUBLISH_BLOCKS_MAX
 from onewriter_core.publish_rights import APP_LENGTH_MAX
-
-FORMAT_VERSION = 1
-"""Written into each bucket's record; a reader refuses a version it does not know."""
-
-BLOCK_ENTRIES_MAX = 512
-"""Entries in one block."""
-
-BLOCK_BYTES_MAX = 256 * 1024
-"""Payload bytes of a block of several entries; one larger entry may stand alone."""
-
-CALL_BYTES_MAX = 1024 * 1024
-"""Payload bytes of one append call; one larger block may stand alone."""
 
 READ_BYTES = 1024 * 1024
 """Bytes that one read of blocks aims at: the reader asks for as many blocks as the largest one so far suggests."""
 
-PUBLISH_BLOCKS_MAX = 2_560
-"""Blocks of one atomic publish; the state names where they stand while it is open. More are not made of
-256 MiB in 262,144 entries: 512 blocks may be full by entries, and of the others two that follow one
-another have more than 256 KiB."""
-
-CHAIN_BYTES = 16
-CHAIN_START = bytes(CHAIN_BYTES)
-"""What the first block of a ledger chains to."""
-
-MARKER_FIELDS_RESERVED = frozenset({"k", "owner", "gen", "aborted"})
-"""Marker fields that the store sets itself."""
-
-STATE_FIELDS_RESERVED = frozenset({"tok", "ledger", OPEN_PUBLISH})
-"""State fields that only fences and appends change."""
-
 _PUBLISH = re.compile(rf"[A-Za-z0-9._:-]{{1,{APP_LENGTH_MAX}}}/(0|[1-9][0-9]{{0,15}})")
-
-_CHAIN_HEAD = struct.Struct("<QQ")
-_NUMBER = struct.Struct("<I")
-_U32 = next(code for code in "IL" if array(code).itemsize == 4)
-_SWAP = sys.byteorder == "big"
 
 
 class MalformedBlock(OnewriterError, ValueError):
     """A stream entry that this format does not explain; the message names key and id."""
-
-
-def pack_u32(numbers: Sequence[int]) -> bytes:
-    """Numbers as consecutive unsigned 32-bit little-endian integers; OverflowError beyond that."""
-    if len(numbers) == 1 and 0 <= numbers[0] < 2**32:
-        return _NUMBER.pack(numbers[0])  # the usual unbatched block, at a third of the cost
-    packed = array(_U32, numbers)
-    if _SWAP:
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def unpack_u32(data: bytes) -> list[int]:
-    """The inverse of pack_u32; ValueError when the size is not a multiple of four."""
-    numbers = array(_U32)
-    numbers.frombytes(data)
-    if _SWAP:
-        numbers.byteswap()
-    return numbers.tolist()
-
-
-def chain(previous: bytes, position: Position, lengths: Sequence[int], payload: bytes) -> bytes:
-    """The hash of a block that follows the block hashed as ``previous`` in the same ledger.
-
-    BLAKE2b-128 over previous, ledger and entry (u64), the lengths (u32) and the payload's CRC-32C
-    (u32), all little-endian. It shows a missing, foreign or reordered block to whoever reads the
-    log later. It is no signature.
-    """
-    digest = hashlib.blake2b(previous, digest_size=CHAIN_BYTES)
-    digest.update(_CHAIN_HEAD.pack(*position))
-    digest.update(pack_u32(lengths))
-    digest.update(_NUMBER.pack(google_crc32c.value(payload)))
-    return digest.digest()
 
 
 def check_block(block: Block, token: str) -> None:
@@ -165,22 +99,26 @@ def decode_entry(key: str, stream_id: bytes, fields: Sequence[bytes]) -> StoredB
     try:
         position = Position.parse(stream_id.decode())
         known = dict(zip(fields[::2], fields[1::2], strict=True))
-        if known.get(b"k") == b"marker":
+        if known.get(field_names.KIND) == field_names.MARKER_KIND:
             return Marker(
                 position,
-                {name.decode(): value.decode() for name, value in known.items() if name != b"k"},
+                {
+                    name.decode(): value.decode()
+                    for name, value in known.items()
+                    if name != field_names.KIND
+                },
             )
-        counts = known.get(b"c")
+        counts = known.get(field_names.COUNTS)
         block = Block(
             position=position,
-            lengths=unpack_u32(known[b"n"]),
-            payload=known[b"p"],
+            lengths=unpack_u32(known[field_names.LENGTHS]),
+            payload=known[field_names.PAYLOAD],
             counts=None if counts is None else unpack_u32(counts),
-            time_ms=int(known[b"t"]),
-            chain=known[b"h"],
-            publish=known.get(b"x", b"").decode(),
-            commits=b"xc" in known,
-            by=known.get(b"by", b"").decode(),
+            time_ms=int(known[field_names.TIME]),
+            chain=known[field_names.CHAIN],
+            publish=known.get(field_names.PUBLISH, b"").decode(),
+            commits=field_names.COMMITS in known,
+            by=known.get(field_names.PUBLISHED_BY, b"").decode(),
         )
         if block.publish:
             publish_of(block.publish)

@@ -19,20 +19,17 @@ from typing import Final, Protocol
 import google_crc32c
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
-from onewriter_broker.log.store.blocks import CHAIN_BYTES, MalformedBlock, pack_u32, unpack_u32
+from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_core.ids import EARLIEST, Position, TopicName
-
-COMPACTED: Final = "compacted"
-"""State field: the view that counts (View.encode); absent: the log was never compacted."""
-
-COMPACTING: Final = "compacting"
-"""State field: the attempt that writes, or wrote last, to the scratch slot; absent: that is empty."""
+from onewriter_core.log_format.chain import CHAIN_BYTES
+from onewriter_core.log_format.field_names import COMPACTED
+from onewriter_core.log_format.integers import pack_u32, unpack_u32
 
 SLOTS: Final = 2
 """Keys that views take turns in."""
 
 DROP_BLOCKS_MAX: Final = 200
-"""Blocks that one call drops: memory is freed while the store answers nobody else."""
+"""Blocks that one call drops: the store serves no other client while it frees the memory."""
 
 _HEAD = struct.Struct("<QQ16sII")
 _HAS_COUNTS = 1
@@ -162,7 +159,7 @@ class Extent:
     chain: bytes = b""
 
     def is_whole(self, view: View) -> bool:
-        """Whether the slot holds the view whole, as far as its end tells: its hash covers all."""
+        """Whether the key contains the whole view: the hash at its end covers all blocks."""
         if view.blocks == 0:
             return self.blocks == 0
         return (self.blocks, self.last, self.chain) == (view.blocks, view.last, view.chain)

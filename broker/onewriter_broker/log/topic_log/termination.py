@@ -1,17 +1,14 @@
 """A log that takes no more entries, for good: what its state says of that.
 
-Set in topic/registry/termination.py; a producer is refused by it, a consumer that has had everything is told.
+Set in topic/registry/termination.py; it rejects producers, and consumers at its end are notified.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
 
 from onewriter_core.ids import Position
-
-TERMINATED: Final = "terminated"
-"""State field: the last entry's position, ``0-0`` when there is none; absent: not terminated."""
+from onewriter_core.log_format.field_names import TERMINATED
 
 
 def terminated_at(state: Mapping[str, str]) -> Position | None:

@@ -21,10 +21,8 @@ from itertools import accumulate
 from typing import Final
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
-from onewriter_broker.log.store.blocks import CHAIN_START, READ_BYTES
+from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.store.compacted import (
-    COMPACTED,
-    COMPACTING,
     DROP_BLOCKS_MAX,
     SLOTS,
     Attempt,
@@ -42,11 +40,7 @@ from onewriter_broker.log.topic_log.batches import (
     without,
 )
 from onewriter_broker.log.topic_log.compacted_log import READ_BLOCKS_MAX as VIEW_BLOCKS_MAX
-from onewriter_broker.log.topic_log.log import (
-    BLOCK_BYTES_MAX,
-    BLOCK_ENTRIES_MAX,
-    TopicLog,
-)
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.compaction.newest_messages import (
     CompactionRefused,
     Newest,
@@ -55,6 +49,9 @@ from onewriter_broker.topic.compaction.newest_messages import (
 )
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.chain import CHAIN_START
+from onewriter_core.log_format.field_names import COMPACTED, COMPACTING
+from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
 
 READ_ENTRIES: Final = 4096
 """Entries that one read of the log asks for."""
@@ -84,7 +81,7 @@ class Pace:
     async def content(self, entry: memoryview) -> Content:
         """Take an entry apart, a large one in a thread."""
         cost = _cost(entry)
-        await self.turn(cost)
+        await self.tick(cost)
         if _is_large(cost):
             return await asyncio.to_thread(content_of, entry)
         return content_of(entry)
@@ -95,7 +92,7 @@ class Pace:
             return await asyncio.to_thread(without, entry, kept)
         return without(entry, kept)
 
-    async def turn(self, cost: Cost) -> None:
+    async def tick(self, cost: Cost) -> None:
         """So much was or will be done."""
         self.entries += 1
         self.size += cost.size

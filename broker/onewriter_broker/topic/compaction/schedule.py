@@ -15,7 +15,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING, View
+from onewriter_broker.log.store.compacted import View
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.settings import Settings
 from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, NoRoom
@@ -24,6 +24,7 @@ from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.retention.retention import Measured, measure
 from onewriter_core.errors import OnewriterError, Unavailable
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.field_names import COMPACTED, COMPACTING
 
 LOOK_SECONDS: Final = 2.0
 """Between two looks at which logs are due."""

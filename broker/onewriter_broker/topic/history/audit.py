@@ -23,22 +23,22 @@ from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import Purpose
 
 TAIL_RECORDS_MAX: Final = 2_048
-"""Audit records of a bucket that are looked through for them, the newest ones."""
+"""The newest audit records of a bucket that are searched for transitions."""
 
 RECORDS_PER_TICK: Final = 200
-"""Records looked through before others get a turn of the event loop: a millisecond or two."""
+"""Records processed between two yields to the event loop: 1 ms to 2 ms."""
 
 SHARED_SECONDS: Final = 5.0
-"""A reading of a bucket's audit serves the topics that are loaded within this time."""
+"""How long a reading of a bucket's audit serves the loads of its topics."""
 
 BUCKETS_MAX: Final = 256
-"""Readings kept at once; of more, the oldest go."""
+"""Most readings in memory. The oldest one is dropped for a new one."""
 
 _FENCES: Final = frozenset(purpose.value for purpose in Purpose)
 
 
 def marker_of(fields: Mapping[str, str]) -> dict[str, str]:
-    """What the marker said of whose audit record these are the fields."""
+    """The fields of the marker that belongs to an audit record."""
     kind = fields["kind"]
     marker = {"cause": kind}
     if "producer" in fields:
@@ -50,7 +50,7 @@ def marker_of(fields: Mapping[str, str]) -> dict[str, str]:
 async def audited_marker(
     store: LogStore, bucket: int, name: TopicName, ledger: int
 ) -> dict[str, str]:
-    """What the marker of one ledger said; empty: the audit does not know (any more).
+    """The fields of the marker of one ledger, from the audit. Empty: the audit has no record, or no longer.
 
     Raises Undecided.
     """
@@ -70,7 +70,7 @@ async def audited_marker(
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What a bucket's audit told, by topic, oldest first."""
+    """The transitions in a bucket's audit by topic, oldest first, each with its broker."""
 
     at: float
     transitions: Mapping[str, Sequence[tuple[str, Transition]]]
@@ -88,11 +88,13 @@ class AuditTail:
     async def before(
         self, bucket: int, name: TopicName, incarnation: str, since_ms: int
     ) -> list[Transition]:
-        """A topic's latest transitions, less those that this process wrote from ``since_ms`` on.
+        """A topic's latest transitions, without those that this process wrote from ``since_ms`` on.
 
         Raises Undecided.
         """
-        async with self._reading:  # one at a time: this is no hurry, and appends share the store
+        async with (
+            self._reading
+        ):  # one at a time, because it is not urgent and appends use the same store
             reading = self._readings.get(bucket)
             if reading is None or self._now() - reading.at > SHARED_SECONDS:
                 reading = await self._read(bucket)

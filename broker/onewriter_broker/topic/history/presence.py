@@ -1,9 +1,9 @@
-"""Whether a topic's holders are there, as it is noted with the logs for whoever serves it next.
+"""Records in a log's state whether the topic's holder is connected, for the next broker.
 
-Fields of a log's state: ``present``, for which the next broker keeps a resume window; and since
-when, from which it tells how long nobody could write. Noted when it changes, by the wall clock and
-best effort: a broker that is killed notes nothing more, and then its last heartbeat is what is known
-(membership.py). What is missed costs the next broker a resume window for nobody.
+If the field ``present`` is set, the next broker keeps a resume window. The time of the last change tells it how
+long the topic had no writer. Changes are recorded by the wall clock, as best effort. A killed broker records
+nothing, and the next broker then uses its last heartbeat (membership.py). A missing record only causes an
+unneeded resume window.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.topic.model import Partition, Shared, Topic
 
 UNHEARD_MS_MAX = 1_000
-"""Brokers are heard of twice a second: who noted something this much later is another one."""
+"""Brokers send two heartbeats per second. A record this much later than the last heartbeat is from another broker."""
 
 log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ def note(
     dependencies: TopicDependencies,
     spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
 ) -> None:
-    """Note what has changed since it was noted last. ``logs`` has a log for every partition."""
+    """Record changes since the last record. ``logs`` has a log for every partition."""
     for partition in topic.partitions:
         topic_log = logs[partition.number]
         is_present = _is_held(topic, partition)
@@ -47,7 +47,7 @@ def note(
 
 
 async def note_leaving(topic: Topic, logs: Mapping[int, TopicLog], wall_ms: int) -> None:
-    """Note that the holders can write no longer, because the topic is given to another broker."""
+    """Record that the holders cannot write any more, because the topic moves to another broker."""
     for partition in topic.partitions:
         topic_log = logs[partition.number]
         if topic_log.is_writable and _is_held(topic, partition):
@@ -55,7 +55,7 @@ async def note_leaving(topic: Topic, logs: Mapping[int, TopicLog], wall_ms: int)
 
 
 def _since(partition: Partition, dependencies: TopicDependencies) -> str:
-    """When the partition's last writer left; empty: before this broker's time, and nobody knows."""
+    """When the partition's last writer left. Empty: unknown, because it left before this broker served the topic."""
     if partition.vacant_since is None:
         return ""
     elapsed_seconds = dependencies.now() - partition.vacant_since
@@ -72,10 +72,10 @@ async def _save(topic_log: TopicLog, fields: Mapping[str, str]) -> None:
 def absent_since(
     state: Mapping[str, str], now: float, wall_ms: int, heard_ms: int | None
 ) -> float | None:
-    """Since when nobody could write a log that is loaded, by the clock of ``now``; None: not known.
+    """Since when a log has had no writer, on the clock of ``now``. None: unknown.
 
-    ``heard_ms`` is the last sign of life of the bucket's former owner. A holder that was there when
-    that one noted it last was there until then.
+    ``heard_ms`` is the last heartbeat of the bucket's former owner. A holder that was present at the last
+    record is taken as present until that heartbeat.
     """
     absent_since, present_since = state.get(ABSENT_SINCE, ""), state.get(PRESENT_SINCE, "")
     if absent_since:

@@ -1,7 +1,7 @@
-"""How a topic's ownership stands in the store: markers, state fields and audit records.
+"""Translates a topic's ownership to markers, state fields and audit records, and back.
 
-Pure translation between the topic machine's values and the strings that the log store keeps; the
-fields are described in docs/log-format.md. Written by every fence, read when a topic is loaded.
+The functions are pure. docs/log-format.md describes the fields. Every fence writes them, and every load of a topic
+reads them.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from onewriter_core.topic.model import (
 )
 
 PRESENT: Final = "present"
-"""State field: 1 while the holder is connected, as far as it was noted."""
+"""State field: 1 if the holder was connected at the last record."""
 
 ABSENT_SINCE: Final = "absentSince"
-"""State field: since when it is not, in milliseconds by the wall clock; empty: it is there, or that
-is not known."""
+"""State field: since when the holder is disconnected, in milliseconds of the wall clock. Empty: it is connected, or
+the time is unknown."""
 
 
 PRESENT_SINCE: Final = "presentSince"
-"""State field: since when it is, or was when it was noted last; milliseconds by the wall clock."""
+"""State field: since when the holder is connected, at the last record, in milliseconds of the wall clock."""
 
 
 LEADS: Final = "leads"
-"""State field: the epoch of the tenure in ``holder``, 0 for none: what guarded writes depend on."""
+"""State field: the epoch of the tenure in ``holder``, or 0 without one. Guarded writes depend on it."""
 
 
 SERVES: Final = "serves"
-"""State field: for how many milliseconds a holder may act in the topic's name after it was assured
-that it holds it; the longest of those whose time may not have passed when this was written."""
+"""State field: for how many milliseconds a holder may act as the leader after an assurance. It is the longest time
+of all holders whose time may not have passed when the field was written."""
 
 
 def marker_fields(fence: Fence, partition: int, ledger: int, time_ms: int) -> dict[str, str]:
-    """What the marker that opens ``ledger`` says of one partition."""
+    """The fields of the marker that opens ``ledger`` in one partition."""
     tenure = dict(fence.tenures)[partition]
     epoch = ledger if tenure is None or tenure.epoch == NEW_EPOCH else tenure.epoch
     fields = {"cause": fence.purpose.value, "t": str(time_ms)}
@@ -66,7 +66,7 @@ def marker_fields(fence: Fence, partition: int, ledger: int, time_ms: int) -> di
 
 
 def state_fields(fence: Fence, partition: Partition, ledger: int, time_ms: int) -> dict[str, str]:
-    """What the log's state holds from this fence on."""
+    """The state fields that a fence writes to a log."""
     tenure = dict(fence.tenures)[partition.number]
     changes_hands = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
     fields = {"epoch": str(ledger if changes_hands else partition.epoch)}
@@ -90,7 +90,7 @@ def state_fields(fence: Fence, partition: Partition, ledger: int, time_ms: int) 
     serve_seconds = max(partition.serve_seconds, 0.0 if winner is None else winner.serve_seconds)
     fields[SERVES] = str(round(serve_seconds * 1000))
     if fence.purpose is Purpose.SHARE:
-        fields[ABSENT_SINCE] = ""  # somebody writes, and it is not noted how long
+        fields[ABSENT_SINCE] = ""  # there are writers, and their times are not recorded
     if changes_hands:
         fields["since"] = str(time_ms)
         is_granted = fence.purpose is Purpose.GRANT
@@ -113,9 +113,9 @@ def audit_fields(
     previous: Mapping[int, LedgerSummary],
     time_ms: int,
 ) -> dict[str, str]:
-    """The audit record of a fence: who, why, after whom, and who would have been next.
+    """The audit record of a fence: the winner, the cause, the former holder, and the next waiter.
 
-    ``first`` is the fence's first partition as it was before.
+    ``first`` is the first partition of the fence, as it was before the fence.
     """
     old_epoch = first.epoch
     tenures = dict(fence.tenures)
@@ -142,7 +142,7 @@ def audit_fields(
         ),
     }
     if fence.purpose is Purpose.GRANT and fence.stops and not first.serve_seconds:
-        fields[LEADERLESS_MS] = "0"  # any other gap is told once it is over
+        fields[LEADERLESS_MS] = "0"  # a longer gap is recorded when it is over
     if tenure is not None:
         fields |= {"producer": tenure.producer_name, "subject": str(tenure.identity)}
     former = tenure_of_partition(first)
@@ -169,13 +169,13 @@ def audit_fields(
 
 
 def _cause(fence: Fence, first: Partition) -> Departure:
-    """Why the last writer no longer writes: it was deposed by this fence, or had left before."""
+    """Why the last writer stopped: this fence deposed it, or it had left before."""
     is_vacant = isinstance(first.ownership, Vacant | Reserved)
     return first.departure if fence.purpose is Purpose.GRANT and is_vacant else fence.departure
 
 
 def group_fields(group: ProducerGroup) -> dict[str, str]:
-    """A group as the audit describes it."""
+    """The fields of a producer group in the audit."""
     return {
         "producer": group.producer_name,
         "subject": str(group.identity),
@@ -196,10 +196,10 @@ def partition_of(
     reserved_until: float | None,
     vacant_since: float | None = None,
 ) -> Partition:
-    """A partition as its log's state describes it; this broker has not fenced it yet.
+    """A partition from the state of its log, before this broker fences it.
 
-    ``reserved_until``: until when the holder may come back before anybody else; None: no longer.
-    ``vacant_since``: since when nobody writes, by this broker's clock; None: it is not known.
+    ``reserved_until``: until when the topic is reserved for the returning holder. None: it is not reserved.
+    ``vacant_since``: since when there is no writer, on this broker's clock. None: unknown.
     """
     epoch = int(state.get("epoch", "0"))
     deposed = tuple(
@@ -221,7 +221,7 @@ def partition_of(
 
 
 def tenure_of(state: Mapping[str, str]) -> Tenure | None:
-    """The tenure that the state keeps; None when nobody may resume."""
+    """The tenure in the state. None: no producer may resume."""
     if not state.get("holder"):
         return None
     holder = json.loads(state["holder"])

@@ -1,4 +1,4 @@
-"""A topic's story: its transitions, in memory, in the logs and in the audit stream."""
+"""Records the transitions of a topic in memory, in the broker's log and in the audit stream."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from onewriter_core.topic.effects import Record, Suspect
 from onewriter_core.topic.model import WHOLE, Purpose
 
 RECALL_SECONDS = 1.0
-"""Between two attempts to read what happened before the topic came here."""
+"""Time between attempts to read the transitions of former brokers."""
 
 RECALL_ATTEMPTS_MAX = 30
 
 SUSPECT_SECONDS = 10.0
-"""Between two records of one topic that somebody claims an epoch which was never granted."""
+"""Time between two audit records of a topic about a claimed epoch that was never granted."""
 
 log = structlog.get_logger(__name__)
 
 
 class TopicHistory:
-    """Tells what happened to one topic. ``transitions`` has the latest transitions, oldest first.
+    """The history of one topic. ``transitions`` has the latest transitions, oldest first.
 
-    They are shown when they are stored: the machine tells of a fence when it is.
+    A transition is visible after its fence is stored, because the machine emits the Record effect then.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class TopicHistory:
         self._suspected_at: float | None = None
 
     def record(self, record: Record) -> None:
-        """A transition: remember it, log it, audit it where no fence did."""
+        """Add a transition, log it, and audit it unless a fence did."""
         self.transitions.append(noted(record, self._dependencies.wall_ms()))
         del self.transitions[:-HISTORY_MAX]
         self._dependencies.moved(self._name, record)
@@ -95,11 +95,11 @@ class TopicHistory:
             told = {"kind": record.purpose.value, "cause": record.departure.value}
             self.audit(told | numbers | group_fields(holder))
         elif record.purpose is Purpose.GRANT and record.leaderless_seconds:
-            # What the fence wrote could not know when it would be over.
+            # The record of the fence was written before the gap ended.
             self.audit({"kind": READY} | numbers)
 
     def suspect(self, suspect: Suspect) -> None:
-        """Note it, but not at a client's pace: the audit keeps so many records and no more."""
+        """Record a suspicious epoch at a limited rate, because the audit stream is limited."""
         now = self._dependencies.now()
         if self._suspected_at is not None and now - self._suspected_at < SUSPECT_SECONDS:
             return
@@ -115,7 +115,7 @@ class TopicHistory:
         self.audit({"kind": "suspect", "epoch": epoch, "claimed": claimed})
 
     async def recall(self) -> None:
-        """Put what the audit tells of the time before in front; it is no hurry."""
+        """Prepend the transitions of former brokers from the audit. Not urgent, so it retries slowly."""
         audit_tail = self._dependencies.audit_tail
         if audit_tail is None:
             return
@@ -134,7 +134,7 @@ class TopicHistory:
                 return
 
     def unanswered(self, epoch: int) -> None:
-        """Whoever held ``epoch`` was told of its end, and gave no sign of life since."""
+        """Record that the holder of ``epoch`` did not react to its end."""
         for place, each in enumerate(self.transitions):
             if each.previous is not None and each.previous.epoch == epoch:
                 told = forced(each, each.epoch)
@@ -145,7 +145,7 @@ class TopicHistory:
                     self._dependencies.changed(self._name)
 
     def audit(self, fields: dict[str, str]) -> None:
-        """Write an audit record that belongs to no fence; the fence's own are written with it."""
+        """Write an audit record outside of a fence. A fence writes its own record."""
         record = self._record(fields)
 
         async def write() -> None:
@@ -156,7 +156,7 @@ class TopicHistory:
                 outcome = await self._dependencies.store.write_audit(holding.binding, record)
             except Undecided as undecided:
                 log.warning("audit.undecided", record=record, reason=str(undecided))
-            except BrokenKey as broken:  # the topic itself is well
+            except BrokenKey as broken:  # the topic itself is not affected
                 log.warning("audit.broken", record=record, reason=str(broken))
             else:
                 if outcome is not Outcome.DONE:
@@ -165,7 +165,7 @@ class TopicHistory:
         self._spawn(write())
 
     async def attest(self, binding: Binding, fields: dict[str, str]) -> None:
-        """Write an audit record without which nothing further may happen; return once it is stored.
+        """Write an audit record that must be stored before the caller continues.
 
         Raises Unavailable if the store did not confirm the record. A record may be stored twice.
         """

@@ -1,9 +1,8 @@
-"""A topic's changes of hands as its status shows them, and how they are read back from the audit.
+"""The transitions of a topic: changes of its holder, as its status shows them, and their form in the audit.
 
-They are noted as they happen. When a topic comes to another broker that one reads what its
-predecessors wrote: the newest records of the bucket's audit stream, once for all of its topics, and
-a bounded number, so that an old change of a quiet topic in a busy bucket may be missing here. All of
-them are in the audit.
+A broker adds each transition when it happens. A broker that begins to serve a topic reads the transitions of its
+predecessors from the bucket's audit stream (audit.py). It reads a limited number of records, so an old transition
+of a quiet topic in a busy bucket may be missing. The audit stream has all of them.
 """
 
 from __future__ import annotations
@@ -18,26 +17,26 @@ from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import WHOLE, Departure, ProducerGroup, Purpose, Tenure
 
 HISTORY_MAX: Final = 10
-"""Transitions kept per topic, the latest ones."""
+"""The latest transitions that the broker keeps per topic."""
 
 UNANSWERED: Final = "unanswered"
-"""Kind of the audit record which says that a writer that was taken over from gave no answer."""
+"""Kind of the audit record about a former writer that did not answer after a takeover."""
 
 READY: Final = "ready"
-"""Kind of the audit record which says that the winner of a ledger may write, and after what gap."""
+"""Kind of the audit record that says that the winner may write, and how long the topic had no writer."""
 
 LEADERLESS_MS: Final = "leaderlessMs"
-"""Field of an audit record: for how long nobody could write before the winner could."""
+"""Field of an audit record: how long the topic had no writer before the winner could write."""
 
 FORCED: Final = "Forced"
-"""Cause of such a takeover: the former writer was not asked, and may still believe it writes."""
+"""Cause of a takeover whose former writer did not answer and may still act as the writer."""
 
 _SHOWN: Final = {Purpose.GRANT.value, Purpose.DEPOSE.value, Purpose.RESUME.value}
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote or writes: a producer, its identity, its claim, and under which epoch."""
+    """A present or former writer. ``claim``: the ProducerClaim that admitted it."""
 
     producer_name: str
     identity: Identity
@@ -48,10 +47,9 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One line of a topic's story.
+    """A change of a topic's holder, or a resume.
 
-    ``previous`` is whose tenure ended with it; a resume ends nobody's. ``cause`` says why that one
-    no longer writes.
+    ``previous`` is the writer whose tenure ended; None for a resume. ``cause`` says why it ended.
     """
 
     at_ms: int
@@ -67,7 +65,7 @@ class Transition:
 
 
 def noted(record: Record, at_ms: int) -> Transition:
-    """A transition as the topic machine told it."""
+    """The transition in a Record effect of the topic machine."""
     is_resume = record.purpose is Purpose.RESUME
     former = None if is_resume else record.former
     return Transition(
@@ -96,13 +94,13 @@ def _former(tenure: Tenure) -> Writer:
 
 
 def identity_fields(identity: Identity) -> dict[str, str]:
-    """The parts of an identity, less what is empty."""
+    """The parts of an identity that are not empty."""
     parts = {"podUID": identity.pod_uid, "pod": identity.pod, "node": identity.node}
     return {name: value for name, value in parts.items() if value}
 
 
 def former_fields(tenure: Tenure) -> dict[str, str]:
-    """The audit's word for whose tenure a fence ended."""
+    """The audit field of the writer whose tenure a fence ended."""
     person = {
         "epoch": tenure.epoch,
         "producer": tenure.producer_name,
@@ -113,11 +111,11 @@ def former_fields(tenure: Tenure) -> dict[str, str]:
 
 
 def read_back(fields: Mapping[str, str]) -> Transition | None:
-    """The transition that an audit record tells; None for one that tells none."""
+    """The transition in an audit record. None: the record has none."""
     if fields.get("kind") not in _SHOWN:
         return None
     if fields["kind"] == Purpose.RESUME.value and "previous" in fields:
-        return None  # the ledger that a resume had to wait for; it has a record of its own
+        return None  # the fence before a resume; the resume has its own record
     try:
         epoch = int(fields["epoch"])
         leaderless = fields.get(LEADERLESS_MS)
@@ -135,7 +133,7 @@ def read_back(fields: Mapping[str, str]) -> Transition | None:
             tuple(int(partition) for partition in partitions.split(",")) if partitions else (),
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # not written by a broker; `onewriter verify` says so
+        return None  # not written by a broker; `onewriter verify` reports it
 
 
 def _holder_back(fields: Mapping[str, str], epoch: int) -> Writer | None:
@@ -162,14 +160,14 @@ def _former_back(text: str | None) -> Writer | None:
 
 
 def forced(transition: Transition, epoch: int) -> Transition:
-    """The transition, told anew if it is the takeover that led to ``epoch``."""
+    """The transition, with the cause Forced if it is the takeover that led to ``epoch``."""
     if transition.epoch != epoch or transition.cause != Departure.TAKEN_OVER.value:
         return transition
     return replace(transition, cause=FORCED)
 
 
 def with_gap(transition: Transition, fields: Mapping[str, str]) -> Transition:
-    """The transition, with the gap before it if the record tells of its ledger."""
+    """The transition, with the gap before it if the record is about its ledger."""
     gap = fields.get(LEADERLESS_MS, "")
     if not gap.isdecimal() or str(transition.ledger) != fields.get("ledger"):
         return transition

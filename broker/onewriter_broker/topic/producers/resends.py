@@ -24,9 +24,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TRIMMED, TopicLog, payloads
+from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog, payloads
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
+from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.wire.messages import (
     EntrySummary,
     content_checksum,

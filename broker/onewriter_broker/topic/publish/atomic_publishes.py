@@ -1,7 +1,7 @@
-"""Publishing staged parts as a whole, under the epoch that leads.
+"""Publishes staged parts atomically, under the epoch that leads.
 
-A publish stands among what the epoch's holder sends. Once begun it goes on whether or not anybody waits
-for the answer.
+The log orders a publish among the entries of the epoch's holder. A publish that has begun continues even if all
+its callers disconnect.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.store.api import VERSION_PREFIX, Binding, LogStore
+from onewriter_broker.log.store.api import Binding, LogStore
 from onewriter_broker.log.topic_log.atomic_publish import (
     PUBLISHES_WAITING_MAX,
     Entries,
@@ -42,13 +42,15 @@ from onewriter_core.errors import (
     Undecided,
 )
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.field_names import VERSION_PREFIX
 
 STANDSTILL_SECONDS: Final = 20.0
-"""A publish is given up where nothing of its log was stored, or became durable, for so long: it holds
-memory that others wait for. Less than a request may take, so that who asks is told."""
+"""The broker abandons a publish if nothing of its log was stored or became durable for this time, because the
+publish holds memory that others need. It is shorter than the timeout of a request, so that the caller gets the
+answer."""
 
 LOOKS: Final = 10
-"""At a publish, in that time."""
+"""Progress checks of a publish within STANDSTILL_SECONDS."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +71,7 @@ class AtomicPublishes:
         is_full: Callable[[], bool] = lambda: False,
         standstill_seconds: float = STANDSTILL_SECONDS,
     ) -> None:
-        """``is_full``: whether the store is so full that nothing more is to be published."""
+        """``is_full``: whether the store is so full that the broker must reject publishes."""
         self.layouts = Layouts(store, appender.prove)
         self._store = store
         self._appender = appender
@@ -80,16 +82,16 @@ class AtomicPublishes:
         self._requests: dict[TopicLog, list[OngoingPublish]] = {}
         self._kept_still: set[tuple[TopicLog, str]] = set()
         self._locks: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
-        """One publish of an app after the other."""
+        """The publish reservations: at most one publish per log and app at a time."""
 
     async def publish(
         self, name: TopicName, topic: LoadedTopic, asked: PublishRequest, time_ms: int
     ) -> PublishResult:
-        """Publish these parts, in their order.
+        """Publish the parts in their order.
 
-        Raises Fenced where the epoch is not the one that leads, MissingPart, TooLarge, Refused (the
-        right was not proved; too many ask), Unavailable where nothing was published and asking again may help,
-        Undecided where nobody can tell: asked again it is published, or found to be a duplicate.
+        Raises Fenced if the epoch does not lead the topic; MissingPart; TooLarge; Refused if the right was not
+        proved or too many requests wait; Unavailable if nothing was published and a retry may succeed;
+        Undecided if the result is unknown. A retry then publishes the version or finds the duplicate.
         """
         partition = topic.partition_of(name)
         topic_log = topic.runner.logs[partition]
@@ -98,7 +100,9 @@ class AtomicPublishes:
             raise Unavailable(f"{text}; retry later")
         requests = self._requests.setdefault(topic_log, [])
         request = next((each for each in requests if each.asked.is_same(asked)), None)
-        is_counted = request is not None and not request.askers  # somebody went, and comes again
+        is_counted = (
+            request is not None and not request.askers
+        )  # its caller disconnected and returns
         count = sum(max(1, each.askers) for each in requests)
         if count >= PUBLISHES_WAITING_MAX and not is_counted:
             text = f"{PUBLISHES_WAITING_MAX} publish requests for {name} are waiting, which is the maximum; retry later"
@@ -112,9 +116,9 @@ class AtomicPublishes:
             return await request.ended()
 
     def check_nothing_on_its_way(self, topic_log: TopicLog, app: str, version: int) -> None:
-        """Raises Undecided while this version of an app, or a later one, may still be published.
+        """Raise Undecided while this version of an app, or a later one, may still be published.
 
-        For who is refused before anything is performed.
+        Callers use it before they reject a request that was not performed.
         """
         publishes = topic_log.publishes
         requests = self._requests.get(topic_log, ())
@@ -128,9 +132,9 @@ class AtomicPublishes:
 
     @contextlib.contextmanager
     def keeping_still(self, topic_log: TopicLog, app: str) -> Iterator[None]:
-        """Nothing is published to a log under an app meanwhile.
+        """Block publishes of an app to a log.
 
-        Raises Unavailable while something is, or may be for all that is known of the store.
+        Raises Unavailable if a publish is in progress, or if the store may still perform one.
         """
         key = topic_log, app
         publishes, requests = topic_log.publishes, self._requests.get(topic_log, ())
@@ -154,8 +158,10 @@ class AtomicPublishes:
                         answer = await self._perform(runner, partition, request)
             except OnewriterError as error:
                 done.set_exception(error)
-                done.exception()  # nobody may be left to hear it
-            except Exception:  # ends this request; what may close the topic stands in ``changing``
+                done.exception()  # the callers may be gone, so mark the exception as retrieved
+            except (
+                Exception
+            ):  # fails this request only; ``changing`` handles errors that must close the topic
                 log.exception("publish.failed", topic=str(topic_log.name), app=asked.app)
                 text = "publishing failed; the broker's log says why: ask again whether it is published"
                 done.set_exception(Undecided(text))
@@ -178,9 +184,9 @@ class AtomicPublishes:
 
     @contextlib.contextmanager
     def _certain(self, topic_log: TopicLog, asked: PublishRequest) -> Iterator[None]:
-        """No error but Undecided leaves it while what was asked for earlier may yet be published.
+        """Raise only Undecided while an earlier publish of the app may still be stored.
 
-        Requests of one app are performed in the order in which they came, so all earlier ones have ended.
+        Requests of one app are performed in the order of their arrival, so all earlier requests have ended.
         """
         try:
             yield
@@ -191,9 +197,9 @@ class AtomicPublishes:
             raise
 
     def _check_heard(self, topic_log: TopicLog, asked: PublishRequest) -> None:
-        """Raises Undecided where a publish was handed to the store of which nothing has been heard yet.
+        """Raise Undecided if the store has not yet answered a publish of this version or a later one.
 
-        Who was to be told that this version is not published is told that nobody can tell.
+        Without this check the caller would learn that the version is not published, although it may be.
         """
         publishes = topic_log.publishes
         if publishes is not None and publishes.may_count(asked.app, asked.version):
@@ -217,9 +223,9 @@ class AtomicPublishes:
                 await self._check_epoch(runner, partition, asked)
             except Undecided:
                 if not isinstance(error, StoodStill):
-                    raise  # else: of a store that stands still more is not heard
+                    raise  # otherwise the store is stalled and cannot tell more
             raise
-        # Whoever has staged this version, too, is answered "duplicate" whatever became of its parts.
+        # Another caller that staged this version gets "duplicate" even if its parts are gone.
         with contextlib.suppress(OnewriterError):  # they expire
             prefix = f"{asked.app}/{asked.version}/"
             await self._staging.drop(topic_log.name, prefix)
@@ -231,16 +237,16 @@ class AtomicPublishes:
     async def _without_rows(
         self, runner: TopicRunner, partition: int, asked: PublishRequest
     ) -> PublishResult | None:
-        """The answer where no rows are to be published; None: they may be. Raises what forbids it."""
+        """The answer if no rows have to be published. None: publish the rows. Raises an error that forbids it."""
         topic_log = runner.logs[partition]
         held = await self._known(topic_log, asked)
-        if held is not None:  # whatever became of its epoch since
+        if held is not None:  # also if its epoch has ended since
             return _duplicate(held)
         await self._check_epoch(runner, partition, asked)
         if terminated_at(topic_log.state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, f"{topic_log.name} was terminated")
         check_app(topic_log.name, topic_log.state, asked.app, asked.require_right().owner)
-        if asked.rows == 0:  # the store is not written to, where a deposed broker would learn of it
+        if asked.rows == 0:  # there is no write that would reject a deposed broker
             await standing_of(topic_log, self._appender.prove)
             return PublishResult(is_duplicate=False)
         if self._is_full():
@@ -260,7 +266,7 @@ class AtomicPublishes:
             binding = await self._recorded(runner, topic_log, asked)
 
             def may_write() -> bool:
-                """PublishRequest when the first block is formed: the epoch leads, and its audit names who asks."""
+                """Called when the first block is formed: the epoch leads, and the audit names the publisher."""
                 return topic_log.binding == binding and leads(runner.topic, partition, asked.epoch)
 
             return await self._append(runner, partition, asked, entries, may_write)
@@ -268,7 +274,7 @@ class AtomicPublishes:
     async def _recorded(
         self, runner: TopicRunner, topic_log: TopicLog, asked: PublishRequest
     ) -> Binding:
-        """The binding under which the audit names who asks. Raises StoodStill, and as PublisherRecords.record."""
+        """The binding under which the audit names the publisher. Raises StoodStill and as PublisherRecords.record."""
         try:
             async with asyncio.timeout(self._standstill_seconds):
                 return await self._publishers.record(runner, topic_log, asked)
@@ -283,17 +289,18 @@ class AtomicPublishes:
         asked.require_right()
 
     async def count_led(self, runner: TopicRunner, partitions: int, epoch: int) -> int:
-        """As ``leading.count_led``."""
+        """As ``epoch_checks.count_led``."""
         return await count_led(runner, partitions, epoch, self._appender.prove)
 
     async def _known(self, topic_log: TopicLog, asked: PublishRequest) -> int | None:
-        """The version of the app that is certainly published, where that is this one or a later one.
+        """The newest certainly published version of the app, if it is at least the requested one.
 
-        What is on its way is waited for: it may yet fail. What is read holds only once it is seen
-        that no other broker wrote it, and that it is as durable as an acknowledgement.
+        The method waits for a publish in progress, because it may still fail. A version that it reads counts
+        only after a check that this broker still serves the log and that the version is as durable as an
+        acknowledgement.
         """
         under_way = None if topic_log.publishes is None else topic_log.publishes.of(asked.app)
-        if under_way is not None:  # the store stands still, and it was given up
+        if under_way is not None:  # it was abandoned because the store was stalled
             await asyncio.wait((under_way.done,), timeout=self._standstill_seconds)
         self._check_heard(topic_log, asked)
         binding = topic_log.binding
@@ -304,28 +311,28 @@ class AtomicPublishes:
             return None
         try:
             await standing_of(topic_log, self._appender.prove)
-        except Unavailable as error:  # it is known, perhaps elsewhere
+        except Unavailable as error:  # the version may be published under another broker
             raise Undecided(f"{error}: ask again") from error
         if topic_log.binding != binding:
             raise Undecided(f"{topic_log.name} was reconnected to the store: ask for its status")
         return held
 
     async def held_version(self, topic_log: TopicLog, app: str) -> int:
-        """The version that an app has published last, as the store has it now; -1: none.
+        """The last version of an app in the store. -1: none.
 
-        Raises Unavailable, Undecided, and Refused for a state that must be repaired.
+        Raises Unavailable, Undecided, and Refused if the state must be repaired.
         """
         return _version(topic_log, app, await self.state_of(topic_log))
 
     async def _held(self, topic_log: TopicLog, asked: PublishRequest) -> int:
-        """As ``held_version``, for whoever may publish under the app. Raises BoundElsewhere, too."""
+        """As ``held_version``, with a check of the app's owner. Raises BoundElsewhere, too."""
         state = await self.state_of(topic_log)
-        if asked.right is not None:  # else it asks what became of a version
+        if asked.right is not None:  # otherwise the request only asks for a result
             check_owner(topic_log.name, state, asked.app, asked.right.owner)
         return _version(topic_log, asked.app, state)
 
     async def state_of(self, topic_log: TopicLog) -> dict[str, str]:
-        """A log's state as the store has it now. Raises Unavailable, Undecided."""
+        """The current state of a log in the store. Raises Unavailable, Undecided."""
         binding = topic_log.binding
         if binding is None:
             raise Unavailable(f"{topic_log.name} is not open here")
@@ -365,7 +372,7 @@ class AtomicPublishes:
         )
         if where is not None:
             return PublishResult(is_duplicate=False, where=where)
-        try:  # the store refused it for the version that it knows
+        try:  # the store rejected it because of the version that it has
             held = await self._held(topic_log, asked)
         except Unavailable as error:
             raise Undecided(f"{error}: ask again") from error
@@ -374,9 +381,9 @@ class AtomicPublishes:
         return _duplicate(held)
 
     async def _watch(self, runner: TopicRunner, topic_log: TopicLog, publish: Publish) -> None:
-        """Until a publish has ended; one that stands still is given up.
+        """Wait until a publish has ended, and abandon it if it makes no progress.
 
-        Raises Undecided: all of it was handed to the store, which may store it yet.
+        Raises Undecided if the whole publish was sent to the store, which may still store it.
         """
         now = asyncio.get_running_loop().time
         seen, moved_at = _how_far(topic_log), now()
@@ -406,7 +413,7 @@ class AtomicPublishes:
 
 @contextlib.contextmanager
 def _progressing(runner: TopicRunner, partition: int) -> Iterator[None]:
-    """Inside, something is published under the epoch of a partition's holder: no deadline passes for it."""
+    """Suspend the progress deadlines of a partition's holder during a publish under its epoch."""
     with contextlib.ExitStack() as writing:
         for producer in list(runner.producers.values()):
             if producer.is_active and producer.request.partition == partition:
@@ -415,13 +422,13 @@ def _progressing(runner: TopicRunner, partition: int) -> Iterator[None]:
 
 
 def _how_far(topic_log: TopicLog) -> tuple[object, ...]:
-    """What changes whenever a log gets on."""
+    """Values of which one changes whenever the log makes progress."""
     undecided = len(topic_log.undecided)
     return topic_log.ledger, topic_log.entries_in, undecided, topic_log.committed
 
 
 def _version(topic_log: TopicLog, app: str, state: Mapping[str, str]) -> int:
-    """The version that an app has published last; -1: none. Raises Refused: the state must be repaired."""
+    """The last published version of an app. -1: none. Raises Refused if the state must be repaired."""
     name = f"{VERSION_PREFIX}{app}"
     held = state.get(name, "-1")
     if not held.removeprefix("-").isdecimal():

@@ -1,12 +1,11 @@
-"""Over how many partitions the rows of a batch are routed: noted when it is first asked, and kept.
+"""Layouts: over how many partitions the rows of a version are routed. The first request decides, and it is stored.
 
-A topic may get more partitions while a batch is written, or between two attempts at it. Routed anew, rows of
-a batch that is half published would be in two partitions, or in none. So whoever routes the rows of a version
-asks first, and is told what the first who asked was told. The newest versions of each app are noted: that a
-later one was begun keeps nobody from finishing one that is published in part.
+A topic may get more partitions while a version is written, or between two attempts. If the rows of a partly
+published version were then routed again, some would be in two partitions or in none. So a writer requests the
+layout before it routes rows, and all writers of a version get the same one. The newest versions of each app are
+stored, so a partly published version can be finished although a later one has begun.
 
-Who publishes under an epoch is told of the partitions that it leads: those that the topic got since go to
-the epoch's holder under others.
+A layout has only partitions that the writer's epoch leads. Partitions that were added later belong to other epochs.
 """
 
 from __future__ import annotations
@@ -17,34 +16,35 @@ from dataclasses import dataclass
 from typing import Final
 from weakref import WeakValueDictionary
 
-from onewriter_broker.log.store.api import OWNER_PREFIX, LogStore
+from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.log.topic_log.atomic_publish import check_owner, check_room
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.epoch_checks import Prove, standing_of
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
+from onewriter_core.log_format.field_names import OWNER_PREFIX
 
 LAYOUT_PREFIX: Final = "layout:"
-"""State fields of a topic's first partition: an app's newest versions, each with the partitions it is
-routed over; the newest first."""
+"""State fields of a topic's first partition: the newest versions of an app, each with its number of partitions, newest
+first."""
 
 BEGUN_MAX: Final = 8
-"""Versions of an app that are remembered so."""
+"""Versions of an app whose layouts are stored."""
 
 
 class Overtaken(OnewriterError):
-    """A later version is published, or too many were begun: this one is over. The message follows "it has"."""
+    """The version is over: a later one is published, or too many have begun. The message follows "it has"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A version and over how many partitions its rows are routed."""
+    """A version, and the number of partitions over which its rows are routed."""
 
     version: int
     partitions: int
 
 
 def encode_layouts(layouts: Sequence[Layout]) -> str:
-    """As they are noted."""
+    """The stored form."""
     return " ".join(f"{each.version} {each.partitions}" for each in layouts)
 
 
@@ -63,7 +63,7 @@ class Layouts:
     def __init__(self, store: LogStore, prove: Prove) -> None:
         self._store = store
         self._prove = prove
-        self._turns: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
 
     async def note(
         self,
@@ -74,14 +74,15 @@ class Layouts:
         held: Callable[[], Awaitable[int]],
         owner: str | None = None,
     ) -> int:
-        """The partitions that are noted of a version: those ``counted``, unless it was noted before.
+        """The number of partitions of a version: the stored one, else the result of ``counted``, which is stored.
 
-        ``first`` is the log of the topic's first partition; ``held`` tells the latest version that any of
-        them has; ``owner``: the subject that asks, to which the app is bound from then on (None: subjects are
-        not told apart). Raises Overtaken, Refused for one app too many, for an app of another subject
-        (BoundElsewhere) and for a state that must be repaired, Unavailable and Undecided: ask again; and what ``counted`` raises.
+        ``first`` is the log of the topic's first partition. ``held`` returns the latest version in any
+        partition. ``owner``: the subject of the request, which owns the app from then on (None: the broker
+        does not distinguish subjects). Raises Overtaken; Refused for one app too many, for an app of another
+        subject (BoundElsewhere), or if the state must be repaired; Unavailable or Undecided if the caller
+        should retry; and the errors of ``counted``.
         """
-        async with self.turn(first, app):
+        async with self.lock(first, app):
             noted = await self._noted(first, app, owner)
             over = await _overtaken(noted, version, held)
             found = next((each for each in noted if each.version == version), None)
@@ -91,18 +92,18 @@ class Layouts:
                 text = encode_layouts(kept[:BEGUN_MAX])
                 bound = {f"{OWNER_PREFIX}{app}": owner} if owner else {}
                 await first.save_state({f"{LAYOUT_PREFIX}{app}": text, **bound})
-            # As durable as what is published by it, also where whoever noted it was not told so.
+            # The layout must be as durable as the entries published by it, also if an earlier request stored it.
             await standing_of(first, self._prove)
             if over or found is None:
                 raise Overtaken(over)
             return found.partitions
 
-    def turn(self, first: TopicLog, app: str) -> asyncio.Lock:
-        """Held, nobody else notes anything of this app."""
-        return self._turns.setdefault((first, app), asyncio.Lock())
+    def lock(self, first: TopicLog, app: str) -> asyncio.Lock:
+        """The lock that orders changes of an app's layouts."""
+        return self._locks.setdefault((first, app), asyncio.Lock())
 
     async def _noted(self, first: TopicLog, app: str, owner: str | None) -> list[Layout]:
-        """As the store has it: another broker may have served the topic since it was loaded here."""
+        """The layouts in the store. Another broker may have served the topic since this one loaded it."""
         if first.binding is None:
             raise Unavailable(f"{first.name} is not open here")
         state = await self._store.read_state(first.name, replid=first.binding.replid)
@@ -121,13 +122,13 @@ class Layouts:
 async def _overtaken(
     noted: Sequence[Layout], version: int, held: Callable[[], Awaitable[int]]
 ) -> str:
-    """Why a version is over; empty: it is not. Only behind a later one that was begun it can be."""
+    """Why a version is over. Empty: it is not. It can be over only after a later version has begun."""
     if not noted or version >= noted[0].version:
         return ""
     published = await held()
     if published > version:
         return f"version {published} of it already"
     is_full = len(noted) >= BEGUN_MAX
-    if is_full and version < noted[-1].version:  # it may have been noted, and forgotten
+    if is_full and version < noted[-1].version:  # its layout may have been stored and dropped
         return f"{BEGUN_MAX} later versions of it begun already"
     return ""

@@ -1,4 +1,4 @@
-"""Who publishes under an epoch, in the bucket's audit: written before the first publish is.
+"""Records in the bucket's audit stream who publishes under an epoch, before the first publish.
 
 A block names its publisher, but a process that can write to the log can write any name. The audit record
 repeats the name and adds the right under which it published; ``onewriter verify`` compares both. One
@@ -29,16 +29,16 @@ from onewriter_core.publishers import (
 )
 
 PUBLISHERS_PER_EPOCH_MAX: Final = 256
-"""Records that name a pod, per log and epoch. Later ones stand for all pods of a subject: a program
-that is started again and again has another pod each time."""
+"""Records that name a pod, per log and epoch. Later records name all pods of a subject, because a program that
+restarts often has another pod each time."""
 
 RECORDS_PER_EPOCH_MAX: Final = 512
-"""Records per log and epoch; a publish that needs one more is refused."""
+"""Records per log and epoch. The broker refuses a publish that needs another one."""
 
 
 @dataclass(slots=True)
 class _Recorded:
-    """What the audit says of one log, as this broker wrote it under one epoch and binding."""
+    """The records that this broker wrote for one log, under one epoch and binding."""
 
     epoch: int = -1
     binding: Binding | None = None
@@ -47,7 +47,7 @@ class _Recorded:
 
 
 class PublisherRecords:
-    """The publishers that this broker recorded, of the logs that it serves."""
+    """The publishers that this broker has recorded for the logs that it serves."""
 
     def __init__(self) -> None:
         self._of: WeakKeyDictionary[TopicLog, _Recorded] = WeakKeyDictionary()
@@ -55,7 +55,7 @@ class PublisherRecords:
     async def record(
         self, runner: TopicRunner, topic_log: TopicLog, asked: PublishRequest
     ) -> Binding:
-        """Return once the audit names who asks, with the binding under which it was written.
+        """Return when the audit names the publisher, with the binding under which the record was written.
 
         Only a block that is appended under that binding certainly follows the record. Raises Unavailable if
         the store did not confirm the record, and Refused if there are too many.
@@ -93,7 +93,7 @@ class PublisherRecords:
 def _fields(
     topic_log: TopicLog, asked: PublishRequest, right: PublishRight, publisher: Publisher
 ) -> dict[str, str]:
-    """The record, less what every audit record says."""
+    """The fields of the record, without those of every audit record."""
     who = {} if publisher.pod_uid == EVERY_POD else identity_fields(asked.identity)
     told = {"subject": publisher.subject, "podUID": publisher.pod_uid} | who
     return {

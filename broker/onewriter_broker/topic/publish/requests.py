@@ -1,4 +1,4 @@
-"""What is asked for when parts are to be published, by whom, and what became of it."""
+"""Publish requests, the right to publish, and results."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from onewriter_core.publishers import encode_publisher, publisher_of
 
 @dataclass(frozen=True, slots=True)
 class PublishRight:
-    """The right to publish under an epoch. ``holder``: whom the epoch was granted to.
+    """The right to publish under an epoch. ``holder``: the identity that got the epoch.
 
-    ``is_passed_on``: the holder passed it on by a capability; else the holder itself asks.
+    ``is_passed_on``: the caller shows a capability from the holder. Otherwise the caller is the holder.
     """
 
     epoch: int
     holder: Identity
     is_passed_on: bool = False
     owner: str | None = None
-    """The subject whose apps these are; None: subjects are not told apart, and the app is bound to nobody."""
+    """The subject that owns the app. None: the broker does not distinguish subjects, and apps have no owner."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishRequest:
-    """A publish as it was asked for."""
+    """A publish as a caller requested it."""
 
     app: str
     version: int
@@ -38,19 +38,19 @@ class PublishRequest:
     parts: Sequence[StagedPartRef]
     identity: Identity = Identity()
     right: PublishRight | None = None
-    """None: the caller proved none, and asks what became of a version."""
+    """None: the caller proved no right, and asks for the result of a version."""
 
     @property
     def rows(self) -> int:
-        """Of all parts."""
+        """Number of rows of all parts."""
         return sum(part.rows for part in self.parts)
 
     def is_same(self, other: PublishRequest) -> bool:
-        """Whether both ask for the same, on behalf of the same identity."""
+        """Whether both requests are equal and come from the same identity."""
         return self._what == other._what
 
     def require_right(self) -> PublishRight:
-        """The right by which it is published under its epoch. Raises Refused where none was proved."""
+        """The right to publish under the epoch. Raises Refused if the caller proved none."""
         if self.right is None or self.right.epoch != self.epoch:
             text = f"the right to publish under epoch {self.epoch} was not proved"
             raise Refused(ServerError.AUTHORIZATION_ERROR, text)
@@ -58,7 +58,7 @@ class PublishRequest:
 
     @property
     def by(self) -> str:
-        """Who asks, as blocks and segments say it; empty: nobody proved who he is."""
+        """The publisher in the form that blocks and segments store. Empty: the caller has no proved identity."""
         return encode_publisher(publisher_of(self.identity))
 
     @property
@@ -68,9 +68,9 @@ class PublishRequest:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """What became of it: ``where`` is None for a duplicate, and for a publish without rows.
+    """The result of a publish. ``where`` is None for a duplicate and for a publish without rows.
 
-    ``held``: the version that the log knows of the app, which makes it a duplicate.
+    ``held``: the version of the app in the log that makes the request a duplicate.
     """
 
     is_duplicate: bool
@@ -79,20 +79,20 @@ class PublishResult:
 
 
 class OngoingPublish:
-    """A publish that is performed, for all who ask for it: several at once, or one after the other."""
+    """A publish in progress. Equal requests share it, at the same time or one after the other."""
 
     def __init__(self, asked: PublishRequest) -> None:
         self.asked = asked
         self.time_ms = 0
-        """When it was asked for last."""
+        """Time of the latest request."""
         self.done: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
         self.askers = 0
-        """How many ask now."""
+        """Callers that wait now."""
         self._is_told = False
 
     @contextlib.contextmanager
     def heard(self) -> Iterator[None]:
-        """Inside, one more asks."""
+        """Count the caller as waiting."""
         self.askers += 1
         try:
             yield
@@ -100,7 +100,7 @@ class OngoingPublish:
             self.askers -= 1
 
     async def ended(self) -> PublishResult:
-        """Its end: the first who hears it is told where it stands. Raises what it raises."""
+        """Wait for the result. Only the first caller gets the positions; later callers get a duplicate."""
         answer = await asyncio.shield(self.done)
         if answer.where is not None and self._is_told:
             return replace(answer, is_duplicate=True, where=None, held=self.asked.version)

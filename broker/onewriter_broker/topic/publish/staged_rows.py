@@ -17,15 +17,15 @@ from typing import Final
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from onewriter_broker.log.topic_log.atomic_publish import ENTRY_BYTES_MAX
 from onewriter_core.errors import ProtocolError
+from onewriter_core.log_format.limits import PUBLISH_ENTRY_BYTES_MAX
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
 
 MAGIC: Final = b"OWR1"
 
-FRAME_BYTES_MAX: Final = ENTRY_BYTES_MAX - 4096
+FRAME_BYTES_MAX: Final = PUBLISH_ENTRY_BYTES_MAX - 4096
 """The messages of one frame; the rest of an entry is for its metadata."""
 
 FRAME_ROWS_MAX: Final = 10_000

@@ -1,6 +1,6 @@
-"""Parts that executors hand in for atomic publishes: kept in the store until published, or expired.
+"""Staged parts of atomic publishes. The store keeps them until they are published, or expire.
 
-A part that is lost is never taken for an empty one: who publishes says what each part holds.
+A lost part never counts as empty, because a publish request names the content of each part.
 """
 
 from __future__ import annotations
@@ -23,72 +23,69 @@ from onewriter_broker.log.store.staged_parts import (
     Stager,
     decode_part,
 )
-from onewriter_broker.log.topic_log.atomic_publish import (
-    PUBLISH_BYTES_MAX,
-    PUBLISH_ENTRIES_MAX,
-    TooLarge,
-)
+from onewriter_broker.log.topic_log.atomic_publish import TooLarge
 from onewriter_broker.ticks import Ticks
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Undecided
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
+from onewriter_core.log_format.limits import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX
 
 PART_BYTES_MAX: Final = 16 * 1024 * 1024
-"""One part; whoever has more to stage makes several."""
+"""Size limit of a part. Larger data needs several parts."""
 
 STAGED_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""All parts of one namespace in one bucket together, where no other namespace has staged any there."""
+"""Size limit of all parts of a namespace in a bucket, if no other namespace has parts there."""
 
 STAGED_PARTS_MAX: Final = 5_000
-"""As many parts at most: all of a bucket are looked through with each one that comes."""
+"""Limit on the number of these parts, because each new part causes a scan of its bucket."""
 
 OTHERS_COUNT: Final = 0.5
-"""The part of what other namespaces have staged in the bucket by which a namespace's room shrinks. So
-there is room for each, and all of them together have at most twice the room of one."""
+"""The share of other namespaces' parts in a bucket that reduces the limits of a namespace. So each namespace has room,
+and all together have at most twice the limits of one."""
 
 NOTED_PER_TICK: Final = 200
-"""Of those, looked at before others get a turn of the event loop: a millisecond or two."""
+"""Parts scanned between two yields to the event loop: 1 ms to 2 ms."""
 
 STAGED_SECONDS: Final = 6 * 3600.0
-"""For so long a part is kept; a batch that takes longer fails."""
+"""How long the store keeps a part. A batch that takes longer fails."""
 
 LOOK_SECONDS: Final = 5.0
-"""Between two looks for buckets whose parts are not known yet."""
+"""Polling interval for buckets whose parts are not known yet."""
 
 LOOKS_PER_SWEEP: Final = 12
-"""Every so many looks all buckets are looked through for what has expired."""
+"""Polls between two scans of all buckets for expired parts."""
 
 ENTRY_MEMORY_BYTES: Final = 256
-"""What an entry of a publish takes in memory beside its bytes, roughly."""
+"""Approximate memory of an entry of a publish, in addition to its bytes."""
 
 LOADED_BYTES_MAX: Final = PUBLISH_BYTES_MAX + ENTRY_MEMORY_BYTES * PUBLISH_ENTRIES_MAX
-"""Memory for the publishes of all topics: the largest one alone fits."""
+"""Memory for the publishes of all topics. It suffices for one publish of the maximal size."""
 
 TOPIC_MEMORY_BYTES: Final = 32 * 1024 * 1024
-"""Memory for the publishes of one topic that they need not share with larger ones."""
+"""Memory for small publishes of a topic, separate from that for larger ones."""
 
 SMALL_TOPICS_MAX: Final = 4
-"""As many topics may fill theirs at once."""
+"""Topics that may use all of that memory at the same time."""
 
 KEY_CHARACTERS_SHOWN: Final = 200
-"""Of a part that is refused, in the answer."""
+"""Characters of a part's key in an error message."""
 
 CHUNKS_AT_ONCE: Final = 4
-"""Chunks of one part that are on their way to the store, or from it: 2 MiB, which others wait behind."""
+"""Chunks of a part that are read or written in parallel: 2 MiB, which delay other calls."""
 
 log = structlog.get_logger(__name__)
 
 
 class MissingPart(OnewriterError):
-    """A part that is to be published is not there, or is another one."""
+    """A part of a publish request is missing, or has other content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changer:
-    """Somebody who stages parts, or replaces and drops what is staged.
+    """A caller that stages, replaces or drops parts.
 
-    ``epoch``: the one that leads, where the caller proved to be its holder, or to act for it.
-    ``was_holder`` says of another epoch whether the caller proved to have held it.
+    ``epoch``: the leading epoch, if the caller proved that it holds the epoch or acts for the holder.
+    ``was_holder`` tells of another epoch whether the caller proved that it held it.
     """
 
     identity: Identity
@@ -98,11 +95,11 @@ class Changer:
 
     @property
     def stager(self) -> Stager:
-        """What is noted of the parts that it stages."""
+        """The stager that its parts record."""
         return Stager(self.identity, self.epoch)
 
     def may_change(self, part: StagedPart) -> bool:
-        """Whether it may replace or drop a part: its stager, the holder, an administrator."""
+        """Whether the caller may replace or drop a part: as its stager, the holder, or an administrator."""
         if self.epoch is not None or self.is_administrator:
             return True
         stager = part.stager
@@ -114,11 +111,11 @@ class Changer:
 
 
 BROKER: Final = Changer(Identity(), is_administrator=True)
-"""The broker itself, which drops what is published."""
+"""The broker itself, which drops published parts."""
 
 
 class StagedPartRef(NamedTuple):
-    """A part as whoever staged it was told: its key and what it holds."""
+    """A reference to a staged part, as its stager got it: the key and the content."""
 
     key: str
     rows: int
@@ -127,7 +124,7 @@ class StagedPartRef(NamedTuple):
 
 
 class Staging:
-    """The parts of the buckets that this broker holds. ``run`` must be running."""
+    """The staged parts of the buckets that this broker holds. ``run`` must be running."""
 
     def __init__(
         self,
@@ -141,12 +138,12 @@ class Staging:
         self._held = held
         self._wall_ms = wall_ms
         self._sizes: dict[int, Counter[str]] = {}
-        """Bytes that are staged in each held bucket that was looked through, by topic."""
+        """Staged bytes by topic, of each held bucket that was scanned."""
         self._small_bytes: Counter[TopicName] = Counter()
         self._loaded_bytes: Counter[TopicName] = Counter()
 
     def sizes(self) -> Counter[TopicName]:
-        """How many bytes are staged for each topic in the held buckets, as far as they were looked through."""
+        """Staged bytes of each topic in the held buckets that were scanned."""
         found: Counter[TopicName] = Counter()
         for bucket in self._held():
             for text, size in self._sizes.get(bucket, {}).items():
@@ -157,11 +154,11 @@ class Staging:
     async def keep(
         self, topic: TopicName, key: str, body: bytes, changer: Changer = BROKER
     ) -> StagedPartRef:
-        """Keep a part; one of the same key is replaced as a whole.
+        """Store a part. It replaces a part with the same key.
 
-        Raises ProtocolError for a part that nobody could read, TooLarge where its version alone is too
-        much, Refused where too much is staged, or somebody else staged a part of that key; Undecided:
-        hand it in again.
+        Raises ProtocolError for a malformed part; TooLarge if the parts of its version alone exceed the limit;
+        Refused if too much is staged, or if another caller staged a part with that key; Undecided if the
+        caller should retry.
         """
         rows = await staged_rows.check(body)
         bucket, name = self._bucket_of(topic), _name(topic, key)
@@ -185,25 +182,25 @@ class Staging:
         return StagedPartRef(key, rows, part.bytes, part.checksum)
 
     async def _write(self, bucket: int, name: str, body: bytes) -> None:
-        """Several chunks at once: a store that syncs each write to its disk does so once for them."""
-        for some in _in_turns(len(body)):
+        """Write several chunks in parallel, so that a store that syncs each write to disk syncs once for them."""
+        for some in _chunk_ranges(len(body)):
             writes = [
                 self._store.staged.write(
                     bucket, name, number, body[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
                 )
                 for number in some
             ]
-            # None of them is left on its way: what is written behind the part's end would stay for ever.
+            # Wait for all writes: a chunk written after the part was dropped would stay forever.
             for outcome in await asyncio.gather(*writes, return_exceptions=True):
                 if outcome is not None:
                     raise outcome
 
     @contextmanager
     def loading(self, topic: TopicName, parts: Sequence[StagedPartRef]) -> Iterator[None]:
-        """Inside, these parts may be in memory.
+        """Reserve memory for the parts of a publish.
 
-        Raises TooLarge; Refused where too many are. A topic whose publishes do not end leaves the
-        others theirs, as far as those are small.
+        Raises TooLarge, and Refused if the memory is in use. Small publishes of other topics keep their
+        memory even if the publishes of a topic never end.
         """
         size = _check_size(parts)
         size += ENTRY_MEMORY_BYTES * min(sum(part.rows for part in parts), PUBLISH_ENTRIES_MAX)
@@ -222,26 +219,28 @@ class Staging:
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
 
     async def load(self, topic: TopicName, part: StagedPartRef) -> bytes:
-        """A part's bytes. Raises MissingPart, Undecided."""
+        """The bytes of a part. Raises MissingPart, Undecided."""
         bucket, name = self._bucket_of(topic), _name(topic, part.key)
         chunks: list[bytes] = []
-        for some in _in_turns(part.bytes):
+        for some in _chunk_ranges(part.bytes):
             reads = (self._store.staged.read(bucket, name, number) for number in some)
             for chunk in await asyncio.gather(*reads):
                 if chunk is None:
-                    raise MissingPart(f"the staged part {part.key} is not there any more")
+                    raise MissingPart(
+                        f"the staged part {part.key} is missing: it was dropped, published, or has expired"
+                    )
                 chunks.append(chunk)
         body = b"".join(chunks)
         checksum = await staged_rows.checksum(body)
         if len(body) != part.bytes or checksum != part.checksum:
-            raise MissingPart(f"the staged part {part.key} is another one")
+            raise MissingPart(f"the staged part {part.key} has other content than the request says")
         rows = await staged_rows.count(body)
         if rows != part.rows:
             raise MissingPart(f"the staged part {part.key} has {rows} rows, not {part.rows}")
         return body
 
     async def drop(self, topic: TopicName, prefix: str, changer: Changer = BROKER) -> int:
-        """Forget the parts whose keys begin so and that ``changer`` may drop; how many.
+        """Drop the parts whose keys start with ``prefix`` and that ``changer`` may drop, and return their number.
 
         Raises Undecided.
         """
@@ -257,9 +256,9 @@ class Staging:
     async def drop_parts(
         self, topic: TopicName, keys: Collection[str], changer: Changer = BROKER
     ) -> int:
-        """Forget these parts and no others; how many there were.
+        """Drop exactly these parts, and return how many existed.
 
-        Raises Refused, and forgets none, where ``changer`` may not drop one of them; Undecided.
+        Raises Refused, without dropping any, if ``changer`` may not drop one of them. Raises Undecided.
         """
         noted = await self._sweep(self._bucket_of(topic))
         meant = {name: noted[name] for key in keys if (name := _name(topic, key)) in noted}
@@ -282,7 +281,7 @@ class Staging:
             sizes[_topic(name)] += size
 
     async def run(self) -> None:
-        """Forget what has expired, and learn what is staged, until cancelled."""
+        """Drop expired parts and scan the held buckets, until cancelled."""
         for look in itertools.count(1):
             await asyncio.sleep(LOOK_SECONDS)
             held = self._held()
@@ -297,7 +296,7 @@ class Staging:
                     break
 
     async def _sweep(self, bucket: int) -> dict[str, StagedPart]:
-        """What a bucket keeps, less what has expired."""
+        """Scan a bucket: drop its expired parts, and return the others."""
         kept: dict[str, StagedPart] = {}
         sizes: Counter[str] = Counter()
         ticks = Ticks(NOTED_PER_TICK)
@@ -326,7 +325,7 @@ def _not_the_stager(key: str) -> Refused:
 
 
 def _check_size(parts: Sequence[StagedPartRef]) -> int:
-    """The bytes of a publish. Raises TooLarge."""
+    """The size of a publish in bytes. Raises TooLarge."""
     size = sum(part.bytes for part in parts)
     if size > PUBLISH_BYTES_MAX:
         raise TooLarge(f"at most {PUBLISH_BYTES_MAX} bytes are published as a whole")
@@ -334,10 +333,10 @@ def _check_size(parts: Sequence[StagedPartRef]) -> int:
 
 
 def _check_room(others: Mapping[str, int], topic: TopicName, version: str, size: int) -> None:
-    """Whether a bucket that has these takes one more, of a topic and a ``version`` of an app.
+    """Check whether a bucket with these parts has room for another part of a ``version`` of an app.
 
-    Raises TooLarge where that version alone fills the room of its namespace, so that nothing is to be
-    waited for; else Refused.
+    Raises TooLarge if that version alone exceeds the limits of its namespace, so that a retry cannot help.
+    Raises Refused if other parts use the room.
     """
     start = f"{topic.domain}://{topic.namespace_name}/"
     own = {name: each for name, each in others.items() if name.startswith(start)}
@@ -365,8 +364,8 @@ def _check_room(others: Mapping[str, int], topic: TopicName, version: str, size:
     raise Refused(ServerError.TOO_MANY_REQUESTS, text)
 
 
-def _in_turns(size: int) -> Iterator[range]:
-    """The numbers of the chunks of so many bytes, as many at a time as may be on their way."""
+def _chunk_ranges(size: int) -> Iterator[range]:
+    """The chunk numbers of ``size`` bytes, in groups that are read or written in parallel."""
     chunks = -(-size // CHUNK_BYTES)
     for start in range(0, chunks, CHUNKS_AT_ONCE):
         yield range(start, min(chunks, start + CHUNKS_AT_ONCE))

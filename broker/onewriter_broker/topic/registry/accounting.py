@@ -16,10 +16,11 @@ import structlog
 
 from onewriter_broker.anchor.api import Anchor
 from onewriter_broker.log.store.api import Binding, LogStore
-from onewriter_broker.log.topic_log.log import TRIMMED, last_position
+from onewriter_broker.log.topic_log.log import last_position
 from onewriter_broker.log.topic_log.losses import Loss, losses
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.field_names import TRIMMED
 
 LOOK_SECONDS = 1.0
 """Between two looks at buckets whose fate is open."""

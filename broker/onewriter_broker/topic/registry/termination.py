@@ -8,11 +8,12 @@ import contextlib
 import structlog
 
 from onewriter_broker.dispatch.positions import last_message_id
-from onewriter_broker.log.topic_log.termination import TERMINATED, terminated_at
+from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.field_names import TERMINATED
 
 FINISH_SECONDS = 2.0
 """How long producers' entries that are on their way may take before everybody is disconnected."""

@@ -18,18 +18,12 @@ import structlog
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome, StoredBlock
 from onewriter_broker.log.store.blocks import READ_BYTES
-from onewriter_broker.log.topic_log.log import (
-    LEDGER_ENDS,
-    TRIMMED,
-    TopicLog,
-    last_position,
-    stored_bytes,
-    stored_size,
-)
+from onewriter_broker.log.topic_log.log import TopicLog, last_position, stored_bytes, stored_size
 from onewriter_broker.log.topic_log.ranges import noted_ends, trimmed_of
 from onewriter_broker.topic.producers.deduplication import trim_limit
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
+from onewriter_core.log_format.field_names import LEDGER_ENDS, TRIMMED
 
 STRETCHES_MAX = 256
 """Stretches that a log is measured in; when there are more, neighbours are joined."""

@@ -130,14 +130,14 @@ class LogIndex:
         self.generation = generation
         """The dataset that was read: after a failover its successor may have lost the tail."""
         self.segments: list[Segment] = []
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         self._at = EARLIEST
         self._mending: tuple[Segment, Range] | None = None
 
     async def page(self, bucket: int, after: Position) -> SegmentPage:
         """The segments that end behind ``after``, as many as one request may read and tell.
 
-        The caller holds ``turn``. Raises as Range.read does.
+        The caller holds ``lock``. Raises as Range.read does.
         """
         log, last = self.topic_log, self.topic_log.committed
         first = (await first_block(log)).position
@@ -247,7 +247,7 @@ class SegmentIndexes:
         ):
             index = self._indexes[name] = LogIndex(topic_log, binding.generation)
         self._indexes.move_to_end(name)
-        async with index.turn, self._reading:
+        async with index.lock, self._reading:
             page = await index.page(bucket, after)
         self._make_room(index)
         return page

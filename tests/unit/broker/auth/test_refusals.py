@@ -1,4 +1,4 @@
-"""What is kept of refusals is bounded in every direction that a stranger decides."""
+"""The record of refusals is bounded in everything that a stranger can choose."""
 
 from __future__ import annotations
 

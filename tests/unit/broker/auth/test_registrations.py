@@ -1,4 +1,4 @@
-"""The installation's key: created once, read by every broker, and what a store that is away does."""
+"""The installation's key: created once, read by every broker, also while the store is unavailable for a time."""
 
 from __future__ import annotations
 

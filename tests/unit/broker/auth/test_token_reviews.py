@@ -1,4 +1,4 @@
-"""What an API server's word for a token is worth, word by word; tests/cluster asks a real one."""
+"""How the broker interprets TokenReviews, field by field; tests/cluster asks a real API server."""
 
 from __future__ import annotations
 

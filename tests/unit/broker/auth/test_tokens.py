@@ -1,4 +1,4 @@
-"""Static tokens: who gets in, who does not, and that nobody reads a token in an error."""
+"""Static tokens: which are accepted, which are refused, and that no error contains a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to wait: for a broker to be told what is wanted, for an identity to be confirmed."""
+"""Commands that wait until the broker has its declarations, or until an identity is confirmed."""
 
 from __future__ import annotations
 

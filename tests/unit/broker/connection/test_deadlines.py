@@ -1,4 +1,4 @@
-"""Progress deadlines: who is closed, and that only topics which declare one are looked at."""
+"""Progress deadlines: which producers are closed, and that only topics with a deadline are checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer that has gone is noticed on a socket that nobody reads."""
+"""The end of a peer is detected on a socket that is not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look-up waits for a bucket on its way, and tells at last, or at once, why there is none."""
+"""A look-up waits for a bucket that is moving, and finally, or at once, states why it has no owner."""
 
 from __future__ import annotations
 

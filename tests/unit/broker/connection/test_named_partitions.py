@@ -1,4 +1,4 @@
-"""Which producers of a partition compete for it alone."""
+"""Producers of a partition that compete for it alone."""
 
 from __future__ import annotations
 

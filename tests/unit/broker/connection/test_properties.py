@@ -1,4 +1,4 @@
-"""The queue priority that a producer asks for: the wire field, the property, and what is neither."""
+"""The queue priority that a producer asks for: the wire field, the property, and invalid values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection's proof of identity ends, is renewed, or cannot be judged for a while."""
+"""A connection's proof of identity expires, is renewed, or cannot be checked for a while."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A request is answered whatever happens to it."""
+"""Every request of a connection is answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection's part in the fence: who is silent, and what a lost connection leaves behind."""
+"""A connection's part in the fence: silent connections, and the effects of a lost one."""
 
 from __future__ import annotations
 

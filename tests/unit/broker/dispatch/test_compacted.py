@@ -1,4 +1,4 @@
-"""Consumers that read a log's compacted view first: what they get, and what counts as acknowledged."""
+"""Consumers that read a log's compacted view first: their deliveries, and what counts as acknowledged."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from onewriter_broker.dispatch.api import SubscriptionType
 from onewriter_broker.dispatch.cursor import Cursor
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.log.store.compacted import View
-from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_broker.topic.compaction.passes import compact, drop_slot
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import TERMINATED
 from onewriter_core.wire.messages import build_batch, build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import EARLIEST_ID, MessageId

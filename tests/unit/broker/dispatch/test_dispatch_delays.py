@@ -1,4 +1,4 @@
-"""Messages with a time of delivery wait for it in Shared subscriptions, and hold nobody else up."""
+"""Messages with a time of delivery wait for it in Shared subscriptions, without delaying others."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Consumers of a terminated topic are told, once, when their subscription has acknowledged all of it."""
+"""Consumers of a terminated topic are notified once, when their subscription has acknowledged all of it."""
 
 from __future__ import annotations
 
 from tests.unit.broker.dispatch.world import Socket, World, ack, world
 
 from onewriter_broker.dispatch.api import SubscriptionType
-from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import TERMINATED
 
 
 async def terminated(there: World, last: Position) -> None:

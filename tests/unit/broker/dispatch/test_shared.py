@@ -1,4 +1,4 @@
-"""Shared subscriptions: dealt out in turn, given again until acknowledged."""
+"""Shared subscriptions: entries are distributed, and redelivered until acknowledged."""
 
 from __future__ import annotations
 

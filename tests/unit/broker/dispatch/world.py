@@ -1,4 +1,4 @@
-"""A topic to subscribe to: one log over the fake store, and channels that remember."""
+"""A topic to subscribe to: one log over the fake store, and channels that record deliveries."""
 
 from __future__ import annotations
 

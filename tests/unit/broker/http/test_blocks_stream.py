@@ -1,4 +1,4 @@
-"""The stream of a log's blocks: whole or said not to be, and bounded whatever its reader does."""
+"""The stream of a log's blocks: complete, or marked as incomplete, and bounded whatever its reader does."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.unit.broker.test_log_ranges import DamagedStore
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life
 
 from onewriter_broker.http.metrics import BlockStreams
-from onewriter_broker.http.onewriter import packed
 from onewriter_broker.http.onewriter.blocks import STREAMS_MAX, Stream, one_more
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.log.topic_log.ranges import Range, is_gone
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format import packed_stream
+from onewriter_core.log_format.field_names import TRIMMED
 
 NOBODY_KNOWS: tuple[Position, ...] = ()
 ENDS = (Position(4, 100), Position(6, 3))
@@ -83,21 +83,21 @@ async def test_a_stream_holds_every_block_as_it_is_stored_and_its_end(
     assert figures.bytes == len(response.data)
     *sent, (kind, end) = frames(response.data)
     assert response.has_ended
-    assert (kind, struct.unpack("<QQ", end)) == (packed.END, (10, 6))
+    assert (kind, struct.unpack("<QQ", end)) == (packed_stream.END, (10, 6))
     stored = stored_in(server.primary).logs[TOPIC].blocks
     assert len(sent) == len(stored)
     for (kind, body), block in zip(sent, stored, strict=True):
         if not isinstance(block, Block):
-            assert kind == packed.MARKER
+            assert kind == packed_stream.MARKER
             assert struct.unpack_from("<Q", body) == (block.position.ledger,)
             assert json.loads(body[8:]) == block.fields
             continue
         ledger, first, time_ms, count, flags, chain = struct.unpack_from("<QQQIB16s", body)
-        assert (kind, ledger, first) == (packed.BLOCK, *block.position)
+        assert (kind, ledger, first) == (packed_stream.BLOCK, *block.position)
         assert (time_ms, chain) == (block.time_ms, block.chain)
         numbers = struct.unpack_from(f"<{count}I", body, 45)
         at = 45 + 4 * count
-        if flags & packed.HAS_COUNTS:
+        if flags & packed_stream.HAS_COUNTS:
             assert list(struct.unpack_from(f"<{count}I", body, at)) == block.counts
             at += 4 * count
         else:
@@ -109,7 +109,7 @@ async def test_a_reader_that_takes_nothing_is_given_up(story: Story) -> None:
     response = Response(takes=1)
     with pytest.raises(TimeoutError):
         await stream(story, response, write_seconds=0.01).run(Range(story.log, EARLIEST))
-    assert response.data == packed.HEAD
+    assert response.data == packed_stream.HEAD
 
 
 async def last_frame(story: Story, blocks: Range, **options: Any) -> tuple[list[int], Any]:
@@ -117,7 +117,7 @@ async def last_frame(story: Story, blocks: Range, **options: Any) -> tuple[list[
     response = Response()
     await stream(story, response, **options).run(blocks)
     *sent, (kind, body) = frames(response.data)
-    assert kind == packed.ERROR
+    assert kind == packed_stream.ERROR
     assert response.has_ended
     return [each for each, _ in sent], json.loads(body)
 

@@ -1,4 +1,4 @@
-"""An app that is forgotten, over HTTP: also beside who asks over how many partitions its rows go."""
+"""Forgetting an app over HTTP, also during concurrent requests for its layout."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.unit.broker.topic.test_fence_path_partitions import topics_of
 from onewriter_broker.http.onewriter import staging as http_staging
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Refusal, Site
-from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX
 from onewriter_broker.topic.publish.staging import Staging
 from onewriter_broker.topic.registry.topics import Topics
+from onewriter_core.log_format.field_names import OWNER_PREFIX, VERSION_PREFIX
 
 APP = "job"
 

@@ -1,4 +1,4 @@
-"""``/readyz``: a broker that can serve none of its buckets is not ready, one that serves some is."""
+"""``/readyz``: a broker that can serve none of its buckets is not ready; one that serves some is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A topic's story out of a bucket's audit stream that it shares with other topics."""
+"""A topic's history from a bucket's audit stream, which it shares with other topics."""
 
 from __future__ import annotations
 

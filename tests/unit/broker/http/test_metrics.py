@@ -1,4 +1,4 @@
-"""Distributions, and how figures are read out."""
+"""Distributions, and the collection of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tenants, namespaces and clusters over the store's settings, as two brokers share them."""
+"""Tenants, namespaces and clusters in the store's settings, shared by two brokers."""
 
 from __future__ import annotations
 

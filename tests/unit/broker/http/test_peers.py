@@ -1,4 +1,4 @@
-"""What a broker asks of another one: over which connection, trusting whom, and what it makes of answers."""
+"""Requests to another broker: the connection, the trusted authorities, and the handling of responses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of publishes: what is taken, what is refused and why, and that others have their turn."""
+"""Bodies of publishes: what is accepted, what is refused and why, and that other tasks can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who watches: told of the latest state only, cut off when they do not read, never a burden."""
+"""Watchers get the latest state only, are disconnected if they do not read, and cost little."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded store for real: started, stopped, killed and restarted without losing its data."""
+"""A real embedded store: started, stopped, killed and restarted without losing its data."""
 
 from __future__ import annotations
 

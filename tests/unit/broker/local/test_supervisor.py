@@ -1,4 +1,4 @@
-"""The supervisor with real processes and real signals; its judgement of silence without."""
+"""The supervisor with real processes and real signals; its decision about silence without them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The quota book: what it counts, when it refuses, and what it says then."""
+"""The quota book: what it counts, when it refuses, and its messages."""
 
 from __future__ import annotations
 

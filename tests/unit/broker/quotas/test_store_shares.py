@@ -1,4 +1,4 @@
-"""Who may still write when a share of the store, or all of it, is used up."""
+"""Producers that may write while a share of the store, or all of it, is used up."""
 
 from __future__ import annotations
 

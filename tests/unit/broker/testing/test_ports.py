@@ -1,4 +1,4 @@
-"""Ports for tests: processes that run beside each other are never given the same one."""
+"""Ports for tests: concurrent processes never get the same one."""
 
 from __future__ import annotations
 

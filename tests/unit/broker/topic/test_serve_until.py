@@ -14,7 +14,7 @@ from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Refused
 from onewriter_core.property_names import SERVE_SECONDS_PROPERTY
 from onewriter_core.topic.events import FenceRequested, HandoverRequested
-from onewriter_core.topic.model import WHOLE, AccessMode, Departure
+from onewriter_core.topic.model import WHOLE, AccessMode, Departure, Draining
 
 EXCLUSIVE, WAITING = AccessMode.EXCLUSIVE, AccessMode.WAIT_FOR_EXCLUSIVE
 SECONDS = 3.0
@@ -47,12 +47,7 @@ async def test_a_successor_waits_for_a_lost_holder_and_writes_are_out_at_once() 
         assured_at = runner._assured_at[WHOLE]
         successor, told = world.ask(runner, WAITING, "successor")
         runner.gone(producer, Departure.CONNECTION_LOST)
-        await until(
-            lambda: (
-                runner.topic.pending_fence is not None
-                and runner.topic.pending_fence.waits is not None
-            )
-        )
+        await until(lambda: isinstance(runner.topic.phase, Draining))
         assert not told.ready
         assert runner.topic.partitions[0].epoch > (producer.epoch or 0), "the fence is stored"
         assert not runner.assure(WHOLE, producer.epoch or 0), "and nobody is assured any more"
@@ -116,12 +111,7 @@ async def test_another_broker_waits_also_where_the_grant_was_not_told_yet() -> N
         runner, producer, _ = await served(world)
         world.ask(runner, WAITING, "successor")
         runner.gone(producer, Departure.CONNECTION_LOST)
-        await until(
-            lambda: (
-                runner.topic.pending_fence is not None
-                and runner.topic.pending_fence.waits is not None
-            )
-        )
+        await until(lambda: isinstance(runner.topic.phase, Draining))
         runner.unload("the bucket moves")
         loaded_at = asyncio.get_running_loop().time()
         told = world.ask(await world.load(), EXCLUSIVE, "third")[1]
@@ -152,12 +142,7 @@ async def test_a_winner_that_has_gone_is_skipped_and_the_next_one_waits_no_longe
         ghost, ghost_told = world.ask(runner, WAITING, "ghost")
         told = world.ask(runner, WAITING, "next")[1]
         runner.gone(producer, Departure.CONNECTION_LOST)
-        await until(
-            lambda: (
-                runner.topic.pending_fence is not None
-                and runner.topic.pending_fence.waits is not None
-            )
-        )
+        await until(lambda: isinstance(runner.topic.phase, Draining))
         runner.gone(ghost, Departure.CONNECTION_LOST)
         await granted_after(told)
         assert not ghost_told.ready

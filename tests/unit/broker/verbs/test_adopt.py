@@ -1,4 +1,4 @@
-"""``onewriter adopt``: who is named as its operator."""
+"""``onewriter adopt``: the operator that the audit names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``onewriter ownerships``, where not every broker answers."""
+"""``onewriter ownerships`` if some brokers do not answer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Histories for the checkers: written through a real LogStore, with the broker's own fields.
 
-A Story is a broker as small as can be: one bucket, one topic, real fences and blocks, and whatever
-producers are told to send. What the mutants then do to the stored bytes is in the tests.
+A Story is a minimal broker: one bucket, one topic, real fences and blocks, and the entries that its producers
+are told to send. The tests define how mutants change the stored bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from tests.stamps import stamp_anew
 
 from onewriter_broker.log.store.api import Append, Binding, FencedLog, LogStore, Marker, Outcome
 from onewriter_broker.log.store.api import Fence as StoreFence
-from onewriter_broker.log.store.blocks import BLOCK_ENTRIES_MAX
 from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
@@ -25,6 +24,7 @@ from onewriter_broker.topic.history.tenures import (
 )
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_core.ids import Identity, Position, TopicName, bucket_of
+from onewriter_core.log_format.limits import BLOCK_ENTRIES_MAX
 from onewriter_core.publishers import (
     CAPABILITY,
     HELD,

@@ -1,4 +1,4 @@
-"""docs/invariants.md: every predicate has its section, and every file it names exists."""
+"""docs/invariants.md: every predicate has its section, and every file that it names exists."""
 
 from __future__ import annotations
 

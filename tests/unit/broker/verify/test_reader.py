@@ -1,4 +1,4 @@
-"""Histories that look odd and are right, and what a check says that it left out."""
+"""Correct histories that look wrong, and the notes of a check about what it left out."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from tests.unit.broker.verify.histories import (
 from onewriter_broker.log.store.api import Marker, Outcome
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log.log import TRIMMED
-from onewriter_broker.verify import audit as audit_module
-from onewriter_broker.verify import findings as findings_module
-from onewriter_broker.verify import sequences
 from onewriter_broker.verify.audit import BucketAudit, check_audit
+from onewriter_broker.verify.findings import DEFAULT_LIMITS, Limits
 from onewriter_broker.verify.logs import Stored, check
 from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, verify
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
+from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.topic.model import Departure, PromotionPolicy, Purpose
 
 BUCKET = bucket_of(TOPIC, BUCKETS)
@@ -40,13 +38,15 @@ def store(server: FakeServer) -> FakeLogStore:
     return FakeLogStore(server.resolve, buckets=BUCKETS)
 
 
-async def reports_of(store: FakeLogStore, name: TopicName = TOPIC) -> list[LogReport]:
+async def reports_of(
+    store: FakeLogStore, name: TopicName = TOPIC, limits: Limits = DEFAULT_LIMITS
+) -> list[LogReport]:
     logs = await logs_of(store, name, BUCKETS)
-    return await verify(store, logs, BUCKETS, lambda _log, _entries: None)
+    return await verify(store, logs, BUCKETS, lambda _log, _entries: None, limits)
 
 
-async def report_of(store: FakeLogStore) -> LogReport:
-    (report,) = await reports_of(store)
+async def report_of(store: FakeLogStore, limits: Limits = DEFAULT_LIMITS) -> LogReport:
+    (report,) = await reports_of(store, limits=limits)
     return report
 
 
@@ -285,18 +285,16 @@ async def test_an_unreadable_record_and_an_unreadable_entry_are_said(
 
 
 async def test_bounds_are_named_when_they_are_reached(
-    server: FakeServer, store: FakeLogStore, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, store: FakeLogStore
 ) -> None:
-    monkeypatch.setattr(audit_module, "AUDIT_RECORDS_MAX", 7)
-    monkeypatch.setattr(sequences, "REMEMBERED_ENTRIES_MAX", 2)
-    monkeypatch.setattr(findings_module, "VIOLATIONS_MAX", 1)
+    limits = Limits(violations_max=1, audit_records_max=7, remembered_entries_max=2)
     story = await an_eventful_life(store)
     await story.fence(Purpose.ROLL)
     blocks = stored_in(server.primary).logs[TOPIC].blocks
     for index, block in enumerate(blocks):
         if isinstance(block, Marker) and block.position.ledger in {6, 7}:
             blocks[index] = Marker(block.position, {**block.fields, "owner": "broker-z"})
-    report = await report_of(store)
+    report = await report_of(store, limits)
     assert len(report.findings.violations) == 1
     assert report.findings.further >= 1
     assert "the audit was looked at up to its 7th record only" in notes(report)

@@ -1,4 +1,4 @@
-"""Mutants: a correct history, one corruption of what is stored, and the one predicate it breaks."""
+"""Mutants: a correct history, one corruption of the stored data, and the one predicate that it violates."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tests.contents import AuditRecord, Contents, stored_in
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, an_eventful_life, entry
 
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
-from onewriter_broker.log.store.blocks import CHAIN_START, chain
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import payloads
-from onewriter_broker.verify.findings import PREDICATES
+from onewriter_broker.verify.findings import DEFAULT_LIMITS, PREDICATES, Limits
 from onewriter_broker.verify.reader import LogReport, verify
 from onewriter_core.ids import Position, TopicName, bucket_of
+from onewriter_core.log_format.chain import CHAIN_START, chain
 
 BUCKET = bucket_of(TOPIC, BUCKETS)
 
 
-async def report_of(store: FakeLogStore) -> LogReport:
-    (report,) = await verify(store, [TOPIC], BUCKETS, lambda _log, _entries: None)
+async def report_of(store: FakeLogStore, limits: Limits = DEFAULT_LIMITS) -> LogReport:
+    (report,) = await verify(store, [TOPIC], BUCKETS, lambda _log, _entries: None, limits)
     return report
 
 

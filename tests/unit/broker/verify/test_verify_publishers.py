@@ -1,4 +1,4 @@
-"""Whom blocks name as their publisher, compared with the audit's records: corruptions, and what is none."""
+"""The publishers in blocks compared with the audit's records: corruptions, and histories without any."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.broker.verify.test_verify_mutants import Stored, report_of
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.verify import audit
+from onewriter_broker.verify.findings import Limits
 from onewriter_broker.verify.reader import LogReport
 from onewriter_core.publishers import (
     CAPABILITY,
@@ -275,12 +275,9 @@ async def test_records_that_expired_are_no_violation() -> None:
     assert told in sentences(report)
 
 
-async def test_records_beyond_those_that_are_looked_at_are_no_violation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_records_beyond_those_that_are_looked_at_are_no_violation() -> None:
     store, _, _ = await begun()
-    monkeypatch.setattr(audit, "AUDIT_RECORDS_MAX", 7)
-    report = await report_of(store)
+    report = await report_of(store, Limits(audit_records_max=7))
     assert [each for each in report.findings.violations if each.predicate == "S15"] == []
     assert any("who published under epoch 7" in each for each in sentences(report))
 

@@ -13,6 +13,7 @@ from onewriter_broker.http.onewriter import packed
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
+from onewriter_core.log_format import packed_stream
 from onewriter_pipeline.brokers import frames as frames_module
 from onewriter_pipeline.brokers.frames import (
     BlockFrame,
@@ -47,7 +48,7 @@ STORED: list[StoredBlock] = [
     block(7, 1, 4, 5, counts=[2, 9]),
     block(7, 3, 6, 7, 8),
 ]
-WHOLE = packed.HEAD + packed.pack(STORED) + packed.pack_end(Position(7, 6))
+WHOLE = packed_stream.HEAD + packed.pack(STORED) + packed.pack_end(Position(7, 6))
 
 
 def taken(data: bytes, *cuts: int) -> list[Frame]:
@@ -110,7 +111,7 @@ def test_parts_of_atomic_publishes_are_marked() -> None:
         publish="app/7",
         commits=True,
     )
-    frame, last = taken(packed.HEAD + packed.pack([parts, ending]))
+    frame, last = taken(packed_stream.HEAD + packed.pack([parts, ending]))
     assert isinstance(frame, BlockFrame)
     assert isinstance(last, BlockFrame)
     assert (frame.publish, frame.ends_publish) == ("app/7", False)
@@ -127,7 +128,7 @@ def test_publishers_are_included_on_request(*, payload: bool) -> None:
         replace(plain, publish="app/9", by="x" * 70_000),
         plain,
     ]
-    asked = taken(packed.HEAD + packed.pack(blocks, payload=payload, publishers=True))
+    asked = taken(packed_stream.HEAD + packed.pack(blocks, payload=payload, publishers=True))
     assert [each.by for each in asked if isinstance(each, BlockFrame)] == [
         by,
         "",
@@ -137,7 +138,7 @@ def test_publishers_are_included_on_request(*, payload: bool) -> None:
     assert [each.publish for each in asked if isinstance(each, BlockFrame)][1:] == [
         *("app/8", "app/9", "")
     ]
-    others = taken(packed.HEAD + packed.pack(blocks, payload=payload))
+    others = taken(packed_stream.HEAD + packed.pack(blocks, payload=payload))
     assert [each.by for each in others if isinstance(each, BlockFrame)] == [None] * 4
     for before, after in zip(asked, others, strict=True):
         assert isinstance(before, BlockFrame)
@@ -146,7 +147,7 @@ def test_publishers_are_included_on_request(*, payload: bool) -> None:
 
 
 def test_error_frame_has_the_status_and_message_of_an_answer() -> None:
-    data = packed.HEAD + packed.pack_error(410, "gone", first="6:1")
+    data = packed_stream.HEAD + packed.pack_error(410, "gone", first="6:1")
     (frame,) = taken(data)
     assert isinstance(frame, ErrorFrame)
     assert (frame.status, frame.message, frame.details["first"]) == (410, "gone", "6:1")
@@ -157,15 +158,17 @@ def test_error_frame_has_the_status_and_message_of_an_answer() -> None:
     [
         b"<html>",
         b"OWB1",
-        packed.HEAD + struct.pack("<I", 0),
-        packed.HEAD + struct.pack("<I", 2**31),
-        packed.HEAD + struct.pack("<IB", 1, 77),
-        packed.HEAD + struct.pack("<IBQ", 9, packed.END, 1),
-        packed.HEAD + struct.pack("<IBQ", 11, packed.MARKER, 1) + b"{]",
-        packed.HEAD + struct.pack("<IB", 3, packed.ERROR) + b"{}",
-        packed.HEAD + struct.pack("<IBQQQIB16s", 46, packed.BLOCK, 1, 1, 1, 0, 0, bytes(16)),
-        packed.HEAD + struct.pack("<IBQQQIB16s", 46, packed.BLOCK, 1, 1, 1, 9, 0, bytes(16)),
-        packed.HEAD + packed.pack([block(1, 1, 5)])[:-1] + b"",
+        packed_stream.HEAD + struct.pack("<I", 0),
+        packed_stream.HEAD + struct.pack("<I", 2**31),
+        packed_stream.HEAD + struct.pack("<IB", 1, 77),
+        packed_stream.HEAD + struct.pack("<IBQ", 9, packed_stream.END, 1),
+        packed_stream.HEAD + struct.pack("<IBQ", 11, packed_stream.MARKER, 1) + b"{]",
+        packed_stream.HEAD + struct.pack("<IB", 3, packed_stream.ERROR) + b"{}",
+        packed_stream.HEAD
+        + struct.pack("<IBQQQIB16s", 46, packed_stream.BLOCK, 1, 1, 1, 0, 0, bytes(16)),
+        packed_stream.HEAD
+        + struct.pack("<IBQQQIB16s", 46, packed_stream.BLOCK, 1, 1, 1, 9, 0, bytes(16)),
+        packed_stream.HEAD + packed.pack([block(1, 1, 5)])[:-1] + b"",
     ],
 )
 def test_invalid_data_is_an_error_or_waits_for_more(data: bytes) -> None:

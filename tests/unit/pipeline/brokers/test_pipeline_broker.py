@@ -12,6 +12,7 @@ from tests.unit.pipeline.scripted_broker import Answer, Request, Script, scripte
 
 from onewriter_broker.http.onewriter import packed
 from onewriter_core.ids import Position
+from onewriter_core.log_format import packed_stream
 from onewriter_pipeline.brokers import connection as connection_module
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
@@ -338,7 +339,7 @@ def test_state_is_requested_at_the_end_of_the_log(access: Any) -> None:
 
 
 def stream(*parts: bytes, cut: bool = False) -> Answer:
-    return Answer(200, packed.HEAD + b"".join(parts), cut=cut)
+    return Answer(200, packed_stream.HEAD + b"".join(parts), cut=cut)
 
 
 def test_range_is_read_to_its_end(access: Any) -> None:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
 from onewriter_broker.log.store.compacted import (
-    COMPACTED,
     DROP_BLOCKS_MAX,
     Attempt,
     CompactedBlock,
@@ -23,6 +22,7 @@ from onewriter_broker.log.store.redis import script_calls
 from onewriter_broker.log.store.redis.connection import Reply
 from onewriter_broker.log.store.redis.script_calls import Word
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.field_names import COMPACTED
 
 
 class Write(Protocol):

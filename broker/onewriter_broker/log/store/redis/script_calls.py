@@ -27,6 +27,8 @@ from onewriter_broker.log.store.api import (
 from onewriter_broker.log.store.keys import SETTINGS, Keys, LogKeys
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.integers import pack_u32
+from onewriter_core.log_format.limits import FORMAT_VERSION
 
 Word = bytes | str | int
 """One argument of a command; str goes out as UTF-8."""
@@ -146,7 +148,7 @@ def _changes(fields: Mapping[str, str], remove: Sequence[str]) -> list[Word]:
 
 def stamp(keys: Keys, binding: Binding, *, birthmark: str) -> list[Word]:
     """stamp.lua: name the bucket's owner."""
-    arguments = [*_guard(binding), birthmark, blocks.FORMAT_VERSION]
+    arguments = [*_guard(binding), birthmark, FORMAT_VERSION]
     return STAMP.call([keys.unit(binding.bucket)], arguments)
 
 
@@ -214,11 +216,11 @@ def _block_arguments(item: Append) -> list[Word]:
     return [
         str(block.position),
         int(item.never_sent),
-        blocks.pack_u32(block.lengths),
+        pack_u32(block.lengths),
         block.payload,
         block.time_ms,
         block.chain,
-        b"" if block.counts is None else blocks.pack_u32(block.counts),
+        b"" if block.counts is None else pack_u32(block.counts),
     ]
 
 
@@ -311,7 +313,7 @@ def settle_setting(name: str, value: str) -> list[Word]:
 
 
 def settled(reply: object) -> str:
-    """The setting that stands; raises as ``outcome`` does."""
+    """The stored setting; raises as ``outcome`` does."""
     if isinstance(reply, bytes) and not reply.startswith(_BROKEN):
         return reply.decode(errors="replace")
     raise _broken_or_undecided(reply)

@@ -3,7 +3,7 @@
 Two connections, each opened by the first call that needs it: one carries the guarded writes in the
 order of the calls, one the reads and the housekeeping, so that a long read never delays a write.
 What the scripts say is in script_calls.py and scripts/; how the primary is found in
-primary.py. There are no background tasks: whoever calls, waits.
+primary.py. There are no background tasks: the caller waits.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.ticks import Ticks
 from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.field_names import MARKER_FIELDS_RESERVED, STATE_FIELDS_RESERVED
 
 NO_REPLID = "0" * 40
 """What a server names as its previous dataset when it knows none."""
@@ -54,7 +55,7 @@ AUDIT_RECORDS_PER_TICK = 100
 _UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format")
 
 _START_OVER = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "NOAUTH", "UNBLOCKED", "NOSCRIPT")
-"""Errors after which the connection may not lead to a primary with our scripts: connect anew.
+"""Errors after which the connection may not lead to a primary with our scripts: reconnect.
 
 NOSCRIPT too, although nothing was executed: resending it from here could overtake the order of the
 calls, while the caller's own retry cannot.
@@ -107,8 +108,8 @@ class RedisLogStore:
 
     async def fence(self, fence: Fence) -> Outcome:
         for log in fence.logs:
-            blocks.check_fields(log.marker, blocks.MARKER_FIELDS_RESERVED)
-            blocks.check_fields(log.state, blocks.STATE_FIELDS_RESERVED)
+            blocks.check_fields(log.marker, MARKER_FIELDS_RESERVED)
+            blocks.check_fields(log.state, STATE_FIELDS_RESERVED)
         words = script_calls.fence(self._keys, fence, self._settings.audit_records_max)
         return await self._write(words, fence.binding, vouches=True)
 
@@ -370,7 +371,7 @@ class _Channel:
         try:
             endpoint = await find_primary(self._settings)
         except Undecided:
-            return  # nobody to ask: the node's own word has to do, and the guards decide
+            return  # no sentinel answers: the node's own report has to suffice, and the guards decide
         if endpoint != primary.endpoint:
             primary.connection.close()
 

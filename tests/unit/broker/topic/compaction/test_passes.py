@@ -11,7 +11,7 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, nobody, waiter
 
-from onewriter_broker.log.store.compacted import COMPACTED, COMPACTING, Attempt, Piece, view_of
+from onewriter_broker.log.store.compacted import Attempt, Piece, view_of
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore, Faults
 from onewriter_broker.log.topic_log.batches import (
@@ -34,6 +34,7 @@ from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import COMPACTED, COMPACTING
 from onewriter_core.topic.model import Purpose
 from onewriter_core.wire.compression import compress
 from onewriter_core.wire.messages import (

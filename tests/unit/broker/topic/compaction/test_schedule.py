@@ -12,7 +12,6 @@ from tests.contents import stored_in
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, waiter
 
 from onewriter_broker.log.store.api import Durability, Observation
-from onewriter_broker.log.store.compacted import COMPACTING
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.settings import Settings
@@ -26,6 +25,7 @@ from onewriter_broker.topic.compaction.schedule import (
     Progress,
 )
 from onewriter_core.ids import EARLIEST
+from onewriter_core.log_format.field_names import COMPACTING
 from onewriter_core.topic.model import Purpose
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

@@ -7,10 +7,9 @@ import json
 from tests.stamps import stamp_anew
 
 from onewriter_broker.log.store.api import Append, Binding, Block, Fence, FencedLog, Outcome
-from onewriter_broker.log.store.blocks import CHAIN_START, chain
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log.log import TRIMMED, TopicLog
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.producers.resends import (
     POSITION_UNKNOWN,
     SNAPSHOT_FIELD,
@@ -24,6 +23,8 @@ from onewriter_broker.topic.producers.resends import (
     stored_entries,
 )
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.chain import CHAIN_START, chain
+from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send

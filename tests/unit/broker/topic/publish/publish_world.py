@@ -11,7 +11,6 @@ from tests.unit.broker.topic.fence_path_world import World
 from onewriter_broker.log.store.api import (
     Block,
 )
-from onewriter_broker.log.store.blocks import chain
 from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish, Published
 from onewriter_broker.log.topic_log.entries import entries_of
@@ -19,6 +18,7 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST
+from onewriter_core.log_format.chain import chain
 from onewriter_core.topic.model import WHOLE
 from onewriter_core.wire.values import Send
 

@@ -24,8 +24,6 @@ from tests.unit.broker.topic.publish.publish_world import (
 
 from onewriter_broker.log.joint_append import JointAppend, Part
 from onewriter_broker.log.store.api import (
-    OPEN_PUBLISH,
-    VERSION_PREFIX,
     Binding,
     Block,
     Fence,
@@ -40,6 +38,7 @@ from onewriter_broker.log.topic_log.atomic_publish import Publish, Published
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Fenced, Unavailable, Undecided
 from onewriter_core.ids import Position
+from onewriter_core.log_format.field_names import OPEN_PUBLISH, VERSION_PREFIX
 from onewriter_core.topic.events import LedgerFull
 from onewriter_core.topic.model import WHOLE, AccessMode
 from onewriter_core.wire.values import Send

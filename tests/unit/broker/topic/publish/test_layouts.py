@@ -8,7 +8,7 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import World, serving
 from tests.unit.broker.topic.publish.test_publish_epochs import held, room_of
 
-from onewriter_broker.log.store.api import OWNER_PREFIX, Durability
+from onewriter_broker.log.store.api import Durability
 from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.log.topic_log.atomic_publish import APPS_PER_SUBJECT_MAX, BoundElsewhere
 from onewriter_broker.log.topic_log.log import TopicLog
@@ -20,6 +20,7 @@ from onewriter_broker.topic.publish.layouts import (
     Overtaken,
 )
 from onewriter_core.errors import Refused, Unavailable, Undecided
+from onewriter_core.log_format.field_names import OWNER_PREFIX
 from onewriter_core.topic.model import WHOLE
 
 FIELD = f"{LAYOUT_PREFIX}job"

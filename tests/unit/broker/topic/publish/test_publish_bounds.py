@@ -8,13 +8,11 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import serving
 from tests.unit.broker.topic.publish.publish_world import APP, asked, log_of
 
-from onewriter_broker.log.store import blocks
-from onewriter_broker.log.store.api import (
-    VERSION_PREFIX,
-)
 from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.log.topic_log.atomic_publish import Entries, TooLarge
 from onewriter_core.errors import Refused, Unavailable
+from onewriter_core.log_format import limits
+from onewriter_core.log_format.field_names import VERSION_PREFIX
 from onewriter_core.wire.values import Send
 
 
@@ -26,9 +24,9 @@ def large(count: int, size: int) -> Sequence[tuple[Send, memoryview]]:
 @pytest.mark.parametrize(
     ("count", "size"),
     [
-        (1, atomic_publish.ENTRY_BYTES_MAX + 1),
+        (1, limits.PUBLISH_ENTRY_BYTES_MAX + 1),
         (257, 1024 * 1024),
-        (atomic_publish.PUBLISH_ENTRIES_MAX + 1, 1),
+        (limits.PUBLISH_ENTRIES_MAX + 1, 1),
     ],
     ids=["an entry", "all of it", "its entries"],
 )
@@ -39,14 +37,14 @@ async def test_what_is_too_large_is_refused_at_once(count: int, size: int) -> No
 
 def test_bytes_and_entries_are_all_that_bounds_a_publish() -> None:
     """Whoever knows both of a batch for several topics knows whether each of them takes it."""
-    small = blocks.BLOCK_ENTRIES_MAX * 508
-    half = blocks.BLOCK_BYTES_MAX // 2 + 1
-    rest = atomic_publish.PUBLISH_BYTES_MAX - small
+    small = limits.BLOCK_ENTRIES_MAX * 508
+    half = limits.BLOCK_BYTES_MAX // 2 + 1
+    rest = limits.PUBLISH_BYTES_MAX - small
     entries = Entries([*large(rest // half, half), *large(small, 1)])
-    assert 2_048 < len(entries.sizes) <= blocks.PUBLISH_BLOCKS_MAX
-    pairs = 2 * atomic_publish.PUBLISH_BYTES_MAX // blocks.BLOCK_BYTES_MAX
-    full = atomic_publish.PUBLISH_ENTRIES_MAX // blocks.BLOCK_ENTRIES_MAX
-    assert pairs + full <= blocks.PUBLISH_BLOCKS_MAX
+    assert 2_048 < len(entries.sizes) <= limits.PUBLISH_BLOCKS_MAX
+    pairs = 2 * limits.PUBLISH_BYTES_MAX // limits.BLOCK_BYTES_MAX
+    full = limits.PUBLISH_ENTRIES_MAX // limits.BLOCK_ENTRIES_MAX
+    assert pairs + full <= limits.PUBLISH_BLOCKS_MAX
 
 
 async def test_nothing_is_not_published() -> None:

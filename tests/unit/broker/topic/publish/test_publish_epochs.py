@@ -10,10 +10,9 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, World, serving, until
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
-from onewriter_broker.log.store.api import VERSION_PREFIX, Block
+from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.topic_log.atomic_publish import APPS_MAX
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.log.topic_log.termination import TERMINATED
 from onewriter_broker.topic.publish import atomic_publishes as publishing
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
@@ -23,6 +22,7 @@ from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, Refused, Unavailable, Undecided
 from onewriter_core.ids import Identity
+from onewriter_core.log_format.field_names import TERMINATED, VERSION_PREFIX
 from onewriter_core.topic.lookups import tenure_of
 from onewriter_core.topic.model import (
     WHOLE,

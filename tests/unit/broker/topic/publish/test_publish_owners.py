@@ -7,7 +7,6 @@ from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import ORDERS, World, serving
 from tests.unit.broker.topic.publish.publish_world import APP, ended, log_of, request
 
-from onewriter_broker.log.store.api import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_broker.log.topic_log.atomic_publish import (
     APPS_PER_SUBJECT_MAX,
     BoundElsewhere,
@@ -18,6 +17,7 @@ from onewriter_broker.log.topic_log.atomic_publish import (
 )
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.errors import Refused
+from onewriter_core.log_format.field_names import OWNER_PREFIX, VERSION_PREFIX
 from onewriter_core.wire.values import Send
 
 FIELD = f"{OWNER_PREFIX}{APP}"

@@ -15,13 +15,14 @@ from tests.unit.broker.topic.publish.publish_world import Calls, contents, whole
 from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, Room, held, room_of
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
-from onewriter_broker.log.store.api import VERSION_PREFIX, Block, Outcome
+from onewriter_broker.log.store.api import Block, Outcome
 from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.topic.publish import staging
 from onewriter_broker.topic.publish.atomic_publishes import STANDSTILL_SECONDS
 from onewriter_broker.topic.publish.staging import StagedPartRef
 from onewriter_core.errors import Fenced, Refused, Unavailable, Undecided
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.field_names import VERSION_PREFIX
 from onewriter_core.topic.model import WHOLE
 
 pytestmark = pytest.mark.looptime

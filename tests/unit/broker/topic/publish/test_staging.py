@@ -15,15 +15,12 @@ from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.log.store.staged_parts import CHUNK_BYTES, Damaged, decode_part
-from onewriter_broker.log.topic_log.atomic_publish import (
-    PUBLISH_BYTES_MAX,
-    PUBLISH_ENTRIES_MAX,
-    TooLarge,
-)
+from onewriter_broker.log.topic_log.atomic_publish import TooLarge
 from onewriter_broker.topic.publish import staged_rows, staging
 from onewriter_broker.topic.publish.staging import MissingPart, StagedPartRef, Staging
 from onewriter_core.errors import ProtocolError, Refused, ServerError
 from onewriter_core.ids import TopicName, bucket_of
+from onewriter_core.log_format.limits import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX
 from onewriter_core.wire.messages import (
     build_batch,
     entry_checksum_ok,

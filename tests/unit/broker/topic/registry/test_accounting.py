@@ -8,14 +8,14 @@ from tests.stamps import stamp_anew
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.log.store.api import Append, Binding, Block, Fence, FencedLog, Outcome
-from onewriter_broker.log.store.blocks import CHAIN_START
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.topic.registry.accounting import Accounting
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.chain import CHAIN_START
+from onewriter_core.log_format.field_names import TRIMMED
 
 TOPIC = TopicName.parse("orders")
 ENDS = [Position(5, 9), Position(6, 4)]

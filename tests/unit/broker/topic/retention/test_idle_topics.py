@@ -14,10 +14,9 @@ from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, entry, wai
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.store.compacted import COMPACTED, View
+from onewriter_broker.log.store.compacted import View
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore, Faults
-from onewriter_broker.log.topic_log.log import LEDGER_ENDS, TRIMMED
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import Settling
@@ -30,6 +29,7 @@ from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Compaction
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.field_names import COMPACTED, LEDGER_ENDS, TRIMMED
 from onewriter_core.topic.model import WHOLE, Purpose
 
 LEDGERS = 3

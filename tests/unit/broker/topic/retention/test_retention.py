@@ -10,12 +10,12 @@ from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, entry, nob
 from onewriter_broker.log.store.api import Binding, Block, Outcome
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
-from onewriter_broker.log.topic_log.log import TRIMMED
 from onewriter_broker.topic.retention import retention as retention_module
 from onewriter_broker.topic.retention.retention import Retention, Stretch, trim_before
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import EARLIEST, Position, TopicName
+from onewriter_core.log_format.field_names import TRIMMED
 from onewriter_core.topic.model import Purpose
 
 NOW_MS = 1_000_000

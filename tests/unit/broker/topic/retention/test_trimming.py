@@ -13,7 +13,7 @@ from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.api import Binding, Outcome
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log.log import TRIMMED, last_position
+from onewriter_broker.log.topic_log.log import last_position
 from onewriter_broker.log.topic_log.ranges import Range, lacks, noted_ends
 from onewriter_broker.topic.producers.deduplication import FIELD as DEDUPLICATION_FIELD
 from onewriter_broker.topic.retention import retention
@@ -21,6 +21,7 @@ from onewriter_broker.topic.retention.trimming import Cut, Limit, cut_of, trim
 from onewriter_broker.verify.reader import verify
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.field_names import TRIMMED
 
 MARKER = Limit(Position(10, 0), "ledger")
 SLOW = Limit(Position(6, 3), "subscription", "slow")

@@ -21,13 +21,13 @@ from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
-from onewriter_broker.log.topic_log.log import LEDGER_ENDS, TRIMMED
 from onewriter_broker.log.topic_log.ranges import first_block, lacks, noted_ends, trimmed_of
 from onewriter_broker.topic.retention.retention import Retention
 from onewriter_broker.topic.retention.trimming import Trimmed, trim
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.log_format.field_names import LEDGER_ENDS, TRIMMED
 from onewriter_core.topic.model import WHOLE, Purpose
 
 MISSED = Position(6, 2)

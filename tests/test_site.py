@@ -16,6 +16,9 @@ from markdown_it import MarkdownIt
 COMPARED = ("h2", "h3", "ul", "ol", "li", "table", "tr", "td", "blockquote")
 """Elements that a page has equally often on the site and on GitHub."""
 
+BUILD_SECONDS_MAX = 240.0
+"""For a build on a busy machine; it takes ten seconds of processor time."""
+
 API_PAGES = "reference/sdk/"
 """make docs writes these with pdoc, after the site."""
 
@@ -53,7 +56,9 @@ class Html(HTMLParser):
 
 def test_the_site_builds_without_broken_links_and_needs_no_other_host(tmp_path: Path) -> None:
     command = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path))
-    built = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    built = subprocess.run(
+        command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=BUILD_SECONDS_MAX
+    )
     assert built.returncode == 0, built.stderr
     pages = {path: Html(path.read_text()) for path in tmp_path.rglob("*.html")}
     assert len(pages) > 60
