@@ -57,7 +57,7 @@ class Desired:
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _Validation:
     """Result of validating one generation of an object; ``topic`` is empty if unknown."""
 
     generation: int
@@ -72,7 +72,7 @@ class Declarations:
         self._store = store
         self._tenancy = tenancy or Tenancy()
         self._declared_by: dict[str, str] = {}
-        self._read: dict[str, _Read] = {}
+        self._validations: dict[str, _Validation] = {}
         self._by_topic: dict[str, set[Key]] = {}
         self._topic_of: dict[Key, str] = {}
         self._pieces: dict[Key, tuple[str, str]] = {}
@@ -196,7 +196,7 @@ class Declarations:
             return
         found = self._store.declared(key)
         if key.kind == TOPIC.kind:
-            topic = "" if found is None else self._look(found).topic
+            topic = "" if found is None else self._validated(found).topic
             former = self._topic_of.pop(key, "")
             for each in (key, *self._by_topic.get(former, ()), *self._by_topic.get(topic, ())):
                 self._standings.pop(each, None)
@@ -219,7 +219,7 @@ class Declarations:
 
     def _hold(self, found: DeclaredObject) -> None:
         """Keep the object that brokers receive while its later spec is not sent."""
-        if self._look(found).problem:
+        if self._validated(found).problem:
             return
         if _is_paused(found):
             self._held.setdefault(found.uid, found)
@@ -229,24 +229,24 @@ class Declarations:
     def _forget_gone(self) -> None:
         """Drop the state of deleted objects, from time to time."""
         known = self._store.count(TOPIC.kind) + self._store.count(CLAIM.kind)
-        if len(self._read) <= 2 * known + 64:
+        if len(self._validations) <= 2 * known + 64:
             return
         living = {each.uid for each in self._store.all_declared()}
-        self._read = {uid: read for uid, read in self._read.items() if uid in living}
+        self._validations = {uid: read for uid, read in self._validations.items() if uid in living}
         self._held = {uid: held for uid, held in self._held.items() if uid in living}
         self._admitted &= living
         self._declared_by = {
             topic: first for topic, first in self._declared_by.items() if topic in self._by_topic
         }
 
-    def _look(self, found: DeclaredObject) -> _Read:
+    def _validated(self, found: DeclaredObject) -> _Validation:
         """Validate an object once per generation."""
-        known = self._read.get(found.uid)
+        known = self._validations.get(found.uid)
         if known is None or known.generation != found.generation:
             former = "" if known is None else known.topic
-            known = _parsed(found)
+            known = _validate(found)
             # A topic's name never changes, even if the new spec is invalid.
-            known = self._read[found.uid] = replace(known, topic=known.topic or former)
+            known = self._validations[found.uid] = replace(known, topic=known.topic or former)
         return known
 
     def _topic_standing(self, topic: TopicObject) -> Standing:
@@ -256,7 +256,7 @@ class Declarations:
         return known
 
     def _judged(self, topic: TopicObject) -> Standing:
-        read, key = self._look(topic), topic.key
+        read, key = self._validated(topic), topic.key
         is_kept = bool(read.problem and read.topic) and topic.uid in self._held
         if read.problem and not is_kept:
             return Standing("Invalid", read.problem, read.topic)
@@ -294,7 +294,7 @@ class Declarations:
         return self._tenancy.refusal(found.key.namespace, TopicName.parse(topic))
 
     def _claim_standing(self, claim: ClaimObject) -> Standing:
-        read = self._look(claim)
+        read = self._validated(claim)
         is_kept = claim.uid in self._held
         if read.problem and not is_kept:
             return Standing("Invalid", read.problem)
@@ -320,7 +320,7 @@ class Declarations:
     def _piece(self, declared: DeclaredObject) -> tuple[str, str]:
         """The piece of the desired state for an object, and its digest."""
         key, source = declared.key, declared
-        if _is_paused(declared) or self._look(declared).problem:
+        if _is_paused(declared) or self._validated(declared).problem:
             source = self._held.get(declared.uid, declared)
         is_closing = (
             isinstance(declared, TopicObject) and self._topic_standing(declared).reason == "Closing"
@@ -362,7 +362,7 @@ def _matches(pod: PodObject, wanted: Mapping[str, str]) -> bool:
     return is_named and pod.phase not in _FINISHED and wanted.items() <= pod.labels.items()
 
 
-def _parsed(found: DeclaredObject) -> _Read:
+def _validate(found: DeclaredObject) -> _Validation:
     """Validate an object by its strict model."""
     generation = found.generation
     model = ExclusiveTopic if isinstance(found, TopicObject) else ProducerClaim
@@ -370,10 +370,10 @@ def _parsed(found: DeclaredObject) -> _Read:
         declared = model.from_document(found.document)
         topic = str(declared.topic_name) if isinstance(declared, ExclusiveTopic) else ""
     except ValidationError as error:
-        return _Read(generation, problem=_sentence(in_words(model, error)))
+        return _Validation(generation, problem=_sentence(in_words(model, error)))
     except InvalidTopicName as error:
-        return _Read(generation, problem=str(error))
-    return _Read(generation, topic)
+        return _Validation(generation, problem=str(error))
+    return _Validation(generation, topic)
 
 
 def _sentence(parts: Iterable[object]) -> str:

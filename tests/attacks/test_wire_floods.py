@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pytest
 from google.protobuf.message import Message
@@ -12,7 +12,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, eventually, full
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.connection import rounds
+from onewriter_broker.connection.rounds import RoundLimits
 from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.topics import Topics
@@ -79,12 +79,13 @@ def test_properties_beyond_all_need_close_the_connection_undecoded(
         assert max(decoded) < 100_000
 
 
-@pytest.fixture
-def shares(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections may handle next to nothing before it is another's turn."""
-    monkeypatch.setattr("onewriter_broker.connection.listener.CONNECTION_SECONDS", 0.0)
-    monkeypatch.setattr("onewriter_broker.connection.listener.FRAMES_BETWEEN_LOOKS", 1)
-    monkeypatch.setattr(rounds, "ITERATION_SECONDS", 0.0)
+@contextlib.contextmanager
+def broker_with_short_rounds() -> Iterator[InProcessBroker]:
+    """A broker whose connections handle one frame in each tick of the event loop."""
+    with in_process_broker() as broker:
+        limits = RoundLimits(connection_seconds=0.0, tick_seconds=0.0, frames_between_readings=1)
+        broker._broker.clients.rounds.limits = limits
+        yield broker
 
 
 def published(broker: InProcessBroker, raw: RawClients, topic: str, count: int) -> RawClient:
@@ -96,12 +97,11 @@ def published(broker: InProcessBroker, raw: RawClients, topic: str, count: int) 
     return client
 
 
-@pytest.mark.usefixtures("shares")
 @pytest.mark.parametrize("order", [1, -1])
 def test_acknowledgements_of_many_messages_at_once_are_taken_in_steps(
     raw: RawClients, order: int
 ) -> None:
-    with in_process_broker() as broker:
+    with broker_with_short_rounds() as broker:
         client = published(broker, raw, "acknowledged", 1_000)
         consumer = client.subscribe("acknowledged", "s", pb.CommandSubscribe.SHARED)
         ids = [consumer.receive()[0].message_id for _ in range(1_000)]
@@ -119,9 +119,8 @@ def test_acknowledgements_of_many_messages_at_once_are_taken_in_steps(
         assert left == {each.entry for each in ids[::2]}
 
 
-@pytest.mark.usefixtures("shares")
 def test_the_order_of_commands_is_kept_though_each_waits_for_a_round(raw: RawClients) -> None:
-    with in_process_broker() as broker:
+    with broker_with_short_rounds() as broker:
         client = raw(address_of(broker))
         frames = b"".join(
             encode_command(pb.CommandPartitionedMetadata(topic=full(f"t{n}"), request_id=n))

@@ -27,15 +27,15 @@ class Record:
 
     ``generation``: how often a dataset was registered; 0: never.
     ``replid``: the dataset that counts. ``past_replids``: registered earlier, never adoptable again.
-    ``owner``: incarnation of the broker process that may write; empty: nobody.
+    ``owner``: incarnation of the broker process that may write; empty: the bucket has no owner.
     ``addresses``: where that broker is.
-    ``ledger_high_water``: the highest ledger ever reserved; never falls.
+    ``ledger_high_water``: the highest ledger ever reserved; it never decreases.
     ``last_ledger``: the last granted ledger that was recorded here, as far as the dataset that
     counts can still hold it (a registration that had to do without it starts from what is there).
     ``clean``: ``last_ledger`` is complete, because the last owner gave the bucket back in order.
     ``known_since``: markers of this generation or a later one tell the last grant; an older marker
     may have been followed by a grant that was lost with a dataset's tail (redis: a torn file, a
-    lagging replica), so nobody resumes by it. Never falls.
+    lagging replica), so no producer resumes by it. It never decreases.
     """
 
     generation: int = 0
@@ -65,8 +65,8 @@ class Anchor(Protocol):
     """
 
     records_every_grant: bool
-    """True: ``last_ledger`` is written before each grant is answered that ends the right of somebody
-    who may come back (cheap anchors)."""
+    """True: ``last_ledger`` is written before the answer of each grant that ends the right of a producer
+    that may return (anchors with cheap writes)."""
 
     async def read(self, bucket: int) -> Versioned:
         """The newest record of a bucket; never a stale one."""
@@ -75,7 +75,7 @@ class Anchor(Protocol):
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
         """Replace the record if its version still is ``version``.
 
-        Returns the new version, or None when somebody else was first.
+        Returns the new version, or None if another process was first.
         """
         ...
 

@@ -9,7 +9,7 @@ the file system lets one through. Then the directory is synced. Old versions are
 first; the newest ``VERSIONS_KEPT`` stay.
 
 Why a successful link alone does not win. A process may be paused after it read version v, while
-others go on and clean v+1 away. Its link then succeeds although it is far too late. So every file
+others continue and clean v+1 away. Its link then succeeds although it is far too late. So every file
 carries a random *nonce* and its predecessor's nonce, and after linking the process lists the
 directory:
 
@@ -18,7 +18,7 @@ directory:
   the listing shows one of them. So mine was the first file of that name, and it is the record.
 * **v+2 exists and names my nonce as its predecessor: won**, and already replaced. Its writer saw
   mine as the highest version, so mine had been the record.
-* **otherwise lost.** Mine is a stray below the newest versions; nobody reads it, for a reader takes
+* **otherwise lost.** Mine is a stray below the newest versions; no reader uses it, because readers take
   the highest; cleaning removes it. The one case where this answer is too modest: mine did count,
   and more than ``VERSIONS_KEPT`` versions followed before the listing. The caller then gives up a
   record that is long replaced, which costs a reserved block and nothing else.
@@ -27,13 +27,13 @@ A stray cannot mislead a reader either: a reader lists, reads the highest file, 
 the highest is the same, that file had the name without a break (versions only rise), so what was
 read is the record at the time of the second listing. Otherwise it starts over.
 
-One directory per bucket keeps a listing to one system call, during which the kernel lets nobody
+One directory per bucket keeps a listing to one system call, during which the kernel lets no process
 change the directory. Needed from the file system: atomic ``link``, listings that are not cached
 (a local one: not NFS), and ``fsync`` on directories.
 
 Durability: the file is synced before it has its name and the directory before success is reported;
 a later version's sync covers the earlier ones, since they share the directory. After a failed sync
-the caller is told Unavailable, and this object syncs again before it reads that bucket.
+the caller gets Unavailable, and this object syncs again before it reads that bucket.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ FILE_BYTES_MAX = 64 * 1024
 """A larger file is not one of ours."""
 
 READ_ATTEMPTS_MAX = 100
-"""Listings in one read before giving up: each retry means that somebody else made progress."""
+"""Listings in one read before giving up: each retry means that another process made progress."""
 
 STAGED_SECONDS_MAX = 3600
 """A temporary file older than that belongs to a process that died; it is swept away."""
@@ -120,7 +120,7 @@ class FileAnchor:
         return await self._in_thread(self._read, bucket)
 
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
-        """Write version ``version + 1``; None when somebody else was first.
+        """Write version ``version + 1``; None if another process was first.
 
         Raises Unavailable when the disk refuses; the record may then have been written.
         """
@@ -213,7 +213,7 @@ class FileAnchor:
         if not self._is_made:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._is_made = True
-        # From then on one that is missing was moved away: that is no empty anchor.
+        # From then on a missing directory was moved away: it does not count as an empty anchor.
         directory.mkdir(exist_ok=True)
         return directory
 

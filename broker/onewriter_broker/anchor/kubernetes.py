@@ -45,7 +45,7 @@ from onewriter_core.errors import ConfigurationError, Unavailable
 from onewriter_core.ids import NUMBER_MAX
 
 WRITE_ATTEMPTS_MAX: Final = 10
-"""PUTs of one batch before it is given up: each refused one means that somebody else succeeded."""
+"""PUTs of one batch before it is given up: each refused one means that another process succeeded."""
 
 CHANGES_MAX: Final = 4_096
 """Compare-and-sets that may wait for their PUT; more are refused."""
@@ -113,13 +113,13 @@ class KubernetesAnchor:
         """The newest record of a bucket.
 
         Raises Unavailable when the API server does not say, ConfigurationError naming the object
-        when it holds what is no record.
+        when its content is not a record.
         """
         self._asked += 1
         mine = self._asked
         async with self._reading:
             if self._covered < mine:
-                await asyncio.sleep(0)  # whoever asks in the same turn shares the request
+                await asyncio.sleep(0)  # callers of the same tick share the request
                 await self._read_once()
             found = self._read
         if isinstance(found, Exception):
@@ -127,7 +127,7 @@ class KubernetesAnchor:
         return _versioned(found, bucket)
 
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
-        """Write version ``version + 1``; None when somebody else was first.
+        """Write version ``version + 1``; None if another process was first.
 
         Raises Unavailable when the API server gives no answer; it may then have been written.
         """
@@ -140,7 +140,7 @@ class KubernetesAnchor:
         try:
             async with self._writing:
                 if not answer.done():
-                    await asyncio.sleep(0)  # whoever asks in the same turn shares the request
+                    await asyncio.sleep(0)  # callers of the same tick share the request
                     await self._write_waiting()
         finally:
             self._changes.pop(change, None)  # cancelled: it must not be made some time later
@@ -207,7 +207,7 @@ class KubernetesAnchor:
         except (Unavailable, ConfigurationError) as error:
             for change in changes:
                 _fail(change, error)
-        finally:  # cancelled: nobody knows
+        finally:  # cancelled: the result is unknown
             for change in changes:
                 _fail(change, Unavailable("the change of the anchor was broken off"))
 

@@ -28,7 +28,7 @@ class MemoryAnchor:
         return self._records.get(bucket, Versioned(0, Record()))
 
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
-        """Replace the record if its version still is ``version``; None: somebody was first."""
+        """Replace the record if its version still is ``version``; None: another process was first."""
         await self._reach()
         current = self._records.get(bucket)
         if (0 if current is None else current.version) != version:

@@ -17,11 +17,6 @@ import structlog
 
 from onewriter_broker.auth.authentication import PEER, Authenticated
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.connection.rounds import (
-    CONNECTION_SECONDS,
-    FRAMES_BETWEEN_LOOKS,
-    LOOKS_MAX,
-)
 from onewriter_broker.connection.session import Session
 from onewriter_broker.connection.withdrawals import Reading
 from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
@@ -173,7 +168,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self.close(EXPIRED)  # commands that arrived after the expiry are not handled
             return
         try:
-            has_more = self._handle_until(now + CONNECTION_SECONDS)
+            has_more = self._handle_until(now + self._rounds.limits.connection_seconds)
             if self._session is not None:
                 self._session.read_ended()
             if has_more:
@@ -193,7 +188,8 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 session.step()
                 if self._clients.now() >= ends:
                     return True
-        left, looks = FRAMES_BETWEEN_LOOKS, LOOKS_MAX
+        limits = self._rounds.limits
+        left, readings = limits.frames_between_readings, limits.readings_max
         for command, payload in self._wire.received():
             if session is None:
                 self._before_session(command)
@@ -203,11 +199,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
             left -= 1
             if left:
                 continue
-            left = FRAMES_BETWEEN_LOOKS
-            looks -= 1
+            left = limits.frames_between_readings
+            readings -= 1
             if session is not None and (session.must_wait or not self.has_room):
                 return True
-            if not looks or self._clients.now() >= ends:
+            if not readings or self._clients.now() >= ends:
                 return True
         return session is not None and session.has_steps
 

@@ -99,8 +99,8 @@ class OwnershipCommands:
             buckets.setdefault(self._clients.ownerships.bucket_of(name), []).append(wanted)
         for bucket, asked in buckets.items():
             if self._clients.topics.ownership.holding(bucket) is not None:
-                resource_bucket = await self._clients.ownerships.resource_bucket(bucket)
-                await resource_bucket.disown(self, asked)
+                resources = await self._clients.ownerships.of_bucket(bucket)
+                await resources.disown(self, asked)
         self._link.write(replies.success(command.request_id))
 
     def lost(self) -> None:
@@ -211,9 +211,9 @@ class OwnershipCommands:
                     result.broker_service_url_tls = tls
             return
         try:
-            resource_bucket = await clients.ownerships.resource_bucket(bucket)
+            resources = await clients.ownerships.of_bucket(bucket)
             wanted = [each for _, each in asked]
-            answers = await resource_bucket.own(owner, self, wanted, only_returns=only_returns)
+            answers = await resources.own(owner, self, wanted, only_returns=only_returns)
         except OnewriterError as error:
             for result, _ in asked:
                 _refuse(result, error)

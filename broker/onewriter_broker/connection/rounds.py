@@ -9,32 +9,34 @@ block the event loop, whatever they send.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
-CONNECTION_SECONDS: Final = 0.008
-"""Time that one connection may use in one tick of the event loop."""
 
-ITERATION_SECONDS: Final = 0.024
-"""Time that all waiting connections together may use in one tick. Connections that were just read
-may use the same again."""
+@dataclass(frozen=True, slots=True)
+class RoundLimits:
+    """Shares of one tick of the event loop."""
 
-FRAMES_BETWEEN_LOOKS: Final = 32
-"""SENDs that a connection handles between two clock readings. It also reads the clock after any
-other command."""
+    connection_seconds: float = 0.008
+    """Time that one connection may use."""
+    tick_seconds: float = 0.024
+    """Time that all waiting connections together may use. Connections that were just read may use the same again."""
+    frames_between_readings: int = 32
+    """SENDs that a connection handles between two clock readings. It also reads the clock after any other command."""
+    readings_max: int = 64
+    """Clock readings after which a connection waits for the next round, whatever the time is."""
+    unrecorded_seconds: float = 0.002
+    """Time that connections that were just read may use before the end of the tick is observed."""
 
-LOOKS_MAX: Final = 64
-"""Clock readings after which a connection waits for the next round, whatever the time is."""
 
-_UNTOLD_SECONDS: Final = 0.002
-"""Connections that were just read may use this much time before the tick that it belongs to is
-recorded."""
+DEFAULT_LIMITS = RoundLimits()
 
 
 class Worker(Protocol):
     """A connection that has received more than it could handle at once."""
 
     def work(self) -> None:
-        """Handle more of it, for at most CONNECTION_SECONDS; wait again for the rest."""
+        """Handle more of it, for at most ``RoundLimits.connection_seconds``; wait again for the rest."""
         ...
 
 
@@ -42,8 +44,12 @@ class Rounds:
     """Serves the waiting connections of one broker. ``call_soon`` is that of the event loop."""
 
     def __init__(
-        self, now: Callable[[], float], call_soon: Callable[[Callable[[], None]], object]
+        self,
+        now: Callable[[], float],
+        call_soon: Callable[[Callable[[], None]], object],
+        limits: RoundLimits = DEFAULT_LIMITS,
     ) -> None:
+        self.limits = limits
         self._now = now
         self._call_soon = call_soon
         self._waiting: dict[Worker, None] = {}
@@ -53,12 +59,12 @@ class Rounds:
     @property
     def has_time(self) -> bool:
         """Whether a connection that was just read may begin in this tick."""
-        return self._spent_seconds < ITERATION_SECONDS
+        return self._spent_seconds < self.limits.tick_seconds
 
     def spent(self, seconds: float) -> None:
         """Record the time that a connection that was just read used."""
         self._spent_seconds += seconds
-        if self._spent_seconds > _UNTOLD_SECONDS:
+        if self._spent_seconds > self.limits.unrecorded_seconds:
             self._call()
 
     def wait(self, worker: Worker) -> None:
@@ -78,7 +84,7 @@ class Rounds:
     def _round(self) -> None:
         self._is_called = False
         self._spent_seconds = 0.0
-        ends = self._now() + ITERATION_SECONDS
+        ends = self._now() + self.limits.tick_seconds
         for _ in range(len(self._waiting)):
             if not self._waiting:
                 break  # one of them closed the others

@@ -242,7 +242,7 @@ class Metrics:
 
     async def _owned(self) -> list[Metric]:
         ownerships = self._clients.ownerships
-        now, resource_buckets = self._clients.now(), list(ownerships.resource_buckets())
+        now, resource_buckets = self._clients.now(), list(ownerships.loaded_buckets())
         entries = [
             entry
             for resource_bucket in resource_buckets

@@ -1,14 +1,14 @@
-"""The one writer of a shard: blocks and fences, one call after the other.
+"""The only writer of a shard: it sends blocks and fences, one call after the other.
 
-In each turn of the event loop what all logs gathered goes out in one guarded call; while it is
-under way the next one gathers. A fence takes its place behind the call that is under way, so it
-never overtakes entries of the epoch that it ends; entries that no call has taken are not appended
-any more (the runner refused them before it asked for the fence).
+In each tick of the event loop the appender sends what all logs have gathered in one guarded call.
+Entries that arrive during a call are sent with the next one. A fence is sent after the call under way,
+so it never overtakes entries of the epoch that it ends. Entries that no call has taken by then are not
+appended (the runner rejected them before it requested the fence).
 
-An undecided call is sent again, the same blocks with the same positions, until the store decides:
-there is at most one such call. Blocks that are stored but not yet as durable as their topic
-promises wait in ``_commits`` and do not hold up other topics; nor does a log whose key is broken: the
-store answers for it alone, once, and its topic is closed.
+If the result of a call is unknown, the appender repeats it with the same blocks and positions until
+the store decides. At most one call is undecided at a time. Blocks that are stored, but not yet as
+durable as their topic promises, wait in ``_commits`` and do not delay other topics. A log with a broken
+key does not delay them either: the store answers for that log alone, and its topic is closed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Statistics:
     undecided_calls: int = 0
     fences: int = 0
     publish_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
-    """From a block's first entry until the block is committed; one value per block."""
+    """From the arrival of a block's first entry until the block is committed; one value per block."""
     call_seconds: Distribution = field(default_factory=lambda: Distribution(SECONDS))
     block_entries: Distribution = field(default_factory=lambda: Distribution(COUNTS))
     call_blocks: Distribution = field(default_factory=lambda: Distribution(COUNTS))
@@ -111,7 +111,7 @@ class Appender:
     ) -> None:
         self.statistics = Statistics()
         self.written: dict[TopicLog, None] = {}
-        """Logs that got blocks; whoever looks after them takes out what needs no looking after."""
+        """Logs that got blocks since the maintenance last examined them; it removes those that need nothing."""
         self._store = store
         self._now = now
         self._wall_ms = wall_ms
@@ -126,8 +126,8 @@ class Appender:
         self._wake: asyncio.Future[None] | None = None
 
     def gathered(self, topic_log: TopicLog) -> None:
-        """The log has entries waiting: take them along with the next call."""
-        if topic_log not in self._dirty:  # while one is, the run goes on by itself
+        """The log has waiting entries: include them in the next call."""
+        if topic_log not in self._dirty:  # a log that is in it needs no wake-up
             self._dirty[topic_log] = self._now()
             self._wake_up()
 
@@ -135,7 +135,7 @@ class Appender:
         """Write the markers behind everything under way; DONE: they are durable.
 
         Raises BrokenKey when a key that the fence touches is: nothing of it was written.
-        ``flush``: append first what the logs have gathered (no change of hands). When DONE the
+        ``flush``: append first what the logs have gathered (the holder stays the same). When DONE the
         logs are open at the new ledger; the caller moves their watermarks over the markers and
         makes them writable.
         """
@@ -159,13 +159,13 @@ class Appender:
     def abandon(self, topic_log: TopicLog, publish: Publish, why: str) -> bool:
         """Give the memory of an atomic publish back; see ``publishing.abandon``.
 
-        A call that is under way with blocks of it goes on: a fence comes behind it.
+        A call under way with blocks of the publish continues: a fence is sent after it.
         """
 
         def is_meant(item: _StoredBlock | _FenceItem) -> bool:
             if not isinstance(item, _StoredBlock) or item.pending.publish is not publish:
                 return False
-            return not item.pending.block.commits  # this one tells what became of them all
+            return not item.pending.block.commits  # this block's result decides about all of them
 
         forgotten = self._commits.forget(is_meant)
         stored = [item.pending for item in forgotten if isinstance(item, _StoredBlock)]
@@ -186,7 +186,7 @@ class Appender:
     async def prove(self, durability: Durability, replid: str) -> None:
         """Wait until what was written to that dataset before this call is as durable as that.
 
-        As part of what this appender asks of the store anyway. Raises Undecided: ask again.
+        The appender combines this with the questions that it asks the store anyway. Raises Undecided: retry.
         """
         await self._commits.prove(durability, replid)
 
@@ -215,7 +215,7 @@ class Appender:
                 request.done.cancel()
 
     async def _rest(self, seconds: float | None) -> None:
-        """Until there is something to write or to ask, at most so long."""
+        """Wait until there is something to write or to ask, at most ``seconds``."""
         if seconds == 0.0:
             return
         self._wake = asyncio.get_running_loop().create_future()
@@ -267,7 +267,7 @@ class Appender:
         answers: Sequence[Outcome | BrokenKey],
         started_at: float,
     ) -> None:
-        """Have every block's fate follow from its answer."""
+        """Apply the store's result to each block."""
         statistics = self.statistics
         broken: dict[TopicLog, BrokenKey] = {}
         refused: dict[TopicLog, tuple[PendingBlock, Outcome, list[PendingBlock]]] = {}
@@ -282,8 +282,8 @@ class Appender:
                 broken[topic_log] = answer
                 continue
             replid = topic_log.binding.replid
-            # Fenced by our own next marker: whether the block is in front of it is seen after the
-            # next fence, as with any block of a dataset that was left.
+            # Fenced by our own next marker: the next fence shows whether the block is before it, as for
+            # any block of a former dataset.
             is_own = pending.block.position.ledger < topic_log.ledger
             outcome = Outcome.REFENCE if is_own and answer is Outcome.FENCED else answer
             match outcome:
@@ -401,7 +401,7 @@ class Appender:
         await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
 
     async def _commit(self) -> None:
-        """Pass on everything that is durable enough by now; write again what nobody can ask about."""
+        """Pass on what is durable enough by now; repeat writes whose connection was lost."""
         lost = await self._commits.look()
         fences = [item for item in lost if isinstance(item, _FenceItem)]
         again = [item for item in lost if isinstance(item, _StoredBlock)]
@@ -421,7 +421,7 @@ class Appender:
                 self.statistics.publish_seconds.observe(self._now() - item.pending.since)
 
     def _go_on(self, topic_log: TopicLog) -> None:
-        """What an atomic publish kept waiting may be next."""
+        """Gather again: entries that waited for an atomic publish may be next."""
         if topic_log.publishes is not None and topic_log.has_more:
             self.gathered(topic_log)
 
@@ -432,7 +432,7 @@ class Appender:
     # ------------------------------------------------------------ fences
 
     async def _flush(self, logs: Sequence[TopicLog]) -> None:
-        """Append what waits now and no more: a busy log always has something, and others wait, too."""
+        """Append what waits now and nothing that arrives later: a busy log would delay the fence for ever."""
         goals = [(each, each.entries_in + len(each.waiting)) for each in logs]
         while any(
             each.entries_in < goal and each.has_more and each.is_writable for each, goal in goals
@@ -444,7 +444,7 @@ class Appender:
         if item.flush:
             await self._flush(item.logs)
         if any(topic_log.is_closed for topic_log in item.logs):
-            # Whoever serves these logs now must not find a marker that nobody waits for.
+            # The broker that serves these logs now must not find a marker that no fence waits for.
             if not item.done.done():
                 item.done.set_result(Outcome.REFENCE)
             return

@@ -1,12 +1,11 @@
-"""What is stored and waits until it is as durable as it has to be: blocks, fences, and proofs.
+"""Stored items that wait until they are durable enough: blocks, fences, and proofs.
 
-All that waits for one durability of one dataset shares each question to the store, however many they
-are: asking holds up the connection that appends go through, and topics that promise less must not
-wait for the replicas of those that promise more. What an answer does not cover (a proof that came
-while the question was under way) is part of the next one.
+All items that wait for one durability of one dataset share each question to the store, because a
+question delays the connection that appends use. Topics with a weaker durability do not wait for the
+replicas of others. An item that arrives while a question is under way is part of the next one.
 
-A *proof* is a reader's: what was read of the store counts only if the store it was read from still
-has its replicas. It is never written again; it is told Undecided instead, and its asker asks again.
+A *proof* belongs to a reader: what it read counts only if the store that it read from still has its
+replicas. A proof is never written again. It ends with Undecided, and the reader retries.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ RETRY_SECONDS_MAX = 0.25
 """Pause before asking again whether replicas have caught up; doubles up to the second."""
 
 PROOF_ATTEMPTS_MAX = 3
-"""So often a proof hears "not yet" before its asker is told to ask again."""
+"""Answers "not yet" after which a proof ends with Undecided."""
 
 PROOF_SECONDS_MAX = 3.0
-"""As long as that takes at most, also while the store answers nothing at all."""
+"""Limit of the same in seconds, also while the store does not answer."""
 
 PROOFS_MAX = 10_000
 """Proofs that may wait at once."""
@@ -72,18 +71,18 @@ class Commits(Generic[_Item]):
 
     @property
     def pause_seconds(self) -> float | None:
-        """For so long there is nothing to ask; None: until something comes to wait."""
+        """Seconds until the next question; None: no item waits."""
         if not self._items and not self._proofs:
             return None
         now = self._now()
         return max(0.0, min(self._paused_until(kind) - now for kind in self._kinds()))
 
     def later(self, kind: Kind, item: _Item) -> None:
-        """The item was stored; pass it on when it is as durable as that."""
+        """The item was stored; pass it on when it has this durability."""
         self._items.setdefault(kind, []).append(item)
 
     def forget(self, is_meant: Callable[[_Item], bool]) -> list[_Item]:
-        """Ask no more about these items, and keep none of them; which they were."""
+        """Remove these items without asking about them; returns them."""
         forgotten: list[_Item] = []
         for kind, items in list(self._items.items()):
             forgotten += [item for item in items if is_meant(item)]
@@ -145,13 +144,13 @@ class Commits(Generic[_Item]):
         return lost
 
     def close(self) -> None:
-        """Nobody looks any more: who waits for a proof may ask elsewhere."""
+        """Stop: ``look`` is not called any more, and waiting proofs end with Undecided."""
         for kind, proofs in list(self._proofs.items()):
             for proof in list(proofs):
                 self._settle(kind, proof, Undecided("the broker stops"))
 
     def _kinds(self) -> list[Kind]:
-        """The weak ones first: they need not wait for the replicas of the strong ones."""
+        """Weaker durabilities first: they need not wait for the replicas of stronger ones."""
         order = list(Durability)
         kinds = self._items.keys() | self._proofs.keys()
         return sorted(kinds, key=lambda kind: (order.index(kind[0]), kind[1]))

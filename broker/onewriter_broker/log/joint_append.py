@@ -1,8 +1,8 @@
-"""Entries of several logs of one bucket that are stored all or none.
+"""Entries of several logs of one bucket, stored all or none.
 
-They take their turn in the Appender like a fence: behind the call that is under way and behind what
-their logs had gathered, in one call of their own (scripts/together.lua). What is not stored then is
-not gathered again: another attempt of some of them could succeed where that of others fails.
+The Appender sends them in a call of their own (scripts/together.lua), after the call under way and
+after the entries that their logs had gathered. It does not gather them again if they were not stored:
+a second attempt could succeed for some of them only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from onewriter_core.wire.values import Send
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """One entry for one log; the Sender that its log tells what became of it."""
+    """One entry for one log. Its log reports the result to it as to a Sender."""
 
     topic_log: TopicLog
     send: Send
@@ -62,12 +62,12 @@ class Part:
 
 
 class JointAppend:
-    """One request to store entries together. ``done`` ends when the fate of all of them is known.
+    """One request to store entries together. ``done`` ends when the results of all of them are known.
 
     It gives their positions, or raises: Fenced where a guard is over, Unavailable where they are
-    certainly not stored for another reason and may be tried again, Undecided where nobody can tell,
+    certainly not stored for another reason and may be tried again, Undecided if the result is unknown,
     Refused where a log has no room for another floor.
-    ``may_write`` is asked when their turn has come. Raises Refused for parts that cannot be stored
+    The appender calls ``may_write`` directly before the call. Raises Refused for parts that cannot be stored
     together.
     """
 
@@ -86,7 +86,7 @@ class JointAppend:
             part.tell(self._part_answered)
 
     def form(self, time_ms: int) -> list[tuple[TopicLog, PendingBlock]]:
-        """The blocks, one per log; none when it may not be written now, which is told."""
+        """The blocks, one per log; none if they cannot be written now: ``done`` has raised that."""
         bindings = {topic_log.binding for topic_log in self.logs}
         is_open = all(each.is_writable and not each.is_publishing for each in self.logs)
         if not is_open or len(bindings) != 1 or not self._may_write():
@@ -108,14 +108,14 @@ class JointAppend:
         return formed
 
     def refused_by_store(self, outcome: Outcome) -> None:
-        """One of the blocks was answered so: certainly not in the log."""
+        """One of the blocks was rejected with this outcome: it is certainly not in the log."""
         self._outcomes.add(outcome)
 
     def give_up(self, reason: OnewriterError) -> None:
-        """Nothing of it was, or will be, written."""
+        """No entry of it was written, and none will be."""
         if not self.done.done():
             self.done.set_exception(reason)
-            self.done.exception()  # whoever asked may have gone
+            self.done.exception()  # the caller may not wait any more
 
     def _part_answered(self) -> None:
         if self.done.done() or not all(part.is_answered for part in self.parts):

@@ -1,8 +1,8 @@
-"""Claiming a bucket: the steps of the fencing protocol, in the order that makes them safe.
+"""Acquisition of a bucket: the steps of the fencing protocol, in the order that makes them safe.
 
 The anchor first, then the store; compare-and-set, and only then the stamp. Any other order lets a
 broker with an old view make a stale branch look adoptable. Whether record and dataset go together
-is judged in adoption.py; what is done with a claimed bucket is in buckets.py and held_bucket.py.
+is judged in adoption.py. buckets.py and held_bucket.py handle acquired buckets.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Holding:
 
     ``grants_known``: at this acquisition the dataset provably carried every grant ever answered.
     ``known_since``: the rule for each topic, see ``may_resume``. ``heard_ms``: the last sign of life
-    of the process that owned the bucket before, by its wall clock; None: not known, or nobody did.
+    of the process that owned the bucket before, by its wall clock; None: unknown, or there was no owner.
     """
 
     binding: Binding
@@ -58,7 +58,7 @@ class Holding:
         """Whether a producer may resume by the epoch in a topic's newest marker.
 
         False: the marker was written before a dataset's tail was lost, so a later grant may be
-        missing; everyone with an older epoch is fenced and creates its producer anew.
+        missing; every producer with an older epoch is fenced and created again.
         """
         return marker_generation >= self.known_since
 
@@ -244,8 +244,8 @@ async def adopt_force(
     """The escape hatch: what the store shows now counts from here on, lost or not.
 
     Only for a bucket that brokers refuse; for any other it does nothing and says so. ``operator``
-    identifies this call (and is no broker's incarnation); ``reason`` and ``time_ms`` go into the
-    bucket's audit stream. Afterwards nobody owns the bucket, brokers take it as usual, and no
+    identifies this call (and is not a broker's incarnation); ``reason`` and ``time_ms`` go into the
+    bucket's audit stream. Afterwards the bucket has no owner, brokers acquire it as usual, and no
     earlier epoch resumes. Raises Undecided or Unavailable; calling it again is safe.
     """
     for _ in range(FORCE_ATTEMPTS_MAX):

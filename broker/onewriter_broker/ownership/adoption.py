@@ -1,8 +1,8 @@
 """May this bucket's record and this dataset go together? Pure decisions of the fencing protocol.
 
 The anchor's record names the dataset that counts. A store that was promoted, restarted, emptied or
-exchanged shows another identity (``master_replid``); ``judge`` tells a descendant of the registered
-dataset from a stranger, and ``acquired`` writes down what the compare-and-set shall say. The order
+exchanged shows another identity (``master_replid``); ``judge`` distinguishes a descendant of the
+registered dataset from a foreign one, and ``acquired`` returns the record for the compare-and-set. The order
 of the steps around them (anchor, node, compare-and-set, stamp) is buckets.py's.
 """
 
@@ -47,7 +47,7 @@ class FirstRegistration:
 class Adopt:
     """A descendant of the registered dataset.
 
-    ``grants_known``: it provably carries every grant that was ever answered. When not, nobody
+    ``grants_known``: it provably carries every grant that was ever answered. If not, no producer
     resumes by an epoch that was granted before (Record.known_since).
     """
 

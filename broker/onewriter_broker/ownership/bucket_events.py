@@ -1,4 +1,4 @@
-"""What can become of a bucket, and who is told."""
+"""Changes of a bucket, and the interface that receives them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Refenced(enum.Enum):
     """What became of a bucket whose write was refused."""
 
     KEPT = "kept"
-    """Owner and dataset are unchanged. After a reconnect the old ledger goes on; after a refused
-    write fence the topic again under the next ledger."""
+    """Owner and dataset are unchanged. After a reconnect the old ledger continues; after a
+    rejected write, fence the topic again under the next ledger."""
     REBOUND = "rebound"
-    """Bound anew, perhaps to another dataset: fence every topic again under the new holding."""
+    """Bound again, perhaps to another dataset: fence every topic again under the new holding."""
     LOST = "lost"
     """Not held any more."""
 
 
 class BucketEvents(Protocol):
-    """What the application is told. All but ``drain`` must return at once (post to mailboxes)."""
+    """Receives the changes of buckets. All methods but ``drain`` must return at once (post to mailboxes)."""
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """Serve the bucket: load its catalog, re-fence its topics."""
@@ -53,7 +53,7 @@ class BucketEvents(Protocol):
 
 
 class Several:
-    """Several listeners that are told one after the other. Implements BucketEvents."""
+    """Several listeners, called one after the other. Implements BucketEvents."""
 
     def __init__(self, listeners: Sequence[BucketEvents]) -> None:
         self._listeners = listeners

@@ -35,8 +35,8 @@ from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 READS_MAX = 1_024
 """Readings of the anchor in flight at once: anchors that can share one among them do."""
 
-CLAIMS_MAX = 64
-"""Claims in flight at once, so many that a broker's whole takeover can share a write."""
+ACQUISITIONS_MAX = 64
+"""Acquisitions at once: enough that a broker's whole takeover can share a write."""
 
 PLACEMENT_SECONDS = 1.0
 """Between two readings of all records; a change of membership brings the next one forward."""
@@ -45,7 +45,7 @@ EXPECTING_SECONDS = 0.1
 """Between two readings while a bucket moves to this broker, or from it: it is asked where to."""
 
 MOVING_SECONDS = 3.0
-"""For so long after it was given back a bucket is on its way."""
+"""Seconds after its release during which a bucket counts as moving."""
 
 DRAIN_SECONDS_MAX = 5.0
 """How long giving a bucket back waits for its topics to come to rest."""
@@ -69,8 +69,8 @@ class BucketOwnership:
     """The buckets of one broker process.
 
     ``me`` is its incarnation (placement.incarnation_of), ``buckets`` their number. ``single_node``
-    says that exactly one store is configured. ``live_view`` gives membership's present opinion,
-    ``wake`` is set when that changes; ``heard_ms`` tells when a process was last heard of.
+    says that exactly one store is configured. ``live_view`` returns membership's present view,
+    ``wake`` is set when that changes; ``heard_ms`` returns when a process last gave a sign of life.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class BucketOwnership:
         self._events = events
         self._live_view = live_view
         self._wake = asyncio.Event() if wake is None else wake
-        self._randomness = random.Random() if randomness is None else randomness  # noqa: S311 - jitter is no secret
+        self._randomness = random.Random() if randomness is None else randomness  # noqa: S311 - jitter needs no secrecy
         self._acquirer = Acquirer(
             me,
             addresses,
@@ -115,7 +115,7 @@ class BucketOwnership:
         self._low: set[int] = set()
         self._has_low = asyncio.Event()
         self._reads = asyncio.Semaphore(READS_MAX)
-        self._claims = asyncio.Semaphore(CLAIMS_MAX)
+        self._acquisitions = asyncio.Semaphore(ACQUISITIONS_MAX)
         self._is_leaving = False
         self._moving_until = 0.0
         self._held_reported = 0
@@ -132,11 +132,11 @@ class BucketOwnership:
         return None if held is None else held.holding
 
     def owner_of(self, bucket: int) -> Addresses | None:
-        """Where to look the bucket up; None: nobody is known to serve it now, or it is moving.
+        """Where to look the bucket up; None: no broker is known to serve it now, or it is moving.
 
         A foreign bucket's answer comes from a record at most RECORD_SECONDS_MAX old; while the
         anchor is away, when buckets do not move either, from the last one that was read. While the
-        store is away nobody is known to be dead: perhaps it is this broker alone that lost it, and
+        store is away no broker is known to be dead: perhaps it is this broker alone that lost it, and
         its clients must find those who took its buckets.
         """
         if (held := self._held.get(bucket)) is not None:
@@ -172,8 +172,8 @@ class BucketOwnership:
 
         Obligation: call ``LogStore.fence`` with it before anything else suspends, so that fences
         are executed in the order of their ledgers; and retry an undecided fence under this ledger
-        only while ``is_newest_ledger``, otherwise take a new one. What survived a failover is
-        told by comparing the highest ledgers (Record.last_ledger), and that rests on this order.
+        only while ``is_newest_ledger``, otherwise take a new one. What survived a failover
+        follows from comparing the highest ledgers (Record.last_ledger), which relies on this order.
 
         Raises Unavailable when the bucket is not held or the anchor cannot be reached.
         """
@@ -196,13 +196,13 @@ class BucketOwnership:
 
         On an anchor that records every grant the record is written when this returns; grants that
         arrive together share one write. Raises Unavailable when it could not be: do not answer a
-        grant that ends the right of somebody who may come back.
+        grant that ends the right of a producer that may return.
         """
         held = self._require(bucket)
         await self._changing(held, held.record_grant(ledger))
 
     async def confirm_record(self, bucket: int) -> None:
-        """See that a change of hands could be noted; call it before a writer is stopped for one.
+        """Check that a transition could be recorded; call it before a writer is stopped for one.
 
         Costs nothing while the anchor answers. Raises Unavailable.
         """
@@ -234,7 +234,7 @@ class BucketOwnership:
             raise Unavailable(f"bucket {bucket} is not served here")
         return held
 
-    # Changes of hands.
+    # Acquisition and loss.
 
     async def acquire(self, bucket: int) -> Holding | None:
         """Take a bucket if it is free; None when it is not (its owner may be alive).
@@ -260,10 +260,10 @@ class BucketOwnership:
     ) -> Refenced:
         """React to a refused write, or to a mere reconnect (``outcome`` None).
 
-        ``failed`` is the binding of that write; when the bucket is bound anew already the answer is
+        ``failed`` is the binding of that write; if the bucket is already bound again, the answer is
         immediate, and callers that come together share one answer. Waits, visibly in
-        ``waiting_reason``, while anchor or store are away; the owner of an unchanged dataset goes
-        on without the anchor.
+        ``waiting_reason``, while anchor or store are away; the owner of an unchanged dataset
+        continues without the anchor.
         """
         held = self._held.get(bucket)
         if held is None:
@@ -352,7 +352,9 @@ class BucketOwnership:
             async with asyncio.timeout(DRAIN_SECONDS_MAX):
                 await self._events.drain(bucket)
         except (TimeoutError, OnewriterError) as error:
-            is_drained = False  # given back all the same: one that stayed closing serves nobody
+            is_drained = (
+                False  # released all the same: a bucket that stayed closing would serve no client
+            )
             _log.warning("bucket.not_drained", bucket=bucket, reason=str(error) or "too slow")
         try:
             await held.release(is_drained=is_drained)
@@ -417,7 +419,7 @@ class BucketOwnership:
             _log.info("buckets.held", held=len(self._held), all=len(self._buckets))
         for bucket in records.keys() - {*todo.acquire, *todo.give_back, *todo.release}:
             if bucket not in self._refencing:
-                self._waiting.pop(bucket, None)  # it is well, here or elsewhere
+                self._waiting.pop(bucket, None)  # it is served, here or elsewhere
         for buckets, work in (
             (todo.acquire, self._try_to_acquire),
             (todo.give_back, self.give_back),
@@ -442,11 +444,11 @@ class BucketOwnership:
             self._busy.discard(bucket)
 
     async def _try_to_acquire(self, bucket: int) -> None:
-        async with self._claims:
+        async with self._acquisitions:
             await self.acquire(bucket)
 
     async def _release(self, bucket: int) -> None:
-        """Clear a record that names this broker although nobody serves it (placement.plan)."""
+        """Clear a record that names this broker although no broker serves the bucket (placement.plan)."""
         current = await self._anchor.read(bucket)
         if name_of(current.record.owner) == name_of(self._me) and bucket not in self._held:
             await self._anchor.compare_and_set(
@@ -476,13 +478,13 @@ class BucketOwnership:
             held = self._held.get(bucket)
             if held is None:
                 self._unreadable[bucket] = str(error)
-            else:  # it goes on: a holder needs the anchor for a change of hands only
+            else:  # continue: a holder needs the anchor for a transition only
                 held.doubt()
             return
         self._unreadable.pop(bucket, None)
         self._records[bucket] = (read_at, current)
         held = self._held.get(bucket)
-        if held is None or held.is_closing:  # one that is being given back names nobody
+        if held is None or held.is_closing:  # a bucket that is being released has no owner
             return
         if current.version > held.version and not held.is_own(current.record):
             self._drop(held, LostReason.TAKEN)

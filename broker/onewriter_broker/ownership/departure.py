@@ -1,8 +1,8 @@
-"""How a broker that stops leaves: its buckets change hands while it still says where they are.
+"""Departure of a stopping broker: other brokers acquire its buckets while it still answers look-ups.
 
-It goes on serving until the others have heard that it goes; they watch for its buckets from then on.
-Then it gives them back, and stays reachable until somebody has them: who asks it, or was led to it by
-a broker that did not know better yet, is told to look again. With nobody else there it just goes.
+It serves until the other brokers have read that it leaves; from then on they watch for its buckets.
+Then it releases the buckets, and stays reachable until other brokers own them. It asks clients that
+connect meanwhile to look up again. If there is no other broker, it stops at once.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.membership import BEAT_SECONDS, Membership
 
 NOTICE_SECONDS = 2 * BEAT_SECONDS
-"""Between saying that it goes and going: everybody has read the heartbeat that says so."""
+"""Between the announcement and the release: by then all brokers have read the heartbeat with it."""
 
 STAY_SECONDS_MAX = 3.0
-"""How long it stays at most after it has given everything back."""
+"""How long it stays at most after it has released everything."""
 
 STORE_SECONDS_MAX = 3.0
-"""How long it waits for a store that is away. Without it nothing can be given back in order, and
-where the store has another dataset afterwards, nobody may go on under the epoch they had. Time to drain
-and to release the buckets all the same must be left of ``stop_seconds``."""
+"""How long it waits for a store that is away. Without the store it cannot release buckets in order, and if
+the store then has another dataset, no producer may keep its epoch. ``stop_seconds`` must leave time to
+drain and release the buckets all the same."""
 
 LOOK_SECONDS = 0.05
 
@@ -38,7 +38,7 @@ async def leave(membership: Membership, ownership: BucketOwnership) -> None:
 
 
 async def _announce(membership: Membership, ownership: BucketOwnership) -> None:
-    """Say that it goes; while the store is away, again, as long as there is anything to give back."""
+    """Announce that it leaves; retry while the store is away and there is a bucket to release."""
     now = asyncio.get_running_loop().time
     until = now() + STORE_SECONDS_MAX
     while True:
@@ -49,7 +49,7 @@ async def _announce(membership: Membership, ownership: BucketOwnership) -> None:
 
 
 async def _stay(membership: Membership, ownership: BucketOwnership, buckets: list[int]) -> None:
-    """Until all of these buckets are with others, or nobody is there who would take them."""
+    """Wait until other brokers own all of these buckets, or no broker could acquire them."""
     now = asyncio.get_running_loop().time
     until = now() + STAY_SECONDS_MAX
     while _has_successor(membership) and now() < until:

@@ -25,11 +25,11 @@ REFILL_BELOW = LEDGERS_PER_BLOCK // 2
 
 
 class BucketTaken(Unavailable):
-    """The record no longer names this process's binding: somebody else owns the bucket."""
+    """The record no longer names this process's binding: another process owns the bucket."""
 
 
 class HeldBucket:
-    """One acquisition of a bucket, from the stamp until it is dropped or claimed anew."""
+    """One acquisition of a bucket, from the stamp until it is dropped or acquired again."""
 
     def __init__(self, acquisition: Acquisition, anchor: Anchor) -> None:
         self.holding = acquisition.holding
@@ -123,7 +123,7 @@ class HeldBucket:
     async def confirm(self) -> None:
         """Where that is in doubt, see that a grant can be written down: at once if it is not.
 
-        Raises BucketTaken or Unavailable; nobody who writes should be stopped then.
+        Raises BucketTaken or Unavailable; no writer should be stopped then.
         """
         if not self._anchor.records_every_grant:
             return
@@ -138,7 +138,7 @@ class HeldBucket:
     async def record_use(self, ledger: int) -> None:
         """Write down that the bucket holds something, once: it must not be found empty ever after.
 
-        Raises BucketTaken or Unavailable; nothing may be acknowledged there then.
+        Raises BucketTaken or Unavailable; the caller must not acknowledge anything there then.
         """
         async with self._lock:
             if self._record.last_ledger == 0:  # once it is not it never is again
@@ -146,7 +146,7 @@ class HeldBucket:
                 await self._update(lambda record: replace(record, last_ledger=self._granted))
 
     async def release(self, *, is_drained: bool) -> None:
-        """Leave the bucket to whoever comes next. Raises BucketTaken or Unavailable.
+        """Leave the bucket to its next owner. Raises BucketTaken or Unavailable.
 
         ``is_drained``: no grant can be missing from the record's ``last_ledger``.
         """

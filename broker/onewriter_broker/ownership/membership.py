@@ -2,9 +2,9 @@
 
 Every broker publishes a counter and its addresses each BEAT_SECONDS. An observer calls a broker
 dead when its counter has not moved for DEAD_SECONDS of the observer's monotonic clock, summed over
-successful readings only. An observer that was itself held up starts observing anew, and while the
-store is away nobody is declared dead. It is a hint that decides *when* somebody tries to take a
-bucket; whether they may is decided by anchor and log.
+successful readings only. An observer that was itself held up starts observing again, and while the
+store is away no broker is declared dead. Membership is a hint that decides *when* a broker tries to acquire
+a bucket; anchor and log decide whether it may.
 
 ``MemberObserver`` is pure: readings and times go in. ``Membership`` is the loop around it.
 """
@@ -28,16 +28,16 @@ BEAT_SECONDS = 0.5
 """Between two heartbeats, and between two readings."""
 
 DEAD_SECONDS = 2.0
-"""A counter that has not moved for so long belongs to a dead broker."""
+"""Seconds without a change of the counter after which a broker counts as dead."""
 
 HELD_UP_SECONDS = 1.2
 """A longer gap between two successful readings means: the observer or the store was away."""
 
 SETTLE_SECONDS = 3.0
-"""A newcomer is given buckets after it was alive for so long."""
+"""Seconds that a new broker must be alive before it gets buckets."""
 
 FORGET_SECONDS = 60.0
-"""A broker dead for so long is dropped from the store."""
+"""Seconds after which a dead broker is dropped from the store."""
 
 MEMBERS_MAX = 256
 """Heartbeats looked at; more are ignored, the names that sort last first."""
@@ -59,8 +59,8 @@ class Beat:
     """What one broker publishes.
 
     ``leaving``: it is to be given no buckets, because it goes, or cannot serve any yet.
-    ``at_ms``: when, by its wall clock; 0: it does not say. For people and for the stories of topics:
-    nobody is judged by it.
+    ``at_ms``: when, by its wall clock; 0: it does not say. For people and for the histories of topics:
+    no decision depends on it.
     """
 
     counter: int
@@ -92,7 +92,7 @@ class Beat:
         return json.dumps(document | {"leads": leads}) if leads else text
 
     def _told_leads(self, room: int) -> dict[str, int]:
-        """The hosts that lead most, as many as take no more than so many characters of JSON."""
+        """The hosts that lead most, as many as fit into ``room`` characters of JSON."""
         told: dict[str, int] = {}
         for host, count in sorted(self.leads.items(), key=lambda each: (-each[1], each[0])):
             written = len(json.dumps(host))
@@ -175,7 +175,7 @@ class MemberObserver:
             self._compare(known, beats.get(member), gap)
         for member, beat in beats.items():
             if member not in self._members and len(self._members) < 2 * MEMBERS_MAX:
-                # Who is there before us is no newcomer; nor is a known name that restarted.
+                # A broker that was there before this one is not new, and a known name that restarted is not either.
                 settled = first or name_of(member) in self._names(settled=True)
                 self._members[member] = _Member(beat, settled)
         leads: Counter[str] = Counter()
@@ -203,7 +203,7 @@ class MemberObserver:
             known.settled = known.settled or known.alive_seconds >= SETTLE_SECONDS
 
     def view(self, now: float) -> LiveView | None:
-        """Who is there; None while the store is away: nobody takes anything then."""
+        """Who is there; None while the store is away: then no broker acquires a bucket."""
         if self._read_at is None or now - self._read_at > HELD_UP_SECONDS:
             return None
         mine = name_of(self._me)
@@ -230,7 +230,7 @@ class MemberObserver:
         return all(known.beat.keeps_floors for known in self._members.values() if known.is_alive)
 
     def forgettable(self) -> list[str]:
-        """Processes dead for so long that their heartbeats should go; forgotten by this call."""
+        """Processes whose heartbeats should be removed after FORGET_SECONDS; this call forgets them."""
         gone = [
             member
             for member, known in self._members.items()
@@ -264,9 +264,9 @@ class Membership:
     """Beats for this broker and observes the others; ``run`` is the caller's task.
 
     While ``is_prepared`` says no, the others are asked to keep their buckets: topics that moved here
-    would wait, and what their holders have of time to come back would pass. ``leads``: what the
-    others are told of who leads here.
-    ``changed`` is set whenever the view may have changed; whoever waits for it clears it.
+    would wait, and what their holders have of time to come back would pass. ``leads``: what this broker
+    reports to the others about its leaders.
+    ``changed`` is set whenever the view may have changed; the waiting task clears it.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ def plan(me: str, view: LiveView, records: Mapping[int, Record], held: Collectio
 
     ``records`` are the anchor's records as last read, ``held`` the buckets that ``me`` serves. A
     bucket whose record names this broker although it is not held (a takeover that broke off, or an
-    earlier process of its name) is taken again, or released when it belongs to somebody else: the
+    earlier process of its name) is taken again, or released if another broker should own it: the
     others see a live broker of that name and would wait for ever.
     """
     mine = name_of(me)

@@ -119,21 +119,21 @@ class Ownerships:
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
         """The store failed over: write what it may have forgotten."""
         del holding
-        resource_bucket = self._resource_buckets.get(bucket)
-        if resource_bucket is not None:
-            self._dependencies.spawn(_bind(resource_bucket))
+        resources = self._resource_buckets.get(bucket)
+        if resources is not None:
+            self._dependencies.spawn(_bind(resources))
 
     async def drain(self, bucket: int) -> None:
         """Send the owners on, let changes end."""
-        resource_bucket = self._resource_buckets.get(bucket)
+        resources = self._resource_buckets.get(bucket)
         self._close(bucket)
-        if resource_bucket is not None:
-            await resource_bucket.settled()
+        if resources is not None:
+            await resources.settled()
 
     def _close(self, bucket: int) -> None:
-        resource_bucket = self._resource_buckets.pop(bucket, None)
-        if resource_bucket is not None:
-            resource_bucket.close("the ownership is moving to another broker")
+        resources = self._resource_buckets.pop(bucket, None)
+        if resources is not None:
+            resources.close("the ownership is moving to another broker")
 
     # ------------------------------------------------------------ asking
 
@@ -141,31 +141,29 @@ class Ownerships:
         """The bucket that keeps a resource's records. Raises InvalidTopicName."""
         return resource_bucket(resource, self._buckets)
 
-    async def resource_bucket(self, bucket: int) -> ResourceBucket:
+    async def of_bucket(self, bucket: int) -> ResourceBucket:
         """A held bucket's records, loaded. Raises Unavailable, Undecided, BrokenKey."""
-        resource_bucket = self._resource_buckets.get(bucket)
-        if resource_bucket is None:
-            resource_bucket = self._resource_buckets[bucket] = ResourceBucket(
-                bucket, self._dependencies
-            )
-        await resource_bucket.loaded()
-        return resource_bucket
+        resources = self._resource_buckets.get(bucket)
+        if resources is None:
+            resources = self._resource_buckets[bucket] = ResourceBucket(bucket, self._dependencies)
+        await resources.loaded()
+        return resources
 
-    def resource_buckets(self) -> Iterator[ResourceBucket]:
+    def loaded_buckets(self) -> Iterator[ResourceBucket]:
         """Those that somebody asked for."""
         return iter(list(self._resource_buckets.values()))
 
     def left(self, end: OwnerEnd) -> None:
         """A connection is gone."""
-        for each in self.resource_buckets():
+        for each in self.loaded_buckets():
             each.left(end)
 
     async def standing(self, group: str, resource: str) -> GuardStanding:
-        """What guards on the resource depend on. Raises as ``resource_bucket`` does, and InvalidTopicName."""
-        resource_bucket = await self.resource_bucket(self.bucket_of(resource))
-        entry = resource_bucket.entries.get(own_field(group, resource))
+        """What guards on the resource depend on. Raises as ``of_bucket`` does, and InvalidTopicName."""
+        resources = await self.of_bucket(self.bucket_of(resource))
+        entry = resources.entries.get(own_field(group, resource))
         if entry is None:
-            return GuardStanding(0, resource_bucket.floors.of(group))
+            return GuardStanding(0, resources.floors.of(group))
         return standing_in(entry.ownership)
 
     # ------------------------------------------------------------ single readers
@@ -180,13 +178,10 @@ class Ownerships:
         """Refuse a consumer that does not read for the group's present owner of the topic.
 
         Where the group has never owned the topic, only who says that it does is refused: it would
-        be no single reader. Raises Refused, and as ``resource_bucket``.
+        be no single reader. Raises Refused, and as ``of_bucket``.
         """
-        resource_bucket = await self.resource_bucket(self._topics.bucket_of(topic))
-        if (
-            GENERATION_PROPERTY in properties
-            and _covering(resource_bucket, topic, subscription) is None
-        ):
+        resources = await self.of_bucket(self._topics.bucket_of(topic))
+        if GENERATION_PROPERTY in properties and _covering(resources, topic, subscription) is None:
             self.statistics.readers_refused += 1
             text = f"group {subscription} never owned {topic}, so no consumer is its single reader"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
@@ -200,8 +195,8 @@ class Ownerships:
         end: OwnerEnd,
     ) -> None:
         """The same of records that are loaded; raises Refused."""
-        resource_bucket = self._resource_buckets.get(self._topics.bucket_of(topic))
-        entry = None if resource_bucket is None else _covering(resource_bucket, topic, subscription)
+        resources = self._resource_buckets.get(self._topics.bucket_of(topic))
+        entry = None if resources is None else _covering(resources, topic, subscription)
         if entry is None:
             return
         refusal = _reader_refusal(entry, subscription, properties, end, self._dependencies.now())
@@ -212,15 +207,15 @@ class Ownerships:
     async def check_follower(self, topic: TopicName, subscription: str) -> None:
         """Refuse to move a subscription for somebody who is no consumer: its group owns the topic.
 
-        Holds until the caller waits for something. Raises Refused, and as ``resource_bucket``.
+        Holds until the caller waits for something. Raises Refused, and as ``of_bucket``.
         """
-        resource_bucket = await self.resource_bucket(self._topics.bucket_of(topic))
-        if _covering(resource_bucket, topic, subscription) is not None:
+        resources = await self.of_bucket(self._topics.bucket_of(topic))
+        if _covering(resources, topic, subscription) is not None:
             self.statistics.readers_refused += 1
             text = f"group {subscription} owns its topics: only their owners' consumers acknowledge"
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
-    def _close_readers(self, resource_bucket: ResourceBucket, record: str) -> None:
+    def _close_readers(self, resources: ResourceBucket, record: str) -> None:
         """Another owner: whoever reads for the group now does so no more."""
         group, resource = split_field(record)
         name = topic_of(resource)
@@ -230,20 +225,17 @@ class Ownerships:
         for partition, subscriptions in loaded.subscriptions.items():
             whole = name.base if partition == WHOLE else name.base.with_partition(partition)
             is_meant = name == whole or (
-                name.partition is None
-                and own_field(group, str(whole)) not in resource_bucket.entries
+                name.partition is None and own_field(group, str(whole)) not in resources.entries
             )
             if is_meant:
                 self.statistics.readers_closed += subscriptions.disconnect(group)
 
 
-def _covering(
-    resource_bucket: ResourceBucket, topic: TopicName, group: str
-) -> OwnershipRecord | None:
+def _covering(resources: ResourceBucket, topic: TopicName, group: str) -> OwnershipRecord | None:
     """The record that says who reads a topic for a group: the partition's own before the topic's."""
-    entry = resource_bucket.entries.get(own_field(group, str(topic)))
+    entry = resources.entries.get(own_field(group, str(topic)))
     if entry is None and topic.partition is not None:
-        entry = resource_bucket.entries.get(own_field(group, str(topic.base)))
+        entry = resources.entries.get(own_field(group, str(topic.base)))
     return entry
 
 
@@ -269,8 +261,8 @@ def _reader_refusal(
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
 
-async def _bind(resource_bucket: ResourceBucket) -> None:
+async def _bind(resources: ResourceBucket) -> None:
     try:
-        await resource_bucket.bind()
+        await resources.bind()
     except OnewriterError as error:  # the next request tries again
-        log.warning("ownerships.unbound", bucket=resource_bucket.bucket, reason=str(error))
+        log.warning("ownerships.unbound", bucket=resources.bucket, reason=str(error))

@@ -34,7 +34,7 @@ class Buckets:
     def __init__(self) -> None:
         self._reports: dict[str, _Report] = {}
         self._since: dict[int, float] = {}
-        self._told: dict[int, str] = {}
+        self._reported: dict[int, str] = {}
 
     def put(self, broker: str, line: Json, now: float) -> set[int]:
         """Take in a broker's report; the buckets that counted as waiting and no longer wait."""
@@ -57,8 +57,10 @@ class Buckets:
             for bucket, reason in self._waiting().items()
             if now - self._since[bucket] >= PATIENCE_SECONDS
         }
-        changed = {bucket for bucket, reason in counted.items() if self._told.get(bucket) != reason}
-        self._told |= counted
+        changed = {
+            bucket for bucket, reason in counted.items() if self._reported.get(bucket) != reason
+        }
+        self._reported |= counted
         return changed
 
     @property
@@ -95,7 +97,7 @@ class Buckets:
     def _ceased(self, now: float) -> set[int]:
         waiting = self._waiting()
         self._since = {bucket: self._since.get(bucket, now) for bucket in waiting}
-        ceased = self._told.keys() - waiting.keys()
+        ceased = self._reported.keys() - waiting.keys()
         for bucket in ceased:
-            del self._told[bucket]
+            del self._reported[bucket]
         return set(ceased)

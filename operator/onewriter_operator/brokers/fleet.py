@@ -95,7 +95,7 @@ class _Broker:
     lines: int = 0
     lost: asyncio.TimerHandle | None = None
 
-    def is_back(self) -> None:
+    def cancel_loss(self) -> None:
         """Cancel the timer that counts the broker as lost."""
         if self.lost is not None:
             self.lost.cancel()
@@ -137,7 +137,7 @@ class Fleet:
             group.create_task(self._compose())
             for broker in self._brokers.values():
                 group.create_task(self._follow(broker))
-                group.create_task(self._hand_over(broker))
+                group.create_task(self._send_changes(broker))
 
     def declare(self) -> None:
         """Build and send the desired state again."""
@@ -259,7 +259,7 @@ class Fleet:
     async def _compose(self) -> None:
         """Build the desired state after each change, and wake the tasks that send it."""
         now = asyncio.get_running_loop().time
-        await self._first_answers()
+        await self._wait_for_look_ups()
         while True:
             await self._dirty.wait()
             await self._debounce.wait()
@@ -270,7 +270,7 @@ class Fleet:
             for broker in self._brokers.values():
                 broker.is_wanted.set()
 
-    async def _first_answers(self) -> None:
+    async def _wait_for_look_ups(self) -> None:
         """Wait for the brokers' answers about the topics that existed at the start."""
         await self._dirty.wait()
         try:
@@ -284,7 +284,7 @@ class Fleet:
             )
         self._dirty.set()
 
-    async def _hand_over(self, broker: _Broker) -> None:
+    async def _send_changes(self, broker: _Broker) -> None:
         """Send the newest desired state to one broker until it has accepted it."""
         pause = Backoff()
         while True:
@@ -297,7 +297,7 @@ class Fleet:
             if self._desired is None or not broker.is_synced:
                 continue
             try:
-                await self._give(broker, self._desired)
+                await self._send(broker, self._desired)
             except BrokerUnreachable as error:
                 log.warning("desired.not_taken", broker=broker.client.name, reason=str(error))
                 await asyncio.sleep(pause.longer())
@@ -318,7 +318,7 @@ class Fleet:
             self._listener.drifted(broker.client.name)
             broker.revision, broker.pieces, broker.reported = "", {}, revision
 
-    async def _give(self, broker: _Broker, desired: Desired) -> None:
+    async def _send(self, broker: _Broker, desired: Desired) -> None:
         """Send the desired state without the objects that the broker refused, so that the others arrive."""
         without = {(key, digest) for key, (digest, _) in broker.refused.items()}
         without &= set(desired.pieces.items())
@@ -407,37 +407,37 @@ class Fleet:
                     broker.lost = loop.call_later(GRACE_SECONDS, self._lose, broker)
                 await asyncio.sleep(pause.longer())
         finally:
-            broker.is_back()
+            broker.cancel_loss()
             await broker.client.close()
 
     async def _listen(self, broker: _Broker) -> str:
         """Take in one stream until it ends; the reason of its end."""
         name = broker.client.name
-        told: set[str] = set()
+        reported: set[str] = set()
         is_complete = False
         async for line in broker.client.watch():
             broker.lines += 1
             topic = str(line.get("topic", ""))
             match line.get("type"):
                 case "TOPIC":
-                    self._heard(name, topic, parse_view(line["status"]))
-                    told.add(topic)
+                    self._take_in(name, topic, parse_view(line["status"]))
+                    reported.add(topic)
                 case "GONE":
                     now = asyncio.get_running_loop().time()
-                    self._tell_gone(topic, self._views.drop(name, topic, now))
-                    told.discard(topic)
+                    self._report_gone(topic, self._views.drop(name, topic, now))
+                    reported.discard(topic)
                 case "BUCKETS":
                     now = asyncio.get_running_loop().time()
                     self._note_buckets(self._buckets.put(name, line, now))
                 case "SYNCED" if not is_complete:
                     is_complete = True
-                    broker.is_back()
-                    self._synced(broker, line, told)
+                    broker.cancel_loss()
+                    self._synced(broker, line, reported)
                 case _:
                     continue  # PING, and lines that later versions may add
         return "its stream ended"
 
-    def _heard(self, broker: str, topic: str, status: TopicView) -> None:
+    def _take_in(self, broker: str, topic: str, status: TopicView) -> None:
         now = asyncio.get_running_loop().time()
         before = self._views.put(broker, topic, status, now)
         best = self._views.best(topic)
@@ -447,14 +447,14 @@ class Fleet:
         elif before != after:
             self._listener.topic_changed(topic, claims_in(before) | claims_in(after))
 
-    def _tell_gone(self, topic: str, before: TopicView | None) -> None:
+    def _report_gone(self, topic: str, before: TopicView | None) -> None:
         if before is not None:
             self._listener.topic_changed(topic, claims_in(before))
 
-    def _synced(self, broker: _Broker, line: Json, told: set[str]) -> None:
+    def _synced(self, broker: _Broker, line: Json, reported: set[str]) -> None:
         """The broker has reported all topics that it serves."""
         now = asyncio.get_running_loop().time()
-        for topic in self._views.keep_only(broker.client.name, told, now):
+        for topic in self._views.keep_only(broker.client.name, reported, now):
             self._listener.topic_changed(topic, None)
         incarnation, revision = str(line.get("broker", "")), str(line.get("revision") or "")
         is_same = broker.incarnation == incarnation
@@ -466,7 +466,9 @@ class Fleet:
         broker.incarnation, broker.reported = incarnation, revision
         was_synced, broker.is_synced, broker.problem = broker.is_synced, True, ""
         self._is_settling &= not self.state().all_synced
-        log.info("broker.synced", broker=broker.client.name, topics=len(told), revision=revision)
+        log.info(
+            "broker.synced", broker=broker.client.name, topics=len(reported), revision=revision
+        )
         if not was_synced:
             self._listener.fleet_changed()
         broker.is_wanted.set()
@@ -484,23 +486,23 @@ class Fleet:
         log.warning("broker.lost", broker=broker.client.name, reason=broker.problem)
         for topic in self._views.lose(broker.client.name):
             self._listener.topic_changed(topic, None)
-        self._tell_buckets(
+        self._report_buckets(
             self._buckets.lose(broker.client.name, asyncio.get_running_loop().time())
         )
         self._listener.fleet_changed()
 
     def _note_buckets(self, ceased: set[int]) -> None:
         """Reconcile the topics of buckets that no longer wait, and later those of waiting buckets."""
-        self._tell_buckets(ceased)
+        self._report_buckets(ceased)
         if self._buckets.are_waiting and self._buckets_timer is None:
             loop = asyncio.get_running_loop()
-            self._buckets_timer = loop.call_later(buckets.PATIENCE_SECONDS, self._look_at_buckets)
+            self._buckets_timer = loop.call_later(buckets.PATIENCE_SECONDS, self._check_buckets)
 
-    def _look_at_buckets(self) -> None:
+    def _check_buckets(self) -> None:
         self._buckets_timer = None
         self._note_buckets(self._buckets.due(asyncio.get_running_loop().time()))
 
-    def _tell_buckets(self, changed: set[int]) -> None:
+    def _report_buckets(self, changed: set[int]) -> None:
         if changed:
             self._listener.buckets_changed(partial(self._buckets.topics_in, changed))
 

@@ -60,7 +60,7 @@ def plan_claim(facts: ClaimFacts) -> Plan:
     )
     if facts.standing.is_passed_on and facts.is_settling_soon:
         return Plan((RequeueAfter(PATIENCE_SECONDS),), None)
-    return Plan(tuple(_news(before, parse_claim_status(found))), found)
+    return Plan(tuple(_events(before, parse_claim_status(found))), found)
 
 
 def _first(producers: Sequence[ClaimedProducer], state: str) -> ClaimedProducer | None:
@@ -68,7 +68,7 @@ def _first(producers: Sequence[ClaimedProducer], state: str) -> ClaimedProducer 
     return next((each for each in producers if each.state == state), None)
 
 
-def _news(before: ClaimStatus, status: ClaimStatus) -> list[Action]:
+def _events(before: ClaimStatus, status: ClaimStatus) -> list[Action]:
     now, former = status.condition("Granted"), before.condition("Granted")
     is_known = former.status == "True" and before.epoch == status.epoch
     if now.status == "True" and not is_known:

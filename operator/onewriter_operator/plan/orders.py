@@ -48,7 +48,7 @@ def _fence(facts: TopicFacts) -> list[Action]:
         return []
     answer = facts.fence_answer
     if answer is not None and answer.order == order.text:
-        return _told("FencedByOrder", "fenced", order, answer)
+        return _reported("FencedByOrder", "fenced", order, answer)
     if not _is_due(facts, order):
         return []
     return [Fence(facts.standing.topic, order.epoch, order.text)]
@@ -62,7 +62,7 @@ def _handover(facts: TopicFacts) -> list[Action]:
     answer = facts.handover_answer
     if answer is not None and answer.order == order.text:
         to = f" to {order.name}" if order.name else ""
-        return _told("HandedOverByOrder", f"handed over{to}", order, answer)
+        return _reported("HandedOverByOrder", f"handed over{to}", order, answer)
     if not _is_due(facts, order):
         return []
     return [HandOver(facts.standing.topic, order.epoch, order.name, order.text)]
@@ -82,13 +82,13 @@ def _is_due(facts: TopicFacts, order: _Order) -> bool:
     return view is not None and view.epoch == order.epoch and view.holder is not None
 
 
-def _told(reason: EventReason, what: str, order: _Order, answer: OrderResult) -> list[Action]:
+def _reported(reason: EventReason, what: str, order: _Order, answer: OrderResult) -> list[Action]:
     """Report the result once, as a warning if the broker refused."""
     is_refused = bool(answer.refusal) and not answer.is_open
     source = f"annotation #{order.mark}" if order.mark else "annotation"
     note = f"Epoch {order.epoch} was to be {what} ({source}): {answer.refusal or 'done'}"
-    told = EmitEvent(reason, note, is_warning=is_refused, is_answer=True)
+    event = EmitEvent(reason, note, is_warning=is_refused, is_answer=True)
     return [
-        *([told] if answer.is_news else []),
+        *([event] if answer.is_news else []),
         *([RequeueAfter(RETRY_SECONDS)] if answer.is_open else []),
     ]

@@ -62,7 +62,7 @@ epoch in the Service counts as drift."""
 BROKER_DRIFT: Final = "desired state of"
 """Prefix of drift that concerns every topic: each status shows it, and no topic reports an Event."""
 
-_TOLD_ONCE: Final = (("PolicyApplied", "Adopted"), ("Conflict", "ResourceConflict"))
+_REPORTED_ONCE: Final = (("PolicyApplied", "Adopted"), ("Conflict", "ResourceConflict"))
 """Conditions and reasons that cause an Event when they are new."""
 
 KINDS_SHOWN: Final = frozenset({"grant", "share", "fence"})
@@ -115,7 +115,7 @@ def plan_topic(facts: TopicFacts) -> Plan:
     own = [each for each in drift if not each.startswith(BROKER_DRIFT)]
     actions += [EmitEvent("DriftRepaired", "; ".join(own))] if own else []
     shown = parse_topic_status(status)
-    actions += _news(facts, shown)
+    actions += _events(facts, shown)
     left = verdicts.drift_left_seconds(shown.condition("Drifted"), facts.now)
     actions += [] if left is None else [RequeueAfter(left)]
     return Plan(tuple(actions), status, tuple(drift))
@@ -262,7 +262,7 @@ def _status_drift(facts: TopicFacts) -> list[str]:
     return [f"status, by {facts.status_editor}"] if facts.status_editor else []
 
 
-def _news(facts: TopicFacts, status: TopicStatus) -> list[Action]:
+def _events(facts: TopicFacts, status: TopicStatus) -> list[Action]:
     """Events for the changes between the former status and the new one."""
     before = facts.declared.status
     events: list[Action] = []
@@ -277,7 +277,7 @@ def _news(facts: TopicFacts, status: TopicStatus) -> list[Action]:
             name = pod.pod or pod.pod_uid
             note = f"The writer in pod {name} was fenced in epoch {pod.epoch}: {pod.cause}"
             events.append(EmitEvent("WriterFenced", note, is_warning=True))
-    adopted, conflict = (_new_message(before, status, *each) for each in _TOLD_ONCE)
+    adopted, conflict = (_new_message(before, status, *each) for each in _REPORTED_ONCE)
     events += [EmitEvent("TopicAdopted", adopted)] if adopted else []
     events += [EmitEvent("ResourceConflict", conflict, is_warning=True)] if conflict else []
     return events
@@ -293,7 +293,7 @@ def _new_message(before: TopicStatus, status: TopicStatus, kind: str, reason: st
 
 
 def _unmanaged(facts: TopicFacts) -> Plan:
-    actions = _let_go(facts)
+    actions = _release(facts)
     before, generation = facts.declared.status, facts.declared.generation
     status = {name: value for name, value in before.document.items() if name != "conditions"}
     status["observedGeneration"] = generation
@@ -312,10 +312,10 @@ def _finalizer(facts: TopicFacts) -> list[Action]:
     is_wanted = facts.declared.spec.deletes_log and facts.standing.is_passed_on
     if is_wanted and TOPIC_FINALIZER not in present:
         return [SetFinalizers((*present, TOPIC_FINALIZER))]
-    return [] if is_wanted else _let_go(facts)
+    return [] if is_wanted else _release(facts)
 
 
-def _let_go(facts: TopicFacts) -> list[Action]:
+def _release(facts: TopicFacts) -> list[Action]:
     present = facts.declared.finalizers
     if TOPIC_FINALIZER not in present:
         return []
@@ -332,22 +332,22 @@ def _deleting(facts: TopicFacts) -> Plan:
     if TOPIC_FINALIZER not in facts.declared.finalizers:
         return Plan((), status)
     if not facts.declared.spec.deletes_log or facts.standing.reason != "Closing":
-        return Plan(tuple(_let_go(facts)), None)
+        return Plan(tuple(_release(facts)), None)
     answer = facts.deletion
     topic = facts.standing.topic
     if answer is not None and answer.answer == "Deleted":
         return Plan(
-            (EmitEvent("TopicDeleted", f"The log of {topic} is gone"), *_let_go(facts)), None
+            (EmitEvent("TopicDeleted", f"The log of {topic} is gone"), *_release(facts)), None
         )
     if answer is not None and answer.answer == "NotEmpty":
         note = f"{topic} has entries and stays"
-        return Plan((EmitEvent("TopicRetained", note), *_let_go(facts)), None)
+        return Plan((EmitEvent("TopicRetained", note), *_release(facts)), None)
     since = seconds_of(facts.declared.deleted)
     if since is not None and facts.now - since > DELETION_DEADLINE_SECONDS:
         why = answer.message if answer is not None else "the brokers cannot be reached"
         why = "it is paused" if facts.declared.is_set(PAUSED) else why
         note = f"{topic} was not deleted within {DELETION_DEADLINE_SECONDS:.0f} s and stays: {why}"
-        return Plan((EmitEvent("DeletionGivenUp", note, is_warning=True), *_let_go(facts)), None)
+        return Plan((EmitEvent("DeletionGivenUp", note, is_warning=True), *_release(facts)), None)
     if facts.declared.is_set(PAUSED) or answer is not None or not facts.applied.is_everywhere:
         return Plan((RequeueAfter(DELETION_RETRY_SECONDS),), status)
     only_if_empty = facts.declared.spec.deletion_policy == "DeleteIfEmpty"

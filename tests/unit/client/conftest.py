@@ -1,4 +1,4 @@
-"""Fixtures of the SDK's and the sidecar's stories with a scripted broker."""
+"""Fixtures for tests of the SDK and the sidecar with a scripted broker."""
 
 from __future__ import annotations
 

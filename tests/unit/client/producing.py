@@ -1,4 +1,4 @@
-"""What tests of producers share: their options, and a message whose fate is open."""
+"""Common options of producer tests, and a message with an unknown result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sidecar in the test's own loop, beside a scripted broker, and a client of its HTTP."""
+"""A sidecar in the test's own loop, with a scripted broker and a client of its HTTP interface."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A socket of the SDK's that takes so much and no more."""
+"""A socket that accepts a limited amount of data."""
 
 from __future__ import annotations
 

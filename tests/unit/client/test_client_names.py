@@ -1,4 +1,4 @@
-"""Every public name of the SDK is told of in its documentation, and says itself what it is."""
+"""Every public name of the SDK is documented, and has a docstring of its own."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def described(module: str, name: str) -> str:
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES)
-def test_it_says_what_it_is(module: str, name: str) -> None:
+def test_every_public_name_has_a_docstring_of_its_own(module: str, name: str) -> None:
     said = {word.lower() for word in re.findall(r"\w+", described(module, name))}
     own = {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name)}
     assert len(said - own) >= WORDS_MIN, f"{module}.{name} has no docstring that says what it is"
@@ -72,7 +72,7 @@ def test_the_documentation_tells_of_it(name: str) -> None:
 @pytest.mark.parametrize(
     "name", [n for n in onewriter.__all__ if inspect.isclass(getattr(onewriter, n))]
 )
-def test_what_can_be_called_on_it_says_what_it_does(name: str) -> None:
+def test_every_public_method_has_a_docstring(name: str) -> None:
     undescribed = [
         method
         for method, value in vars(getattr(onewriter, name)).items()

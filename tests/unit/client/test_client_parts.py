@@ -1,4 +1,4 @@
-"""The SDK's parts that need no broker: names, URLs, delays, the outbox, what is exported."""
+"""Parts of the SDK that need no broker: URLs, delays, the outbox, exports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from onewriter_core.wire.values import MessageId as WireId
 # ---------------------------------------------------------------- what is public
 
 
-def test_what_is_exported_is_there_and_has_a_docstring() -> None:
+def test_every_exported_name_exists_and_has_a_docstring() -> None:
     assert len(set(onewriter.__all__)) == len(onewriter.__all__)
     public = {name for name in vars(onewriter) if not name.startswith("_")}
     modules = {name for name in public if isinstance(getattr(onewriter, name), ModuleType)}
@@ -212,7 +212,7 @@ def repacked(messages: Sequence[Outgoing]) -> Packed:
     return Packed(b"", b"".join(message.content for message in messages))
 
 
-async def test_what_was_never_written_can_be_withdrawn() -> None:
+async def test_an_unwritten_message_can_be_withdrawn() -> None:
     outbox = Outbox(10, 1000)
     written, waiting = pending(0), pending(1)
     outbox.add(written)
@@ -254,7 +254,7 @@ async def test_only_the_connection_that_brought_a_message_can_say_that_it_is_not
     assert len(outbox) == outbox.bytes == 0
 
 
-async def test_what_was_written_twice_stays_unknown() -> None:
+async def test_a_message_that_was_written_twice_stays_unknown() -> None:
     outbox = Outbox(10, 1000)
     message = pending(0)
     outbox.add(message)

@@ -38,8 +38,8 @@ async def _list(site: Site, request: web.Request) -> dict[str, Any]:
     after, group = request.query.get("after", ""), request.query.get("group")
     found: dict[str, tuple[int, OwnershipRecord]] = {}
     for bucket in sorted(site.topics.ownership.held()):
-        resource_bucket = await site.clients.ownerships.resource_bucket(bucket)
-        for field, entry in resource_bucket.entries.items():
+        resources = await site.clients.ownerships.of_bucket(bucket)
+        for field, entry in resources.entries.items():
             own_group, resource = split_field(field)
             owner = entry.ownership.owner
             subject = None if owner is None else owner.identity.subject
@@ -72,14 +72,14 @@ async def _drop(site: Site, request: web.Request) -> dict[str, Any]:
         raise Refusal(400, "whose? group= names it, and is empty for resources without a group")
     matching, dropped = 0, 0
     for bucket in sorted(site.topics.ownership.held()):
-        resource_bucket = await site.clients.ownerships.resource_bucket(bucket)
+        resources = await site.clients.ownerships.of_bucket(bucket)
         fields = [
             field
-            for field in sorted(resource_bucket.entries)
+            for field in sorted(resources.entries)
             if split_field(field)[0] == group and resource in {None, split_field(field)[1]}
         ]
         matching += len(fields)
-        dropped += len(await resource_bucket.drop(fields)) if fields else 0
+        dropped += len(await resources.drop(fields)) if fields else 0
     return {
         "broker": site.clients.named(site.addresses).broker_url,
         "dropped": dropped,

@@ -36,16 +36,16 @@ class Outcome(enum.Enum):
     LOST = "lost"
     """The bucket, the log or its state is missing although it must exist. Nothing was written."""
     UNKNOWN = "unknown"
-    """Only for appends: this writer is deposed, and whether an earlier attempt of this block got in
-    can no longer be told. Retrying cannot help: drop the producer's connection, say nothing."""
+    """Only for appends: this writer is deposed, and whether an earlier attempt stored this block
+    is unknown for good. A retry cannot help: close the producer's connection without an answer."""
     STALE = "stale"
     """Only for guarded appends: what the guard names is over; for the first block of an atomic publish:
     its app has published this version, or a later one. The block is not in the log."""
     AHEAD = "ahead"
     """Only for guarded appends: the store does not know of what the guard names, or not yet (it has
-    to be read anew after a failover). The block is not in the log; it may be sent again."""
+    to be read again after a failover). The block is not in the log; it may be sent again."""
     HELD = "held"
-    """Only for appends: a block in front of this one, of the same log and call, was refused by its
+    """Only for appends: an earlier block of the same log and call was rejected by its
     guard. This one is not in the log either; it may be sent again, at another position."""
 
 
@@ -73,8 +73,8 @@ class Binding:
     ``replid`` is the dataset that counts, ``generation`` the number of its registration,
     ``owner`` this broker's incarnation, ``version`` the anchor record's version that said so. It
     stays what it was while the bucket is held, however often the record changes meanwhile: it
-    orders bindings, so that a late stamp never replaces a newer one, and tells two ownerships of
-    one broker apart, so that what was sent under the first is refused under the second.
+    orders bindings, so that a late stamp never replaces a newer one, and distinguishes two ownerships of
+    one broker, so that calls of the first are rejected under the second.
     """
 
     bucket: int
@@ -168,7 +168,7 @@ class Block:
     commits: bool = field(default=False, kw_only=True)
     """It is the last block of that publish: with it all of them count, without it none."""
     by: str = field(default="", kw_only=True)
-    """Who published it: compact JSON ``{"subject", "podUID"}``. Empty: nobody proved who he was."""
+    """Who published it: compact JSON ``{"subject", "podUID"}``. Empty: the publisher was not authenticated."""
 
     @property
     def last(self) -> Position:
@@ -188,15 +188,15 @@ StoredBlock = Block | Marker
 
 
 class GuardKind(enum.Enum):
-    """Where it stands what a guarded write depends on."""
+    """Where the store has the number that a guarded write depends on."""
 
     EPOCH = "epoch"
     """In the state of another log of the bucket: the tenure that may write there."""
     OWNERSHIP = "ownership"
     """In the bucket's table of ownerships: the generation of one of them."""
     FLOOR = "floor"
-    """In the log's own state: the highest number of that name that has written here; elsewhere
-    somebody checks which one is current."""
+    """In the log's own state: the highest number of that name that has written here; the owner
+    of the guarding topic checks which one is current."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +237,8 @@ class Append:
     """Of the first block of an atomic publish: where all its blocks are to stand, itself included.
     What is there of them goes when the log is fenced before the one that commits."""
     owner: str = ""
-    """Of a block of an atomic publish: the subject to which its app is bound with it. Where the app is
-    another's, STALE. Empty: the app is published whoever it is bound to, and bound to nobody."""
+    """Of a block of an atomic publish: the subject to which its app is bound with it. STALE if the app
+    is bound to another subject. Empty: the binding is neither compared nor set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,9 +499,9 @@ class LogStore(Protocol):
         ...
 
     async def settle_setting(self, name: str, value: str) -> str:
-        """Create a cluster-wide setting unless it exists; the value that stands.
+        """Create a cluster-wide setting unless it exists; returns the stored value.
 
-        Of several brokers that create one, the first one's value stands for all.
+        If several brokers create it, the first value counts for all.
         """
         ...
 

@@ -29,7 +29,7 @@ SLOTS: Final = 2
 """Keys that views take turns in."""
 
 DROP_BLOCKS_MAX: Final = 200
-"""Blocks that one call drops: memory is freed while the store answers nobody else."""
+"""Blocks that one call drops: the store serves no other client while it frees the memory."""
 
 _HEAD = struct.Struct("<QQ16sII")
 _HAS_COUNTS = 1
@@ -159,7 +159,7 @@ class Extent:
     chain: bytes = b""
 
     def is_whole(self, view: View) -> bool:
-        """Whether the slot holds the view whole, as far as its end tells: its hash covers all."""
+        """Whether the key contains the whole view: the hash at its end covers all blocks."""
         if view.blocks == 0:
             return self.blocks == 0
         return (self.blocks, self.last, self.chain) == (view.blocks, view.last, view.chain)

@@ -20,7 +20,7 @@ SETTINGS = "ow:settings"
 
 
 TOPICS_REMEMBERED_MAX = 2_048
-"""Topics whose key names are kept ready; the least recently used are formed anew, in 4 us."""
+"""Topics whose key names are kept ready; the least recently used are formed again, in 4 us."""
 
 
 class LogKeys(NamedTuple):

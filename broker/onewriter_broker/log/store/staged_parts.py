@@ -1,9 +1,9 @@
-"""What was handed in for an atomic publish and is not published yet, in the store.
+"""Staged parts in the store: data for an atomic publish that is not published yet.
 
-Parts are kept beside the logs, under keys of their own, and expire. The store does not guard them: a
-part is named by its stager, and the publisher names it with its checksum, so that a late write of one
-changes nothing that counts. The broker notes who staged a part, and lets nobody else replace it. Brokers have no command that removes a key; a part goes with
-its last field.
+Parts have keys of their own beside the logs, and expire. The store does not guard them: the stager names
+a part, and the publisher names it with its checksum, so a late write of a part changes no publish. The
+broker records who staged a part, and rejects a replacement by another subject. Brokers have no command
+that removes a key; a part disappears with its last field.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHUNK_BYTES = 512 * 1024
 
 
 class Damaged(OnewriterError):
-    """What is kept of a part is no part."""
+    """The store's record of a part cannot be parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,5 +106,5 @@ class StagedStore(Protocol):
         ...
 
     async def drop(self, bucket: int, name: str, chunks: int) -> None:
-        """Forget a part of so many chunks."""
+        """Drop a part that has this number of chunks."""
         ...

@@ -1,10 +1,10 @@
-"""Atomic publishes: many blocks of one log that are read all or none.
+"""Atomic publishes: many blocks of one log that readers see all or none.
 
-The blocks of a publish stand one behind the other in one ledger; other entries wait behind them. The
-first one opens the publish in the log's state, the last one commits it there, each in the script that
-appends it. The watermark stays in front of the first until the last is durable. A publish that is cut
-short (a fence, a failover, the end of this broker) is dropped by the log's next fence, in the fence's
-own script, so that nobody ever reads a part of it and no reader needs to know that there was one.
+The blocks of a publish are consecutive in one ledger; other entries wait until they are stored. The
+append of the first block opens the publish in the log's state, the append of the last one commits it
+there. The watermark stays before the first block until the last one is durable. If a publish is
+interrupted (by a fence, a failover, or the end of this broker), the log's next fence removes its blocks,
+in the same script call. So no reader ever sees a part of it, and readers need no special case.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ PUBLISHES_WAITING_MAX = 16
 """Publishes to one log that are under way or wait for their turn."""
 
 APPS_MAX = 500
-"""Names under which one log is published to atomically. It remembers the version of each for ever: to
-forget one is to publish its last batch again, if somebody asks for it."""
+"""Apps that publish to one log atomically. The log remembers the version of each for ever: if it forgot
+one, a repeated request would publish the app's last batch again."""
 
 APPS_PER_SUBJECT_MAX = 32
 """Of these names, those that are bound to one authenticated subject."""
@@ -60,14 +60,14 @@ class Published(NamedTuple):
 
 
 class TooLarge(Refused):
-    """More than is published as a whole, however often it is asked for."""
+    """The request exceeds a limit of atomic publishes; a retry cannot succeed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(ServerError.NOT_ALLOWED_ERROR, message)
 
 
 class BoundElsewhere(Refused):
-    """The app is another subject's, ``owner``: whom not everybody is told."""
+    """The app is bound to another subject, ``owner``, whose name not every caller may see."""
 
     def __init__(self, name: TopicName, app: str, owner: str) -> None:
         text = f"{app} is another subject's app on {name}: publish under an app of your own"
@@ -76,7 +76,7 @@ class BoundElsewhere(Refused):
 
 
 class StoodStill(Unavailable):
-    """The store took nothing of a publish for too long: it was given up, and is certainly not stored."""
+    """The store stored nothing of a publish for too long. It was abandoned, and is certainly not stored."""
 
 
 class Entries:
@@ -131,11 +131,11 @@ class Entries:
 class Publish:
     """One request to publish entries as a whole. Implements Sender for its log.
 
-    ``done`` ends when its fate is known: where it stands; None: this version, or a later one, was
-    published before. It raises Unavailable where it was certainly not published: ``may_write``, asked
-    when its turn has come, said no, or the topic has moved on; Undecided where nobody can
-    tell: published again it is published, or found to be a duplicate. It takes the entries over.
-    ``owner`` is the subject to which the app is bound with it; None: its subjects are not told apart.
+    ``done`` ends when the result is known: its positions, or None if this version, or a later one, was
+    published before. It raises Unavailable if the publish is certainly not stored: ``may_write``, called
+    directly before the first block, returned False, or the topic has moved. It raises Undecided if the
+    result is unknown: a repeated request publishes, or finds a duplicate. It takes the entries over.
+    ``owner`` is the subject to which the app is bound with it; None: subjects are not compared.
     ``by``: who published it, as its blocks say (``Block.by``).
     """
 
@@ -161,7 +161,7 @@ class Publish:
         self._entries = entries
         self._opens: tuple[Position, ...] = ()
         self.is_unknown = False
-        """Nobody can tell, and nothing more will be heard of it, whether it is in the log."""
+        """Whether it is in the log is unknown, and this broker will not learn it."""
         self.done: asyncio.Future[Published | None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -182,7 +182,7 @@ class Publish:
         taken = self._entries.next_block()
         self.formed += 1
         payloads = [payload for _, payload in taken]
-        # Their bytes are in the block from here on: whoever waits with it keeps none of its own.
+        # The block has their bytes from here on; the pending entries keep no copy.
         entries: list[PendingEntry] = [(self, send, _IN_BLOCK) for send, _ in taken]
         pending = topic_log.form(entries, payloads, list(map(len, payloads)), time_ms, publish=self)
         pending.opens = opens
@@ -200,7 +200,7 @@ class Publish:
             self.done.set_result(Published(self._opens[0], last))
 
     def given_up(self, block: Block, *, is_definite: bool) -> None:
-        """A block of it is certainly not in the log that counts, or nobody can say."""
+        """A block of it is certainly not in the log that counts (``is_definite``), or its result is unknown."""
         if block.commits and not is_definite:
             self.fail(Undecided("unknown whether this was published: ask for its status"))
         elif block.commits or not self.is_formed:
@@ -220,7 +220,7 @@ class Publish:
         if not self.done.done():
             self.is_unknown = isinstance(reason, Undecided)
             self.done.set_exception(reason)
-            self.done.exception()  # whoever asked may have gone
+            self.done.exception()  # the caller may not wait any more
         self._entries.clear()
 
     def refused(self, _size: int) -> None:
@@ -260,9 +260,9 @@ class Publishes:
         return next((each for each in self._line if each.app == app and not each.done.done()), None)
 
     def may_count(self, app: str, version: int) -> bool:
-        """Whether this version of an app, or a later one, may be in the log, or come into it, unheard of.
+        """Whether this version of an app, or a later one, may be stored by a call whose result is unknown.
 
-        What the store says until then of what is published is no proof that it is not.
+        As long as that is so, the version in the store does not prove that it is not published.
         """
         self._settle()
         return self._unknown.get(app, -1) >= version or any(
@@ -287,8 +287,8 @@ class Publishes:
     def has_block(self, topic_log: TopicLog) -> bool:
         """Whether there is a block to form; asked only where it ``is_first``.
 
-        The first one waits until all in front of it is durable: a publish that is refused, because its
-        version is known, is refused for what is certainly there.
+        The first block waits until all earlier entries are durable: a publish that is rejected because
+        its version is known is then rejected for a version that is certainly stored.
         """
         first = self._line[0]
         return not first.is_formed and (first.has_begun or not topic_log.undecided)
@@ -325,13 +325,13 @@ class Publishes:
         return True
 
     def refuse(self) -> None:
-        """The topic changes hands, or leaves: what can still be stopped is."""
+        """The holder changes, or the topic leaves this broker: end publishes that were not sent completely."""
         for publish in self._line:
             if not publish.is_formed:
                 publish.cut_short()
 
     def fenced(self) -> None:
-        """A fence has cut off what had begun; what had not goes on behind it."""
+        """A fence has removed a publish that had begun; others continue after it."""
         for publish in self._line:
             if publish.has_begun and not publish.is_formed:
                 publish.cut_short()
@@ -355,13 +355,12 @@ class Publishes:
 def abandon(
     topic_log: TopicLog, publish: Publish, why: str, stored: Sequence[PendingBlock]
 ) -> bool:
-    """Keep no more of a publish in memory than its fate is told by; ``stored`` are blocks that wait to
-    be durable, for which nobody asks any more.
+    """Release the memory of a publish; ``stored`` are its blocks that waited to be durable.
 
-    One of which all was handed to the store may be published yet: its last block, and what is in the call
-    under way, go on as ever, and ``done`` ends with them. Others end here.
-    True: a part of it is stored. The caller has its log fenced next, before anything else is appended
-    there: the fence drops it.
+    If all its blocks were sent, it may still be published: its last block, and the blocks in the call
+    under way, continue, and ``done`` ends with them. Any other publish ends here.
+    True: a part of it is stored. The caller then fences the log before anything else is appended
+    there: the fence removes the part.
     """
     if publish.is_formed:
         dropped = set(stored)

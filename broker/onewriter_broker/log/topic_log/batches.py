@@ -1,8 +1,8 @@
 """The keys of an entry's messages, and the entry without some of them: what compaction looks at.
 
-The only place where the broker opens a batch. What cannot be opened is told apart and left alone:
-encrypted batches, and what is damaged or larger than anybody sends. What an entry becomes when it is
-opened is known beforehand by its metadata alone: a few bytes may hold a great many messages.
+The only place where the broker opens a batch. It recognizes and keeps unopened: encrypted
+batches, damaged ones, and ones that are larger than clients send. The metadata alone states what an
+entry becomes when it is opened: a few bytes may contain a great many messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH_MESSAGES_MAX: Final = 10_000
 """Messages that a batch may hold; one with more is left closed. Clients send 1000 unless told."""
 
 KEY_BYTES: Final = 16
-"""Keys are told apart by a hash of so many bytes, so that long ones cost no more than short ones."""
+"""Bytes of the hash that identifies a key, so that long keys cost no more than short ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """An entry whose messages nobody can tell apart here."""
+    """An entry that the broker cannot open."""
 
 
 Content = tuple[KeyedMessage, ...] | Chunk | Closed
@@ -126,7 +126,7 @@ def without(entry: Bytes, kept: Collection[int]) -> bytes:
 
 
 def last_index(entry: Bytes, mask: int | None) -> int:
-    """The index of a batch's last message that was not compacted out; -1: it is no batch.
+    """The index of a batch's last message that was not compacted out; -1: it is not a batch.
 
     ``mask``: which messages are left, as in CompactedBlock. Opens nothing.
     """

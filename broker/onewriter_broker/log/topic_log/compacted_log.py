@@ -1,7 +1,7 @@
 """One log's compacted view on this broker: which one counts, who reads it, and its entries.
 
-What the log's state names is believed only after the store was seen to hold it whole, in the dataset
-that the log is bound to: a failover may have forgotten the view, or what lies behind it.
+A view that the log's state names counts only after a check that the store has all of it, in the dataset
+that the log is bound to: a failover may have lost the view, or the log after it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, eq=False)
 class ViewReading:
-    """Somebody reads a view; it is kept for so long, within a bound, when a newer one counts."""
+    """A reader of a view. The view is kept while it is read, within a bound, also if a newer one counts."""
 
     view: View
     number: int = 0
@@ -58,7 +58,7 @@ class CompactedLog:
 
     log: TopicLog
     is_wanted: bool = False
-    """Compaction is on: what lies behind the horizon is kept until it was compacted."""
+    """Compaction is on: entries after the horizon are kept until they are compacted."""
     is_running: bool = False
     """A compaction reads the log now."""
     is_waited_for: bool = False
@@ -79,7 +79,7 @@ class CompactedLog:
     def trim_limit(self, limit: Position) -> Position:
         """As ``limit``, but nothing goes that no view has yet, as long as the log is compacted.
 
-        A view that nobody renews any more holds nothing back: the log would grow without bound.
+        A view that is no longer renewed holds nothing back: otherwise the log would grow without bound.
         """
         if not (self.is_wanted or self.is_running):
             return limit
@@ -138,11 +138,11 @@ class CompactedLog:
             self._readings.remove(reading)
 
     def is_read(self, view: View) -> bool:
-        """Whether somebody still reads that view."""
+        """Whether that view still has a reader."""
         return any(reading.view == view for reading in self._readings)
 
     def retire(self, view: View) -> None:
-        """It is about to be dropped: whoever reads it goes on with the one that counts."""
+        """The view is about to be dropped: its readers continue with the one that counts."""
         for reading in [reading for reading in self._readings if reading.view == view]:
             reading.is_retired = True
             self._readings.remove(reading)

@@ -1,6 +1,6 @@
 """Entries as they are read: runs of them, which are taken apart only where that is needed.
 
-Most of what is read goes to a socket as it stands in its block. A run costs the same however many
+Most entries are written to a socket exactly as their block contains them. A run costs the same however many
 entries it has; an Entry for each of them would be a third of what a catch-up read costs.
 """
 

@@ -1,4 +1,4 @@
-"""Which of a log's waiting entries depend on what: entries with different guards never share a block."""
+"""Guards of a log's waiting entries: entries with different guards never share a block."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class GuardedSender(Protocol):
     guard: Guard | None
 
     def guard_refused(self, entries: int, size: int, outcome: Outcome) -> None:
-        """So many entries of its own, of ``size`` bytes, are not in the log: STALE or AHEAD says why.
+        """``entries`` entries of this sender, of ``size`` bytes, are not in the log; STALE or AHEAD is the reason.
 
-        Among them is all that it has handed in behind the first of them.
+        They include all entries that the sender submitted after the first of them.
         """
         ...
 
@@ -62,7 +62,7 @@ def has_room(state: Mapping[str, str], guard: Guard | None) -> bool:
 
 
 def no_room(name: TopicName) -> Refused:
-    """What is told to whoever would need one floor too many."""
+    """The error for a sender that needs one floor too many."""
     text = f"{name} is written under {FLOORS_MAX} guards of other buckets already"
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
 

@@ -1,9 +1,9 @@
-"""One log on this broker: its open ledger, what waits to be appended, and the newest blocks.
+"""One log on this broker: its open ledger, the entries that wait to be appended, and the newest blocks.
 
-The publish path ends here: an entry is buffered, the Appender gathers a block of them in its next
-call, and once the block is as durable as the topic promises the commit watermark moves over it.
-Only what lies below the watermark is ever read. Who may publish is decided elsewhere (the topic
-machine); the store itself refuses a ledger that is no longer the newest.
+The publish path ends here. The log buffers an entry, and the Appender takes a block of entries with its
+next call. When the block is as durable as the topic promises, the commit watermark moves over it. Readers
+get only entries below the watermark. The topic machine decides who may publish, and the store rejects a
+ledger that is no longer the newest.
 """
 
 from __future__ import annotations
@@ -403,9 +403,9 @@ class TopicLog:
         return self._trimming
 
     def behind_cuts(self, mark_delete: Position) -> Position:
-        """Where a durable cursor that is to begin there begins: in front of nothing that is trimmed.
+        """The first mark-delete position, from this one on, that has no trimmed entries after it.
 
-        What is trimmed of a log with a compacted view is in the view: then it begins where it is to.
+        In a log with a compacted view, the view has what was trimmed: there it is this position.
         """
         if COMPACTED in self._state:
             return mark_delete
@@ -425,7 +425,7 @@ class TopicLog:
 
     @property
     def size(self) -> int:
-        """About so many bytes the log takes in the store."""
+        """Approximate bytes that the log takes in the store."""
         return max(0, self._size_before + self._came_in)
 
     @property
@@ -433,7 +433,7 @@ class TopicLog:
         return stored_size(self._bytes_in, self._entries_in, self._blocks_in)
 
     def measured(self, size: int) -> None:
-        """Somebody has seen that it takes so much now."""
+        """A measurement in the store gave this size."""
         self._size_before = size - self._came_in
         self._is_measured = True
 
@@ -455,7 +455,7 @@ class TopicLog:
 
     @property
     def is_publishing(self) -> bool:
-        """Whether entries have to wait behind an atomic publish."""
+        """Whether an atomic publish is the next to be appended, and entries wait for it."""
         return self._publishes is not None and self._publishes.is_first(self)
 
     @property
@@ -506,7 +506,7 @@ class TopicLog:
         if self._guarded and not self._refuse_surplus():
             return None
         waiting = self._waiting
-        # Entries are mostly alike: so many as long as the first, and no more than may fit.
+        # Entries are mostly alike: take the number that would fit if all were as long as the first.
         likely = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
         if self._publishes is not None:
             likely = self._publishes.limit(self, likely)
@@ -537,7 +537,7 @@ class TopicLog:
         payload = b"".join(payloads)
         size = len(payload)
         counts = [send.num_messages for _, send, _ in entries]
-        if min(counts) < 1:  # what a client claims about its entry is not checked: take it for one
+        if min(counts) < 1:  # clients' counts are not checked: a lower one counts as one
             counts = [max(1, count) for count in counts]
         chain_before = self._chain
         self._chain = chain(self._chain, position, lengths, payload)
@@ -567,12 +567,12 @@ class TopicLog:
         return pending
 
     def put_back(self, pending: PendingBlock) -> None:
-        """A block that is certainly not in the log: its entries wait again, in front of all."""
+        """A block that is certainly not in the log: its entries wait again, ahead of all others."""
         self._undecided.remove(pending)
         self._waiting[:0] = pending.entries
 
     def give_up(self, pending: PendingBlock, *, is_definite: bool) -> None:
-        """A block that this broker cannot append: refused for certain, or nobody can say."""
+        """A block that this broker cannot append: certainly rejected (``is_definite``), or its result is unknown."""
         self._undecided.remove(pending)
         if pending.publish is not None:
             pending.publish.given_up(pending.block, is_definite=is_definite)
@@ -673,14 +673,14 @@ class TopicLog:
         self._tail_bytes = 0
 
     def block_committed(self, pending: PendingBlock) -> None:
-        """The oldest undecided block is stored and durable: tell its senders, move the watermark."""
+        """The oldest undecided block is stored and durable: notify its senders, move the watermark."""
         self._undecided.remove(pending)
         if self._publishes and pending.publish and not self._publishes.reaches(self, pending):
             return
         block = pending.block
         ledger, number = block.position
         start = 0
-        # Told once per run of a sender's entries: receipts are encoded and written together.
+        # One call per run of a sender's entries: receipts are encoded and written together.
         for sender, run in groupby(pending.entries, _SENDER_OF):
             entries = list(run)
             stop = start + len(entries)
@@ -711,7 +711,7 @@ class TopicLog:
                 self._ends.append(survived)
 
     def advance(self, position: Position) -> None:
-        """Move the watermark and tell those who watch it."""
+        """Move the watermark and notify those who watch it."""
         if position > self._committed:
             self._committed = position
             for watcher in self._watchers:
@@ -757,14 +757,16 @@ class TopicLog:
                 self.note_state(fields, remove)
                 return
             if (binding, ledger) == (self._binding, self._ledger):
-                if outcome is Outcome.REFENCE:  # whoever follows the store binds the bucket anew
+                if (
+                    outcome is Outcome.REFENCE
+                ):  # the bucket's ownership binds it to the dataset again
                     raise Undecided(f"{self.name} is reconnecting to the store")
                 raise Unavailable(f"{self.name} has moved on: {outcome.value}")
 
     # ------------------------------------------------------------ reading
 
     def read_tail(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun] | None:
-        """Entries behind ``after`` out of memory; None when they are not all there."""
+        """Entries after ``after`` from memory; None if memory does not have all of them."""
         if after >= self._committed:
             return []
         if not self._tail or after < self._tail[0].position.previous:
@@ -777,7 +779,7 @@ class TopicLog:
         return runs_behind(blocks, after, self._committed, entries_max, bytes_max)
 
     async def read(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun]:
-        """Committed entries behind ``after``, in order; empty at the end of the log.
+        """Committed entries after ``after``, in order; empty at the end of the log.
 
         Limits as in ``runs_behind``. Raises Undecided when the store does not answer.
         """
@@ -813,21 +815,21 @@ class TopicLog:
         count = max(1, min(READ_BLOCKS_MAX, int(READ_BYTES / self._largest_block_bytes)))
         blocks = await self.read_blocks(wanted, self._committed, count=count)
         if not blocks or blocks[0].position != wanted:
-            # Who reads on begins with a block; else one in front of it may hold the position.
+            # A continuing reader starts at a block; otherwise an earlier block may contain the position.
             holding = await self.read_blocks(
                 Position(after.ledger, 0), wanted, count=1, reverse=True
             )
             blocks[:0] = [block for block in holding if last_position(block) >= wanted]
         sizes = [stored_bytes(block) for block in blocks]
         if sizes:
-            # Not the mean: a run of small blocks in front of large
-            # ones must not make the next reply many times READ_BYTES.
+            # Not the mean: a run of small blocks before large ones must not make the next reply many
+            # times READ_BYTES.
             self._largest_block_bytes = max(*sizes, self._largest_block_bytes / 4)
         return blocks
 
 
 def stored_size(size: int, entries: int, blocks: int) -> int:
-    """About so many bytes they take in the store; ``size``: of the entries alone."""
+    """Approximate bytes that they take in the store; ``size``: of the entries alone."""
     return size + STORED_ENTRY_BYTES * entries + STORED_BLOCK_BYTES * blocks
 
 

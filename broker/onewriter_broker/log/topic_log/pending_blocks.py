@@ -1,4 +1,4 @@
-"""What is on its way into a log: entries, the blocks made of them, and who is told of their fate."""
+"""Entries on their way into a log, the blocks made of them, and the senders that get their results."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class Sender(Protocol):
-    """Whoever handed an entry in and is told what became of it."""
+    """The sender of entries, which gets their results."""
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
         """These entries of its own are in the log, as durable as the topic promises.
 
-        They stand one behind the other from ``first`` on, and have ``size`` bytes together.
+        They are consecutive from ``first`` on, and have ``size`` bytes together.
         """
         ...
 
     def unknown(self, size: int) -> None:
-        """Nobody can say any more what became of entries: the connection must be dropped."""
+        """The result of these entries will never be known: the connection must be closed."""
         ...
 
     def refused(self, size: int) -> None:
@@ -55,11 +55,11 @@ class PendingBlock:
     guard: Guard | None = None
     """What all its entries depend on."""
     chain_before: bytes = CHAIN_START
-    """The chain hash of the block in front of it in the ledger."""
+    """The chain hash of the previous block in the ledger."""
     joint_append: JointAppend | None = None
-    """It is stored only with blocks of other logs: if it is not, it never waits again."""
+    """It is stored only together with blocks of other logs. If it is not stored, it does not wait again."""
     publish: Publish | None = None
-    """It counts only with the other blocks of an atomic publish; nor does it wait again."""
+    """It counts only with the other blocks of an atomic publish, and does not wait again either."""
     opens: tuple[Position, ...] = ()
     """Of that publish's first block: where all its blocks are to stand."""
 

@@ -1,7 +1,7 @@
 """Committed blocks of one log from one position up to another, read a part at a time.
 
-For whoever reads much of a log and needs no cursor: bulk readers, the index of its ledgers. What is
-given is whole: a hole in what was read raises Missing, it is never passed over.
+For readers of much of a log that need no cursor: bulk readers, the index of its ledgers. The result is
+complete: a hole in the log raises Missing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _NOTHING: Mapping[int, Position] = MappingProxyType({})
 class Missing(Undecided):
     """The log has nothing at a position at which something must stand.
 
-    It was trimmed meanwhile, or the store lost it. ``asked``: everything in front of it was read;
-    ``found`` is where the log goes on.
+    It was trimmed meanwhile, or the store lost it. ``asked``: everything before it was read;
+    ``found`` is where the log continues.
     """
 
     def __init__(self, asked: Position, found: Position) -> None:
@@ -66,7 +66,7 @@ def is_gone(
 
     ``first`` is the first block that is kept, ``trimmed`` the position below which the log was cut on
     purpose, ``ends`` the last entries of ledgers, those that are known, without a hole between;
-    ``noted`` the last entries in front of some ledgers.
+    ``noted`` the last entries before some ledgers.
     """
     if asked >= first or (asked.entry == 0 and first == behind(asked)):
         return False  # of a ledger's beginning the marker may be gone, alone
@@ -96,7 +96,7 @@ def _is_nothing_between(asked: Position, found: Position, noted: Mapping[int, Po
 
 
 def noted_ends(topic_log: TopicLog) -> dict[int, Position]:
-    """The last entries in front of some ledgers, as it was noted when the log was cut there."""
+    """The last entries before some ledgers, as recorded when the log was trimmed there."""
     pairs = (pair.split(" ") for pair in topic_log.state.get(LEDGER_ENDS, "").split(",") if pair)
     return {int(ledger): Position.parse(end) for ledger, end in pairs}
 
@@ -109,7 +109,7 @@ def lacks(topic_log: TopicLog, asked: Position, first: Position) -> bool:
 class Range:
     """The blocks that hold what is committed of [start, end), at the moment at which it is made.
 
-    ``at``: everything in front of it has been given. One task reads at a time.
+    ``at``: everything before it has been returned. One task reads at a time.
     """
 
     __slots__ = ("_careful", "_largest", "_log", "at", "end")
@@ -126,7 +126,7 @@ class Range:
         """The next blocks, whole as they are stored; empty: there are no more.
 
         The first one may begin before the range, and the last one may end after it. Raises Missing,
-        MalformedBlock (all in front of that block was given), Unavailable when the log is no longer
+        MalformedBlock (everything before that block was returned), Unavailable when the log is no longer
         served here, Undecided when the store does not answer.
         """
         if self.at >= self.end:
@@ -159,7 +159,7 @@ class Range:
         except MalformedBlock:
             if count == 1:
                 raise
-            self._careful = count  # those in front of the bad one are given, one by one
+            self._careful = count  # return the blocks before the damaged one, one by one
             return await self._next()
         if not blocks or blocks[0].position != self.at:
             holding = await self._log.read_blocks(
@@ -186,7 +186,7 @@ class Range:
             raise Missing(self.at, found)
 
     def _leaves_hole(self, found: Position) -> bool:
-        """As ``leaves_hole``; markers that were cut off with all in front of them leave none."""
+        """As ``leaves_hole``; markers that were trimmed with everything before them leave none."""
         if not leaves_hole(self.at, found):
             return False
         return not _is_nothing_between(self.at, found, noted_ends(self._log))

@@ -1,6 +1,6 @@
 """A log that takes no more entries, for good: what its state says of that.
 
-Set in topic/registry/termination.py; a producer is refused by it, a consumer that has had everything is told.
+Set in topic/registry/termination.py; it rejects producers, and consumers at its end are notified.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from onewriter_broker.connection.rounds import ITERATION_SECONDS, Rounds
+from onewriter_broker.connection.rounds import DEFAULT_LIMITS, Rounds
 
-STEP = ITERATION_SECONDS / 2
+STEP = DEFAULT_LIMITS.tick_seconds / 2
 
 
 class Loop:

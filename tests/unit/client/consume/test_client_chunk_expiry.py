@@ -1,4 +1,4 @@
-"""The clock that gives up messages whose next chunk does not come."""
+"""Expiry of incomplete chunked messages."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Half:
         self.given_up += chunk_ids
 
 
-async def test_it_is_given_up_after_a_while() -> None:
+async def test_an_incomplete_message_expires() -> None:
     half = Half()
     assert half.begun == [MessageId(7, 1)]
     await asyncio.sleep(PERIODS)
     assert half.given_up == [MessageId(7, 1)]
 
 
-async def test_not_while_more_may_have_come_that_was_not_seen() -> None:
+async def test_no_message_expires_while_chunks_may_be_unread() -> None:
     half = Half()
     half.is_caught_up = False
     await asyncio.sleep(PERIODS)
@@ -54,7 +54,9 @@ async def test_not_while_more_may_have_come_that_was_not_seen() -> None:
     assert half.given_up == [MessageId(7, 1)]
 
 
-async def test_not_by_a_process_that_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_message_expires_after_the_process_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     half = Half()
     monkeypatch.setattr(chunk_expiry, "STALL_SECONDS", -1.0)  # every time is too late
     await asyncio.sleep(PERIODS)
@@ -63,7 +65,7 @@ async def test_not_by_a_process_that_stood_still(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("is_stopped", [False, True], ids=["never", "stopped"])
-async def test_not_when_nobody_asks_for_it(*, is_stopped: bool) -> None:
+async def test_no_message_expires_after_stop_or_without_a_limit(*, is_stopped: bool) -> None:
     half = Half(SECONDS if is_stopped else 0)
     if is_stopped:
         half.expiry.stop()

@@ -1,4 +1,4 @@
-"""A consumer's life against a scripted broker: receiving, acknowledging, moving, coming back."""
+"""A consumer against a scripted broker: receiving, acknowledging, seeking, reconnecting."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ async def contents(consumer: Consumer, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("kind", SubscriptionType)
-async def test_what_is_asked_for(topic: FakeTopic, client: Client, kind: SubscriptionType) -> None:
+async def test_subscribe_carries_the_options(
+    topic: FakeTopic, client: Client, kind: SubscriptionType
+) -> None:
     options = ConsumerOptions(
         kind=kind,
         name="anna",
@@ -212,7 +214,9 @@ async def test_a_damaged_entry_is_an_error_in_its_place(topic: FakeTopic, client
     assert await contents(consumer, 1) == [b"also good"]
 
 
-async def test_where_the_topic_ends(topic: FakeTopic, client: Client) -> None:
+async def test_the_last_message_id_is_the_end_of_the_topic(
+    topic: FakeTopic, client: Client
+) -> None:
     consumer = await client.subscribe("orders", "audit")
     assert await consumer.last_message_id() is None
     assert not await consumer.has_message_available()
@@ -279,7 +283,9 @@ async def test_parts_of_a_batch(topic: FakeTopic, client: Client) -> None:
         await consumer.acknowledge(batch[3].id)
 
 
-async def test_what_is_left_of_a_batch_comes_again(topic: FakeTopic, client: Client) -> None:
+async def test_the_unacknowledged_rest_of_a_batch_is_redelivered(
+    topic: FakeTopic, client: Client
+) -> None:
     consumer = await client.subscribe("orders", "audit")
     topic.publish_batch(b"0", b"1", b"2")
     batch = await take(consumer, 3)
@@ -329,7 +335,7 @@ async def test_a_negative_acknowledgement_brings_it_again(topic: FakeTopic, clie
         await consumer.receive(timeout_seconds=0.05)
 
 
-async def test_where_the_order_is_kept_everything_comes_again(
+async def test_an_ordered_subscription_redelivers_everything(
     topic: FakeTopic, client: Client
 ) -> None:
     options = ConsumerOptions(negative_acknowledgement_seconds=0.01)
@@ -366,7 +372,9 @@ async def test_a_refused_seek_loses_nothing(topic: FakeTopic, client: Client) ->
         await consumer.seek(MessageId(LEDGER, 0))
 
 
-async def test_it_comes_back_where_it_stood(topic: FakeTopic, client: Client) -> None:
+async def test_a_consumer_continues_at_its_position_after_a_reconnect(
+    topic: FakeTopic, client: Client
+) -> None:
     consumer = await client.subscribe("orders", "audit")
     topic.publish(*(b"%d" % number for number in range(6)))
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""The end of a terminated topic, as readers and consumers are told of it by a scripted broker."""
+"""The end of a terminated topic, for readers and consumers of a scripted broker."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_lost_connection_does_not_take_the_end_back(
     assert await rest(reader) == []
 
 
-async def test_what_comes_behind_the_end_is_handed_out(topic: FakeTopic, client: Client) -> None:
+async def test_messages_after_the_end_are_received(topic: FakeTopic, client: Client) -> None:
     """The topic was deleted and made anew, under a consumer that stayed."""
     topic.publish(b"0")
     topic.terminate()

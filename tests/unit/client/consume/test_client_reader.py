@@ -1,4 +1,4 @@
-"""A reader against a scripted broker: where it begins, and that it goes on exactly there."""
+"""A reader against a scripted broker: its start, and its position after a reconnect."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def cut(topic: FakeTopic) -> None:
     await topic.broker.heard_of(pb.CommandSubscribe, asked + 1)
 
 
-async def test_it_begins_where_it_shall(topic: FakeTopic, client: Client) -> None:
+async def test_a_reader_begins_at_its_start(topic: FakeTopic, client: Client) -> None:
     topic.publish(b"0", b"1", b"2")
     topic.publish_batch(b"3", b"4", b"5")
     topic.publish(b"6")
@@ -88,7 +88,7 @@ async def test_the_latest_is_where_it_was_when_it_began(topic: FakeTopic, client
     assert await contents(reader, 1) == [b"new"]
 
 
-async def test_it_goes_on_behind_the_last_message_that_it_handed_out(
+async def test_a_reader_continues_after_the_last_message_that_it_returned(
     topic: FakeTopic, client: Client
 ) -> None:
     reader = await client.create_reader("orders")
@@ -127,7 +127,7 @@ async def test_messages_in_chunks_are_neither_lost_nor_twice_in_a_cut(
     assert topic.broker.all(pb.CommandSubscribe)[-1].start_message_id.entry_id == 6
 
 
-async def test_what_it_cannot_read_is_handed_out_once(topic: FakeTopic, client: Client) -> None:
+async def test_an_unreadable_entry_is_reported_once(topic: FakeTopic, client: Client) -> None:
     reader = await client.create_reader("orders")
     topic.publish(b"0")
     topic.store(topic.entries[0].payload[:-1] + b"!")

@@ -1,4 +1,4 @@
-"""Redelivery without a race (PIP-84), against a broker that says things in the worst order."""
+"""Redelivery without a race (PIP-84), against a broker that answers in the worst order."""
 
 from __future__ import annotations
 
@@ -108,7 +108,9 @@ async def test_shared_messages_of_before_the_answer_go_to_others(
     assert not topic.broker.all(Redeliver)[0].HasField("consumer_epoch")
 
 
-async def test_it_works_with_a_stock_broker_less_the_answer(pulsar_broker: FakeBroker) -> None:
+async def test_redelivery_works_with_a_broker_that_does_not_answer_it(
+    pulsar_broker: FakeBroker,
+) -> None:
     topic = FakeTopic(pulsar_broker)
     late_before(topic)
     async with client_of(pulsar_broker) as client:
@@ -130,7 +132,9 @@ async def test_filtered_messages_give_their_permits_back(topic: FakeTopic, clien
     assert await contents(consumer, 2) == [b"4", b"5"]
 
 
-async def test_it_returns_when_the_broker_has_taken_it(topic: FakeTopic, client: Client) -> None:
+async def test_redelivery_returns_when_the_broker_has_accepted_it(
+    topic: FakeTopic, client: Client
+) -> None:
     consumer = await with_one_on_its_way(topic, client)
     topic.broker.answers[Redeliver] = topic.rewind
     redelivering = begin(consumer.redeliver_unacknowledged())
@@ -152,7 +156,7 @@ async def test_requests_in_a_row_are_one_until_it_is_answered(
     assert await contents(consumer, 4) == [b"0", b"1", b"2", b"3"]
 
 
-async def test_whoever_stops_waiting_changes_nothing(topic: FakeTopic, client: Client) -> None:
+async def test_a_cancelled_redelivery_changes_nothing(topic: FakeTopic, client: Client) -> None:
     """Nothing stays filtered for ever."""
     consumer = await with_one_on_its_way(topic, client)
     redelivering = begin(consumer.redeliver_unacknowledged())

@@ -1,4 +1,4 @@
-"""Entries into messages, and the window of permits: pure."""
+"""Unpacking of entries, and the window of permits."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_every_codec(codec: int) -> None:
     assert permits == 3
 
 
-def test_what_cannot_be_read_says_why_and_costs_what_the_broker_counted() -> None:
+def test_an_unreadable_entry_states_the_reason_and_costs_the_brokers_permits() -> None:
     lz4 = pb.MessageMetadata.LZ4
     assert "uncompressed" in why(
         unpack(build_entry(metadata(compression=lz4, uncompressed_size=9), b"rubbish"))[0]

@@ -1,4 +1,4 @@
-"""Serving until a deadline: renewed by proof, over with the connection, the topic or the clock."""
+"""The serving deadline: renewal by checks; its end with the connection, the topic or the clock."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_while_nobody_answers_what_was_proved_counts_to_its_end(world: Wor
     assert not world.serving.may()
 
 
-async def test_whoever_is_fenced_stops_at_once(world: World) -> None:
+async def test_a_fenced_leader_may_not_serve(world: World) -> None:
     await world.serving.renew()
     world.answer = Fenced("somebody else leads")
     await world.serving.renew()
@@ -80,7 +80,7 @@ async def test_without_the_topic_or_its_connection_it_may_not(world: World) -> N
     assert world.serving.may(), "it resumed: nobody came between"
 
 
-async def test_it_is_renewed_until_it_is_stopped() -> None:
+async def test_the_deadline_is_renewed_until_the_task_is_stopped() -> None:
     asked = asyncio.Event()
     count = 0
 

@@ -1,4 +1,4 @@
-"""``client.lead``: waiting for one's turn, saying who leads, hearing of the loss, handing over."""
+"""``client.lead``: waiting for the grant, the announcement, the loss, the handover."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_a_leader_waits_says_who_it_is_writes_and_hands_over(
     ), "it leaves behind its last message"
 
 
-async def test_who_leads_is_recognised_by_a_property_and_its_key(
+async def test_an_announcement_is_recognized_by_its_property_and_key(
     broker: FakeBroker, client: Client
 ) -> None:
     async with client.lead("orders", metadata=b"\x00\xff") as leadership:
@@ -93,9 +93,7 @@ async def test_who_leads_is_recognised_by_a_property_and_its_key(
         assert again.metadata == {"offset": 13}
 
 
-async def test_nothing_is_published_where_that_is_not_wanted(
-    broker: FakeBroker, client: Client
-) -> None:
+async def test_nothing_is_published_without_announce(broker: FakeBroker, client: Client) -> None:
     async with client.lead("orders", announce=False):
         assert broker.sends() == []
 
@@ -123,7 +121,7 @@ async def test_metadata_that_cannot_be_said_is_found_out_before_anybody_waits(
         ),
     ],
 )
-def test_what_is_no_announcement_names_no_leader(
+def test_an_invalid_announcement_names_no_leader(
     properties: dict[str, str], content: bytes
 ) -> None:
     assert leader_in(properties, content) is None
@@ -169,7 +167,7 @@ async def test_a_cut_connection_is_no_loss(broker: FakeBroker, client: Client) -
         assert not leadership.lost.is_set()
 
 
-async def test_who_is_fenced_before_it_has_said_who_it_is_queues_again(
+async def test_a_leader_that_is_fenced_before_its_announcement_queues_again(
     broker: FakeBroker, client: Client
 ) -> None:
     def fence_the_first(link: FakeLink, send: Send) -> None:
@@ -190,7 +188,7 @@ async def test_who_is_fenced_before_it_has_said_who_it_is_queues_again(
 # ---------------------------------------------------------------- not leading
 
 
-async def test_it_waits_for_as_long_as_it_was_told(broker: FakeBroker, client: Client) -> None:
+async def test_lead_waits_until_its_time_limit(broker: FakeBroker, client: Client) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     leading = begin(client.lead("orders", timeout_seconds=60).__aenter__())
     await broker.heard_of(pb.CommandProducer)
@@ -207,7 +205,7 @@ async def test_a_definite_no_is_raised(broker: FakeBroker, client: Client) -> No
             raise AssertionError("it leads")
 
 
-async def test_what_the_block_raises_is_raised_behind_the_handover(
+async def test_an_exception_of_the_block_is_raised_after_the_handover(
     broker: FakeBroker, client: Client
 ) -> None:
     async def lead() -> None:

@@ -1,4 +1,4 @@
-"""Candidates: terms that never come back, losses told at once, handing over, standing aside."""
+"""Candidacies: terms that never return, losses reported at once, handover, release without rejoining."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fence_whoever_returns(broker: FakeBroker) -> None:
     )(link, command)
 
 
-async def test_each_term_has_its_own_epoch_session_and_producer(
+async def test_every_term_has_its_own_epoch_session_and_producer(
     broker: FakeBroker, client: Client
 ) -> None:
     fence_whoever_returns(broker)

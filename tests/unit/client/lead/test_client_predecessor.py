@@ -1,4 +1,4 @@
-"""Reading what the leader before left, and finding it: in time, in order, and not an older one."""
+"""Reading the predecessor's announcement: in time, in order, and the latest one."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def announced(broker: FakeBroker) -> list[Any]:
 # ---------------------------------------------------------------- at the beginning of a term
 
 
-async def test_what_the_predecessor_left_is_read_before_anything_is_written(
+async def test_the_predecessors_metadata_is_read_before_the_first_write(
     broker: FakeBroker, topic: FakeTopic, client: Client
 ) -> None:
     announce(topic, SEEN)
@@ -150,7 +150,7 @@ async def test_a_loss_while_it_reads_ends_the_reading(
     assert len(broker.sends()) == 1
 
 
-async def test_who_may_not_read_does_not_lead(
+async def test_a_leader_without_the_right_to_read_does_not_lead(
     broker: FakeBroker, topic: FakeTopic, client: Client
 ) -> None:
     broker.answers[pb.CommandSubscribe] = broker.refuse(ServerError.AUTHORIZATION_ERROR, "no right")
@@ -175,7 +175,9 @@ async def test_reading_counts_against_the_time_to_become_the_leader(
     assert broker.sends() == []
 
 
-async def test_who_cannot_read_just_now_queues_again(broker: FakeBroker, topic: FakeTopic) -> None:
+async def test_a_leader_that_cannot_read_now_queues_again(
+    broker: FakeBroker, topic: FakeTopic
+) -> None:
     announce(topic, SEEN)
     broker.answers[pb.CommandSubscribe] = broker.refuse(ServerError.SERVICE_NOT_READY)
     limits = Limits(operation_timeout_seconds=0.1, request_timeout_seconds=2.0)
@@ -256,7 +258,7 @@ async def test_an_older_one_is_not_taken_while_the_broker_is_away(
     assert next(refusals) >= 3
 
 
-async def test_what_was_trimmed_is_not_waited_for(
+async def test_the_search_does_not_wait_for_trimmed_entries(
     broker: FakeBroker,
     topic: FakeTopic,
     client: Client,

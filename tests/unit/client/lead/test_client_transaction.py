@@ -1,4 +1,4 @@
-"""A transaction's turn among its producers' sends, against a scripted broker."""
+"""The order of transactions and their producers' sends, against a scripted broker."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def steps() -> None:
         await asyncio.sleep(0.002)
 
 
-async def test_it_waits_for_what_was_sent_before_it_and_for_nothing_else(
+async def test_a_transaction_waits_only_for_earlier_messages(
     broker: FakeBroker, orders: Orders, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both producers always have something that the socket has not taken yet."""
@@ -144,7 +144,7 @@ async def test_it_waits_for_what_was_sent_before_it_and_for_nothing_else(
         assert [content for content in contents if content != b"whole"] == sent
 
 
-async def test_what_is_sent_meanwhile_waits_and_comes_behind_it(
+async def test_messages_that_are_sent_meanwhile_follow_the_transaction(
     broker: FakeBroker, orders: Orders
 ) -> None:
     """Until the answer: the broker would append in front of it what it has gathered by then."""
@@ -196,7 +196,7 @@ async def test_transactions_that_cross_do_not_wait_for_each_other(
 
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["in line", "asked"])
-async def test_one_that_is_cancelled_lets_the_others_go_on(
+async def test_a_cancelled_transaction_does_not_block_others(
     broker: FakeBroker, orders: Orders, *, is_asked: bool
 ) -> None:
     """At once, or when the broker has answered what was asked already."""
@@ -225,7 +225,7 @@ async def test_one_that_is_cancelled_lets_the_others_go_on(
     assert (b"whole" in orders.contents(orders.own)) is is_asked
 
 
-async def test_who_waits_behind_it_keeps_to_his_own_time(
+async def test_a_send_that_waits_for_a_transaction_keeps_its_time_limit(
     broker: FakeBroker, orders: Orders
 ) -> None:
     broker.answers[pb.CommandPublishTogether] = None
@@ -239,7 +239,7 @@ async def test_who_waits_behind_it_keeps_to_his_own_time(
     assert orders.contents(orders.own) == [b"whole", b"behind"]
 
 
-async def test_one_that_runs_out_of_time_in_line_is_not_sent(
+async def test_a_transaction_that_times_out_in_the_queue_is_not_sent(
     broker: FakeBroker, orders: Orders
 ) -> None:
     await orders.fill(orders.audit)
@@ -308,9 +308,7 @@ async def test_the_loss_of_the_topic_is_told_to_all_who_wait(
         await committing
 
 
-async def test_who_hands_over_meanwhile_tells_those_who_wait(
-    broker: FakeBroker, orders: Orders
-) -> None:
+async def test_a_handover_fails_the_waiting_calls(broker: FakeBroker, orders: Orders) -> None:
     broker.answers[pb.CommandPublishTogether] = None
     committing = orders.commit(("orders", b"whole"))
     command = await broker.heard_of(pb.CommandPublishTogether)

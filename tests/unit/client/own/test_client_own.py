@@ -1,4 +1,4 @@
-"""``client.own``: nothing stays owned that nobody took, and what is asked for is looked at first."""
+"""``client.own``: grants without a receiver are released, and requests are validated first."""
 
 from __future__ import annotations
 
@@ -167,9 +167,7 @@ async def test_release_without_a_name_releases_everything(client: Client, owning
 @pytest.mark.parametrize(
     "resources", [[("a", "x")], 5, [5], [("a",)], [("a", 1, 2)], [("a", True)], [None]]
 )
-async def test_what_names_no_resources_is_a_configuration_error(
-    client: Client, resources: Any
-) -> None:
+async def test_invalid_resources_are_a_configuration_error(client: Client, resources: Any) -> None:
     with pytest.raises(ConfigurationError):
         client.own("group", resources)
 

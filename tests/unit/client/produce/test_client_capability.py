@@ -1,4 +1,4 @@
-"""What a leader publishes under its epoch with: its registration, and capabilities it passes on."""
+"""The rights to publish under a leader's epoch: its registration, and capabilities for others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_resume_brings_it_again_or_leaves_it(broker: FakeBroker, client:
         ("app", CAPABILITY_SECONDS_MAX + 1),
     ],
 )
-async def test_what_no_capability_may_say_is_refused(
+async def test_invalid_apps_and_times_of_a_capability_are_refused(
     client: Client, wrong: tuple[str, float]
 ) -> None:
     app, seconds = wrong
@@ -67,7 +67,7 @@ async def test_what_no_capability_may_say_is_refused(
             leadership.capability(app, expires_seconds=seconds)
 
 
-async def test_where_the_broker_gives_no_registration_there_is_no_capability(
+async def test_a_broker_without_registrations_has_no_capabilities(
     broker: FakeBroker, client: Client
 ) -> None:
     broker.registration = None

@@ -1,4 +1,4 @@
-"""Messages that are larger than what the broker takes, against a scripted broker."""
+"""Messages above the broker's size limit, against a scripted broker."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Receipts:
             self._broker.receipt(link, send)
 
 
-async def test_it_goes_in_chunks_under_one_number_and_stands_where_its_last_one_does(
+async def test_chunks_share_a_sequence_id_and_the_id_is_that_of_the_last_one(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", CHUNKING)
@@ -102,7 +102,7 @@ async def test_it_goes_in_chunks_under_one_number_and_stands_where_its_last_one_
     assert producer.pending_messages == producer.pending_bytes == 0
 
 
-async def test_what_fits_is_no_chunk(broker: FakeBroker, client: Client) -> None:
+async def test_a_message_that_fits_is_not_split(broker: FakeBroker, client: Client) -> None:
     """Nor what fits when it is compressed; what does not is compressed as a whole."""
     options = replace(CHUNKING, compression=Compression.ZLIB)
     producer = await client.create_producer("orders", options)
@@ -116,7 +116,7 @@ async def test_what_fits_is_no_chunk(broker: FakeBroker, client: Client) -> None
     assert compress(said.compression, LARGE) == joined(sent)
 
 
-async def test_it_goes_out_of_the_batch(broker: FakeBroker, client: Client) -> None:
+async def test_a_large_message_is_not_part_of_a_batch(broker: FakeBroker, client: Client) -> None:
     batching = Batching(delay_seconds=60.0)
     producer = await client.create_producer("orders", replace(CHUNKING, batching=batching))
     waiting = [await producer.submit(content) for content in (b"a", b"b")]
@@ -130,7 +130,7 @@ async def test_it_goes_out_of_the_batch(broker: FakeBroker, client: Client) -> N
     assert [send.sequence_id for send, _ in entries(broker)] == [0, 2, 2, 2, 2, 2, 3]
 
 
-async def test_what_cannot_be_sent_even_so_is_refused(
+async def test_a_message_that_is_too_large_for_chunks_is_refused(
     broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = await client.create_producer("orders", CHUNKING)
@@ -150,7 +150,9 @@ async def test_without_the_option_it_is_refused(broker: FakeBroker, client: Clie
     assert entries(broker) == []
 
 
-async def test_one_large_message_at_a_time_is_pending(broker: FakeBroker, client: Client) -> None:
+async def test_only_one_large_message_is_pending_at_a_time(
+    broker: FakeBroker, client: Client
+) -> None:
     options = replace(CHUNKING, pending_bytes_max=ENTRY_BYTES_MAX)
     producer = await client.create_producer("orders", options)
     receipts = Receipts(broker, 0)
@@ -239,7 +241,7 @@ async def test_a_broker_that_closes_it_in_the_middle_says_what_is_certain(
         await receipt
 
 
-async def test_one_that_runs_out_of_time_in_the_middle_is_not_sent(
+async def test_a_large_message_that_times_out_between_chunks_is_not_sent(
     broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What of it was not written never is, and what was is no message."""
@@ -291,7 +293,7 @@ async def test_a_chunk_that_is_refused_behind_the_last_one_leaves_it_unknown(
         await receipt
 
 
-async def test_who_closes_while_it_is_packed_sends_nothing(
+async def test_closing_while_a_large_message_is_packed_sends_nothing(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", CHUNKING)

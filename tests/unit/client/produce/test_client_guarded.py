@@ -1,4 +1,4 @@
-"""Proofs, guarded writes and transactions against a scripted broker."""
+"""Checks, guarded writes and transactions against a scripted broker."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ async def test_a_proof_that_does_not_come_sends_nothing(
     assert broker.contents() == []
 
 
-async def test_who_knows_that_it_is_over_asks_nobody(
+async def test_a_known_loss_sends_no_request(
     broker: FakeBroker, proofs: Proofs, client: Client
 ) -> None:
     leadership = await leadership_of(client)

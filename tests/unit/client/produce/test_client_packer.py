@@ -1,4 +1,4 @@
-"""What a producer packs: batches of messages in one entry, compressed or not, each told its place."""
+"""Batches of messages in one entry, compressed or not, and the id of each message."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_batch_is_one_entry_and_each_message_is_told_its_place(
     assert (producer.pending_messages, producer.pending_bytes) == (0, 0)
 
 
-async def test_one_alone_in_its_batch_is_told_the_place_at_which_consumers_find_it(
+async def test_a_single_message_of_a_batch_gets_the_id_that_consumers_see(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await producer_of(client, BY_FLUSH)
@@ -158,7 +158,7 @@ async def test_closing_sends_what_was_gathered(broker: FakeBroker, client: Clien
     assert receipt.result().entry == 1
 
 
-async def test_what_was_gathered_when_the_producer_was_fenced_is_definitely_not_stored(
+async def test_messages_of_an_open_batch_are_definitely_not_stored_after_a_fence(
     broker: FakeBroker, client: Client
 ) -> None:
     options = ProducerOptions(access_mode=AccessMode.EXCLUSIVE, batching=BY_FLUSH)
@@ -171,7 +171,7 @@ async def test_what_was_gathered_when_the_producer_was_fenced_is_definitely_not_
     assert broker.sends() == []
 
 
-async def test_who_stops_waiting_takes_its_message_out_of_the_batch(
+async def test_a_cancelled_send_withdraws_its_message_from_the_batch(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await producer_of(client, BY_FLUSH)
@@ -325,7 +325,7 @@ BAD = [
 
 @pytest.mark.parametrize("batching", [BY_FLUSH, None], ids=["batched", "alone"])
 @pytest.mark.parametrize(("content", "said"), BAD)
-async def test_what_cannot_be_a_message_harms_no_other(
+async def test_an_invalid_message_does_not_affect_others(
     broker: FakeBroker, client: Client, batching: Batching | None, content: bytes, said: Any
 ) -> None:
     producer = await producer_of(client, batching)
@@ -343,7 +343,7 @@ async def test_what_cannot_be_a_message_harms_no_other(
     assert [each for batch in batches(broker) for each in batch] == [b"0", b"1", b"2"]
 
 
-async def test_what_is_changed_after_it_was_handed_in_is_sent_as_it_was(
+async def test_a_content_that_changes_after_submit_is_sent_unchanged(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await producer_of(client, BY_FLUSH)

@@ -1,4 +1,4 @@
-"""A producer's life against a scripted broker: granted, waiting, resumed, leaving."""
+"""A producer against a scripted broker: granted, waiting, resumed, closed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def client(broker: FakeBroker) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("mode", AccessMode)
-async def test_each_access_mode_is_asked_for_and_its_epoch_kept(
+async def test_every_access_mode_is_requested_and_its_epoch_kept(
     broker: FakeBroker, client: Client, mode: AccessMode
 ) -> None:
     producer = await client.create_producer("orders", ProducerOptions(access_mode=mode))
@@ -151,9 +151,7 @@ def test_a_broken_delay_gives_way_to_the_priorities_own(monkeypatch: pytest.Monk
     assert replace(options, requeue_delay=lambda: 0).requeue_seconds() == 0
 
 
-async def test_who_stops_waiting_leaves_no_registration_behind(
-    broker: FakeBroker, client: Client
-) -> None:
+async def test_a_cancelled_wait_leaves_no_registration(broker: FakeBroker, client: Client) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     making = begin(client.create_producer("orders", WAIT, timeout_seconds=60))
     await broker.heard_of(pb.CommandProducer)
@@ -174,7 +172,7 @@ async def test_a_definite_no_is_not_asked_again(broker: FakeBroker, client: Clie
     assert len(broker.all(pb.CommandProducer)) == 2
 
 
-async def test_not_now_is_asked_again(broker: FakeBroker, client: Client) -> None:
+async def test_a_temporary_error_is_retried(broker: FakeBroker, client: Client) -> None:
     def twice_not_now(link: FakeLink, command: pb.CommandProducer) -> None:
         if len(broker.all(pb.CommandProducer)) < 3:
             broker.refuse(ServerError.SERVICE_NOT_READY)(link, command)

@@ -1,4 +1,4 @@
-"""What a fence makes of a producer's messages: what is definite, what is unknown, and who wakes."""
+"""The results of a producer's messages after a fence: definite or unknown."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_on_pulsar_the_same_is_unknown(pulsar_broker: FakeBroker) -> None:
             await receipt
 
 
-async def test_what_was_in_flight_when_the_connection_broke_is_unknown_after_a_fence(
+async def test_a_message_in_flight_on_a_broken_connection_is_unknown_after_a_fence(
     broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", EXCLUSIVE)

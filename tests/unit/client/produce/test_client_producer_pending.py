@@ -1,4 +1,4 @@
-"""Messages without a receipt: their bounds, their time-outs, their flushing."""
+"""Messages without a receipt: bounds, time limits, flush."""
 
 from __future__ import annotations
 

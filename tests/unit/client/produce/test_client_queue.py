@@ -1,4 +1,4 @@
-"""A holder knows how many wait behind it, where the broker tells."""
+"""The length of the topic's queue, as its holder knows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
 
 
-async def test_each_change_of_the_queue_is_told(broker: FakeBroker) -> None:
+async def test_every_change_of_the_queue_is_reported(broker: FakeBroker) -> None:
     seen: list[int] = []
     async with client_of(broker) as client:
         producer = await client.create_producer(
@@ -30,7 +30,7 @@ async def test_each_change_of_the_queue_is_told(broker: FakeBroker) -> None:
     assert [number for number in seen if number] == [2]
 
 
-async def test_what_comes_with_the_grant_counts(broker: FakeBroker) -> None:
+async def test_the_number_in_the_grant_counts(broker: FakeBroker) -> None:
     def grant(link: object, command: pb.CommandProducer) -> None:
         broker.grant(broker.links[-1], command)
         broker.links[-1].write(replies.queue_changed(command.producer_id, 3))
@@ -41,7 +41,7 @@ async def test_what_comes_with_the_grant_counts(broker: FakeBroker) -> None:
         assert await asyncio.wait_for(producer.waited_for(), 60) == 3
 
 
-async def test_nobody_is_known_to_wait_while_there_is_no_connection(broker: FakeBroker) -> None:
+async def test_the_queue_counts_as_empty_without_a_connection(broker: FakeBroker) -> None:
     async with client_of(broker) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)
         broker.links[-1].write(replies.queue_changed(1, 2))
@@ -51,7 +51,7 @@ async def test_nobody_is_known_to_wait_while_there_is_no_connection(broker: Fake
         await broker.eventually(lambda: producer.waiting == 0)
 
 
-async def test_who_waits_to_be_waited_for_hears_of_its_end(broker: FakeBroker) -> None:
+async def test_waited_for_raises_the_end_of_the_producer(broker: FakeBroker) -> None:
     async with client_of(broker) as client:
         producer: Producer = await client.create_producer("orders", EXCLUSIVE)
         waits = begin(producer.waited_for())

@@ -36,7 +36,7 @@ async def publish(sidecar: SidecarWorld, session: str, topic: str = AUDIT) -> An
     return await sidecar.call("POST", path, b"audited", session=session)
 
 
-async def test_it_writes_to_the_other_topic_under_the_guard(
+async def test_a_guarded_publish_goes_to_the_other_topic(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = (await sidecar.until("leading"))["session"]

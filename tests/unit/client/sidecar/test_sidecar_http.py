@@ -129,7 +129,7 @@ async def test_a_publish_that_no_broker_takes_in_time_is_a_503(
 # ---------------------------------------------------------------- one message
 
 
-async def test_what_a_message_has_besides_its_content(
+async def test_a_message_has_key_properties_and_time(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
     session = await sidecar.lead()

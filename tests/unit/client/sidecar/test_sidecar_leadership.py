@@ -1,4 +1,4 @@
-"""The sidecar's leadership: its events, what a takeover says, handing over, probes and metrics."""
+"""The sidecar's leadership: events, announcement, handover, probes and metrics."""
 
 from __future__ import annotations
 

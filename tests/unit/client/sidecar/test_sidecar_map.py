@@ -1,4 +1,4 @@
-"""``/map`` of a sidecar, on logs in memory: conditions, pages, events, bounds, what goes wrong."""
+"""``/map`` of a sidecar, on logs in memory: conditions, pages, events, bounds, errors."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def test_a_key_is_put_got_and_deleted(sidecar: SidecarWorld) -> None:
     assert (await sidecar.call("DELETE", "/map/limits/requests")).status == 404
 
 
-async def test_what_is_written_elsewhere_is_seen(sidecar: SidecarWorld, logs: Logs) -> None:
+async def test_a_write_of_another_client_is_visible(sidecar: SidecarWorld, logs: Logs) -> None:
     async with logs.shared("limits") as shared:
         await put(sidecar, "limits/mine", b"\xff\x00")
         assert await shared.get(b"mine", latest=True) == b"\xff\x00"
@@ -203,7 +203,7 @@ async def test_lost_answers_are_found_in_the_log(sidecar: SidecarWorld, logs: Lo
         assert (await get(sidecar, f"{path}?latest=true")).body == won[0]
 
 
-async def test_what_has_not_changed_is_not_sent_again(sidecar: SidecarWorld) -> None:
+async def test_an_unchanged_value_is_not_sent_again(sidecar: SidecarWorld) -> None:
     etag = (await put(sidecar, "limits/k", b"1")).body["etag"]
     same = await get(sidecar, "limits/k", If_None_Match=etag)
     assert (same.status, same.headers["ETag"]) == (304, etag)
@@ -301,7 +301,7 @@ async def test_changes_are_told_in_order(sidecar: SidecarWorld) -> None:
             pass
 
 
-async def test_who_follows_is_told_that_the_log_cannot_be_read(
+async def test_readers_of_changes_receive_the_error_of_an_unreadable_log(
     sidecar: SidecarWorld, logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewriter.sidecar.streams.PING_SECONDS", 0.05)
@@ -352,7 +352,7 @@ async def test_a_log_that_cannot_be_read_says_where_and_stays_readable_up_to_it(
         ("limits/", 404, "http"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(
+async def test_invalid_map_requests_are_refused(
     sidecar: SidecarWorld, path: str, status: int, error: str
 ) -> None:
     answer = await get(sidecar, path)

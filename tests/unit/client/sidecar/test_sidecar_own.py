@@ -1,4 +1,4 @@
-"""``/own`` of a sidecar beside a scripted broker: asking once, being told at once, giving back."""
+"""``/own`` of a sidecar with a scripted broker: single requests, immediate notification, release."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def next_event(response: Any) -> dict[str, Any]:
             return found
 
 
-async def test_what_is_owned_is_not_asked_for_again(
+async def test_an_owned_resource_is_not_requested_again(
     broker: FakeBroker, table: Table, sidecar: SidecarWorld
 ) -> None:
     del table
@@ -143,7 +143,7 @@ async def test_waiting_for_a_loss(table: Table, sidecar: SidecarWorld) -> None:
     assert [each["owned"] for each in told.body["ownerships"]] == [True, False]
 
 
-async def test_what_is_denied_says_so(table: Table, sidecar: SidecarWorld) -> None:
+async def test_a_denied_resource_is_reported(table: Table, sidecar: SidecarWorld) -> None:
     table.denied.add("a")
     denied, given = await own(sidecar, "a", "b")
     assert (denied["owned"], denied["currentGeneration"]) == (False, 9)
@@ -170,7 +170,7 @@ async def test_verified_asks_the_brokers(
     assert unsure.body["verified"] is False
 
 
-async def test_it_keeps_only_so_many(
+async def test_the_number_of_ownerships_is_bounded(
     table: Table, sidecar: SidecarWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del table

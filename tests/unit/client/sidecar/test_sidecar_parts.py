@@ -1,4 +1,4 @@
-"""The sidecar's settings, command line and memory of keys."""
+"""The sidecar's settings, command line and idempotency keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_loopback_in_every_form(host: str) -> None:
     assert Settings(topic="orders", host=host).host == host
 
 
-def test_somebody_must_be_able_to_reach_it() -> None:
+def test_a_sidecar_without_an_address_is_refused() -> None:
     with pytest.raises(ValueError, match="neither a port nor a socket"):
         Settings(topic="orders", port=0)
 
@@ -107,7 +107,7 @@ async def test_a_second_attempt_waits_for_the_first() -> None:
     assert publish.attempts == 1
 
 
-async def test_what_was_definitely_not_stored_may_be_tried_again() -> None:
+async def test_a_definite_failure_may_be_retried_with_the_same_key() -> None:
     remembered, publish = IdempotencyKeys(), Publisher()
     publish.failure = Failure(503, "not-sent", "no")
     for _ in range(2):

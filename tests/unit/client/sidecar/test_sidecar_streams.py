@@ -1,4 +1,4 @@
-"""The sidecar's streams of messages: answers in order, what ends one, its bounds."""
+"""The sidecar's streams of messages: ordered answers, errors, bounds."""
 
 from __future__ import annotations
 

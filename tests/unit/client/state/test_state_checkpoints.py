@@ -1,4 +1,4 @@
-"""Checkpoints: what they hold, which ones count, and opening from them in the middle of takeovers."""
+"""Checkpoints: their content, their validity, and opening from them during takeovers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_checkpoint_stands_for_the_log_in_front_of_it() -> None:
         assert await again.scan(dict) == expected | {"new": 1}
 
 
-async def test_whoever_may_write_writes_checkpoints_when_they_are_due() -> None:
+async def test_the_current_writer_writes_checkpoints_when_they_are_due() -> None:
     logs = Logs()
     policy = Checkpoints(writes=20, seconds_min=0.001)
     async with logs.map(policy) as shared:

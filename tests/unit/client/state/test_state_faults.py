@@ -198,7 +198,7 @@ async def test_a_write_without_an_answer_is_found_in_the_log() -> None:
         assert len(log.entries) == 1
 
 
-async def test_what_raises_is_told_no_earlier_than_the_state_it_raised_on_is_stored() -> None:
+async def test_an_exception_is_reported_after_the_state_that_caused_it_is_stored() -> None:
     log = MemoryLog()
     async with map_on(log) as shared:
         log.lose_answers(1, loses_entries=True)

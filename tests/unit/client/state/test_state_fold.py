@@ -1,4 +1,4 @@
-"""What an entry of a shared state's log means: every verdict."""
+"""The verdicts on entries of a shared state's log."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_log_that_lost_what_was_applied_is_folded_anew() -> None:
     assert fold.state == 3
 
 
-def test_what_lost_a_race_is_void_for_who_reads_the_whole_log() -> None:
+def test_an_entry_that_lost_a_race_is_void_for_a_reader_of_the_whole_log() -> None:
     fold = begun()
     take(fold, entry(1, 1, (ONE, 0, 0), [1]), entry(1, 2, (ONE, 1, 1), [2]))
     late = entry(2, 1, (TWO, 0, 1), [4])
@@ -133,7 +133,7 @@ def test_an_entry_without_writes_is_a_mere_place() -> None:
         (LogMessage(entry(1, 1, (ONE, 0, 0), [1]).messages[0].content[:-1]),),
     ],
 )
-def test_what_is_no_entry_is_named_and_changes_nothing(messages: tuple[LogMessage, ...]) -> None:
+def test_an_invalid_entry_is_reported_and_changes_nothing(messages: tuple[LogMessage, ...]) -> None:
     fold = begun()
     with pytest.raises(UnreadableEntry) as unreadable:
         take(fold, LogEntry(Position(3, 4), messages))
@@ -149,7 +149,7 @@ def test_an_entry_whose_second_write_cannot_be_applied_does_nothing_at_all() -> 
     assert (fold.state, fold.version) == (0, 0)
 
 
-def test_what_a_writer_computed_is_used_only_for_its_own_bytes_and_state() -> None:
+def test_a_writers_memo_is_used_only_for_its_own_bytes_and_state() -> None:
     real = entry(1, 1, (ONE, 0, 0), [1])
     other = entry(1, 1, (ONE, 0, 0), [2])
     fold = begun()

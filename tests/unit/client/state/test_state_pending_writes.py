@@ -1,4 +1,4 @@
-"""Writes of shared state between being sent and being decided, without any I/O."""
+"""Pending writes of shared state, without I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared state on a log that is terminated: what was under way is decided, and writes are refused."""
+"""Shared state on a terminated log: writes in flight are decided, further ones are refused."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_writes_are_refused_and_reads_go_on() -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-async def test_what_was_under_way_is_in_the_log_or_refused(*, is_lost: bool) -> None:
+async def test_writes_in_flight_at_a_termination_are_stored_or_refused(*, is_lost: bool) -> None:
     """Its answer was lost; the log's end, which is final, tells."""
     log = MortalLog()
     async with asyncio.timeout(SECONDS_MAX), map_on(log) as shared:

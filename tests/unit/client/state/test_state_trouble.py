@@ -1,4 +1,4 @@
-"""Shared state whose log cannot be read on, or is gone: who is told, and what is left alone."""
+"""Shared state whose log cannot be read or is deleted."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_a_pipeline_of_batches(stage: Stage, client: onewriter.sync.Client) -> N
         producer.submit(b"after the end")
 
 
-def test_what_has_no_receipt_when_the_client_closes_is_told_so(stage: Stage) -> None:
+def test_messages_without_a_receipt_fail_when_the_client_closes(stage: Stage) -> None:
     options = ProducerOptions(batching=Batching(delay_seconds=3600.0))
     with onewriter.sync.Client(stage.broker.url, limits=QUICK) as client:
         receipt = client.create_producer("orders", options).submit(b"never sent")
@@ -348,7 +348,7 @@ def test_leaving_a_lead_whose_client_was_closed_meanwhile_raises_nothing(stage: 
         assert closed_meanwhile(client, when) == "the body's own result"
 
 
-def test_what_the_body_raised_is_raised_when_the_client_was_closed_meanwhile(stage: Stage) -> None:
+def test_an_exception_of_the_body_is_raised_after_the_client_was_closed(stage: Stage) -> None:
     client = onewriter.sync.Client(stage.broker.url, limits=QUICK).__enter__()
     leading = client.lead("orders")
 
@@ -363,7 +363,7 @@ def test_what_the_body_raised_is_raised_when_the_client_was_closed_meanwhile(sta
     assert raised.value.__context__ is None
 
 
-def test_what_the_predecessor_left_is_there_when_the_block_begins(
+def test_the_predecessors_metadata_is_known_when_the_block_begins(
     stage: Stage, client: onewriter.sync.Client
 ) -> None:
     stage.do(lambda: FakeTopic(stage.broker))

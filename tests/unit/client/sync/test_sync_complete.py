@@ -1,4 +1,4 @@
-"""``onewriter.sync`` has everything that the asynchronous classes have, or says here why it has not."""
+"""``onewriter.sync`` has every member of the asynchronous classes, or this file states why not."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def spared(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", FACADES)
-def test_it_has_everything(name: str) -> None:
+def test_the_facade_has_every_public_member(name: str) -> None:
     wanted = {BLOCKING.get(each, each) for each in public_names(CLASSES[name])}
     has = public_names(FACADES[name]) | {each for each in dir(FACADES[name]) if each in wanted}
     assert wanted - has == spared(name)
@@ -186,7 +186,7 @@ def parameters(method: Any) -> list[tuple[str, Any, Any]]:
 
 
 @pytest.mark.parametrize("name", FACADES)
-def test_what_can_be_called_or_read_says_what_it_does(name: str) -> None:
+def test_every_member_of_the_facade_has_a_docstring(name: str) -> None:
     undescribed = [
         each
         for each, value in vars(FACADES[name]).items()
@@ -210,7 +210,7 @@ def test_properties_cannot_be_set() -> None:
         producer.queue_priority = 3  # type: ignore[assignment]
 
 
-def test_what_is_entered_is_a_context_manager() -> None:
+def test_every_asynchronous_context_is_a_context_manager() -> None:
     for name, kind in FACADES.items():
         assert issubclass(kind, AbstractContextManager) == hasattr(CLASSES[name], "__aenter__"), (
             name

@@ -1,4 +1,4 @@
-"""Finding a broker and staying in touch with it: look-ups, credentials, TLS, silence."""
+"""Connections to brokers: look-ups, credentials, TLS, silence."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_redirects_in_a_circle_end(broker: FakeBroker) -> None:
         broker.answers[pb.CommandLookup] = lambda link, command: link.write(
             replies.lookup_redirect(command.request_id, broker.url)
         )
-        await never_made(client, "10 brokers")
+        await never_made(client, "10 redirects")
 
 
 @pytest.mark.parametrize("url", ["", "nonsense"])
@@ -115,7 +115,7 @@ async def test_the_second_broker_of_the_url_when_the_first_is_gone(broker: FakeB
             await client.create_producer("orders", EXCLUSIVE)
 
 
-async def test_one_connection_serves_all_producers_of_a_broker(broker: FakeBroker) -> None:
+async def test_all_producers_of_a_broker_share_a_connection(broker: FakeBroker) -> None:
     async with client_of(broker) as client:
         await asyncio.gather(
             *(client.create_producer(f"orders-{number}", EXCLUSIVE) for number in range(10))
@@ -133,7 +133,9 @@ async def test_a_partitioned_topic_is_refused_by_name(broker: FakeBroker) -> Non
             await client.create_producer("orders", EXCLUSIVE)
 
 
-async def test_one_partition_is_asked_about_on_the_owners_connection(broker: FakeBroker) -> None:
+async def test_the_metadata_of_a_partition_is_requested_on_the_owners_connection(
+    broker: FakeBroker,
+) -> None:
     """That is how a broker knows that it competes for that partition alone."""
     async with fake_broker() as owner, client_of(broker) as client:
         broker.answers[pb.CommandLookup] = lambda link, command: link.write(

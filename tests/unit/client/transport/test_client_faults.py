@@ -1,4 +1,4 @@
-"""What the application, its files or a broker do wrong ends what it concerns, never the client."""
+"""Errors of the application, its files or a broker end the affected object, never the client."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ async def test_a_candidacy_whose_close_is_cancelled_is_over(
 # ---------------------------------------------------------------- leading
 
 
-async def test_who_is_fenced_in_the_line_queues_again(broker: FakeBroker, client: Client) -> None:
+async def test_a_waiter_that_is_fenced_queues_again(broker: FakeBroker, client: Client) -> None:
     def fence_once(link: FakeLink, command: pb.CommandProducer) -> None:
         broker.answers[pb.CommandProducer] = broker.grant
         broker.fence(link, command)
@@ -200,7 +200,7 @@ async def test_a_condition_that_is_not_true_is_final(broker: FakeBroker, client:
 # ---------------------------------------------------------------- the client ends
 
 
-async def test_what_is_begun_while_the_client_ends_ends_with_it(broker: FakeBroker) -> None:
+async def test_work_that_begins_while_the_client_closes_ends_with_it(broker: FakeBroker) -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 

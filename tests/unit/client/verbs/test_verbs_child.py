@@ -1,4 +1,4 @@
-"""Running a command for as long as something is ours, with real processes and no brokers."""
+"""Running a command while a topic is led or resources are owned, with real processes and no brokers."""
 
 from __future__ import annotations
 
@@ -91,14 +91,16 @@ async def test_its_exit_code_is_told_as_a_shell_does(stop: Stop, script: str, co
     assert await shell(script).run({}, stop, lost=never, confirm=never) == (End.ITSELF, code)
 
 
-async def test_what_cannot_be_run(stop: Stop, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_command_that_cannot_be_executed_has_its_exit_code(
+    stop: Stop, capfd: pytest.CaptureFixture[str]
+) -> None:
     for word, code in (("/nowhere/at/all", 127), ("/etc/passwd", 126)):
         child = Child(command=[word], service_url=URL, grace_seconds=0.0, unconfirmed_seconds=0.0)
         assert await child.run({}, stop, lost=never, confirm=never) == (End.ITSELF, code)
         assert word in capfd.readouterr().err
 
 
-async def test_it_is_told_what_it_runs_under(stop: Stop) -> None:
+async def test_a_command_gets_the_environment_of_its_leadership(stop: Stop) -> None:
     child = shell('test "$EPOCH $ONEWRITER_SERVICE_URL $KEPT" = "7 pulsar://nowhere:6650 yes"')
     os.environ["KEPT"] = "yes"
     try:
@@ -117,7 +119,7 @@ async def test_after_a_loss_it_ends_with_all_that_it_started(stop: Stop) -> None
     await until_gone(below)
 
 
-async def test_who_does_not_listen_is_killed_after_the_grace(stop: Stop) -> None:
+async def test_a_command_that_ignores_sigterm_is_killed_after_the_grace_period(stop: Stop) -> None:
     lost = asyncio.Event()
     child = shell(DEAF, grace_seconds=0.1)
     running = begin(child.run({}, stop, lost=lost.wait, confirm=never))
@@ -127,7 +129,7 @@ async def test_who_does_not_listen_is_killed_after_the_grace(stop: Stop) -> None
     await until_gone(below)
 
 
-async def test_what_is_left_of_its_group_is_killed_when_it_ends(stop: Stop) -> None:
+async def test_the_rest_of_the_group_is_killed_when_the_command_ends(stop: Stop) -> None:
     child = shell("trap '' TERM; sleep 600 & echo $! > below; exit 4")
     assert await child.run({}, stop, lost=never, confirm=never) == (End.ITSELF, 4)
     await until_gone(await pid_in("below"))
@@ -166,7 +168,7 @@ async def test_a_signal_ends_what_is_waited_for(stop: Stop) -> None:
     assert await stop.unless(long_work()) is None, "also one that came before"
 
 
-async def test_another_cancellation_is_no_signal(stop: Stop) -> None:
+async def test_a_cancellation_does_not_count_as_a_signal(stop: Stop) -> None:
     waiting = begin(stop.unless(never()))
     await asyncio.sleep(0)
     waiting.cancel()
@@ -175,7 +177,9 @@ async def test_another_cancellation_is_no_signal(stop: Stop) -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), Fenced("over"), None])
-async def test_it_is_stopped_when_nobody_confirms(stop: Stop, error: OnewriterError | None) -> None:
+async def test_a_command_without_confirmation_is_stopped(
+    stop: Stop, error: OnewriterError | None
+) -> None:
     asked: list[None] = []
 
     async def confirm() -> None:

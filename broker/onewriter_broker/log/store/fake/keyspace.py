@@ -51,7 +51,7 @@ Value = Hash | Stream | bytes
 
 
 class Keyspace:
-    """All keys of a node. A hash without fields is no key; a stream without entries is."""
+    """All keys of a node. A hash without fields does not exist; a stream without entries does."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, Value] = {}

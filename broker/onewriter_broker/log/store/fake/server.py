@@ -2,7 +2,7 @@
 
 A test or a simulation says what happens and when. A node's ``history`` is a list of units, one per script, transaction
 or command that changed something, each with the writes that it made: it is both the append-only file and the
-replication stream, so a replica or a restart stands behind a whole unit, never in the middle of one.
+replication stream, so a replica or a restart has whole units, never a part of one.
 """
 
 from __future__ import annotations

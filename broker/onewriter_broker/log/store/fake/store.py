@@ -59,14 +59,13 @@ COMPACTED = {
 STAGED = {
     name: f"staged_{name}" for name in ("check_rights", "write", "note", "read", "noted", "drop")
 }
-"""What hooks are told of the methods of these parts of a store."""
+"""Names under which hooks see the methods of these parts of a store."""
 
 
 class FakeLogStore(RedisLogStore):
     """One shard, for tests and simulations.
 
-    ``resolve`` names the node to connect to; the connection then stays, also to a node that is no primary any more in
-    anybody else's eyes, until the node drops it. ``replicas`` is the number that AllReplicas waits for. Calls over one
+    ``resolve`` names the node to connect to; the connection then stays, also to a node that the other nodes no longer regard as primary, until the node drops it. ``replicas`` is the number that AllReplicas waits for. Calls over one
     connection run one after the other.
     """
 

@@ -107,7 +107,7 @@ class RedisConnection(asyncio.Protocol):
         await self._closed.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are no subclasses of asyncio's.
+        # uvloop's transports do not derive from asyncio's.
         self._transport = cast("asyncio.Transport", transport)
         connected = self._transport.get_extra_info("socket")
         if connected is not None:

@@ -64,7 +64,9 @@ class Endpoint:
     port: int = 0
     path: str = ""
     username: str = ""
-    password: str = field(default="", repr=False, compare=False)  # another one is no other server
+    password: str = field(
+        default="", repr=False, compare=False
+    )  # not part of the server's identity
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
@@ -178,7 +180,7 @@ async def open_primary(settings: RedisSettings, replaces: Primary | None = None)
     """Connect to the primary, load the scripts, and look at what it promises.
 
     ``replaces`` is the caller's previous connection: if it led to the same server process, the
-    server is told to forget it first, so that none of its commands still in a socket can run
+    server closes that one first, so that none of its commands still in a socket can run
     behind a later one. Raises Undecided when no primary can be had.
     """
     endpoint = await find_primary(settings)
@@ -251,7 +253,7 @@ def parse_info(reply: Reply) -> dict[str, str]:
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """``9.1.2`` as numbers; what is no number ends it."""
+    """``9.1.2`` as numbers, up to the first part that is not a number."""
     numbers = []
     for part in text.split("."):
         if not part.isdigit():

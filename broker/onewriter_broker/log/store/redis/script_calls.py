@@ -313,7 +313,7 @@ def settle_setting(name: str, value: str) -> list[Word]:
 
 
 def settled(reply: object) -> str:
-    """The setting that stands; raises as ``outcome`` does."""
+    """The stored setting; raises as ``outcome`` does."""
     if isinstance(reply, bytes) and not reply.startswith(_BROKEN):
         return reply.decode(errors="replace")
     raise _broken_or_undecided(reply)

@@ -3,7 +3,7 @@
 Two connections, each opened by the first call that needs it: one carries the guarded writes in the
 order of the calls, one the reads and the housekeeping, so that a long read never delays a write.
 What the scripts say is in script_calls.py and scripts/; how the primary is found in
-primary.py. There are no background tasks: whoever calls, waits.
+primary.py. There are no background tasks: the caller waits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ AUDIT_RECORDS_PER_TICK = 100
 _UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format")
 
 _START_OVER = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "NOAUTH", "UNBLOCKED", "NOSCRIPT")
-"""Errors after which the connection may not lead to a primary with our scripts: connect anew.
+"""Errors after which the connection may not lead to a primary with our scripts: reconnect.
 
 NOSCRIPT too, although nothing was executed: resending it from here could overtake the order of the
 calls, while the caller's own retry cannot.
@@ -371,7 +371,7 @@ class _Channel:
         try:
             endpoint = await find_primary(self._settings)
         except Undecided:
-            return  # nobody to ask: the node's own word has to do, and the guards decide
+            return  # no sentinel answers: the node's own report has to suffice, and the guards decide
         if endpoint != primary.endpoint:
             primary.connection.close()
 
