@@ -126,7 +126,7 @@ def previous_words(installation: Installation, operator: str) -> str:
 # ------------------------------------------------------------ the store
 
 
-def test_a_store_that_hangs_and_dies_costs_nobody_his_turn(
+def test_a_store_that_hangs_and_dies_costs_no_writer_its_topic(
     world: World, installation: Installation, stock: Writers, sidecar: Writers, faults: Faults
 ) -> None:
     former, crashed = stock.settled(), sidecar.settled()

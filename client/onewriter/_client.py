@@ -162,7 +162,7 @@ class Client:
             async with asyncio.timeout(seconds):
                 await producer.ready()
         except TimeoutError as error:
-            trouble = producer.trouble or "it is not its turn"
+            trouble = producer.trouble or "it is still queued"
             producer.abandon()
             raise Unavailable(f"no producer for {topic} within {seconds:g} s: {trouble}") from error
         except BaseException:

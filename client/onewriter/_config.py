@@ -64,7 +64,7 @@ def _address(text: str, url: str, *, is_tls: bool) -> Address:
         host, port = text, str(TLS_PORT if is_tls else PLAIN_PORT)
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigurationError(f"{url!r} names no host and port in {text!r}")
+        raise ConfigurationError(f"{url!r} contains {text!r}, which is not HOST or HOST:PORT")
     return Address(host, int(port), is_tls)
 
 

@@ -158,7 +158,7 @@ def on_spark(spark: SparkSession) -> Runner[Task, Result]:
         try:
             found: list[Result] = work.collect()
         except (Py4JError, OSError) as error:  # OSError: the Spark process has ended
-            raise EngineFailed(f"Spark gave up: {said_by(error)}") from error
+            raise EngineFailed(f"Spark failed: {said_by(error)}") from error
         return found
 
     return run

@@ -69,6 +69,6 @@ class Follower:
                 try:
                     stands[name] = broker.acknowledge(name, self._subscription, position)
                 except NotFound:  # checkpoints keep the names of deleted topics
-                    log.info("%s is not there any more: no subscription follows it", name)
+                    log.info("%s does not exist any more; no subscription follows it", name)
                     stands.pop(name, None)
                     self._deleted.add(name)

@@ -300,7 +300,7 @@ def stream_options(options: Mapping[str, str], columns: Mapping[str, str]) -> Re
     if ending:
         raise Invalid(f"{ending[0]}: a stream has no end")
     if given.text("tier").lower() == COLD and given.named("ackSubscription"):
-        raise Invalid("ackSubscription: tier=cold reads no log that could keep anything for it")
+        raise Invalid("ackSubscription cannot be used with tier=cold, which reads no log")
     return _read_options(given, columns, Kind.LATEST)
 
 
@@ -313,14 +313,14 @@ def _selection(given: Given, begins: Kind) -> Selection:
     if given.text("topic"):
         topics = (given.text("topic"),)
     if not topics and named == ["topics"]:
-        raise Invalid("topics: there is no name of a topic in it")
+        raise Invalid("topics contains no topic name")
     epochs = _epochs(given)
     starting = _bound(given, "starting", begins)
     ending = _bound(given, "ending", Kind.LATEST)
     if begins is Kind.EARLIEST and starting.kind is Kind.LATEST:
         raise Invalid("startingOffsets: a batch cannot start at 'latest'")
     if ending.kind is Kind.EARLIEST:
-        raise Invalid("endingOffsets: nothing ends at 'earliest'")
+        raise Invalid("endingOffsets cannot be 'earliest'")
     if starting.kind is ending.kind is Kind.TIME and ending.time_ms < starting.time_ms:
         raise Invalid("endingTimestamp is before startingTimestamp")
     if epochs is not None:

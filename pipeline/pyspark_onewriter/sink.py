@@ -46,7 +46,7 @@ class Staged(WriterCommitMessage):
 def _stage(options: WriteOptions, batches: Iterator[pa.RecordBatch]) -> Staged:
     context = TaskContext.get()
     if context is None:
-        raise Invalid("rows are staged by Spark's tasks, and this is none")
+        raise Invalid("rows can be written only by a task of Spark")
     app = options.app or context.getLocalProperty(_QUERY_ID) or ""
     version = options.version
     if version is None:
@@ -69,7 +69,7 @@ def _publish(
     """Publish what all tasks of a batch have staged; ``is_over``: no other batch follows."""
     staged = [message for message in messages if isinstance(message, Staged)]
     if len(staged) != len(messages):
-        raise PipelineError("a task ended without saying what it has staged: nothing is published")
+        raise PipelineError("a task ended without reporting what it staged; nothing is published")
     batches = {(message.app, message.version) for message in staged}
     if len(batches) > 1:
         raise PipelineError(f"tasks of several batches at once: {sorted(batches)}")

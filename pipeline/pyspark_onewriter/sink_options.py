@@ -80,7 +80,7 @@ def write_options(
     target = _target(given, columns)
     app, version = given.text("txnAppId"), given.number("txnVersion", least=0)
     if is_stream and version is not None:
-        raise Invalid("txnVersion: of a stream it is the number of the batch")
+        raise Invalid("txnVersion cannot be set for a stream, which uses the number of the batch")
     if target.guarantee == EXACTLY_ONCE:
         if not is_stream and (not app or version is None):
             raise Invalid(
@@ -89,9 +89,7 @@ def write_options(
             )
     else:
         if version is not None:
-            raise Invalid(
-                "txnVersion: at least once is written whatever the topic has; leave it out"
-            )
+            raise Invalid("txnVersion has no effect with at-least-once; leave it out")
         if not is_stream:
             app, version = app or APP_DEFAULT, secrets.randbelow(_DRAWN)
     check_app(target.app(app or "query"))

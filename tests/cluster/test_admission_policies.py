@@ -313,7 +313,9 @@ def test_the_operator_mounts_no_other_secret(opted_in: Installed) -> None:
     assert "puts no Secret into variables" in opted_in.as_user(OPERATOR, "create", found)
 
 
-def test_the_operator_runs_no_other_workload_and_as_nobody_else(opted_in: Installed) -> None:
+def test_the_operator_runs_no_other_workload_and_under_no_other_account(
+    opted_in: Installed,
+) -> None:
     found = brokers(opted_in)
     found["metadata"]["name"] = "miner"
     assert "no other StatefulSet" in opted_in.as_user(OPERATOR, "create", found)

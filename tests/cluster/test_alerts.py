@@ -155,7 +155,7 @@ def test_no_alert_fires_when_all_is_well(tmp_path: Path) -> None:
     assert check(tmp_path, firing(list(WELL), "Onewriter.*", "90m", is_expected=False)) == ""
 
 
-def test_alerts_fire_when_nobody_is_there(tmp_path: Path) -> None:
+def test_alerts_fire_without_brokers_and_operators(tmp_path: Path) -> None:
     for name in ("OnewriterBrokersMissing", "OnewriterOperatorNotLeading"):
         nothing = [{"series": "up", "values": "0+0x120"}]
         assert check(tmp_path, firing(nothing, name, "90m", is_expected=True)) == ""

@@ -245,7 +245,7 @@ def test_claims_admit_their_writers_and_the_status_shows_them(lab: Lab) -> None:
     assert (last["holder"]["podUID"], last["holder"]["pod"]) == (second.uid, second.name)
 
 
-def test_a_pod_selector_selects_the_pods_it_is_said_to_select(lab: Lab) -> None:
+def test_a_pod_selector_admits_the_selected_pods(lab: Lab) -> None:
     chosen, other = (make_pod(lab.cluster, "shop") for _ in range(2))
     by_label = claim("labelled", {"podSelector": {"matchLabels": {"app": "writer"}}})
     lab.push(by_label, pods={"shop/labelled": [chosen.uid]})

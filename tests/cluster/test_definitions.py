@@ -187,9 +187,7 @@ def test_the_api_server_refuses(api_server: ControlPlane, playground: str, case:
     assert words in done.stderr
 
 
-def test_a_field_nobody_knows_is_refused_by_kubectl(
-    api_server: ControlPlane, playground: str
-) -> None:
+def test_kubectl_refuses_an_unknown_field(api_server: ControlPlane, playground: str) -> None:
     done = api_server.kubectl(
         "create",
         "--dry-run=server",

@@ -375,7 +375,7 @@ def test_an_editor_hands_over(stage: Stage, play: Play) -> None:
     assert "There was no gap between the two writers." in why
 
 
-def test_a_broker_can_be_told_directly(stage: Stage, play: Play) -> None:
+def test_an_order_can_go_to_a_broker_directly(stage: Stage, play: Play) -> None:
     done = stage("handover", play.name, "--yes", "--direct", *play.not_its_broker)
     assert done.code == 0, done.err
     assert f"{play.pods['two'].name} (producer two) writes" in done.out

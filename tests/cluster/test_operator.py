@@ -146,7 +146,7 @@ def test_a_status_edited_by_hand_is_put_right_and_shown(world: World) -> None:
     assert wait_until(lambda: world.operator.metric("onewriter_drift_repaired_total"))
 
 
-def test_a_field_that_somebody_added_to_the_status_goes(world: World) -> None:
+def test_a_foreign_field_of_the_status_is_removed(world: World) -> None:
     world.topic()
     world.until("Ready", "True/Ready")
     patch = '{"status":{"holder":{"producerName":"me"}}}'
@@ -184,7 +184,7 @@ def test_the_condition_of_another_controller_stays(world: World) -> None:
     assert world.condition("Audited") == "True/X"
 
 
-def test_a_desired_state_that_somebody_else_handed_over_is_repaired(world: World) -> None:
+def test_a_foreign_desired_state_is_replaced(world: World) -> None:
     world.topic()
     world.until("Ready", "True/Ready")
 
@@ -285,7 +285,7 @@ def test_an_order_with_a_mark_is_a_new_one_and_its_answer_names_it(world: World)
     assert world.broker.fake.handovers == [(world.name("orders"), 3, "w2")] * 3
 
 
-def test_reconcile_at_looks_everything_up_anew(world: World) -> None:
+def test_reconcile_at_repeats_all_look_ups(world: World) -> None:
     world.topic()
     world.until("Ready", "True/Ready")
     topic = world.name("orders")
@@ -335,7 +335,7 @@ def test_the_finalizers_of_others_stay(world: World) -> None:
 # ------------------------------------------------------------ the leader's Service
 
 
-def test_the_service_leads_to_the_writer_and_to_nobody_else(world: World) -> None:
+def test_the_service_leads_only_to_the_writer(world: World) -> None:
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80, "targetPort": 8080}]})
     pods = [pod(world, f"writer-{number}") for number in (1, 2)]
     for number, found in enumerate(pods, 1):
@@ -351,7 +351,7 @@ def test_the_service_leads_to_the_writer_and_to_nobody_else(world: World) -> Non
 
 
 @pytest.mark.parametrize("label", ["onewriter.dev/claim", "app"])
-def test_a_writer_that_is_going_is_led_to_as_such_whatever_its_labels(
+def test_a_writer_under_deletion_is_a_terminating_endpoint_with_any_labels(
     world: World, label: str
 ) -> None:
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
@@ -398,7 +398,7 @@ def test_a_leader_service_that_was_changed_or_deleted_comes_back(world: World) -
     wait_until(lambda: "leader-leader-ipv4" in world.names("endpointslice"))
 
 
-def test_a_service_of_somebody_else_is_not_taken_over(world: World) -> None:
+def test_a_foreign_service_is_not_taken_over(world: World) -> None:
     mine = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "leader"}}
     world.apply(mine | {"spec": {"selector": {"app": "mine"}, "ports": [{"port": 1}]}})
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})

@@ -224,7 +224,7 @@ def test_a_budget_blocks_until_it_lets_go(world: World) -> None:
     assert is_there(world, "writer-1")
 
 
-def test_two_budgets_are_said_and_waited_out(world: World) -> None:
+def test_two_budgets_are_reported_and_the_eviction_retried(world: World) -> None:
     budget(world, "one", maxUnavailable=1)
     budget(world, "two", maxUnavailable=1)
     declare(world)
@@ -264,7 +264,7 @@ def test_evictions_of_one_topic_are_spaced(world: World) -> None:
     assert between.total_seconds() >= 3  # `since` has whole seconds
 
 
-def test_an_operator_that_dies_forgets_nobody_and_evicts_nobody_twice(own_world: World) -> None:
+def test_a_restarted_operator_forgets_no_pod_and_evicts_none_twice(own_world: World) -> None:
     world = own_world
     declare(world)
     uids = {name: pod(world, name) for name in ("writer-0", "writer-1")}

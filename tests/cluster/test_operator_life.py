@@ -24,7 +24,7 @@ Json = dict[str, Any]
 # ------------------------------------------------------------ the operator's own life
 
 
-def test_with_the_operator_gone_nothing_is_lost_and_nothing_said_twice(world: World) -> None:
+def test_a_restarted_operator_loses_nothing_and_repeats_no_event(world: World) -> None:
     world.topic()
     world.claim()
     world.writes(epoch=1)

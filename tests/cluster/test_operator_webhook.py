@@ -226,7 +226,7 @@ def test_a_new_ca_causes_no_gap_if_clients_trust_both_meanwhile(
         admission.until_injected()
 
 
-def test_a_bundle_that_does_not_fit_is_said_and_put_right_by_a_new_one(
+def test_a_mismatched_ca_bundle_is_reported_and_replaced(
     admission: Admission, authority: Authority, tmp_path: Path
 ) -> None:
     admission.renew(authority)

@@ -127,7 +127,7 @@ async def test_two_pods_of_one_account_are_two(
     assert first.identity != second.identity
 
 
-async def test_a_token_for_somebody_else_is_refused(
+async def test_a_token_for_another_audience_is_refused(
     lab: Lab, api_server: ControlPlane, namespace: str
 ) -> None:
     pod = make_pod(api_server, namespace)
@@ -250,7 +250,7 @@ async def test_without_the_api_server_a_pod_may_come_back_and_no_more(
     await lab.refused_in_the_end(known)
 
 
-async def test_without_keys_nobody_is_let_in(leaving: tuple[Lab, ControlPlane]) -> None:
+async def test_without_keys_no_client_is_admitted(leaving: tuple[Lab, ControlPlane]) -> None:
     lab, cluster = leaving
     token = pod_token(cluster, "default", make_pod(cluster, "default"))
     await asyncio.to_thread(cluster.stop_api)

@@ -104,7 +104,7 @@ def test_where_spark_gives_up_no_objects_are_left(
     def gives_up(what: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterable[Any]:
         in_process(what, tasks)
         seen.extend(parquet(folder))
-        raise EngineFailed("Spark gave up: its Java is gone")
+        raise EngineFailed("Spark failed: its Java is gone")
 
     job = Offload(access, tables, Selection(topics=(topic,)), with_audit=False)
     with pytest.raises(EngineFailed, match="its Java is gone"):

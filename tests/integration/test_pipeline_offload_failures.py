@@ -96,7 +96,7 @@ def test_where_spark_gives_up_no_files_are_left(
     def gives_up(what: Callable[[Any], Any], tasks: Sequence[Any]) -> Iterable[Any]:
         in_process(what, tasks)
         seen.extend(files(tables))
-        raise EngineFailed("Spark gave up: its Java is gone")
+        raise EngineFailed("Spark failed: its Java is gone")
 
     job = Offload(access, tables, Selection(topics=(topic,)), with_audit=False)
     with pytest.raises(EngineFailed, match="its Java is gone"):
@@ -189,7 +189,10 @@ def test_a_topic_without_messages_is_no_mistake(
     (tmp_path / "messages" / "notes.txt").write_text("mine")
     for verb in ("trim", "offload"):
         assert cli.run([verb, *words]) == 0
-    assert "messages/notes.txt is none of the tables' files: left alone" in capsys.readouterr().err
+    assert (
+        "messages/notes.txt does not belong to the tables; it was not touched"
+        in capsys.readouterr().err
+    )
     assert cli.run(["table", "--table", str(tmp_path), "--table-format", kind, "-o", "json"]) == 0
     assert '"offsets"' in capsys.readouterr().out
     tables = Tables(str(tmp_path), kind=kind)

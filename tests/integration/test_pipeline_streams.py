@@ -328,7 +328,7 @@ def test_a_move_that_fails_is_made_up_for(
 
 def test_where_no_subscription_can_follow_it_is_said() -> None:
     given = {"topic": "orders", "ackSubscription": "spark", "table": "t", "tier": "cold"}
-    with pytest.raises(Invalid, match="tier=cold reads no log"):
+    with pytest.raises(Invalid, match="tier=cold, which reads no log"):
         stream_options(given, TYPES)
 
 

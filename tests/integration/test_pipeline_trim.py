@@ -106,7 +106,7 @@ def test_a_topic_that_changes_hands_meanwhile_is_not_trimmed(
     filled(access, topic, fill, tables)
     job = TrimJob(access, tables, Selection(topics=(topic,)), datetime.now(UTC))
     (report,) = job.run(lambda line: fill(topic, [b"by another"]))
-    assert "it changed hands meanwhile: run it again" in report.error
+    assert "its holder changed meanwhile: run it again" in report.error
     assert "nothing was trimmed" in report.line()
     assert len(values(access, topic)) == 2101
 

@@ -133,7 +133,7 @@ def test_consume_follows_to_the_end(broker: LocalBrokers, raw: RawClients, topic
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["0", "1", "2"]
-        assert "is terminated, and this was all of it" in done.stderr
+        assert "is terminated, and all its messages were received" in done.stderr
 
 
 async def test_the_last_leader_of_a_terminated_topic_is_still_known(

@@ -501,14 +501,14 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
             occupied = partition is not None and not isinstance(partition.ownership, Vacant)
             if request.mode is AccessMode.WAIT_FOR_EXCLUSIVE and (occupied or topic.queue):
                 carried = "" if request.topic_epoch is None else str(request.topic_epoch)
-                request = replace(request, topic_epoch=None, claim=carried)
+                request = replace(request, topic_epoch=None, admitted_by=carried)
             return step(topic, ProducerRequested(request, now))
         case FenceStored():
             winner = None if topic.pending_fence is None else topic.pending_fence.group
             topic, effects = step(topic, event)
-            if winner is None or not winner.claim or not winner.members:
+            if winner is None or not winner.admitted_by or not winner.members:
                 return topic, effects
-            epoch = int(winner.claim)
+            epoch = int(winner.admitted_by)
             tenure = Tenure(epoch, winner.producer_name, winner.identity)
             partitions = tuple(
                 replace(s, epoch=epoch, ownership=Held(tenure, winner.group_id))

@@ -278,7 +278,7 @@ MUTANTS = (
         ("L3",),
         "onewriter_core.topic.transitions:handed_over",
         "A handover goes to a waiter that was not named.",
-        "if not to or to in {waiter.producer_name, waiter.claim}:",
+        "if not to or to in {waiter.producer_name, waiter.admitted_by}:",
         "if True:",
         QUICK,
     ),

@@ -184,7 +184,7 @@ def _request(registration: str, mode: str, given: dict[str, str]) -> Request:
         priority=int(given.get("priority", "0")),
         topic_epoch=_number(given.get("epoch")),
         reconnects=int(given.get("reconnects", "0")),
-        claim=given.get("claim", ""),
+        admitted_by=given.get("claim", ""),
         may_take_over="may-not-take-over" not in given,
         if_epoch=_number(given.get("if-epoch")),
         host=given.get("host", ""),

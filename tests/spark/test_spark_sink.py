@@ -277,7 +277,7 @@ def test_invalid_options_are_named_before_anything_runs(
 def test_unsupported_columns_are_named(
     spark: SparkSession, broker: LocalBrokers, topic: str
 ) -> None:
-    with pytest.raises(PySparkException, match="there is no place for the columns other"):
+    with pytest.raises(PySparkException, match="messages cannot have the columns other"):
         write(rows(spark, 1).selectExpr("value", "1 as other"), broker, topic, 1)
     with pytest.raises(PySparkException, match="to_json"):
         write(rows(spark, 1).selectExpr("__key"), broker, topic, 1)

@@ -288,7 +288,7 @@ class ProducerCommands:
             priority=admission.priority,
             topic_epoch=command.topic_epoch if command.HasField("topic_epoch") else None,
             reconnects=command.epoch,
-            claim=admission.claim_name,
+            admitted_by=admission.claim_name,
             address=self._address,
             may_take_over=admission.may_take_over,
             if_epoch=if_epoch,

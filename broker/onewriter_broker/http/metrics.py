@@ -189,7 +189,7 @@ class Metrics:
             queue.add_metric([name], len(state.queue))
             if state.holders:
                 first = state.holders[0]
-                holder.add_metric([name, first.producer_name, first.claim, first.address], 1)
+                holder.add_metric([name, first.producer_name, first.admitted_by, first.address], 1)
         yield from (epoch, queue, holder)
         yield _counters("transitions", "Transitions.", ["kind", "cause"], self._transitions.items())
         yield _counters(

@@ -279,7 +279,9 @@ class Stream:
             async with asyncio.timeout(timeout_seconds):
                 while message is None:
                     if self.is_at_end:
-                        raise EndOfTopic(f"{self._topic} is terminated, and this was all of it")
+                        raise EndOfTopic(
+                            f"{self._topic} is terminated, and all its messages were received"
+                        )
                     await self._arrivals.wait()
                     message = self.take_next()
                 return message

@@ -75,7 +75,7 @@ class Lead:
             self._withdraw()
             raise Unavailable(
                 f"not the leader of {self._topic} within {seconds:g} s: "
-                f"{trouble or 'it was not its turn'}"
+                f"{trouble or 'it is still queued'}"
             ) from error
         except BaseException:
             self._withdraw()

@@ -204,9 +204,8 @@ class Transaction:
                 bare = topic.base.local.replace("{", "").replace("}", "")
                 raise Refused(
                     ServerError.NOT_ALLOWED_ERROR,
-                    f"{topic} does not lie in the bucket of {leader.producer.topic}, so nothing can"
-                    " be published to both together; a name with a hash tag,"
-                    f" {{{own}}}-{bare}, would",
+                    f"{topic} is not in the bucket of {leader.producer.topic}, so one transaction cannot"
+                    f" publish to both; use a name with a hash tag, such as {{{own}}}-{bare}",
                 )
         return found
 

@@ -420,7 +420,7 @@ def wanted_of(resources: Resources) -> dict[str, int]:
         if name in wanted:
             raise ConfigurationError(f"{name} is named twice")
         if not -(2**63) <= generation < 2**63:
-            raise ConfigurationError(f"generation {generation} of {name} is beyond 64 bits")
+            raise ConfigurationError(f"generation {generation} of {name} does not fit into 64 bits")
         wanted[name] = generation
     if not wanted:
         raise ConfigurationError("own needs at least one resource")

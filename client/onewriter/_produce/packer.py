@@ -299,4 +299,4 @@ def _describe(
             if not all(each.IsInitialized() for each in said.properties):
                 raise TypeError("a property lacks its name or its value")
     except (AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"a message cannot be described so: {error}") from error
+        raise ConfigurationError(f"invalid metadata of a message: {error}") from error

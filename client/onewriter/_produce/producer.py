@@ -363,7 +363,9 @@ class Producer(Submitter):
             pending = self._outbox.answered(sequence_id)
         except LookupError as error:
             if self._tenure.link is not None:
-                self._tenure.link.connection.abort(f"the broker broke the order: {error}")
+                self._tenure.link.connection.abort(
+                    f"the broker answered messages out of order: {error}"
+                )
             return None
         if pending is not None:
             if pending.connection is not None:

@@ -175,7 +175,7 @@ class Connection(asyncio.BufferedProtocol):
                     if consumer is not None:
                         consumer.on_delivery(command, payload)
         except ProtocolError as error:
-            self.abort(f"the broker broke the protocol: {error}")
+            self.abort(f"protocol error of the broker: {error}")
 
     def eof_received(self) -> bool:
         return False
@@ -221,7 +221,9 @@ class Connection(asyncio.BufferedProtocol):
     async def ask(self, request_id: int, frame: bytes) -> Command:
         """As ``request``, for a frame that is encoded already."""
         if self.is_closed or len(self._requests) >= REQUESTS_MAX:
-            raise Unavailable(f"{self.address} takes no requests")
+            raise Unavailable(
+                f"the connection to {self.address} is closed or has too many unanswered requests"
+            )
         seconds = self._limits.request_timeout_seconds
         answer: asyncio.Future[Command] = self._loop.create_future()
         self._requests[request_id] = answer
@@ -308,7 +310,7 @@ class Connection(asyncio.BufferedProtocol):
             self._heard_at = now  # bytes that arrived meanwhile are not read yet
         silence = now - self._heard_at
         if silence > self._limits.silent_after_seconds:
-            self.abort(f"nothing was heard for {silence:.1f} s")
+            self.abort(f"the broker sent nothing for {silence:.1f} s")
             return
         if was_frozen or silence > self._limits.ping_after_seconds:
             self.ask_proof()

@@ -56,7 +56,7 @@ class Directory:
                 return await self.connection(address)
             is_authoritative = answer.authoritative
             connection = await self.connection(address)
-        raise Unavailable(f"looking up {topic} led through {HOPS_MAX} brokers and to none")
+        raise Unavailable(f"the look-up of {topic} had more than {HOPS_MAX} redirects")
 
     async def any_broker(self) -> Connection:
         """Return a connection to any broker, for requests that every broker answers. Raises as ``owner_of``."""

@@ -117,7 +117,7 @@ class Closing:
                 int(read["chunks"]), str(read["sha256"]), position, int(read["version"]), writers
             )
         except (KeyError, TypeError) as error:
-            raise ValueError("a closing entry that lacks something") from error
+            raise ValueError("the closing entry is incomplete") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Part:
         """Decode it. Raises ValueError."""
         content = entry.messages[0].content
         if len(content) < _HEADER.size or content[:4] != _MAGIC:
-            raise ValueError("not a checkpoint's")
+            raise ValueError("the entry is not part of a checkpoint")
         _, checkpoint, number, ledger, index = _HEADER.unpack_from(content)
         first = Position(ledger, index)
         if first == BEGINNING:
@@ -373,7 +373,7 @@ class Checkpointer(Generic[S]):
         try:
             return self._snapshots.load(chunks)
         except StopIteration as error:  # a future cannot carry a StopIteration
-            raise ValueError("it ends too early") from error
+            raise ValueError("the checkpoint ends too early") from error
 
     async def run(self, replica: Replica[S, Any]) -> None:
         """Write a checkpoint whenever one is due and this instance is the log's writer."""

@@ -27,7 +27,7 @@ class Serializer(Generic[T]):
 
 def _dump_string(value: str) -> bytes:
     if not isinstance(value, str):
-        raise WrongType(f"a str is wanted, not {type(value).__name__}")
+        raise WrongType(f"the serializer requires a str, not {type(value).__name__}")
     try:
         return value.encode()
     except UnicodeEncodeError as error:
@@ -36,13 +36,13 @@ def _dump_string(value: str) -> bytes:
 
 def _dump_bytes(value: bytes) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise WrongType(f"bytes are wanted, not {type(value).__name__}")
+        raise WrongType(f"the serializer requires bytes, not {type(value).__name__}")
     return bytes(value)
 
 
 def _dump_integer(value: int) -> bytes:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise WrongType(f"an int is wanted, not {type(value).__name__}")
+        raise WrongType(f"the serializer requires an int, not {type(value).__name__}")
     magnitude = value if value >= 0 else ~value
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
@@ -90,7 +90,9 @@ def pydantic_model(model: type[M]) -> Serializer[M]:
 
     def dump(value: M) -> bytes:
         if not isinstance(value, model):
-            raise WrongType(f"a {model.__name__} is wanted, not {type(value).__name__}")
+            raise WrongType(
+                f"the serializer requires a {model.__name__}, not {type(value).__name__}"
+            )
         return value.model_dump_json().encode()
 
     return Serializer(dump, validate)
@@ -113,5 +115,5 @@ def serializer_for(kind: type[T]) -> Serializer[T]:
     if found is None and hasattr(kind, "model_validate_json"):
         found = pydantic_model(kind)
     if found is None:
-        raise WrongType(f"there is no serialiser for {kind!r}: give one")
+        raise WrongType(f"there is no serializer for {kind!r}: pass a Serializer")
     return found

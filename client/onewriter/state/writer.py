@@ -124,7 +124,7 @@ class Writer(Generic[S, Op]):
                 raise OutcomeUnknown(
                     f"the write was sent and not read back within {timeout_seconds:g} s"
                 ) from None
-            raise NotSent(f"not this writer's turn within {timeout_seconds:g} s") from None
+            raise NotSent(f"no grant within {timeout_seconds:g} s: nothing was written") from None
         finally:
             self._decided.tell()
 

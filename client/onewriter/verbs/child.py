@@ -68,7 +68,7 @@ class End(enum.Enum):
     ITSELF = "it ended"
     LOST = "it was lost"
     UNCONFIRMED = "no broker confirmed it"
-    STOPPED = "we were asked to stop"
+    STOPPED = "onewriter received a signal"
 
     @property
     def is_loss(self) -> bool:

@@ -106,7 +106,7 @@ def _new_tenure(
     match purpose:
         case Purpose.GRANT:
             winner = _known(group)
-            return Tenure(NEW_EPOCH, winner.producer_name, winner.identity, winner.claim)
+            return Tenure(NEW_EPOCH, winner.producer_name, winner.identity, winner.admitted_by)
         case Purpose.SHARE | Purpose.DEPOSE:
             return None
         case Purpose.RESUME | Purpose.ROLL | Purpose.REFENCE:
@@ -236,7 +236,7 @@ def _granted(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
     gap_seconds = 0.0 if takes_over else leaderless_seconds(present, now)
     topic, closes = _evicted(topic, pending, now)
     alive = bool(group.members)
-    tenure = Tenure(ledger, group.producer_name, group.identity, group.claim)
+    tenure = Tenure(ledger, group.producer_name, group.identity, group.admitted_by)
     for partition in (s for s in topic.partitions if s.number in pending.partitions):
         topic = with_partition(
             topic,
@@ -327,7 +327,7 @@ def _resumed(topic: Topic, pending: PendingFence, now: float) -> Step:
 
 def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float) -> Step:
     """Grant the partition to its tenure's holder again, with the same epoch and the same ledger."""
-    tenure = Tenure(partition.epoch, group.producer_name, group.identity, group.claim)
+    tenure = Tenure(partition.epoch, group.producer_name, group.identity, group.admitted_by)
     record = Record(
         (partition.number,),
         Purpose.RESUME,

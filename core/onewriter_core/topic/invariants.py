@@ -503,7 +503,7 @@ def _handover_chosen(before: Topic, event: Event, winner: ProducerGroup) -> None
         w
         for w in in_order(before.queue, before)
         if isinstance(event, HandoverRequested)
-        and (not event.to or event.to in {w.producer_name, w.claim})
+        and (not event.to or event.to in {w.producer_name, w.admitted_by})
     ]
     _must("a handover takes the first waiter that matches", meant[:1] == [winner], (event, winner))
 

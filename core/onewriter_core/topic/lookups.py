@@ -209,7 +209,7 @@ def new_group(
         connection=request.connection,
         priority=request.priority if request.mode is AccessMode.WAIT_FOR_EXCLUSIVE else 0,
         arrival=topic.arrivals + 1,
-        claim=request.claim,
+        admitted_by=request.admitted_by,
         address=request.address,
         host=request.host,
         serve_seconds=request.serve_seconds,

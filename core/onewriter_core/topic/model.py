@@ -97,7 +97,7 @@ class Request:
     priority: int = 0
     topic_epoch: int | None = None
     reconnects: int = 0
-    claim: str = ""
+    admitted_by: str = ""
     address: str = ""
     may_take_over: bool = True
     if_epoch: int | None = None
@@ -135,7 +135,7 @@ class ProducerGroup:
     connection: str
     priority: int
     arrival: int
-    claim: str
+    admitted_by: str
     address: str
     host: str = ""
     """The unit over which the Balanced policy spreads topics: the producer's node or its substitute."""
@@ -160,13 +160,13 @@ class ProducerGroup:
 class Tenure:
     """A grant as the log's marker stores it: its holder may resume without a new epoch.
 
-    ``claim`` is the ProducerClaim that admitted the holder. It is informative: editing the claim ends no tenure.
+    ``admitted_by`` is the ProducerClaim that admitted the holder. It is informative: editing the claim ends no tenure.
     """
 
     epoch: int
     producer_name: str
     identity: Identity
-    claim: str = field(default="", compare=False)
+    admitted_by: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

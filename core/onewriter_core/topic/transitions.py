@@ -298,7 +298,7 @@ def handed_over(topic: Topic, event: HandoverRequested) -> Step:
     if refusal:
         return topic, (Answer(identifier, topic.epoch, refusal),)
     for waiter in in_order(topic.queue, topic):
-        if not to or to in {waiter.producer_name, waiter.claim}:
+        if not to or to in {waiter.producer_name, waiter.admitted_by}:
             queue = tuple(w for w in topic.queue if w.group_id != waiter.group_id)
             return start_fence(
                 replace(topic, queue=queue),

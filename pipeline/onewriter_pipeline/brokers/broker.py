@@ -136,7 +136,7 @@ class Broker:
                     numbers = int(page["epoch"]), int(page["ledger"])
                     return Segments(str(page["topic"]), *numbers, first, end, kept)
                 after = position_of(page["next"])
-        raise Damaged(f"{name} has more segments than a client asks for")
+        raise Damaged(f"{name} has more segments than a client reads")
 
     def state(self, log: str, after: Position) -> LogState:
         """The state of a log in the store now. ``after`` is any position of the log; near its end is cheapest."""

@@ -106,7 +106,7 @@ class Access:
                 raise Invalid(f"the token file {self.token_file} cannot be read: {error}") from None
         if not (token.isascii() and token.isprintable()):
             where = f"the token of the file {self.token_file}" if self.token_file else "the token"
-            raise Invalid(f"{where} has a line break, or another character that no token has")
+            raise Invalid(f"{where} contains a line break or another invalid character")
         return {"Authorization": f"Bearer {token}"} if token else {}
 
 
@@ -345,9 +345,9 @@ def failure(status: int, reason: str, details: Mapping[str, object]) -> Pipeline
     """The error for the status of an answer; Broken if the request may be repeated."""
     match status:
         case 401:
-            return NotAllowed(f"the brokers want another token (401): {reason}")
+            return NotAllowed(f"the brokers refuse the token (401): {reason}")
         case 403:
-            return NotAllowed(f"the token is not enough for this (403): {reason}")
+            return NotAllowed(f"the token does not allow this (403): {reason}")
         case 404:
             return NotFound(reason)
         case 409 | 412:
@@ -370,7 +370,7 @@ def understood() -> Iterator[None]:
     except (KeyError, TypeError, ValueError, AttributeError, Invalid) as error:
         what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise Damaged(
-            f"a broker of another version? It answers without what was expected: {what}"
+            f"unexpected answer of a broker, perhaps of another version: {what}"
         ) from error
 
 

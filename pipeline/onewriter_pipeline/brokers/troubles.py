@@ -55,13 +55,13 @@ def lasting(error: Exception, url: str) -> str | None:
 def _said(error: BaseException, where: str) -> str | None:
     match error:
         case NameResolutionError():
-            return f"there is no host of the name {where.rpartition(':')[0] or where}"
+            return f"unknown host: {where.rpartition(':')[0] or where}"
         case NewConnectionError():
             return None  # the error that caused it says why
         case ConnectTimeoutError():
-            return f"{where} does not take the connection: it timed out"
+            return f"{where} did not accept the connection in time"
         case ReadTimeoutError() | TimeoutError():
-            return f"{where} does not answer: it timed out"
+            return f"{where} did not answer in time"
         case ConnectionRefusedError():
             return f"{where} refused the connection: nothing listens there"
         case ssl.SSLError():

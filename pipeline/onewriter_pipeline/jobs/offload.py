@@ -447,7 +447,7 @@ def command(**options: Any) -> None:
         with_audit=options["with_audit"],
     )
     for path in job.tables.foreign()[:FOREIGN_SHOWN]:
-        progress(f"{path} is none of the tables' files: left alone")
+        progress(f"{path} does not belong to the tables; it was not touched")
     if job.is_needed():
         with running("onewriter offload", options["master"], options["conf"]) as spark:
             report = job.run(on_spark(spark), cores_of(spark), _shown_progress)

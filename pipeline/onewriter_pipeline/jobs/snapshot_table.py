@@ -140,7 +140,7 @@ class _Writer(DataSourceArrowWriter):
         told = [each for each in messages if isinstance(each, _Written)]
         wrong = next((each.error for each in told if each.error), "")
         if wrong or len(told) != len(messages):
-            raise TableError(wrong or "a task ended without saying what it wrote")
+            raise TableError(wrong or "a task ended without reporting what it wrote")
         files = [each.file for each in told if each.file is not None]
         check_there(self._place, files)
         commit(self._place, files)

@@ -97,7 +97,9 @@ class LogReport:
     def line(self, *, is_dry: bool = False) -> str:
         """The report as a line of text."""
         if self.differences or self.error:
-            return f"{self.log}: {self.error or 'the table is not what the log is'}; nothing was trimmed"
+            return (
+                f"{self.log}: {self.error or 'the table differs from the log'}; nothing was trimmed"
+            )
         reason = _REASONS.get(self.limited_by, f"limited by {self.limited_by}")
         done = "would be trimmed" if is_dry else "trimmed"
         rest = "" if self.first >= self.before else ", the rest of a node of the store"
@@ -176,7 +178,7 @@ class TrimJob:
         try:
             done = trim_all(broker, held.log, report.before, held.epoch)
         except Conflict as error:
-            report.error = f"{error} (it changed hands meanwhile: run it again)"
+            report.error = f"{error} (its holder changed meanwhile: run it again)"
             return
         report.before, report.first = done.before, done.first
         if done.limited_by is not None:

@@ -82,7 +82,7 @@ class Server:
             elif now() - used_at >= self._idle_seconds:
                 return
             await asyncio.sleep(LOOK_SECONDS)
-        log.info("the driver has ended: its topics are given back")
+        log.info("the driver has ended; its topics are released")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one request on one connection."""
@@ -126,7 +126,7 @@ class Server:
         try:
             request = LeaderRequest.of(line)
         except (ValueError, TypeError, KeyError) as error:
-            return failed(Damaged(f"the leader process was asked in another way: {error}"))
+            return failed(Damaged(f"invalid request to the leader process: {error}"))
         try:
             match request.what:
                 case what if what == BEGIN:
@@ -139,7 +139,7 @@ class Server:
                 case what if what == STATUS:
                     return told({"pid": os.getpid(), **self._topics.status()})
                 case what:
-                    return failed(Damaged(f"the leader process does not know {what[:60]!r}"))
+                    return failed(Damaged(f"unknown request to the leader process: {what[:60]!r}"))
         except PipelineError as error:
             return failed(error)
         except Exception as error:

@@ -110,7 +110,7 @@ def answer_of(line: bytes) -> dict[str, Any]:
     try:
         said = json.loads(line)
     except ValueError:
-        raise Damaged("the driver's leader process gave no answer") from None
+        raise Damaged("the driver's leader process did not answer") from None
     if "error" in said:
         kind = getattr(errors, str(said["error"]), PipelineError)
         raise kind(str(said["text"]))

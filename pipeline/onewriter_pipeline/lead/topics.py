@@ -237,7 +237,7 @@ class Topics:
         if len(self._locks) > LED_TOPICS_MAX:
             self._locks = {key: lock for key, lock in self._locks.items() if lock.locked()}
         for use in [each for each in self._uses.values() if each.ends_at <= now]:
-            log.info("use %s is over: no batch came in time", use.key)
+            log.info("use %s has ended: no batch began within its idle time", use.key)
             await self._drop(use)
 
     async def close(self) -> None:
@@ -257,7 +257,7 @@ class Topics:
         for topic in request.topics:
             led = await self._leading(use, topic, request, request.access)
             if led.leadership.epoch != (request.topics[topic] or led.leadership.epoch):
-                raise Conflict(f"this driver has given up {topic} since the batch began")
+                raise Conflict(f"this driver has released {topic} since the batch began")
             led.uses.add(use.key)
             use.grants[topic] = led.leadership.epoch
             grants[topic] = Grant(led.leadership.epoch, _capability(led.leadership, request.app))

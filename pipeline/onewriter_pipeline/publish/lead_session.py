@@ -88,7 +88,9 @@ class LeadSession:
         try:
             self.leader.end(LeaderRequest(END, self.use, is_over=is_over))
         except PipelineError as error:
-            log.warning("the driver's leader process was not told the end of a batch: %s", error)
+            log.warning(
+                "the end of a batch could not be reported to the driver's leader process: %s", error
+            )
 
     def _granted(
         self, what: str, target: PublishTarget, app: str, topics: Mapping[str, int]

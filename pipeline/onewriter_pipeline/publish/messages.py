@@ -76,7 +76,7 @@ def check_columns(names: Sequence[str]) -> None:
     unknown = sorted(set(names) - ROW_COLUMNS)
     if unknown:
         raise Invalid(
-            f"there is no place for the columns {', '.join(unknown)} in a message; those are"
+            f"messages cannot have the columns {', '.join(unknown)} in a message; those are"
             f" {', '.join(sorted(ROW_COLUMNS))}"
         )
 

@@ -186,7 +186,7 @@ class Staging:
         )
         part = _part(said)
         if (part.rows, part.bytes) != (packed.rows, len(packed.body)):
-            raise Damaged(f"a broker keeps another part than {part.key} was")
+            raise Damaged(f"a broker stored another part than {part.key} was")
         return replace(part, entries=packed.entries, entry_bytes=packed.entry_bytes)
 
     def publish(self, parts: Sequence[Part]) -> Publication:

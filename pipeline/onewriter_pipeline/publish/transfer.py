@@ -282,7 +282,9 @@ def _publish_one(
         ):  # otherwise another publisher has added versions meanwhile
             return found
         held = found.held
-    raise Conflict(f"{log} is published to by others as {app} all the time: nothing was published")
+    raise Conflict(
+        f"{log} receives publishes of others as {app} without a pause; nothing was published"
+    )
 
 
 def _first_log(target: PublishTarget, app: str, version: int) -> str:

@@ -130,7 +130,7 @@ def trimmable_before(broker: Broker, name: str, position: Position) -> Position:
 def _report(name: str, missing: Run, how: Reading) -> None:
     text = (
         f"{name}: entries {missing.ledger}:{missing.first} to {missing.ledger}:{missing.end - 1}"
-        " are not in the log any more"
+        " are no longer in the log"
     )
     if how.fail_on_loss:
         raise EntriesLost(f"{text} (failOnDataLoss=false reads what is there)")

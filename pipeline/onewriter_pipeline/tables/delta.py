@@ -127,7 +127,7 @@ class DeltaLog:
             if newest is not None:
                 return State(batch, _object(newest[OFFSETS]))
         raise TableError(
-            f"{self.place.location} does not say any more how far it goes: others committed to it for"
+            f"{self.place.location} no longer has its offsets: other programs committed to it for"
             " longer than its log is kept"
         )
 

@@ -260,7 +260,7 @@ def _hex(character: str) -> str:
 def check_version(name: str, text: str | None) -> None:
     """Raise Invalid for a table that this code must not touch."""
     if text is None:
-        raise Invalid(f"{name} is a table, but none of onewriter's: choose another place")
+        raise Invalid(f"{name} is a table that onewriter did not create: choose another place")
     if not text.isdecimal() or int(text) > TABLE_VERSION:
         raise Invalid(
             f"{name} was written by a newer onewriter: its version is {text[:20]}, and this one knows"

@@ -108,7 +108,7 @@ class ParquetLog:
             if "onewriterCommit" in line:
                 found: dict[str, Any] = line["onewriterCommit"]
                 return found
-        raise TableError(f"{self._folder / str(number)} is none of onewriter's commits")
+        raise TableError(f"{self._folder / str(number)} is not a commit of onewriter")
 
     def _text(self, number: int) -> str:
         try:
@@ -181,7 +181,7 @@ class ParquetLog:
     def expire(self, before: date) -> NoReturn:
         """Not available without a Delta log."""
         del before
-        raise Invalid("nothing expires in a table without a Delta log")
+        raise Invalid("a table without a Delta log cannot drop old days")
 
 
 def _name(number: int) -> str:

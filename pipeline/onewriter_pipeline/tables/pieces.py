@@ -64,7 +64,7 @@ def read_piece(
     schema = arrow_schema(columns, json=json)
     unknown = [name for name in columns if name not in MESSAGES.columns.names]
     if unknown:
-        raise Invalid(f"tables do not keep the column {unknown[0]!r}")
+        raise Invalid(f"tables do not have the column {unknown[0]!r}")
     wanted = list(dict.fromkeys([*columns, LEDGER, ENTRY, EPOCH]))
     for batch in _batches(place, piece.path, wanted):
         keep = _within(batch, piece)

@@ -42,7 +42,7 @@ def waiter(
         connection=name,
         priority=priority,
         arrival=arrival,
-        claim="",
+        admitted_by="",
         address="",
         host=host,
     )

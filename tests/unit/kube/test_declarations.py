@@ -85,7 +85,7 @@ def test_topics_and_claims_are_passed_on() -> None:
     assert world.reason("primary", "ProducerClaim") == "Accepted"
 
 
-def test_the_same_state_has_the_same_revision_whoever_puts_it_together() -> None:
+def test_equal_states_of_two_operators_have_the_same_revision() -> None:
     documents = [topic("orders"), topic("audit"), claim("b"), claim("a")]
     one, other = World(*documents), World(*reversed(documents))
     assert one.declarations.compose() == other.declarations.compose()
@@ -210,7 +210,7 @@ def test_a_paused_topic_keeps_its_spec_until_it_goes_on(switch: str) -> None:
     assert world.passed_on()["orders"]["partitions"] == 3
 
 
-def test_a_topic_that_goes_with_its_log_lets_nobody_in() -> None:
+def test_a_topic_under_deletion_with_its_log_admits_no_producer() -> None:
     access = {"requireClaim": False, "modes": ["Shared"]}
     world = World(
         topic("orders", deletionPolicy="Delete", going=True, access=access), claim("primary")
@@ -234,7 +234,7 @@ def test_a_new_topic_waits_until_it_was_looked_up() -> None:
     assert set(world.passed_on()) == {"orders"}
 
 
-def test_after_a_start_what_was_there_is_asked_for_before_anything_is_told() -> None:
+def test_after_a_start_existing_topics_are_looked_up_before_the_first_send() -> None:
     new = {"status": {"observedGeneration": -1}}
     world = World(topic("shown"), topic("a") | new, topic("b") | new, topic("wrong", nonsense=1))
     assert not world.declarations.awaits_answers()

@@ -49,7 +49,7 @@ def test_the_lease_decides_what_a_replica_may_do(
     assert judge("me", found, now, TIMING) == decision
 
 
-def test_a_renewed_record_is_observed_anew_whatever_its_time_says() -> None:
+def test_a_renewed_record_restarts_the_observation_whatever_its_time() -> None:
     first = Record("other", "2026-01-01T00:00:10Z")
     earlier = Record("other", "2020-01-01T00:00:00Z")  # a clock that was set back
     known = observe(None, first, 5)
@@ -212,7 +212,7 @@ async def test_a_server_that_hangs_counts_as_away() -> None:
 
 
 @pytest.mark.looptime
-async def test_a_lease_that_somebody_took_ends_leadership_at_once() -> None:
+async def test_a_lease_taken_by_another_replica_ends_leadership_at_once() -> None:
     lease = OneLease()
     first = Replica(lease, "a")
     task = asyncio.get_running_loop().create_task(first.run())
@@ -241,7 +241,7 @@ async def test_a_deleted_lease_is_made_again() -> None:
 
 
 @pytest.mark.looptime
-async def test_two_that_take_at_once_are_told_apart_by_the_server() -> None:
+async def test_of_two_concurrent_takeovers_the_server_accepts_one() -> None:
     for seed in range(20):
         lease = OneLease()
         lease.is_slow = 0.01

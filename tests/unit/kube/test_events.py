@@ -94,7 +94,7 @@ async def test_an_event_says_what_happened_to_what() -> None:
         assert "series" not in event
 
 
-async def test_the_same_said_again_is_counted() -> None:
+async def test_a_repeated_event_is_counted() -> None:
     async with running() as world:
         world.tell()
         await asyncio.sleep(1)
@@ -148,7 +148,7 @@ async def test_many_alike_become_one() -> None:
         assert world.server.created[-1]["reason"] == "PodEvicted"
 
 
-async def test_an_event_that_expired_begins_anew() -> None:
+async def test_an_expired_event_begins_a_new_series() -> None:
     async with running() as world:
         world.tell()
         await asyncio.sleep(events.COUNT_SECONDS + 1)

@@ -137,7 +137,7 @@ async def test_a_renewed_certificate_is_taken_over_without_a_restart(tmp_path: P
         assert world.webhook.problem == ""
 
 
-async def test_a_certificate_that_cannot_be_read_changes_nothing_and_is_said(
+async def test_an_unreadable_certificate_is_reported_and_changes_nothing(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path) as world:

@@ -266,7 +266,7 @@ def test_a_broker_that_names_another_is_followed_to_that_pod(
     ]
 
 
-def test_a_token_goes_to_nobody_but_brokers(
+def test_a_token_goes_to_brokers_only(
     fake: FakeKubectl, page: tuple[int, type[Page]], brokers: Brokers
 ) -> None:
     port, handler = page

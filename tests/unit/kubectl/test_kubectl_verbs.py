@@ -244,7 +244,7 @@ def test_a_fence_is_asked_about_and_names_the_epoch(fake: FakeKubectl) -> None:
     assert not any("annotate" in call for call in fake.calls)
 
 
-def test_a_fence_is_an_annotation_whose_outcome_is_told(fake: FakeKubectl) -> None:
+def test_a_fence_is_an_annotation_whose_result_is_shown(fake: FakeKubectl) -> None:
     fake.shows("orders --output", fenced_topic())
     fake.shows("orders --output", topic(), once=True)
     fake.answers("annotate")
@@ -303,7 +303,7 @@ def test_an_epoch_that_ended_otherwise_was_not_fenced(fake: FakeKubectl) -> None
         run("fence", "orders", "-y")
 
 
-def test_an_order_that_nobody_carries_out_stays(fake: FakeKubectl) -> None:
+def test_an_order_without_an_operator_stays(fake: FakeKubectl) -> None:
     old = {
         "type": "Warning",
         "reason": "FencedByOrder",
@@ -331,7 +331,7 @@ def test_orders_that_come_to_nothing_are_not_given(fake: FakeKubectl) -> None:
     assert not any("annotate" in call for call in fake.calls)
 
 
-def test_a_handover_names_to_whom(fake: FakeKubectl) -> None:
+def test_a_handover_names_the_successor(fake: FakeKubectl) -> None:
     story = [transition(8, "Handover", "w2", "writer-2", 0)]
     fake.shows("orders --output", topic(epoch=8, transitions=story))
     fake.shows("orders --output", topic(), once=True)

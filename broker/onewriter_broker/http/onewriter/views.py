@@ -198,7 +198,7 @@ def waiter(runner: TopicRunner, group: ProducerGroup, place: int, wall_ms: int) 
 def _group(group: ProducerGroup) -> Json:
     return _identified(group.identity) | {
         "producerName": group.producer_name,
-        "claim": group.claim or None,
+        "claim": group.admitted_by or None,
         "address": group.address,
         "host": group.host or None,
         "mode": MODE_NAMES[group.mode],
@@ -279,7 +279,7 @@ def _tenure(tenure: Tenure | None) -> Json | None:
     return _identified(tenure.identity) | {
         "epoch": tenure.epoch,
         "producerName": tenure.producer_name,
-        "claim": tenure.claim or None,
+        "claim": tenure.admitted_by or None,
     }
 
 

@@ -83,7 +83,7 @@ def state_fields(fence: Fence, partition: Partition, ledger: int, time_ms: int) 
                 "podUID": tenure.identity.pod_uid,
                 "pod": tenure.identity.pod,
                 "node": tenure.identity.node,
-                "claim": tenure.claim,
+                "claim": tenure.admitted_by,
             }
         )
     winner = fence.group if fence.purpose is Purpose.GRANT else None
@@ -182,7 +182,7 @@ def group_fields(group: ProducerGroup) -> dict[str, str]:
         "mode": group.mode.name,
         "priority": str(group.priority),
         "arrival": str(group.arrival),
-        "claim": group.claim,
+        "claim": group.admitted_by,
         "address": group.address,
         "incarnation": group.group_id,
     } | identity_fields(group.identity)

@@ -83,11 +83,11 @@ def noted(record: Record, at_ms: int) -> Transition:
 
 
 def _holder(group: ProducerGroup, epoch: int) -> Writer:
-    return Writer(group.producer_name, group.identity, group.claim, group.address, epoch)
+    return Writer(group.producer_name, group.identity, group.admitted_by, group.address, epoch)
 
 
 def _former(tenure: Tenure) -> Writer:
-    return Writer(tenure.producer_name, tenure.identity, tenure.claim, "", tenure.epoch)
+    return Writer(tenure.producer_name, tenure.identity, tenure.admitted_by, "", tenure.epoch)
 
 
 # ------------------------------------------------------------ in the audit
@@ -105,7 +105,7 @@ def former_fields(tenure: Tenure) -> dict[str, str]:
         "epoch": tenure.epoch,
         "producer": tenure.producer_name,
         "subject": tenure.identity.subject,
-        "claim": tenure.claim,
+        "claim": tenure.admitted_by,
     }
     return {"former": json.dumps(person | identity_fields(tenure.identity))}
 

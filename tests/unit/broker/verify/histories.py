@@ -87,7 +87,7 @@ def waiter(name: str, *, priority: int = 0, arrival: int = 0) -> ProducerGroup:
         connection=f"connection-{name}",
         priority=priority,
         arrival=arrival,
-        claim="",
+        admitted_by="",
         address="192.0.2.1:1",
     )
 

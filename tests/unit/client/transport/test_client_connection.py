@@ -82,7 +82,7 @@ async def test_redirects_in_a_circle_end(broker: FakeBroker) -> None:
         broker.answers[pb.CommandLookup] = lambda link, command: link.write(
             replies.lookup_redirect(command.request_id, broker.url)
         )
-        await never_made(client, "10 brokers")
+        await never_made(client, "10 redirects")
 
 
 @pytest.mark.parametrize("url", ["", "nonsense"])

@@ -49,7 +49,7 @@ def test_a_bucket_that_another_broker_serves_does_not_wait() -> None:
     assert found.why_waiting(TOPIC, 101.0) == "", "it was served until just now"
 
 
-def test_the_end_of_waiting_is_told_at_once_where_it_counted() -> None:
+def test_the_end_of_a_counted_wait_is_reported_at_once() -> None:
     found = Buckets()
     found.put("broker-0", REFUSED, 0.0)
     assert found.put("broker-0", report([MINE]), 1.0) == set(), "nobody was told of it"

@@ -20,7 +20,7 @@ async def waited(gathering: Debounce) -> float:
     return now() - started
 
 
-async def test_a_change_after_a_rest_is_told_soon_whatever_the_last_telling_took() -> None:
+async def test_a_change_after_a_pause_is_sent_soon_even_if_the_last_send_was_slow() -> None:
     gathering = Debounce()
     assert await waited(gathering) == pytest.approx(delays.GATHER_SECONDS_MIN)
     gathering.took(60.0)

@@ -25,7 +25,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     make_impatient(monkeypatch)
 
 
-async def test_every_broker_is_told_what_is_declared() -> None:
+async def test_every_broker_receives_the_declarations() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
         world.declare(topic())
@@ -36,7 +36,7 @@ async def test_every_broker_is_told_what_is_declared() -> None:
         assert world.fleet.state().all_synced
 
 
-async def test_a_burst_is_told_in_few_calls() -> None:
+async def test_a_burst_is_sent_in_few_calls() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
         for number in range(200):
@@ -104,7 +104,7 @@ async def test_an_operator_that_starts_takes_nothing_from_brokers_before_it_has_
         await until(lambda: broker.topics() == [TOPIC])  # nobody could say, in all that time
 
 
-async def test_a_broker_that_comes_back_is_catching_up_until_it_was_told() -> None:
+async def test_a_returned_broker_is_catching_up_until_it_has_the_state() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
         world.declare(topic())
@@ -193,7 +193,7 @@ async def test_a_call_during_a_reconnect_fails_as_unreachable() -> None:
         await found.close()
 
 
-async def test_the_same_state_is_not_told_twice() -> None:
+async def test_the_same_state_is_not_sent_twice() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
         world.declare(topic())
@@ -204,7 +204,7 @@ async def test_the_same_state_is_not_told_twice() -> None:
         assert len(broker.bodies) == 1
 
 
-async def test_a_broker_that_is_away_is_told_when_it_comes() -> None:
+async def test_a_missing_broker_receives_the_state_when_it_returns() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     two.is_down = True
     async with one.running(), two.running(), World(one, two).running() as world:
@@ -218,7 +218,7 @@ async def test_a_broker_that_is_away_is_told_when_it_comes() -> None:
         await until(lambda: world.fleet.state().all_synced)
 
 
-async def test_a_broker_that_lost_its_state_is_told_again() -> None:
+async def test_a_broker_that_lost_its_state_receives_it_again() -> None:
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
         world.declare(topic())
@@ -229,7 +229,7 @@ async def test_a_broker_that_lost_its_state_is_told_again() -> None:
         assert world.heard.drifts == []  # a restart is no drift
 
 
-async def test_a_state_that_somebody_else_handed_over_is_drift(
+async def test_a_foreign_state_is_drift(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fleet, "CHECK_SECONDS", 0.05)
@@ -269,7 +269,7 @@ async def test_an_object_that_a_broker_refuses_does_not_hold_back_others() -> No
         assert world.fleet.applied(badger, world.declarations.piece(badger)).is_everywhere
 
 
-async def test_a_refusal_that_names_nobody_is_everybodys() -> None:
+async def test_a_refusal_without_a_name_counts_for_every_object() -> None:
     broker = FakeBroker()
     broker.refuse_put = ["this broker reads manifest files"]
     async with broker.running(), World(broker).running() as world:

@@ -48,7 +48,7 @@ async def test_a_handover_names_epoch_and_successor() -> None:
             await world.fleet.hand_over(TOPIC, 5, "")
 
 
-async def test_a_question_is_passed_on_until_somebody_answers() -> None:
+async def test_a_request_is_passed_on_until_a_broker_answers() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
         await until(lambda: world.fleet.state().all_synced)

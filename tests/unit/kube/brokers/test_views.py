@@ -123,7 +123,7 @@ def test_views_know_since_when_a_topic_is_as_it_is() -> None:
     assert found.since == 30
 
 
-def test_views_know_since_when_nobody_serves_a_topic() -> None:
+def test_views_keep_the_time_when_a_topic_was_last_served() -> None:
     views = Views()
     views.put("a", TOPIC, parse_view(status(1)), 0)
     views.put("b", TOPIC, parse_view(status(2)), 1)

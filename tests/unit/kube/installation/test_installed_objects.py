@@ -86,7 +86,7 @@ def test_nothing_that_was_turned_off_is_installed() -> None:
 
 
 @pytest.mark.parametrize("case", ALL)
-def test_pods_run_as_nobody_on_a_file_system_that_they_cannot_write(case: str) -> None:
+def test_pods_run_unprivileged_on_a_read_only_file_system(case: str) -> None:
     for each in objects(configured(ALL[case])):
         if each["kind"] != "StatefulSet":
             continue
@@ -102,7 +102,7 @@ def test_pods_run_as_nobody_on_a_file_system_that_they_cannot_write(case: str) -
         }
 
 
-def test_pods_are_selected_by_labels_that_nobody_can_take_away() -> None:
+def test_pods_are_selected_by_fixed_labels() -> None:
     found = only(objects(configured(EVERYTHING)), "StatefulSet", "onewriter-broker")
     labels = found["spec"]["template"]["metadata"]["labels"]
     assert labels["app.kubernetes.io/name"] == "onewriter"
@@ -156,7 +156,7 @@ def brokers(more: Json | None = None) -> Json:
     return only(objects(configured(more)), "StatefulSet", "onewriter-broker")
 
 
-def test_a_broker_is_told_who_it_is_and_where_its_store_is() -> None:
+def test_a_broker_gets_its_name_and_the_address_of_its_store() -> None:
     found = environment(brokers())
     host = "onewriter-broker-pods.system.svc.cluster.local"
     assert found["ONEWRITER_ADVERTISED_HOST"] == f"$(ONEWRITER_NAME).{host}"
@@ -247,7 +247,7 @@ def test_a_brokers_name_leads_to_it_also_when_it_is_not_ready() -> None:
     assert brokers()["spec"]["serviceName"] == "onewriter-broker-pods"
 
 
-def test_a_volume_for_what_the_operator_told_if_it_is_wanted() -> None:
+def test_a_configured_volume_keeps_the_desired_state() -> None:
     assert "volumeClaimTemplates" not in brokers()["spec"]
     spec = brokers(EVERYTHING)["spec"]
     (claim,) = spec["volumeClaimTemplates"]
@@ -296,7 +296,7 @@ def test_brokers_may_do_no_more_in_the_store_than_they_need() -> None:
     assert "password" not in data["valkey.conf"]
 
 
-def test_the_server_is_started_anew_when_its_configuration_changes_and_only_then() -> None:
+def test_the_server_restarts_only_when_its_configuration_changes() -> None:
     def noted(more: Json) -> Any:
         return valkey(more)["spec"]["template"]["metadata"]["annotations"]
 

@@ -38,7 +38,7 @@ def test_only_the_pod_of_the_holder_is_an_endpoint(
     assert [each["addresses"] for each in found["endpoints"]] == addresses
 
 
-def test_a_pod_that_is_going_is_not_ready() -> None:
+def test_a_pod_under_deletion_is_not_ready() -> None:
     (found,) = endpoints(TOPIC, WANTED, 7, HOLDER, PodFacts(ip="10.0.0.7", is_going=True))[
         "endpoints"
     ]

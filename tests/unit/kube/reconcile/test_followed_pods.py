@@ -125,7 +125,7 @@ async def test_an_unwanted_pod_is_no_longer_followed() -> None:
         assert world.server.open == 0
 
 
-async def test_a_stream_that_ends_begins_anew_and_what_is_known_stays() -> None:
+async def test_an_ended_stream_is_opened_again_and_the_facts_stay() -> None:
     async with running() as world:
         world.pods.want(topic(), POD)
         await world.server.says(document(), "it ends")

@@ -221,7 +221,7 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------ what belongs to a topic
 
 
-async def test_a_service_that_is_refused_is_said_and_keeps_nothing_else_back() -> None:
+async def test_a_refused_service_is_reported_and_holds_back_nothing_else() -> None:
     world = World(LEADER)
     world.server.failures["apply Service/leader"] = ApiRefused(403, "exceeded quota")
     after = await world.reconcile()
@@ -285,7 +285,7 @@ async def test_a_busy_server_is_left_alone_for_as_long_as_it_says() -> None:
     assert raised.value.after_seconds == 1.0
 
 
-async def test_a_name_that_belongs_to_somebody_else_is_tried_again_later() -> None:
+async def test_a_name_of_a_foreign_object_is_tried_again_later() -> None:
     world = World(LEADER)
     world.server.put({"kind": SERVICE.kind, "metadata": {"name": "leader", "namespace": "shop"}})
     after = await world.reconcile()
@@ -313,7 +313,7 @@ async def test_other_objects_that_a_topic_owns_are_left_alone() -> None:
     assert world.calls("delete") == []
 
 
-async def test_a_label_of_an_epoch_that_nobody_knows_is_put_right_in_the_end(
+async def test_a_label_with_an_unknown_epoch_is_repaired_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(LEADER)
@@ -377,7 +377,7 @@ async def test_an_eviction_without_an_answer_stops_nothing_else() -> None:
     assert world.condition("WriterActive") == "True/Held"
 
 
-async def test_without_the_right_to_read_pods_it_is_said_what_could_not_be_done() -> None:
+async def test_a_missing_right_to_read_pods_is_reported() -> None:
     world = World(LEADER)
     world.fenced()
     world.store.remove(world.server.objects.pop(Key(POD.kind, "shop", "writer-0")))

@@ -95,7 +95,7 @@ def test_failed_task_leaves_the_table_unchanged(
         bad = made.write(iter([rows(b"c")]))
     with pytest.raises(TableError, match=r"snapshot: .*No space left on device"):
         made.commit([good, bad])
-    with pytest.raises(TableError, match="without saying what it wrote"):
+    with pytest.raises(TableError, match="without reporting what it wrote"):
         made.commit([good, None])
     assert keys(place) == [b"a"]
 

@@ -82,7 +82,7 @@ def test_missing_entries_are_reported(name: str, caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING):
         found = values(ScriptedBroker(chunks), whole, fail_on_loss=False)
     assert len(found) == sum(len(each) for each in chunks)
-    assert "are not in the log any more" in caplog.text
+    assert "are no longer in the log" in caplog.text
 
 
 def test_log_that_is_trimmed_or_ends_early() -> None:

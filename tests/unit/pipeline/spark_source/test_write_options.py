@@ -133,7 +133,7 @@ def test_spark_redacts_secret_options() -> None:
         ),
         ({"txnVersion": "9" * 16}, "not a valid version"),
         ({"deliveryGuarantee": "at-most-once"}, "none of exactly-once, at-least-once"),
-        ({"deliveryGuarantee": "at-least-once"}, "txnVersion: at least once"),
+        ({"deliveryGuarantee": "at-least-once"}, "txnVersion has no effect"),
         ({"accessMode": "shared"}, "none of exclusive, exclusive-with-fencing, wait-for-exclusive"),
         ({"accessMode": "exclusive", "epoch": "7"}, "epoch and accessMode: give one"),
         ({"leaderIdleTime": "1m", "epoch": "7"}, "epoch and leaderIdleTime: give one"),
@@ -166,9 +166,9 @@ def test_rows_that_name_topics_need_epochs_by_topic() -> None:
 def test_invalid_writes_are_refused() -> None:
     with pytest.raises(Invalid, match="cannot be overwritten"):
         write_options(GIVEN | TXN, ["value"], is_stream=False, overwrites=True)
-    with pytest.raises(Invalid, match="of a stream it is the number"):
+    with pytest.raises(Invalid, match="cannot be set for a stream"):
         stream(txnVersion="7")
-    with pytest.raises(Invalid, match="no place for the columns other"):
+    with pytest.raises(Invalid, match="cannot have the columns other"):
         stream("value other")
 
 

@@ -46,7 +46,7 @@ def group(identity: Identity = NEW, name: str = "winner") -> ProducerGroup:
         connection="c",
         priority=0,
         arrival=1,
-        claim="writers",
+        admitted_by="writers",
         address="10.0.0.2:1",
     )
 
