@@ -92,7 +92,7 @@ async def test_a_bucket_never_written_reads_as_an_empty_record(open_anchor: Open
     assert await open_anchor().read(5) == Versioned(0, Record())
 
 
-async def test_what_was_set_is_read_in_full_by_every_client(open_anchor: Opener) -> None:
+async def test_every_client_reads_all_that_was_set(open_anchor: Opener) -> None:
     version = await open_anchor().compare_and_set(5, 0, FULL)
     assert version is not None
     assert await open_anchor().read(5) == Versioned(version, FULL)
@@ -228,7 +228,7 @@ async def test_a_late_link_onto_a_version_that_is_still_there_loses(tmp_path: Pa
     assert await attempt is None
 
 
-async def test_who_was_first_and_is_paused_before_it_knows_still_wins(tmp_path: Path) -> None:
+async def test_first_writer_wins_although_it_is_paused_before_it_knows(tmp_path: Path) -> None:
     others, pause = FileAnchor(tmp_path), Pause("verify")
     await advance(others, 5)
     paused = FileAnchor(tmp_path, checkpoint=pause)

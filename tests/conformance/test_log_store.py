@@ -25,7 +25,7 @@ EVERY_BYTE = bytes(range(256))
 # --- appending and reading
 
 
-async def test_what_is_appended_comes_back_byte_for_byte(world: World, store: LogStore) -> None:
+async def test_appended_blocks_are_read_byte_for_byte(world: World, store: LogStore) -> None:
     mine = await writer(world, store)
     await mine.fence(TOPIC)
     plain = mine.block(TOPIC, EVERY_BYTE, b"", b"\r\n$5\r\n", b"x" * 300_000)

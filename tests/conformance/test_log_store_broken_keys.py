@@ -84,7 +84,7 @@ async def test_a_retry_across_a_break_appends_the_others_once(
     assert await positions(store, OTHER) == ["5-0", "5-1"]
 
 
-async def test_what_a_successor_refuses_is_still_told_as_broken(
+async def test_broken_key_is_still_reported_after_a_successor_rejects_the_write(
     world: World, store: LogStore
 ) -> None:
     mine = await writer(world, store)
@@ -99,7 +99,7 @@ async def test_what_a_successor_refuses_is_still_told_as_broken(
 @pytest.mark.parametrize(
     ("key", "expected"), [(LOG, Outcome.LOST), (STATE, Outcome.LOST), (UNIT, Outcome.LOST)]
 )
-async def test_what_was_overwritten_is_lost_once_the_foreign_key_is_deleted(
+async def test_overwritten_key_is_lost_after_the_foreign_key_is_deleted(
     world: World, store: LogStore, key: str, expected: Outcome
 ) -> None:
     mine = await writer(world, store)

@@ -100,7 +100,7 @@ async def test_a_view_is_read_as_it_was_written(world: World, store: LogStore) -
     assert (await store.read_state(TOPIC))[COMPACTED] == view.encode()
 
 
-async def test_nothing_was_ever_compacted(world: World, store: LogStore) -> None:
+async def test_log_without_compaction_has_no_view(world: World, store: LogStore) -> None:
     await (await writer(world, store)).fence(TOPIC)
     assert await store.compacted.named(TOPIC) == ""
     assert await store.compacted.extent(TOPIC, 1) == Extent(0)
@@ -141,7 +141,7 @@ async def test_the_view_that_counts_is_neither_written_nor_dropped(
     assert await compacted.read(TOPIC, 0, 0, 9) == blocks(2)
 
 
-async def test_what_an_attempt_that_was_given_up_still_sends_is_refused(
+async def test_late_write_of_an_abandoned_attempt_is_rejected(
     world: World, store: LogStore
 ) -> None:
     author = await writer(world, store)
@@ -181,7 +181,7 @@ async def test_a_deposed_compactor_changes_nothing(world: World, store: LogStore
     assert await compacted.read(TOPIC, 0, 0, 9) == blocks(2)
 
 
-async def test_what_is_dropped_goes_in_bounded_steps(world: World, store: LogStore) -> None:
+async def test_dropping_a_view_takes_bounded_steps(world: World, store: LogStore) -> None:
     author = await writer(world, store)
     await author.fence(TOPIC)
     many = blocks(DROP_BLOCKS_MAX + 30)

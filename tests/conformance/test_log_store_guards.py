@@ -286,7 +286,7 @@ async def test_an_ownership_guards_by_its_generation(mine: Writer) -> None:
     assert set(await mine.store.read_owned(0)) == {"group resource"}
 
 
-async def test_what_an_ownership_was_before_its_record_was_dropped_is_over(mine: Writer) -> None:
+async def test_generations_of_a_dropped_ownership_record_are_over(mine: Writer) -> None:
     name, floor_name = own_field("group", "resource"), f"{FLOOR_MARK}group"
 
     async def answer(number: int, name: str = name) -> object:

@@ -86,7 +86,7 @@ async def test_the_ledger_that_counts_as_opened_never_falls(world: World, store:
         ({"bucket": 1}, Outcome.LOST),
     ],
 )
-async def test_nobody_but_the_bound_owner_changes_records(
+async def test_only_the_bound_owner_changes_ownership_records(
     world: World, store: LogStore, change: dict[str, object], expected: Outcome
 ) -> None:
     binding = await bound(world, store)

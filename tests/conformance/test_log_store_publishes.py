@@ -86,7 +86,7 @@ async def test_one_block_can_be_a_whole_publish(mine: Writer) -> None:
     assert (state[FIELD], OPEN_PUBLISH in state) == ("7", False)
 
 
-async def test_nothing_else_enters_between_its_blocks(mine: Writer) -> None:
+async def test_other_blocks_do_not_enter_between_blocks_of_a_publish(mine: Writer) -> None:
     first, _, _ = publish(mine)
     assert await mine.store.append([first]) == [DONE]
     between = Writer(mine.store, mine.binding, 5)
@@ -236,7 +236,7 @@ async def test_a_repeated_fence_drops_nothing_that_came_behind_it(mine: Writer) 
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
-async def test_whatever_a_torn_file_kept_of_it_all_or_nothing_is_left(
+async def test_torn_file_keeps_all_of_a_joint_append_or_nothing(
     world: World, mine: Writer, kept: int
 ) -> None:
     marks = [world.mark()]

@@ -221,7 +221,7 @@ async def test_a_deleted_log_is_lost_and_stays_lost(world: ServerWorld, store: L
 
 
 @pytest.mark.parametrize("lost", ["log", "state"])
-async def test_what_is_left_of_a_log_still_refuses_an_older_ledger(
+async def test_rest_of_a_log_still_rejects_an_older_ledger(
     world: ServerWorld, store: LogStore, lost: str
 ) -> None:
     mine = await writer(world, store, ledger=7)

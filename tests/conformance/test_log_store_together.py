@@ -50,7 +50,7 @@ async def entries(store: LogStore, *topics: TopicName) -> list[int]:
     return [len(await store.read_blocks(topic, EARLIEST, count=100)) - 1 for topic in topics]
 
 
-async def test_all_are_stored_and_may_be_committed(mine: Writer) -> None:
+async def test_joint_append_stores_all_blocks_and_can_be_committed(mine: Writer) -> None:
     assert await mine.store.append_together(parts(mine, ONE, TWO)) == [DONE, DONE]
     assert await entries(mine.store, ONE, TWO) == [1, 1]
     assert await mine.store.commit(Durability.LOCAL, replid=mine.binding.replid)
@@ -78,7 +78,7 @@ async def test_a_log_with_a_newer_ledger_keeps_all_out(mine: Writer) -> None:
     assert await entries(mine.store, ONE) == [0]
 
 
-async def test_what_stands_where_one_should_keeps_all_out(mine: Writer) -> None:
+async def test_foreign_block_at_a_position_keeps_all_blocks_out(mine: Writer) -> None:
     appends = parts(mine, ONE, TWO)
     await Writer(mine.store, mine.binding, 5).append(TWO, b"another")
     assert await mine.store.append_together(appends) == [HELD, FENCED]
@@ -112,7 +112,7 @@ async def test_a_guard_of_one_keeps_all_out(mine: Writer) -> None:
     assert floors == ["7", "8"]
 
 
-async def test_those_that_are_there_count_although_a_guard_is_over(mine: Writer) -> None:
+async def test_stored_blocks_count_although_a_guard_is_over(mine: Writer) -> None:
     first, second = parts(mine, ONE, TWO)
     appends = [first, guarded(second, 5)]
     assert await mine.store.append_together(appends) == [DONE, DONE]

@@ -35,9 +35,7 @@ async def stored_story(store: LogStore) -> object:
 
 
 @pytest.mark.parametrize("shown", ["its own", "the successor's"])
-async def test_whatever_a_zombie_broker_tries_changes_nothing(
-    world: World, store: LogStore, shown: str
-) -> None:
+async def test_zombie_broker_changes_nothing(world: World, store: LogStore, shown: str) -> None:
     zombie, successor = await zombie_and_successor(world, store)
     used = zombie if shown == "its own" else successor
     late = used.appending(TOPIC, b"late")
@@ -56,7 +54,7 @@ async def test_whatever_a_zombie_broker_tries_changes_nothing(
     assert await stored_story(store) == before
 
 
-async def test_what_an_owner_sent_before_it_lost_the_bucket_is_not_its_word_now(
+async def test_calls_from_before_a_loss_of_the_bucket_do_not_count_afterwards(
     world: World, store: LogStore
 ) -> None:
     # A had the bucket, B took it, A took it again: the same incarnation, two ownerships.

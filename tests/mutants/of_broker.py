@@ -16,7 +16,11 @@ MUTANTS = (
         "A dataset that does not descend from the registered one is taken.",
         "if is_descendant or (single_node and node.replicas == 0):",
         "if is_descendant or True:",
-        (f"{UNIT}/test_ownership_datasets.py", f"{UNIT}/test_acquire.py", UNIT),
+        (
+            f"{UNIT}/ownership/test_ownership_datasets.py",
+            f"{UNIT}/ownership/test_adoption.py",
+            UNIT,
+        ),
     ),
     Mutant(
         "a-past-dataset-counts-again",
@@ -25,7 +29,11 @@ MUTANTS = (
         "A former primary that comes back is taken for the present dataset.",
         "if node.replid in record.past_replids:",
         "if False:",
-        (f"{UNIT}/test_ownership_datasets.py", f"{UNIT}/test_acquire.py", UNIT),
+        (
+            f"{UNIT}/ownership/test_ownership_datasets.py",
+            f"{UNIT}/ownership/test_adoption.py",
+            UNIT,
+        ),
     ),
     Mutant(
         "an-emptied-store-is-taken",
@@ -34,7 +42,11 @@ MUTANTS = (
         "A store that lost everything is served as if it had never been used.",
         "if unit.generation == 0 and last_known != 0:",
         "if False:",
-        (f"{UNIT}/test_ownership_datasets.py", f"{UNIT}/test_acquire.py", UNIT),
+        (
+            f"{UNIT}/ownership/test_ownership_datasets.py",
+            f"{UNIT}/ownership/test_adoption.py",
+            UNIT,
+        ),
     ),
     Mutant(
         "ledgers-begin-below-the-store",
@@ -43,7 +55,11 @@ MUTANTS = (
         "Ledgers are reserved from the anchor alone, which may have been restored from a backup.",
         "ledger_high_water=max(record.ledger_high_water, unit.last_ledger) + LEDGERS_PER_BLOCK,",
         "ledger_high_water=record.ledger_high_water + LEDGERS_PER_BLOCK,",
-        (f"{UNIT}/test_ownership_datasets.py", f"{UNIT}/test_acquire.py", UNIT),
+        (
+            f"{UNIT}/ownership/test_ownership_datasets.py",
+            f"{UNIT}/ownership/test_adoption.py",
+            UNIT,
+        ),
     ),
     Mutant(
         "unknown-grants-are-called-known",
@@ -52,7 +68,11 @@ MUTANTS = (
         "After a failover that may have lost grants, holders of lost epochs resume.",
         "is_known = last_granted is not None and unit.last_ledger >= last_granted",
         "is_known = True",
-        (f"{UNIT}/test_ownership_datasets.py", f"{UNIT}/test_acquire.py", UNIT),
+        (
+            f"{UNIT}/ownership/test_ownership_datasets.py",
+            f"{UNIT}/ownership/test_adoption.py",
+            UNIT,
+        ),
     ),
     Mutant(
         "a-ledger-is-handed-out-twice",
@@ -61,7 +81,7 @@ MUTANTS = (
         "The same ledger is given to two fences.",
         "self._ranges.insert(0, ledgers[1:])",
         "self._ranges.insert(0, ledgers)",
-        (f"{UNIT}/test_ownership_ledgers.py", f"{UNIT}/test_acquire.py", UNIT),
+        (f"{UNIT}/ownership/test_ownership_ledgers.py", f"{UNIT}/ownership/test_adoption.py", UNIT),
     ),
     Mutant(
         "a-grant-is-not-written-down",
@@ -70,7 +90,7 @@ MUTANTS = (
         "The anchor does not learn of a grant, so a failover may revive an older epoch.",
         "if self._is_stale or self._record.last_ledger < ledger:",
         "if self._is_stale:",
-        (f"{UNIT}/test_acquire.py", f"{UNIT}/test_ownership_ledgers.py", UNIT),
+        (f"{UNIT}/ownership/test_adoption.py", f"{UNIT}/ownership/test_ownership_ledgers.py", UNIT),
     ),
     Mutant(
         "a-taken-bucket-is-not-noticed",
@@ -79,7 +99,7 @@ MUTANTS = (
         "A broker overwrites the record of a bucket that another broker has taken.",
         "if not self.names(current.record):",
         "if False:",
-        (f"{UNIT}/test_acquire.py", f"{UNIT}/test_ownership_ledgers.py", UNIT),
+        (f"{UNIT}/ownership/test_adoption.py", f"{UNIT}/ownership/test_ownership_ledgers.py", UNIT),
     ),
     Mutant(
         "a-slow-observer-buries-the-living",
@@ -88,7 +108,7 @@ MUTANTS = (
         "A broker that was paused itself takes the others for dead.",
         "if gap > HELD_UP_SECONDS:",
         "if gap < 0:",
-        (f"{UNIT}/test_membership.py",),
+        (f"{UNIT}/ownership/test_membership.py",),
     ),
     Mutant(
         "a-receipt-precedes-durability",
@@ -97,7 +117,7 @@ MUTANTS = (
         "Entries are acknowledged although the replicas do not have them.",
         "if is_durable:",
         "if True:",
-        (f"{UNIT}/test_proofs.py", f"{UNIT}/test_guarded_appends.py", UNIT),
+        (f"{UNIT}/log/test_commits.py", f"{UNIT}/log/test_guarded_appends.py", UNIT),
     ),
     Mutant(
         "a-receipt-names-the-wrong-position",
@@ -106,7 +126,7 @@ MUTANTS = (
         "A receipt names the position of the next entry.",
         "sender.stored(entries, Position(ledger, number + start)",
         "sender.stored(entries, Position(ledger, number + start + 1)",
-        (f"{UNIT}/test_topic_log.py", f"{UNIT}/test_guarded_appends.py", UNIT),
+        (f"{UNIT}/log/test_topic_log.py", f"{UNIT}/log/test_guarded_appends.py", UNIT),
     ),
     Mutant(
         "the-watermark-runs-ahead",
@@ -115,7 +135,7 @@ MUTANTS = (
         "Readers see entries before they are stored.",
         "        self._undecided.append(pending)\n",
         "        self._undecided.append(pending)\n        self.advance(block.last)\n",
-        (f"{UNIT}/test_topic_log.py", f"{UNIT}/dispatch/test_single.py", UNIT, SIMULATION),
+        (f"{UNIT}/log/test_topic_log.py", f"{UNIT}/dispatch/test_single.py", UNIT, SIMULATION),
     ),
     Mutant(
         "waiting-entries-join-the-next-epoch",
@@ -151,7 +171,7 @@ MUTANTS = (
         "Floors of guarded writes that a failover lost are not written again.",
         "if name.startswith(FLOOR_PREFIX)",
         "if name.startswith(FLOOR_PREFIX) and False",
-        (f"{UNIT}/topic/test_fencing.py", f"{UNIT}/test_guarded_appends.py", UNIT),
+        (f"{UNIT}/topic/test_fencing.py", f"{UNIT}/log/test_guarded_appends.py", UNIT),
     ),
     Mutant(
         "a-resend-is-stored-again",

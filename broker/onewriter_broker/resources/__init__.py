@@ -1,1 +1,1 @@
-"""Ownerships of resources: what is stored of them, who holds them now, and who is told."""
+"""Owned resources: their records in the store, their present owners, and notices to former owners."""

@@ -1,4 +1,4 @@
-"""What the rooms of a broker share, and what they are asked for."""
+"""Dependencies that the resource buckets of a broker share, and the resources that a request names."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 SECONDS_PER_DAY = 86_400.0
 
 KEPT_SECONDS = 30 * SECONDS_PER_DAY
-"""Unless told otherwise a record stays so long after its owner, before it may make room for others."""
+"""Default time that a record stays after its owner left, before it may be dropped for others."""
 
 
 class BucketsOwned(Protocol):
-    """What this needs of bucket ownership (buckets.BucketOwnership)."""
+    """The methods of bucket ownership that resources use (buckets.BucketOwnership)."""
 
     def holding(self, bucket: int) -> Holding | None: ...
 
@@ -40,7 +40,7 @@ class BucketsOwned(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ResourceDependencies:
-    """What all rooms of a broker share. ``promises``: what the store can promise now."""
+    """What all resource buckets of a broker share. ``promises``: durabilities that the store can provide now."""
 
     store: LogStore
     appender: Appender
@@ -51,20 +51,20 @@ class ResourceDependencies:
     incarnation: str
     promises: Callable[[], frozenset[Durability]]
     reserved_until: Callable[[int], float]
-    """Until when the owners are waited for that a bucket's former broker had."""
+    """Until when a bucket's resources are reserved for the owners that its former broker had."""
     deposed: Callable[[ResourceBucket, str], None]
-    """Told of a record whose owner is another one from now on, before that one is answered."""
+    """Called with a record whose owner changed, before the new owner is answered."""
     kept_seconds: float = KEPT_SECONDS
     may_drop: Callable[[], bool] = lambda: True
-    """Whether all brokers keep floors: one that does not would let generations begin anew."""
+    """Whether all brokers keep floors. A broker without them would grant old generations again."""
 
 
 @dataclass(frozen=True, slots=True)
 class WantedResource:
-    """One resource of a request, by its record's name.
+    """One resource of a request, by the name of its record.
 
-    ``objection`` is asked with the identity that owned it last and has not released it, None where
-    there is none: why the asker may not own it.
+    ``objection`` gets the identity of the last owner that has not released the resource, or None. It returns why
+    the caller may not own the resource.
     """
 
     field: str

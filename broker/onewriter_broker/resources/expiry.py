@@ -1,7 +1,7 @@
-"""Which records of ownerships may go, and the write that drops them: decided here, done in room.py.
+"""Decides which ownership records may be dropped, and builds the write; resource_bucket.py performs it.
 
-A record that goes leaves its group a floor, above which its resource begins anew
-(``onewriter_core.own.floors``): no generation is ever given twice.
+A dropped record leaves a floor for its group (``onewriter_core.own.floors``). The resource later starts above the
+floor, so no generation is ever granted twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onewriter_core.own.table import SERVE_SECONDS_MAX
 
 
 def is_idle(entry: OwnershipRecord, now: float) -> bool:
-    """Whether nobody owns its resource, or can still act as its owner (``Owner.serve_seconds``)."""
+    """Whether the resource has no owner, and no former owner that may still act (``Owner.serve_seconds``)."""
     is_over = max(entry.answer_at, entry.left_at) + SERVE_SECONDS_MAX <= now
     return entry.end is None and is_over and may_drop(entry.current(now))
 
@@ -30,11 +30,11 @@ def oldest(
     before_ms: int,
     spared: Container[str],
 ) -> list[str]:
-    """Records that may make room for new ones: those left longest ago, and before that time.
+    """Records that may be dropped for new ones: those whose owners left first, and before ``before_ms``.
 
-    None of ``spared``: whoever is about to ask for one would lose it by asking for another.
+    ``spared`` names the records of the current request, which must stay.
 
-    Never a topic's: while there is one, only the group's owner reads the topic (S9).
+    A topic's record always stays, because it ensures that only the group's owner reads the topic (S9).
     """
     found = (
         (entry.left_ms, field)
@@ -54,7 +54,7 @@ def dropping(
     cause: str,
     time_ms: int,
 ) -> tuple[Floors, OwnWrite]:
-    """The floors afterwards, and the write."""
+    """The floors after a drop of records, and the write that drops them."""
     after = before.after(dropped.items())
     old, new = before.encode(), after.encode()
     audit = _audit(dropped, broker=broker, cause=cause, time_ms=time_ms)
@@ -71,9 +71,9 @@ def dropping(
 def returned(
     stored: Mapping[str, OwnedRecord], known: Container[str], floors: Floors
 ) -> dict[str, int]:
-    """Records that a dataset has which was behind when they were dropped; ``known``: the others.
+    """Dropped records that a dataset still has, because it lagged behind. ``known``: records that were not dropped.
 
-    At or below its group's floor is only what was dropped: whoever comes next begins above it.
+    A record at or below the floor of its group was dropped, because later grants begin above the floor.
     """
     return {
         field: record.generation
@@ -85,7 +85,7 @@ def returned(
 def dropping_again(
     binding: Binding, floors: Floors, dropped: Mapping[str, int], *, broker: str, time_ms: int
 ) -> OwnWrite:
-    """The write by which a dataset that was behind has these floors, and not these records."""
+    """The write that stores the floors and drops the records again, in a dataset that lagged behind."""
     audit = _audit(dropped, broker=broker, cause="failover", time_ms=time_ms)
     return OwnWrite(binding, audits=(audit,), dropped=dropped, floors=floors.encode())
 
@@ -93,7 +93,7 @@ def dropping_again(
 def _audit(
     dropped: Mapping[str, int], *, broker: str, cause: str, time_ms: int
 ) -> Mapping[str, str]:
-    """The audit record; none is left where nothing is dropped."""
+    """The audit record of a drop."""
     return {
         "kind": "ownDropped",
         "cause": cause,

@@ -1,7 +1,6 @@
-"""All ownerships of the buckets that this broker holds: the door to this package.
+"""All ownerships of the buckets that this broker holds: the interface of this package.
 
-Sessions ask here on behalf of owners and readers, and whoever checks a guarded write asks here which
-generation counts. Implements BucketEvents.
+Sessions use it for owners and readers, and guarded writes to get the current generation. Implements BucketEvents.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class OwnershipStatistics:
-    """What the metrics show."""
+    """Counters for the metrics."""
 
     granted: Counter[str] = field(default_factory=Counter)
     """Grants by cause."""
@@ -42,7 +41,7 @@ class OwnershipStatistics:
     readers_closed: int = 0
 
     def answered(self, answer: OwnershipGranted | OwnershipDenied) -> None:
-        """Count one resource's answer."""
+        """Count the answer for one resource."""
         if isinstance(answer, OwnershipGranted):
             self.granted[answer.cause.value] += 1
         else:
@@ -50,9 +49,9 @@ class OwnershipStatistics:
 
 
 class GuardStanding(NamedTuple):
-    """The number under which guarded writes count now, and the highest one that is over or current.
+    """The current generation for guarded writes, and the highest one that was ever current.
 
-    Without a record of an ownership the former is 0, and the latter its floor: its owner is one no more.
+    Without a record the former is 0 and the latter the floor of the group.
     ``first_subject``: the subject that owned the resource first and has not released it; None if there is no such
     subject, or if the resource is a topic.
     """
@@ -63,17 +62,17 @@ class GuardStanding(NamedTuple):
 
 
 def standing_in(ownership: Ownership) -> GuardStanding:
-    """The same of a record."""
+    """The standing of a record."""
     owner = ownership.owner
     subject = None if owner is None else owner.identity.subject
     return GuardStanding(ownership.generation, ownership.generation, subject)
 
 
 class Ownerships:
-    """See the module. ``topics`` serves the same ``buckets``, which is their number.
+    """See the module. ``topics`` serves the same buckets, whose number is ``buckets``.
 
-    ``kept_days``: so long after its owner a record stays, before it may make room for others.
-    ``may_drop``: whether all brokers keep floors; no record is dropped while one may not.
+    ``kept_days``: how long a record stays after its owner left, before it may be dropped for others.
+    ``may_drop``: whether all brokers keep floors. Otherwise no record is dropped.
     """
 
     def __init__(
@@ -107,24 +106,24 @@ class Ownerships:
     # ------------------------------------------------------------ BucketEvents
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
-        """Records are read when somebody asks for one."""
+        """Forget older records. They are read at the first request."""
         del holding
         self._close(bucket)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
-        """Its owners go on where it is served next."""
+        """Close the bucket. Its owners continue at the next broker."""
         del reason
         self._close(bucket)
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
-        """The store failed over: write what it may have forgotten."""
+        """Write the records again that a failover of the store may have lost."""
         del holding
         resources = self._resource_buckets.get(bucket)
         if resources is not None:
             self._dependencies.spawn(_bind(resources))
 
     async def drain(self, bucket: int) -> None:
-        """Send the owners on, let changes end."""
+        """Close the bucket and wait for the changes that are under way."""
         resources = self._resource_buckets.get(bucket)
         self._close(bucket)
         if resources is not None:
@@ -150,16 +149,16 @@ class Ownerships:
         return resources
 
     def loaded_buckets(self) -> Iterator[ResourceBucket]:
-        """Those that somebody asked for."""
+        """The buckets whose records are in memory."""
         return iter(list(self._resource_buckets.values()))
 
     def left(self, end: OwnerEnd) -> None:
-        """A connection is gone."""
+        """Handle a lost connection."""
         for each in self.loaded_buckets():
             each.left(end)
 
     async def standing(self, group: str, resource: str) -> GuardStanding:
-        """What guards on the resource depend on. Raises as ``of_bucket`` does, and InvalidTopicName."""
+        """The standing that guards on the resource depend on. Raises as ``of_bucket`` does, and InvalidTopicName."""
         resources = await self.of_bucket(self.bucket_of(resource))
         entry = resources.entries.get(own_field(group, resource))
         if entry is None:
@@ -175,10 +174,10 @@ class Ownerships:
         properties: Mapping[str, str],
         end: OwnerEnd,
     ) -> None:
-        """Refuse a consumer that does not read for the group's present owner of the topic.
+        """Refuse a consumer that does not belong to the group's current owner of the topic.
 
-        Where the group has never owned the topic, only who says that it does is refused: it would
-        be no single reader. Raises Refused, and as ``of_bucket``.
+        If the group has never owned the topic, the broker refuses only a consumer that names a generation,
+        because it would not be the single reader. Raises Refused, and as ``of_bucket``.
         """
         resources = await self.of_bucket(self._topics.bucket_of(topic))
         if GENERATION_PROPERTY in properties and _covering(resources, topic, subscription) is None:
@@ -194,7 +193,7 @@ class Ownerships:
         properties: Mapping[str, str],
         end: OwnerEnd,
     ) -> None:
-        """The same of records that are loaded; raises Refused."""
+        """The same check on records that are loaded. Raises Refused."""
         resources = self._resource_buckets.get(self._topics.bucket_of(topic))
         entry = None if resources is None else _covering(resources, topic, subscription)
         if entry is None:
@@ -205,9 +204,9 @@ class Ownerships:
             raise refusal
 
     async def check_follower(self, topic: TopicName, subscription: str) -> None:
-        """Refuse to move a subscription for somebody who is no consumer: its group owns the topic.
+        """Refuse to move a subscription over HTTP if its group owns the topic.
 
-        Holds until the caller waits for something. Raises Refused, and as ``of_bucket``.
+        The result holds until the next await of the caller. Raises Refused, and as ``of_bucket``.
         """
         resources = await self.of_bucket(self._topics.bucket_of(topic))
         if _covering(resources, topic, subscription) is not None:
@@ -216,7 +215,7 @@ class Ownerships:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
     def _close_readers(self, resources: ResourceBucket, record: str) -> None:
-        """Another owner: whoever reads for the group now does so no more."""
+        """Disconnect the consumers of a group after its owner changed."""
         group, resource = split_field(record)
         name = topic_of(resource)
         loaded = None if name is None or not group else self._topics.loaded.get(str(name.base))
@@ -232,7 +231,7 @@ class Ownerships:
 
 
 def _covering(resources: ResourceBucket, topic: TopicName, group: str) -> OwnershipRecord | None:
-    """The record that says who reads a topic for a group: the partition's own before the topic's."""
+    """The record that decides who reads a topic for a group: that of the partition, else that of the topic."""
     entry = resources.entries.get(own_field(group, str(topic)))
     if entry is None and topic.partition is not None:
         entry = resources.entries.get(own_field(group, str(topic.base)))

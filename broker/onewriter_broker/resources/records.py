@@ -1,4 +1,4 @@
-"""One record of an ownership in memory, as JSON in the store, and as a line of the audit."""
+"""An ownership record in memory, as JSON in the store, and as an audit record."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class OwnerEnd(Protocol):
 
     @property
     def is_gone(self) -> bool:
-        """Whether it was lost."""
+        """Whether the connection is lost."""
         ...
 
     def ownership_lost(
         self, field: str, generation: int, message: str, *, current: int | None, is_moving: bool
     ) -> None:
-        """Tell the client at once; ``is_moving``: it may go on at another broker by its nonce."""
+        """Notify the client. ``is_moving``: it may continue at another broker with its nonce."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class OwnershipRecord:
-    """A record in memory. ``end`` is None when its owner is not connected.
+    """A record in memory. ``end`` is None if the owner is not connected.
 
-    ``reserved_until``: until then one that a former broker left is waited for. ``registration``
-    numbers the registration of the dataset under which it was written last.
+    ``reserved_until``: until when the resource is reserved for an owner that was connected to the former broker.
+    ``registration``: the registration number of the dataset at the last write.
     """
 
     ownership: Ownership
@@ -42,21 +42,21 @@ class OwnershipRecord:
     end: OwnerEnd | None = None
     reserved_until: float = 0.0
     waits_seconds: float = 0.0
-    """For so long its owner's predecessor may have served when the grant was decided."""
+    """How long the former owner could still act when the grant was decided."""
     answer_at: float = 0.0
-    """The owner hears that it is one no earlier: until then its predecessor may serve."""
+    """Earliest time of the answer to the owner. The former owner may act until then."""
     left_ms: int = 0
-    """When its owner was seen to be gone, wall clock; means nothing while it is there."""
+    """When the owner left, on the wall clock. Undefined while it is connected."""
     left_at: float = 0.0
-    """The same by this broker's monotonic clock."""
+    """The same time on this broker's monotonic clock."""
 
     def current(self, now: float) -> Ownership:
-        """The record as the decision table understands it."""
+        """The record in the form that the decision table uses."""
         is_owned = self.end is not None or now < self.reserved_until
         return replace(self.ownership, is_owned=is_owned and self.ownership.owner is not None)
 
     def encode(self, registration: int) -> OwnedRecord:
-        """What the store keeps of it."""
+        """The stored form."""
         owner = self.ownership.owner
         fields: dict[str, object] = {"since": self.since_ms, "registration": registration}
         if self.end is None:
@@ -84,11 +84,11 @@ def decode(
     now: float = 0.0,
     wall_ms: int = 0,
 ) -> OwnershipRecord:
-    """The entry that a stored record makes at a broker that takes its bucket over.
+    """The record in memory of a broker that acquired the bucket, from the stored record.
 
-    Whether its owner was answered before is not known: if it had to wait, it waits again.
+    It is unknown whether the owner was answered, so an owner that had to wait waits again.
 
-    What cannot be read counts as nobody's: the generation is what matters, and it has no JSON.
+    A malformed owner counts as no owner. The generation is separate from the JSON, and stays valid.
     """
     fields = _object(record.owner)
     kept = fields.get("owner")
@@ -118,9 +118,10 @@ def unanswered_in(
     now: float,
     wall_ms: int,
 ) -> dict[str, OwnershipRecord]:
-    """Records that are stored above what memory knows, less what was dropped: our own grants, each of
-    whose writes was taken for failed. They are to be written once more, as the anchor may not know of
-    their ledgers. Memory knows of all grants before them: none can be missing below.
+    """Stored records with a higher generation than in memory, without dropped ones.
+
+    They are grants of this broker whose writes seemed to fail. The broker writes them again, because the anchor
+    may not know their ledgers. Memory has all earlier grants.
     """
     found: dict[str, OwnershipRecord] = {}
     for field, record in stored.items():

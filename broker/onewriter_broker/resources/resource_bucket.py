@@ -1,9 +1,9 @@
-"""The ownerships of one bucket, from when it is first asked for until the bucket leaves.
+"""The ownerships of one bucket, from the first request until the bucket leaves this broker.
 
-One change at a time, each written under the bucket's guard before anybody hears of it. A grant
-opens a ledger, as the fence of a topic does: so the anchor's note of the last ledger covers it, and
-a dataset that has forgotten one is recognised (``own.table.floor_of``). After a failover of the store
-what memory knows is written into the new dataset before anything else is granted.
+Changes are made one at a time, and each is stored under the bucket's guard before it is visible. A grant opens a
+ledger, as a topic's fence does. The anchor's record of the last ledger therefore covers the grant, and the broker
+detects a dataset that lost one (``own.table.floor_of``). After a failover of the store, the broker writes the
+records in memory to the new dataset before it grants anything.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from onewriter_core.own.table import (
 )
 
 RECORDS_PER_BUCKET_MAX = 10_000
-"""Records of one bucket. One that is dropped leaves its group a floor: no generation restarts."""
+"""Most records of a bucket. A dropped record leaves a floor for its group, so no generation restarts."""
 
 RECORDS_PER_WRITE_MAX = 100
-"""Records, with their audit, in one call of the store."""
+"""Most records in one call of the store, with their audit records."""
 
 RETRY_SECONDS = 0.2
-"""Between attempts at what must succeed before a grant is answered."""
+"""Time between attempts of a step that must succeed before the broker answers a grant."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,25 +56,25 @@ log = structlog.get_logger(__name__)
 class ResourceBucket:
     """See the module."""
 
-    def __init__(self, bucket: int, parts: ResourceDependencies) -> None:
+    def __init__(self, bucket: int, dependencies: ResourceDependencies) -> None:
         self.bucket = bucket
         self.entries: dict[str, OwnershipRecord] = {}
-        self._dependencies = parts
-        self._turn = asyncio.Lock()
+        self._dependencies = dependencies
+        self._lock = asyncio.Lock()
         self._bound: Binding | None = None
         self._is_closed = False
         self._is_unsure = False
-        """A grant was begun, and whether it is stored was not seen: the store is asked first."""
+        """Whether the result of a write is unknown. Then the records are read from the store first."""
         self._fields: dict[OwnerEnd, set[str]] = {}
-        """What each connection owns, so that a lost one is not looked for in all records."""
+        """Records by connection, so that a lost connection needs no scan of all records."""
         self.floors = Floors()
-        """Above which resources without a record begin."""
+        """The floors above which resources without a record begin."""
         self._quiet_until = 0.0
-        """Until then a grant that the store has forgotten may let somebody serve."""
+        """Until when an owner whose grant the store has lost may still act."""
 
     @property
     def is_loaded(self) -> bool:
-        """Whether ``entries`` is what is stored, or newer."""
+        """Whether ``entries`` is as new as the store, or newer."""
         return self._bound is not None
 
     # ------------------------------------------------------------ asking
@@ -85,8 +85,8 @@ class ResourceBucket:
             await self.bind()
 
     async def bind(self) -> None:
-        """Have memory and store agree under the binding that counts now. Raises as ``loaded``."""
-        async with self._turn:
+        """Make memory and store agree under the current binding. Raises as ``loaded``."""
+        async with self._lock:
             await self._bind()
 
     async def own(
@@ -97,13 +97,13 @@ class ResourceBucket:
         *,
         only_returns: bool = False,
     ) -> list[OwnershipGranted | OwnershipDenied]:
-        """Decide on each resource, in order; what is granted is durable when this returns, and its
-        former owners do not serve any more (``Owner.serve_seconds``).
+        """Decide on each resource in order. At the return, grants are durable, and the former owners do not
+        act any more (``Owner.serve_seconds``).
 
-        Raises Unavailable (the bucket leaves), Undecided and BrokenKey: then it may be granted all
-        the same, and asking again with the same nonce says so.
+        Raises Unavailable if the bucket leaves, Undecided, and BrokenKey. The resources may be granted
+        nevertheless. A retry with the same nonce returns the result.
         """
-        async with self._turn:
+        async with self._lock:
             while True:
                 await self._bind()
                 if not only_returns:
@@ -127,8 +127,8 @@ class ResourceBucket:
         return answers
 
     async def disown(self, end: OwnerEnd, wanted: Sequence[WantedResource]) -> None:
-        """Give up what ``end`` owns of these; what it does not own is left alone. Raises as ``own``."""
-        async with self._turn:
+        """Release those of the resources that ``end`` owns. Raises as ``own``."""
+        async with self._lock:
             await self._bind()
             released: list[str] = []
             for each in wanted:
@@ -149,7 +149,7 @@ class ResourceBucket:
     # ------------------------------------------------------------ leaving
 
     def left(self, end: OwnerEnd) -> None:
-        """A connection is gone: what it owned nobody owns now."""
+        """Handle a lost connection: its resources have no owner now."""
         left = self._fields.pop(end, None)
         if left is None:
             return
@@ -161,7 +161,7 @@ class ResourceBucket:
         self._dependencies.spawn(self._note_left(sorted(left)))
 
     def close(self, message: str) -> None:
-        """The bucket leaves: all owners are told to go on where it is served next."""
+        """Notify all owners that the bucket leaves, so that they continue at the next broker."""
         self._is_closed = True
         owned, self._fields = self._fields, {}
         for end, fields in owned.items():
@@ -174,13 +174,13 @@ class ResourceBucket:
 
     async def settled(self) -> None:
         """Wait until no change is under way."""
-        async with self._turn:
+        async with self._lock:
             return
 
     async def _note_left(self, fields: Sequence[str]) -> None:
-        """So that the next broker does not wait for them; best effort."""
+        """Record that owners left, so that the next broker does not wait for them. Best effort."""
         try:
-            async with self._turn:
+            async with self._lock:
                 await self._bind()
                 still = [
                     field
@@ -194,18 +194,18 @@ class ResourceBucket:
     # ------------------------------------------------------------ dropping
 
     async def drop(self, fields: Sequence[str]) -> list[str]:
-        """Drop those of these records that nobody owns; their names.
+        """Drop those of the records that have no owner, and return their names.
 
-        Raises as ``own``, and Unavailable while a broker is there that knows of no floors.
+        Raises as ``own``, and Unavailable while a broker without support for floors may be running.
         """
-        async with self._turn:
+        async with self._lock:
             if not self._dependencies.may_drop():
                 raise Unavailable("not all brokers are known to be of a version that keeps floors")
             await self._bind()
             return await self._drop(fields, "ordered")
 
     async def _make_room(self, wanted: Sequence[WantedResource]) -> None:
-        """Where the bucket is full, drop what nobody has owned for long."""
+        """If the bucket is full, drop records whose owners left long ago."""
         names = {each.field for each in wanted}
         new = names - self.entries.keys()
         surplus = len(self.entries) + len(new) - RECORDS_PER_BUCKET_MAX
@@ -236,7 +236,9 @@ class ResourceBucket:
                 cause=cause,
                 time_ms=self._dependencies.wall_ms(),
             )
-            self._is_unsure = True  # what is not answered is looked at, and written anew, first
+            self._is_unsure = (
+                True  # after an unknown result, the records are read and written again first
+            )
             outcome = await self._dependencies.store.own(write)
             self._is_unsure = False
             if outcome is not Outcome.DONE:
@@ -257,7 +259,7 @@ class ResourceBucket:
     ) -> tuple[
         list[OwnershipGranted | OwnershipDenied], dict[str, Ownership], dict[str, OwnershipGranted]
     ]:
-        """The answers; the records as they are; and what changes, one grant per record."""
+        """The answers, the present records, and the changes: at most one grant per record."""
         now = self._dependencies.now()
         known_since = self._require().known_since
         answers: list[OwnershipGranted | OwnershipDenied] = []
@@ -295,7 +297,7 @@ class ResourceBucket:
     async def _grant(
         self, changed: Mapping[str, OwnershipGranted], before: Mapping[str, Ownership]
     ) -> bool:
-        """Write grants; False: the bucket was bound anew meanwhile, decide again."""
+        """Write grants. False: the binding changed meanwhile, so the caller must decide again."""
         time_ms = self._dependencies.wall_ms()
         audits = {
             field: audit_fields(
@@ -316,7 +318,7 @@ class ResourceBucket:
         return is_done and (not is_first or await self._settle(self._require().binding))
 
     def _waits(self, field: str) -> float:
-        """For so long whoever owned it last may act as its owner yet."""
+        """How long the last owner may still act as the owner."""
         entry = self.entries.get(field)
         if entry is None:
             return 0.0
@@ -325,7 +327,7 @@ class ResourceBucket:
         return max(served, entry.answer_at - self._dependencies.now())
 
     def _apply(self, field: str, granted: OwnershipGranted, end: OwnerEnd) -> None:
-        """Let a grant that is durable count. Tells who owned the resource before."""
+        """Apply a durable grant, and notify the former owner."""
         entry = self.entries.setdefault(field, OwnershipRecord(Ownership()))
         former, generation = entry.end, entry.ownership.generation
         if granted.is_new:
@@ -348,7 +350,7 @@ class ResourceBucket:
             former.ownership_lost(field, generation, message, current=current, is_moving=False)
 
     def _connect(self, field: str, entry: OwnershipRecord, end: OwnerEnd | None) -> None:
-        """Let this connection own a record, or none."""
+        """Set the connection that owns a record, or none."""
         if entry.end is not None:
             fields = self._fields[entry.end]
             fields.remove(field)
@@ -359,8 +361,8 @@ class ResourceBucket:
             self._fields.setdefault(end, set()).add(field)
 
     def _raise(self, field: str, found: OwnershipRecord) -> None:
-        """Let a grant count that is stored and whose asker was not answered: nobody owns the record
-        now, its owner may return, and all others go above it.
+        """Apply a stored grant whose caller got no answer. The record has no owner now. Its owner may return, and
+        others get higher generations.
         """
         former = self.entries.get(field)
         end = None if former is None else former.end
@@ -423,7 +425,7 @@ class ResourceBucket:
             ):
                 for field, entry in unanswered.items():
                     self._raise(field, entry)
-                # Nothing recorded guards nothing: who only reads needs no store that takes writes.
+                # An empty bucket guards nothing, so reading it needs no write to the store.
                 is_empty = not self.entries and self.floors == Floors()
                 if await self._drop_again(binding, floors, dropped) and (
                     is_empty or await self._settle(binding)
@@ -433,7 +435,7 @@ class ResourceBucket:
     async def _drop_again(
         self, binding: Binding, stored: Floors, dropped: Mapping[str, int]
     ) -> bool:
-        """Have the dataset know of all floors, and not of what was dropped; ``stored``: its floors."""
+        """Store all floors in the dataset and drop records again. ``stored``: the floors in the dataset."""
         names = list(dropped)
         for start in range(0, max(len(names), self.floors != stored), RECORDS_PER_WRITE_MAX):
             chunk = {name: dropped[name] for name in names[start : start + RECORDS_PER_WRITE_MAX]}
@@ -445,12 +447,12 @@ class ResourceBucket:
         return True
 
     async def _settle(self, binding: Binding) -> bool:
-        """Let the records guard writes: from now on they are what was granted, in this dataset."""
+        """Mark the records of this dataset as complete, so that they can guard writes."""
         outcome = await self._dependencies.store.own(OwnWrite(binding, settles=True))
         return outcome is Outcome.DONE or await self._refused(binding, outcome)
 
     async def _prove(self) -> bool:
-        """Whether the store itself says that this broker still serves the bucket."""
+        """Whether the store confirms that this broker still serves the bucket."""
         binding = self._require().binding
         outcome = await self._dependencies.store.own(OwnWrite(binding))
         return outcome is Outcome.DONE or await self._refused(binding, outcome)
@@ -464,7 +466,7 @@ class ResourceBucket:
         coming: Mapping[str, OwnershipRecord] | None = None,
         binding: Binding | None = None,
     ) -> bool:
-        """Write records, ``coming`` ones or as they are; False: bound anew meanwhile, begin again."""
+        """Write the ``coming`` or the present records. False: the binding changed meanwhile, start again."""
         bound = self._bound if binding is None else binding
         for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
             chunk = fields[start : start + RECORDS_PER_WRITE_MAX]
@@ -493,7 +495,7 @@ class ResourceBucket:
         return True
 
     async def _refused(self, binding: Binding, outcome: Outcome) -> bool:
-        """Find out what became of the bucket. False: begin again; raises Unavailable if it is lost."""
+        """Learn why the store rejected a write. False: start again. Raises Unavailable if the bucket is lost."""
         answer = await self._dependencies.ownership.refence(self.bucket, binding, outcome)
         log.warning(
             "ownerships.refused", bucket=self.bucket, outcome=outcome.value, answer=answer.value
@@ -503,7 +505,7 @@ class ResourceBucket:
         return False
 
     async def _note(self, ledger: int) -> None:
-        """Have the anchor know of a grant before anybody else does, however long that takes."""
+        """Record a grant in the anchor before it is visible. Retries until it succeeds."""
         ownership, is_told = self._dependencies.ownership, False
         while True:
             try:

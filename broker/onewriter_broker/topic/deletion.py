@@ -1,4 +1,4 @@
-"""Deleting a topic: all that is below its logs' newest markers goes, epoch and ledger floor stay."""
+"""Deletes topics: removes everything below the newest markers of the logs. Epoch and ledger floor stay."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Checks of epochs: whether this broker still serves a log, and whether an epoch leads it.
 
-A broker's memory proves nothing: it may have been frozen, and its topics may have another owner since.
+The store answers, because a broker's memory proves nothing: the process may have been frozen, and another broker may
+serve its topics.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from onewriter_core.topic.model import Topic
 _Answer = TypeVar("_Answer")
 
 Prove = Callable[[Durability, str], Awaitable[None]]
-"""Waits until what was written to a dataset is as durable as that (Appender.prove)."""
+"""Waits until earlier writes to a dataset have this durability (Appender.prove)."""
 
 
 async def standing_of(topic_log: TopicLog, prove: Prove) -> Standing:
-    """What the log's state says, at a moment at which this broker certainly served the log.
+    """The log's standing in the store, at a moment at which this broker certainly served the log.
 
-    It holds as firmly as an acknowledgement of the topic: where that waits for replicas, so does
-    this. Raises Undecided (ask again) and Unavailable (this broker does not serve the log now).
+    It is as durable as an acknowledgement of the topic: if that waits for replicas, so does this check. Raises
+    Undecided if the caller should retry, Unavailable if this broker does not serve the log.
     """
     durability = topic_log.durability
     marks = durability not in {Durability.NONE, Durability.LOCAL}
@@ -43,10 +44,10 @@ async def standing_of(topic_log: TopicLog, prove: Prove) -> Standing:
 
 
 async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
-    """From now on nothing enters the log under an older number of this guard, which is a floor.
+    """Raise the floor of a guard: the log then rejects writes under an older number of this guard.
 
-    Raises as ``standing_of`` does; the floor may stand all the same. Raises Refused when the log
-    remembers FLOORS_MAX others.
+    Raises as ``standing_of`` does; the floor may be stored nevertheless. Raises Refused if the log already has
+    FLOORS_MAX other floors.
     """
     field = guard.floor_field
     if not has_room(topic_log.state, guard):
@@ -66,7 +67,7 @@ async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
 async def _owned(
     topic_log: TopicLog, ask: Callable[[Binding, str], Awaitable[_Answer]]
 ) -> tuple[Binding, _Answer]:
-    """The answer to a question under the log's present ledger, asked again while ledgers change."""
+    """The store's answer under the log's present ledger. The call is repeated if the ledger changes meanwhile."""
     while True:
         binding, ledger = topic_log.binding, topic_log.ledger
         if binding is None:
@@ -75,13 +76,13 @@ async def _owned(
         is_refused = isinstance(answer, Outcome) and answer is not Outcome.DONE
         if is_refused and (binding, ledger) != (topic_log.binding, topic_log.ledger):
             continue
-        if answer is Outcome.REFENCE:  # whoever follows the store binds the bucket anew
+        if answer is Outcome.REFENCE:  # bucket ownership binds the bucket to the new dataset
             raise Undecided(f"{topic_log.name} is reconnecting to the store")
         return binding, answer
 
 
 def leads(topic: Topic, partition: int, epoch: int) -> bool:
-    """Whether an epoch's tenure is the one that may write a partition, or come back to it."""
+    """Whether the tenure of an epoch is the one that may write a partition or resume."""
     found = topic.partition(partition)
     tenure = None if found is None else tenure_of(found)
     if found is None or tenure is None or topic.is_closed:
@@ -90,9 +91,9 @@ def leads(topic: Topic, partition: int, epoch: int) -> bool:
 
 
 def check_epoch(topic: Topic, partition: int, epoch: int) -> None:
-    """Raises Fenced where an epoch is not the one that leads, and never will be again.
+    """Raise Fenced if an epoch does not lead a partition and can never lead it again.
 
-    Raises Unavailable where that cannot be told here: the topic moves, or changes hands.
+    Raises Unavailable if this is unknown, because the topic moves or its holder changes.
     """
     if topic.is_closed:
         raise Unavailable("the topic is moving to another broker; retry later")
@@ -109,7 +110,7 @@ def check_epoch(topic: Topic, partition: int, epoch: int) -> None:
 
 
 async def check_leads(runner: TopicRunner, partition: int, epoch: int, prove: Prove) -> None:
-    """As ``check_epoch``; says Fenced only while this broker certainly serves the topic."""
+    """As ``check_epoch``. Raises Fenced only while this broker certainly serves the topic."""
     try:
         check_epoch(runner.topic, partition, epoch)
     except Fenced:
@@ -118,13 +119,13 @@ async def check_leads(runner: TopicRunner, partition: int, epoch: int, prove: Pr
 
 
 async def count_led(runner: TopicRunner, partitions: int, epoch: int, prove: Prove) -> int:
-    """How many of so many partitions, from the first one on, an epoch leads.
+    """Count the partitions that an epoch leads, from the first one of ``partitions`` up to a gap.
 
-    One that was added while the topic was held has no epoch, or another one, until the topic changes hands.
-    Raises as ``check_leads`` does where it leads not even the first.
+    A partition that was added during a tenure has no epoch or another one until the holder changes. Raises as
+    ``check_leads`` does if the epoch does not lead the first partition.
     """
     for partition in range(partitions):
-        if partition not in runner.logs:  # declared, and just being made
+        if partition not in runner.logs:  # declared, and being created
             return partition
         try:
             await check_leads(runner, partition, epoch, prove)

@@ -1,4 +1,4 @@
-"""A topic that this broker serves, as connections and administration see it."""
+"""A topic that this broker serves, in the form that connections and administration use."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from onewriter_core.topic.model import WHOLE
 
 
 class Settling(Protocol):
-    """Something that is still to be finished."""
+    """Work that is still under way."""
 
     async def settled(self) -> None:
-        """Return once it is."""
+        """Wait until the work has ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """How soon a connection counts as silent. ``silent_after_seconds`` has room for missed pings."""
+    """When a connection counts as silent. ``silent_after_seconds`` allows for missed pings."""
 
     ping_interval_seconds: float
     silent_after_seconds: float
@@ -43,7 +43,7 @@ class Detection:
 
 @dataclass(slots=True, eq=False)
 class LoadedTopic:
-    """A topic served here: its runner, and the subscriptions of each log."""
+    """A topic that this broker serves: its runner, and the subscriptions of each log."""
 
     name: TopicName
     bucket: int
@@ -52,17 +52,17 @@ class LoadedTopic:
     subscriptions: dict[int, Subscriptions]
     declared: ExclusiveTopic | None
     compaction_threshold: int = 0
-    """Bytes behind the horizon at which its logs are compacted; 0: only on request."""
+    """Bytes after the compaction horizon at which the logs are compacted. 0: only on request."""
     requires_schema: bool = False
-    """Producers without a schema are refused where the topic has one."""
+    """Whether producers without a schema are refused if the topic has one."""
     is_growing: bool = False
-    """Partitions that were declared are being added."""
+    """Whether declared partitions are being added."""
     _growing: asyncio.Lock | None = field(default=None, init=False)
 
     @property
     def growing(self) -> asyncio.Lock:
-        """Held while logs are opened beside those that are: one call after the other."""
-        if self._growing is None:  # made on demand: few topics ever grow
+        """The lock that is held while further logs are opened."""
+        if self._growing is None:  # created on demand, because few topics grow
             self._growing = asyncio.Lock()
         return self._growing
 
@@ -79,13 +79,13 @@ class LoadedTopic:
 
     @property
     def progress_deadline_seconds(self) -> float:
-        """The longest time a holder may go without publishing; 0: for ever."""
+        """The longest time that a holder may not publish. 0: unlimited."""
         if self.declared is None:
             return 0.0
         return self.declared.spec.detection.progress_deadline_seconds
 
     def partition_of(self, name: TopicName) -> int:
-        """The partition that a topic name means; raises Refused when it has none."""
+        """The partition of a topic name. Raises Refused if the topic does not have it."""
         partition = WHOLE if name.partition is None else name.partition
         if partition not in self.subscriptions:
             raise Refused(ServerError.TOPIC_NOT_FOUND, f"{name} does not exist")

@@ -1,7 +1,7 @@
-"""For how long a topic is kept for the holder that its broker lost sight of.
+"""Resume windows: how long a topic is reserved for its holder after its broker changed.
 
-After a change of broker, or an unload, every client has to come again: for a while the marker's
-holder comes before the waiters. A holder that merely disconnects has no such window.
+After a change of the broker or an unload, all clients must connect again. During the window the holder in the marker
+has precedence over waiters. A holder that merely disconnects has no such window.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ class ResumeWindows:
         self._of_topics: dict[str, float] = {}
 
     def bucket_acquired(self, bucket: int) -> None:
-        """Its topics were served elsewhere until now."""
+        """Begin the window of a bucket that another broker served until now."""
         self._of_buckets[bucket] = self._now() + self._seconds
 
     def let_in(self) -> None:
-        """Only from now on can anybody come again: the windows of all buckets begin."""
+        """Begin the windows of all buckets again, because clients can connect only from now on."""
         until = self._now() + self._seconds
         self._of_buckets = dict.fromkeys(self._of_buckets, until)
 
     def nobody_could_come(self, seconds: float) -> None:
-        """For so long, until now, the store was away: what is left of the windows begins now.
+        """Extend the windows by the ``seconds`` of an outage of the store that ends now.
 
-        A load needs the store. A window that passed meanwhile would leave the topic to whoever
-        happens to come first.
+        A load needs the store. A window that ended during the outage would give the topic to the first
+        producer that connects.
         """
         now = self._now()
         for bucket, until in self._of_buckets.items():
@@ -44,19 +44,19 @@ class ResumeWindows:
                 self._of_topics[topic] = min(until + seconds, now + self._seconds)
 
     def unloaded(self, base: TopicName) -> None:
-        """The topic was closed here."""
+        """Begin the window of a topic that this broker unloaded."""
         now = self._now()
         self._of_topics = {name: until for name, until in self._of_topics.items() if until > now}
         self._of_topics[str(base)] = now + self._seconds
 
     def loaded(self, base: TopicName) -> None:
-        """The topic is served again: what its window was is in its partitions."""
+        """Drop the window of a topic after its load. Its partitions have the deadline."""
         self._of_topics.pop(str(base), None)
 
     def until(self, bucket: int, base: TopicName | None = None) -> float | None:
-        """Until when a returning holder comes before the waiters; None when that has passed.
+        """Until when a returning holder has precedence over waiters. None: no longer.
 
-        Without a topic: until when the owners of the bucket's other resources are waited for.
+        Without a topic: until when the bucket's other resources are reserved for their owners.
         """
         until = max(self._of_buckets.get(bucket, 0.0), self._of_topics.get(str(base), 0.0))
         return until if until > self._now() else None

@@ -1,4 +1,4 @@
-"""Terminating a log: it takes no more entries, for good; what it has stays readable."""
+"""Terminates logs: a terminated log never takes another entry, and stays readable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.field_names import TERMINATED
 
 FINISH_SECONDS = 2.0
-"""How long producers' entries that are on their way may take before everybody is disconnected."""
+"""How long the broker waits for entries in progress before it disconnects all clients."""
 
 log = structlog.get_logger(__name__)
 

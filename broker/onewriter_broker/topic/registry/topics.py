@@ -75,18 +75,20 @@ class Topics:
         self.namespaces = policies or NoPolicies()
         self._followed_version = 0
         self._loading: dict[str, asyncio.Future[LoadedTopic]] = {}
-        self.leaving: dict[str, Settling] = {}  # not loaded; whoever loads one waits for it
+        self.leaving: dict[
+            str, Settling
+        ] = {}  # topics that are not loaded any more; the next load waits for them
         self.promises = frozenset(Durability)
-        """What the store can promise: a topic that asks for more is refused, and no other."""
+        """Durabilities that the store can provide. A topic that requires another one is refused."""
         self.ownership: BucketOwnership
         self.wanted = DesiredState()
-        """What is declared; ``desired`` has what counts of it."""
+        """All declarations; ``desired`` has those that apply."""
         self.first_declarations = FirstDeclarations(
             self, self._count_again, is_enforced=settings.tenancy_enforced
         )
 
     def serve_with(self, ownership: BucketOwnership, dependencies: TopicDependencies) -> None:
-        """Complete the construction: ownership reports to this object, and serves it."""
+        """Complete the construction: bucket ownership reports to this object, and this object uses it."""
         self.ownership = ownership
         self._dependencies = dependencies
         self.creations = Creations(self._quotas, self._catalogs, self._binding, dependencies.now)
@@ -96,13 +98,13 @@ class Topics:
     # ------------------------------------------------------------ BucketEvents
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
-        """The bucket's stamp has locked out its former owner; topics are fenced as they load."""
+        """Begin to serve a bucket. Its stamp rejects the former owner, and its topics are fenced when they load."""
         self.resume_windows.bucket_acquired(bucket)
         self.first_declarations.look_again()
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
-        """Everybody who uses one of its topics is sent to look it up again."""
+        """Unload the topics of a lost bucket. Their clients look them up again."""
         self._catalogs.forget(bucket)
         self.first_declarations.forget(lambda base: self.bucket_of(base) == bucket)
         self.broken.forget(lambda base: self.bucket_of(base) == bucket)
@@ -112,20 +114,20 @@ class Topics:
             self._drop(topic, "the topic is moving to another broker")
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
-        """The store failed over: fence every loaded topic of the bucket again."""
+        """Fence every loaded topic of the bucket again after a failover of the store."""
         log.warning("bucket.dataset_changed", bucket=bucket, replid=holding.binding.replid)
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             topic.runner.dataset_changed()
 
     def refenced(self, bucket: int, answer: Refenced) -> None:
-        """A refused write was looked into: where the bucket is kept, its topics fence again."""
+        """Fence the topics of a bucket again after a rejected write, unless the bucket is lost."""
         if answer is Refenced.LOST:
-            return  # bucket_lost has been told
+            return  # bucket_lost was called
         for topic in [t for t in self.loaded.values() if t.bucket == bucket]:
             topic.runner.refence_where_refused()
 
     async def drain(self, bucket: int) -> None:
-        """Save the cursors, tell everybody to look the topics up again, let fences end."""
+        """Save the cursors, unload the topics, and wait for their fences."""
         topics = [t for t in self.loaded.values() if t.bucket == bucket]
         for topic in topics:
             await self._save_notes(topic)
@@ -135,7 +137,7 @@ class Topics:
             await topic.runner.settled()
 
     async def _save_notes(self, topic: LoadedTopic) -> None:
-        """What cannot be saved now is delivered again by whoever serves the topic next."""
+        """Save presence and cursors. The next broker delivers entries after an unsaved cursor again."""
         await note_leaving(topic.runner.topic, topic.runner.logs, self._dependencies.wall_ms())
         for subscriptions in topic.subscriptions.values():
             try:
@@ -153,12 +155,12 @@ class Topics:
         return self.ownership.holding(self.bucket_of(name)) is not None
 
     async def partitions_of(self, name: TopicName) -> int | None:
-        """How many partitions a topic has, 0 for none; None: it does not exist. Raises Undecided."""
+        """The number of partitions; 0: not partitioned; None: the topic does not exist. Raises Undecided."""
         entry = await self.entry_of(name)
         return None if entry is None else entry.partitions
 
     async def entry_of(self, name: TopicName) -> CatalogEntry | None:
-        """Which logs a topic has or will have; None: it does not exist. Raises Undecided."""
+        """The topic's entry with its declaration. None: the topic does not exist. Raises Undecided."""
         declared = self.desired.topic(name.base)
         entry = await self._catalogs.entry(name.base, self._binding(self.bucket_of(name)))
         if entry is None and declared is None:
@@ -166,7 +168,7 @@ class Topics:
         return (entry or CatalogEntry()).with_declared(declared)
 
     async def known_entry(self, name: TopicName) -> CatalogEntry | None:
-        """A topic's entry as stored; None: it was never used, or deleted. Raises Undecided."""
+        """The stored entry of a topic. None: never used, or deleted. Raises Undecided."""
         return await self._catalogs.entry(name.base, self._binding(self.bucket_of(name)))
 
     async def exists(self, name: TopicName) -> bool:
@@ -174,11 +176,11 @@ class Topics:
         return await self.partitions_of(name) is not None
 
     async def serve(self, name: TopicName, creator: str = "") -> LoadedTopic:
-        """The topic, loaded; created when it does not exist yet, for whom its quotas then count.
+        """Load the topic. A missing topic is created, and counts for the quotas of ``creator``.
 
-        The caller has checked that it may exist. Raises Unavailable when this broker does not hold
-        its bucket, BrokenKey when the store's keys of the topic must be repaired first, Undecided
-        when the store does not answer, Refused for a partition that the topic does not have, QuotaExceeded.
+        The caller has checked that the topic may exist. Raises Unavailable if this broker does not hold the
+        bucket; BrokenKey if the topic's keys in the store must be repaired first; Undecided if the store does
+        not answer; Refused for a partition that the topic does not have; QuotaExceeded.
         """
         base = name.base
         key = str(base)
@@ -194,12 +196,12 @@ class Topics:
         return topic
 
     def refusal(self, base: TopicName) -> str:
-        """Why the topic cannot be served by anybody who uses this store; empty: it can."""
+        """Why no broker with this store can serve the topic. Empty: the broker can serve it."""
         declared = self.desired.topic(base)
         return "" if declared is None else declaring.asks_too_much(declared, self.promises)
 
     def store_promises(self, promises: frozenset[Durability]) -> None:
-        """The store was looked at: from now on it can promise this."""
+        """Set the durabilities that the store can provide from now on."""
         if promises == self.promises:
             return
         self.promises = promises
@@ -214,12 +216,12 @@ class Topics:
                     self._drop(loaded, refusal)
 
     def resting(self, base: TopicName) -> Holding | None:
-        """The right to serve a topic that nobody uses here; None: it is in use, or not ours."""
+        """The right to serve an idle topic. None: it is in use, or this broker does not hold its bucket."""
         in_use = any(str(base) in busy for busy in (self.loaded, self._loading, self.leaving))
         return None if in_use else self.ownership.holding(self.bucket_of(base))
 
     async def _loaded(self, base: TopicName) -> LoadedTopic | None:
-        """The topic, once it is loaded or deleted if it is about to be; None: it is not loaded here."""
+        """The loaded topic, after a load or a deletion in progress has ended. None: it is not loaded."""
         loading = self._loading.get(str(base))
         return self.loaded.get(str(base)) if loading is None else await asyncio.shield(loading)
 
@@ -238,14 +240,14 @@ class Topics:
     async def _load_for(
         self, loading: asyncio.Future[LoadedTopic], base: TopicName, partition: int, creator: str
     ) -> None:
-        """Load a topic for all who wait for it; a failure is theirs."""
+        """Load a topic for all callers that wait for it. They get the result or the error."""
         try:
             loading.set_result(await self._load(base, partition, creator))
         except (OnewriterError, ValueError) as error:
             if isinstance(error, BrokenKey):
                 self.broken.found(base, error)
             loading.set_exception(error)
-            loading.exception()  # all who waited may have gone
+            loading.exception()  # all waiting callers may be gone
         except Exception:
             log.exception("topic.failed", topic=str(base))
             loading.set_exception(Unavailable(f"{base} cannot be loaded: see the broker's log"))
@@ -266,7 +268,7 @@ class Topics:
             present = known or CatalogEntry()
             self.first_declarations.seen(base, present)
             if declared is not None and self.first_declarations.is_foreign(base):
-                # Who asks was let in by a declaration that does not count.
+                # The caller was admitted by a declaration that does not apply.
                 raise Unavailable(f"{base} was declared by another namespace before: ask again")
             entry = self.first_declarations.with_first(base, present, declared)
             entry = entry.with_declared(declared)
@@ -282,7 +284,7 @@ class Topics:
         is_on = deduplicates(base, entry, self.namespaces)
         runner = TopicRunner(base, bucket, machine, logs, self._dependencies, is_deduplicated=is_on)
         opened = await runner.open(partitions)
-        # Again: it may have got partitions or policies since.
+        # Read the entry again: it may have got partitions or policies meanwhile.
         entry = await self._catalogs.change(holding.binding, base, existing)
         if opened is None or self.ownership.holding(bucket) != holding:
             raise Unavailable(f"bucket {bucket} has moved on")
@@ -295,19 +297,19 @@ class Topics:
         runner.start(opened)
         log.debug("topic.loaded", topic=str(base), ledger=max(each.ledger for each in opened))
         declaring.say_undivided(topic)
-        self._declare(topic)  # which may have changed meanwhile
+        self._declare(topic)  # the declaration may have changed meanwhile
         self._dependencies.changed(base)
         return topic
 
     async def _learn(self, base: TopicName, partition: int, creator: str) -> None:
-        """Before a topic is loaded that may be made by that: know what counts for its quotas."""
+        """Read the usage for the quotas, if the load may create the topic or a partition."""
         if creator:
             known = await self.known_entry(base)
             if known is None or not (known.partitions or partition in known.log_numbers):
                 await self.creations.learn(base.namespace_name, creator)
 
     async def _add_partition(self, topic: LoadedTopic, partition: int, creator: str) -> None:
-        """A partition by name of a topic without declared partitions, or one that was added."""
+        """Add a partition by name to a topic without declared partitions, or open one that was added."""
 
         def added(known: CatalogEntry | None) -> CatalogEntry:
             entry = existing(known)
@@ -322,7 +324,7 @@ class Topics:
         await self._open_partitions(topic)
 
     async def _open_partitions(self, topic: LoadedTopic) -> None:
-        """Open the logs that the topic lacks by its entry, one call after the other."""
+        """Open the logs in the topic's entry that are not open yet. One call at a time."""
         async with topic.growing:
             holding = self._holding(topic.bucket)
             self._check_serves(topic, holding)
@@ -340,7 +342,7 @@ class Topics:
             self._check_serves(topic, holding)
             if opened is None:
                 raise Unavailable(f"bucket {topic.bucket} has moved on")
-        except BaseException:  # whoever asks next begins anew
+        except BaseException:  # the next request starts again
             del topic.runner.logs[number]
             topic_log.close()
             raise
@@ -348,7 +350,7 @@ class Topics:
         topic.runner.post(PartitionsAdded(opened, self._dependencies.now()))
 
     def _check_serves(self, topic: LoadedTopic, holding: Holding) -> None:
-        """Raises Unavailable when the topic was dropped, or its bucket bound anew, meanwhile."""
+        """Raise Unavailable if the topic was unloaded or its bucket's binding changed meanwhile."""
         is_loaded = self.loaded.get(str(topic.name)) is topic
         if not is_loaded or self.ownership.holding(topic.bucket) != holding:
             raise Unavailable(f"{topic.name} has moved on")
@@ -356,7 +358,7 @@ class Topics:
     async def _read_log(
         self, base: TopicName, number: int, declared: ExclusiveTopic | None, holding: Holding
     ) -> TopicLog:
-        """A log of the topic with its state as stored, not open yet."""
+        """A log of the topic with its stored state. The log is not open yet."""
         topic_log = self._new_log(base, number, declared)
         topic_log.load(
             await self._dependencies.store.read_state(topic_log.name, replid=holding.binding.replid)
@@ -367,7 +369,7 @@ class Topics:
     def _read_partitions(
         self, base: TopicName, logs: Mapping[int, TopicLog], holding: Holding
     ) -> tuple[Partition, ...]:
-        """The topic's ownership as its logs' states tell it."""
+        """The topic's partitions, from the states of its logs."""
         now, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
         return tuple(
             partition_of(
@@ -404,21 +406,21 @@ class Topics:
     # ------------------------------------------------------------ administration
 
     def apply(self, desired: DesiredState) -> None:
-        """Take over what the manifests say; loaded topics follow at once."""
+        """Apply the declarations. Loaded topics follow at once."""
         self.wanted = desired
         for topic in self.loaded.values():
             self.first_declarations.seen(topic.name, topic.entry)
         self._count_again()
 
     def _count_again(self) -> None:
-        """Have loaded topics follow the declarations that count now."""
+        """Determine the declarations that apply, and let loaded topics follow them."""
         self.desired = self.first_declarations.counting(self.wanted)
         self._refuse_what_is_too_strong()
         for topic in list(self.loaded.values()):
             self._declare(topic)
 
     def _declare(self, topic: LoadedTopic) -> None:
-        """Have a loaded topic follow what is declared now."""
+        """Let a loaded topic follow its present declaration."""
         if declaring.declare(topic, self.desired.topic(topic.name), self._dependencies.now()):
             self._dependencies.changed(topic.name)
         is_declared = topic.declared is not None
@@ -429,7 +431,7 @@ class Topics:
             self._dependencies.spawn(declaring.grow(topic, self.set_partitions, self.loaded))
 
     def follow_policies(self) -> None:
-        """Have loaded topics follow what was set since the last call, here or elsewhere."""
+        """Let loaded topics follow policies that any broker set since the last call."""
         if self._followed_version != self.namespaces.version:
             self._followed_version = self.namespaces.version
             for topic in self.loaded.values():
@@ -440,7 +442,7 @@ class Topics:
 
         Raises Refused, Unavailable.
         """
-        await self._loaded(base)  # or deleted: what the catalog says is about to change
+        await self._loaded(base)  # or deleted: the catalog entry is about to change
 
         def grown(known: CatalogEntry | None) -> CatalogEntry:
             return (known or CatalogEntry()).grown(partitions)
@@ -453,9 +455,10 @@ class Topics:
             await self._open_partitions(topic)
 
     async def reassign(self, base: TopicName, to: str, *, by: str, reason: str) -> str:
-        """Have the topic belong to another Kubernetes namespace; the one that it belonged to.
+        """Assign the topic to another Kubernetes namespace, and return the former one.
 
-        Raises Refused where namespaces do not count, Unavailable, Undecided: then call it again.
+        Raises Refused if topics belong to no namespace. Raises Unavailable or Undecided if the caller should
+        retry.
         """
         if not self._settings.tenancy_enforced:
             text = "topics belong to no namespace here (setting tenancy_enforced is off)"
@@ -490,7 +493,7 @@ class Topics:
     async def change_entry(
         self, base: TopicName, change: Callable[[CatalogEntry | None], CatalogEntry]
     ) -> None:
-        """Change what the catalog says of a topic (Catalogs.change); if it is loaded, it follows.
+        """Change the catalog entry of a topic (Catalogs.change). A loaded topic follows.
 
         Raises what ``change`` raises, Refused, Unavailable, Undecided.
         """
@@ -504,10 +507,10 @@ class Topics:
 
     @asynccontextmanager
     async def shut(self, topic: LoadedTopic, reason: str) -> AsyncIterator[TopicRunner]:
-        """Nobody uses the topic meanwhile; its logs are fenced, and open for the caller alone.
+        """Close the topic for clients. Its logs are fenced and open only for the caller.
 
-        Producers and consumers are closed; whoever looks the topic up is told to come again.
-        Raises Unavailable, Undecided: then nothing else has happened.
+        Producers and consumers are closed, and look-ups get a retryable error. Raises Unavailable or
+        Undecided; then nothing else has happened.
         """
         await self._save_notes(topic)
         key = str(topic.name)
@@ -522,10 +525,10 @@ class Topics:
         finally:
             del self._loading[key]
             loading.set_exception(Unavailable(reason))
-            loading.exception()  # perhaps nobody waited
+            loading.exception()  # perhaps no caller waits
 
     async def _open_again(self, topic: LoadedTopic) -> TopicRunner:
-        """A runner of its own over the logs of a topic that was dropped."""
+        """A separate runner for the logs of an unloaded topic."""
         holding = self._holding(topic.bucket)
         logs = {
             number: await self._read_log(topic.name, number, topic.declared, holding)
@@ -546,27 +549,27 @@ class Topics:
         return runner
 
     async def serve_existing(self, base: TopicName) -> LoadedTopic:
-        """The topic, loaded; raises Refused when it does not exist."""
+        """Load the topic. Raises Refused if it does not exist."""
         if await self.partitions_of(base) is None:
             raise Refused(ServerError.TOPIC_NOT_FOUND, f"{base} does not exist")
         topic = self.loaded.get(str(base))
         return topic if topic is not None else await self._load_once(base, WHOLE)
 
     def failed(self, base: TopicName) -> None:
-        """The unexpected happened in a topic: close it; whoever uses it looks it up again."""
+        """Unload a topic after an unexpected error. Its clients look it up again."""
         topic = self.loaded.get(str(base))
         if topic is not None:
             self._drop(topic, "the topic failed and is being loaded again")
 
     def met_broken_key(self, name: TopicName, error: BrokenKey) -> None:
-        """A key of the topic cannot be used: close it; it is refused until that is repaired."""
+        """Unload a topic with an unusable key. It is refused until the key is repaired."""
         topic = self.loaded.get(str(name.base))
         if topic is not None:
             self.broken.found(topic.name, error, topic.runner.logs.values())
             self._drop(topic, f"the store must be repaired first: {error}")
 
     async def unload(self, base: TopicName) -> None:
-        """Close a topic here; it is loaded again by whoever looks it up next."""
+        """Unload a topic. The next look-up loads it again."""
         topic = self.loaded.get(str(base))
         if topic is not None:
             await self._save_notes(topic)
@@ -575,7 +578,7 @@ class Topics:
 
     def _drop(self, topic: LoadedTopic, reason: str) -> None:
         if self.loaded.get(str(topic.name)) is not topic:
-            return  # dropped before; by now it may have been loaded again
+            return  # unloaded before; it may be loaded again by now
         del self.loaded[str(topic.name)]
         self._dependencies.changed(topic.name)
         topic.runner.unload(reason)
@@ -592,7 +595,7 @@ class Topics:
     async def list(
         self, namespace: str | None, *, with_long_names: bool = False
     ) -> Mapping[str, CatalogEntry]:
-        """All topics of ``tenant/namespace``, or of all, by base name, declared ones included.
+        """All topics of ``tenant/namespace``, or of all namespaces, by base name, with declared topics.
 
         ``with_long_names`` as for ``Catalogs.under``.
         """
@@ -610,9 +613,9 @@ class Topics:
 def _report_acknowledged(
     runner: TopicRunner, dependencies: TopicDependencies, *, is_in_doubt: bool
 ) -> None:
-    """What was acknowledged in a bucket that leaves together with its dataset, perhaps.
+    """Report the acknowledged ends of the logs of a bucket that may be lost together with its dataset.
 
-    Also of one that is given back in order: this broker may still follow an old primary.
+    This includes a bucket that the broker gives back in order, because it may still follow an old primary.
     """
     for topic_log in runner.logs.values():
         binding, ends = topic_log.binding, topic_log.kept_ends

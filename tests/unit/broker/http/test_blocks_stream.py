@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 from tests.contents import stored_in
-from tests.unit.broker.test_log_ranges import DamagedStore
+from tests.unit.broker.log.test_ranges import DamagedStore
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life
 
 from onewriter_broker.http.metrics import BlockStreams

@@ -84,7 +84,7 @@ def test_an_entry_of_no_messages_or_fewer_counts_as_one(log: TopicLog) -> None:
     assert next_block(log).block.counts == [1, 3]
 
 
-def test_each_sender_is_told_once_for_entries_that_follow_one_another(log: TopicLog) -> None:
+def test_sender_gets_one_call_for_consecutive_entries(log: TopicLog) -> None:
     one, other = Notebook(), Notebook()
     hand_in(log, one, 10, 20)
     hand_in(log, other, 5)
@@ -94,7 +94,7 @@ def test_each_sender_is_told_once_for_entries_that_follow_one_another(log: Topic
     assert other.stored_entries == [(0, Position(LEDGER, 3), 5)]
 
 
-def test_what_is_put_back_comes_before_what_waits(log: TopicLog) -> None:
+def test_entries_that_are_put_back_come_before_waiting_ones(log: TopicLog) -> None:
     sender = Notebook()
     hand_in(log, sender, 10, 20)
     pending = next_block(log)

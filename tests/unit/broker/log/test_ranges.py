@@ -80,7 +80,7 @@ async def test_a_range_ends_with_the_block_that_holds_its_last_entry(server: Fak
     assert await read_all(Range(story.log, Position(7, 9), Position(7, 9))) == []
 
 
-async def test_nothing_behind_the_watermark_is_given_and_a_range_does_not_grow(
+async def test_range_ends_at_the_watermark_and_does_not_grow(
     server: FakeServer,
 ) -> None:
     story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
@@ -147,7 +147,7 @@ async def test_a_range_behind_a_ledgers_end_is_empty_whatever_was_trimmed(
         story.log._state[TRIMMED] = "6-0"
 
 
-async def test_what_stands_in_front_of_a_damaged_block_is_given(server: FakeServer) -> None:
+async def test_blocks_before_a_damaged_one_are_returned(server: FakeServer) -> None:
     story = await an_eventful_life(DamagedStore(server.resolve, buckets=BUCKETS))
     story.log.forget_tail()
     blocks, found = Range(story.log, EARLIEST), list[str]()

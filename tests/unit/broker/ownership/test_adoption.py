@@ -68,7 +68,7 @@ def reason(answer: Verdict) -> Reason:
 # Same, first, descendant, stranger.
 
 
-def test_nobody_knows_the_bucket_so_it_is_registered() -> None:
+def test_unknown_bucket_is_registered() -> None:
     assert verdict(Record(), node()) == FirstRegistration()
 
 
@@ -273,7 +273,7 @@ def test_force_makes_an_old_dataset_count_again() -> None:
     assert (record.replid, record.past_replids) == (HERE, (OLD,))
 
 
-def test_what_was_forced_is_accepted_by_everybody_afterwards() -> None:
+def test_forced_dataset_is_accepted_by_all_brokers_afterwards() -> None:
     for seen in (node(), node(generation=2, last_ledger=50)):
         record = forced(USED, 0, seen, owner="operator")
         for every_grant in (True, False):

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.ownership_world import World, addresses
+from tests.unit.broker.ownership.ownership_world import World, addresses
 
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.ownership.adoption import LEDGERS_PER_BLOCK

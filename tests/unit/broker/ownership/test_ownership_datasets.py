@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.broker.ownership_world import World, acquired, force
+from tests.unit.broker.ownership.ownership_world import World, acquired, force
 
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.anchor.memory import MemoryAnchor

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.unit.broker.test_guarded_appends import later
+from tests.unit.broker.log.test_guarded_appends import later
 from tests.unit.broker.topic.fence_path_world import Gates, World, serving, until
 
 from onewriter_broker.log import commits

@@ -104,7 +104,7 @@ async def test_buckets_taken_together_are_one_write(
     assert api.object["summary"] == {"buckets": 64, "owners": 1, "generation": 1}
 
 
-async def test_what_is_asked_for_during_a_write_is_gathered_into_the_next(
+async def test_requests_during_a_write_share_the_next_one(
     api: MemoryApi, anchor: KubernetesAnchor
 ) -> None:
     await anchor.compare_and_set(0, 0, RECORD)
@@ -192,7 +192,7 @@ async def test_a_write_without_an_answer_is_open_and_can_be_found_done(
     assert await anchor.compare_and_set(0, 2, RECORD) == 3
 
 
-async def test_all_who_share_a_request_share_its_failure(
+async def test_callers_that_share_a_request_share_its_failure(
     api: MemoryApi, anchor: KubernetesAnchor
 ) -> None:
     def away(method: str) -> Answer | None:
@@ -288,9 +288,7 @@ async def test_a_crowd_of_changes_is_bounded(
     assert all(isinstance(each, Unavailable) for each in outcomes[8:])
 
 
-async def test_what_others_put_on_the_object_stays(
-    api: MemoryApi, anchor: KubernetesAnchor
-) -> None:
+async def test_foreign_fields_of_the_object_stay(api: MemoryApi, anchor: KubernetesAnchor) -> None:
     await anchor.compare_and_set(0, 0, RECORD)
     assert api.object is not None
     api.object["metadata"] |= {"labels": {"team": "a"}, "finalizers": ["example.com/keep"]}
@@ -337,7 +335,7 @@ async def test_an_object_that_is_no_record_is_named(
         (0, replace(RECORD, addresses=Addresses("pulsar://" + "x" * 1100))),
     ],
 )
-async def test_what_the_object_cannot_hold_is_refused_before_it_is_sent(
+async def test_change_that_is_too_large_for_the_object_is_rejected_before_it_is_sent(
     api: MemoryApi, anchor: KubernetesAnchor, bucket: int, record: Record
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"bucket {bucket}"):

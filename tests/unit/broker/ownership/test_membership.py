@@ -27,7 +27,7 @@ OTHER = "broker-1~x"
 ADDRESSES = Addresses("pulsar://h:1", "http://h:2")
 
 
-def test_it_is_known_when_a_process_was_heard_of_last_also_when_it_is_dead() -> None:
+def test_last_sign_of_life_of_a_process_is_known_after_its_death() -> None:
     observer = MemberObserver(ME)
     observer.feed(1.0, {OTHER: Beat(1, ADDRESSES, at_ms=5_000).encode(), "old~x": "{}"})
     observer.feed(1.5, {OTHER: Beat(2, ADDRESSES, at_ms=5_500).encode()})
@@ -42,7 +42,7 @@ def test_it_is_known_when_a_process_was_heard_of_last_also_when_it_is_dead() -> 
     assert observer.heard_ms("broker-2~y") is None
 
 
-def test_it_is_known_whether_all_who_are_there_keep_floors() -> None:
+def test_membership_knows_whether_all_brokers_keep_floors() -> None:
     observer = MemberObserver(ME)
     assert not observer.all_keep_floors(0.0), "nobody was seen yet"
     before = Beat(1, ADDRESSES).encode().replace(', "keepsFloors": true', "")
@@ -110,7 +110,7 @@ def test_a_broker_that_beats_is_alive_for_ever(story: Story) -> None:
     assert story.observer.members() == {OTHER: (ADDRESSES, True)}
 
 
-def test_one_that_stops_beating_is_dead_after_two_seconds(story: Story) -> None:
+def test_broker_without_heartbeat_is_dead_after_two_seconds(story: Story) -> None:
     story.start(OTHER)
     story.run(10)
     story.stop(OTHER)
@@ -120,7 +120,7 @@ def test_one_that_stops_beating_is_dead_after_two_seconds(story: Story) -> None:
     assert story.view().alive == frozenset()
 
 
-def test_one_whose_heartbeat_vanished_is_dead_after_two_seconds_too(story: Story) -> None:
+def test_broker_whose_heartbeat_vanished_is_dead_after_two_seconds(story: Story) -> None:
     story.start(OTHER)
     story.run(10)
     story.stop(OTHER)
@@ -131,7 +131,7 @@ def test_one_whose_heartbeat_vanished_is_dead_after_two_seconds_too(story: Story
     assert story.view().alive == frozenset()
 
 
-def test_who_was_there_first_is_settled_at_once(story: Story) -> None:
+def test_first_broker_is_settled_at_once(story: Story) -> None:
     story.start(OTHER)
     story.run(BEAT_SECONDS)
     assert story.view().settled == {"broker-1"}
@@ -147,7 +147,7 @@ def test_a_newcomer_settles_by_staying_alive(story: Story) -> None:
     assert story.view().settled == {"broker-1"}
 
 
-def test_one_that_returns_from_the_dead_settles_anew(story: Story) -> None:
+def test_broker_that_returns_from_the_dead_settles_again(story: Story) -> None:
     story.start(OTHER)
     story.run(10)
     story.stop(OTHER)
@@ -169,7 +169,7 @@ def test_a_quick_restart_keeps_a_settled_name(story: Story) -> None:
     assert story.view() == LiveView(frozenset({"broker-1"}), frozenset({"broker-1"}), complete=True)
 
 
-def test_one_that_is_leaving_is_alive_but_given_nothing(story: Story) -> None:
+def test_leaving_broker_is_alive_and_gets_no_bucket(story: Story) -> None:
     story.start(OTHER)
     story.run(10)
     story.leaving.add(OTHER)
@@ -257,7 +257,7 @@ def test_the_long_dead_are_forgotten_once(story: Story) -> None:
         "x" * 5000,
     ],
 )
-def test_what_no_broker_writes_is_ignored(story: Story, value: str) -> None:
+def test_members_that_no_broker_writes_are_ignored(story: Story, value: str) -> None:
     story.observer.feed(story.now, {OTHER: value})
     assert story.view() == LiveView()
 

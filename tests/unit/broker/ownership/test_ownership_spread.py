@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.unit.broker.ownership_world import (
+from tests.unit.broker.ownership.ownership_world import (
     BUCKETS,
     World,
     acquired,
@@ -106,7 +106,7 @@ async def test_a_broker_that_stops_cleanly_is_replaced_at_once(world: World) -> 
         assert set(second.broker.held()) == set(range(BUCKETS))
 
 
-async def test_who_leaves_serves_until_others_know_and_stays_until_they_have_its_buckets(
+async def test_leaving_broker_serves_until_others_know_and_stays_until_they_own_its_buckets(
     world: World,
 ) -> None:
     first, second = Process(world, "broker-0~a"), Process(world, "broker-1~x")
@@ -155,7 +155,7 @@ async def test_the_last_broker_just_leaves_and_so_do_all_at_once(world: World) -
         assert now() == began
 
 
-async def test_who_leaves_waits_a_little_for_a_store_that_is_away(world: World) -> None:
+async def test_leaving_broker_waits_a_little_for_a_store_that_is_away(world: World) -> None:
     """Else nothing is given back in order, and epochs are lost that nobody had to lose."""
     first = Process(world, "broker-0~a")
     now = asyncio.get_running_loop().time
@@ -175,7 +175,7 @@ async def test_who_leaves_waits_a_little_for_a_store_that_is_away(world: World) 
         assert now() == began, "there is nothing to give back"
 
 
-async def test_who_leaves_waits_only_so_long_for_a_store(world: World) -> None:
+async def test_leaving_broker_does_not_wait_for_ever_for_a_store(world: World) -> None:
     first = Process(world, "broker-0~a")
     now = asyncio.get_running_loop().time
     async with running(first.run()):
@@ -187,7 +187,7 @@ async def test_who_leaves_waits_only_so_long_for_a_store(world: World) -> None:
         assert first.broker.held() == {}
 
 
-async def test_who_leaves_waits_only_so_long_for_a_successor_that_takes_nothing(
+async def test_leaving_broker_does_not_wait_for_ever_for_a_successor(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Process(world, "broker-0~a"), Process(world, "broker-1~x")
@@ -204,7 +204,7 @@ async def test_who_leaves_waits_only_so_long_for_a_successor_that_takes_nothing(
         assert NOTICE_SECONDS + STAY_SECONDS_MAX <= now() - began < NOTICE_SECONDS + 3.5
 
 
-async def test_one_that_cannot_serve_yet_is_given_nothing(world: World) -> None:
+async def test_broker_that_cannot_serve_yet_gets_no_bucket(world: World) -> None:
     first, second = Process(world, "broker-0~a"), Process(world, "broker-1~x")
     second.is_prepared = False
     async with running(first.run()):

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from tests.unit.broker.ownership_world import World, acquired, running
+from tests.unit.broker.ownership.ownership_world import World, acquired, running
 
 from onewriter_broker.anchor.api import Record
 from onewriter_broker.anchor.memory import MemoryAnchor
@@ -60,7 +60,7 @@ async def test_with_the_anchor_away_the_reserved_block_still_serves(world: World
     assert await broker.reserve_ledger(0) == LEDGERS_PER_BLOCK + 1
 
 
-async def test_what_is_left_of_a_block_ends_with_the_ownership(world: World) -> None:
+async def test_rest_of_a_ledger_block_ends_with_the_ownership(world: World) -> None:
     broker = world.broker()
     await broker.acquire(0)
     await broker.reserve_ledger(0)
@@ -139,7 +139,7 @@ async def test_whether_a_grant_can_be_recorded_is_asked_only_in_doubt(world: Wor
     await broker.confirm_record(0)
 
 
-async def test_who_records_no_grants_has_no_doubts(world: World) -> None:
+async def test_anchor_without_recorded_grants_has_no_doubts(world: World) -> None:
     world.anchor = MemoryAnchor(records_every_grant=False)
     broker = await acquired(world)
     world.anchor.reachable = False

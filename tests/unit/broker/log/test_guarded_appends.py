@@ -137,7 +137,7 @@ async def test_a_refused_guard_closes_its_producer_and_harms_nobody() -> None:
         assert (await numbers(world))[-1][0] == "1-8"
 
 
-async def test_what_a_refused_sender_handed_in_behind_is_refused_too() -> None:
+async def test_rejected_sender_loses_its_later_entries_too() -> None:
     """The guard may hold again by then; a gap in what one sender sent would be a loss."""
     async with serving() as world:
         runner = await world.load()
@@ -271,7 +271,7 @@ def floors_of(log: TopicLog) -> int:
     return sum(1 for name in log.state if name.startswith("guard:"))
 
 
-async def test_who_was_admitted_with_a_floor_too_many_is_refused_and_harms_nobody() -> None:
+async def test_sender_with_a_floor_too_many_is_rejected_and_affects_no_other() -> None:
     async with serving() as world:
         runner = await world.load()
         log = runner.logs[WHOLE]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.ownership_world import (
+from tests.unit.broker.ownership.ownership_world import (
     BUCKETS,
     World,
     acquired,
