@@ -370,7 +370,8 @@ A_FENCE_DROPS_NOTHING = Mutant(
     ("S15",),
     "lua:fence",
     "A fence only forgets that a publish was open.",
-    "    drop_open(log)\n    own[7], own[8] = 'aborted', string.match(log.open, '^%S+')\n",
+    "    drop_open(log.stream, log.state, log.open)\n"
+    "    marker[7], marker[8] = 'aborted', string.match(log.open, '^%S+')\n",
     "    redis.call('HDEL', log.state, 'open')\n",
     ("tests/simulation/test_publishes.py",),
 )
@@ -378,7 +379,7 @@ A_FENCE_DROPS_NOTHING = Mutant(
 NO_VERSION_IS_CHECKED = Mutant(
     "no-version-is-checked",
     ("S15",),
-    "lua:blocks/publish_refusal",
+    "lua:publish/publish_refusal",
     "The version of an app is not compared before a publish.",
     ">= tonumber(publish.version) then return 'STALE' end",
     ">= tonumber(publish.version) then return nil end",
