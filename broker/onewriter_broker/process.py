@@ -212,9 +212,8 @@ def main(arguments: Sequence[str]) -> int:
         uvloop.run(serve(settings, heartbeat))
     except* (OnewriterError, OSError) as errors:
         code = REFUSED_CODE
-        for reason in _reasons(
-            errors
-        ):  # a sentence instead of a traceback, for example for a port in use
+        # Print a sentence instead of a traceback, for example for a port in use.
+        for reason in _reasons(errors):
             log.error("broker.refused", name=settings.name, reason=reason)  # noqa: TRY400 - as above
     return code
 

@@ -93,7 +93,7 @@ def test_an_initial_state_may_already_be_broken() -> None:
     assert report.violation.states == ((0, 0),)
 
 
-def test_what_is_never_reached_fails() -> None:
+def test_a_sometimes_property_that_is_never_reached_fails() -> None:
     overflow = Sometimes[State, str]("six litres in one", lambda before, action, after: 6 in after)
     with pytest.raises(AssertionError, match="never reached: six litres in one"):
         explore(Jugs(), sometimes=[overflow, FOUR]).assert_sound()

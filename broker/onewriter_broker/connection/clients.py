@@ -188,9 +188,8 @@ class Clients:
             else:
                 interval = detection.ping_interval_seconds
                 silent_after = detection.silent_after_seconds
-                if (
-                    not stalled
-                ):  # after a stall, the broker has not noticed yet what the peer accepted
+                # After a stall, the broker has not noticed yet what the peer accepted.
+                if not stalled:
                     connection.look(now)
             if now - connection.last_inbound > silent_after:
                 connection.silent()

@@ -109,9 +109,8 @@ def half_of_memory() -> int:
     """
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for path in _MEMORY_LIMITS:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # "max", or the other version of control groups
+        # The file contains "max", or belongs to the other version of control groups.
+        with contextlib.suppress(OSError, ValueError):
             most = min(most, int(path.read_text()))
     return most // 2
 

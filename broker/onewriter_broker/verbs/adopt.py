@@ -175,9 +175,8 @@ def _acquire_or_find(lock: DirectoryLock, settings: Settings) -> Settings | None
         lock.acquire()
     except ConfigurationError:
         for path in sorted((settings.data_dir / "run").glob("*.json")):
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # half written, or not readable by this user
+            # The file may be half written, or not readable by this user.
+            with contextlib.suppress(OSError, ValueError):
                 return Settings.model_validate_json(path.read_text())
         raise
     return None

@@ -104,6 +104,6 @@ def test_no_producer_rises_above_its_claim(cap: int, asked: int | None) -> None:
         {"allow": None},
     ],
 )
-def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
+def test_an_invalid_claim_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         claimed(**wrong)

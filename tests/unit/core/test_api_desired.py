@@ -131,7 +131,7 @@ NOT_JSON = [
 
 
 @pytest.mark.parametrize("body", NOT_JSON)
-def test_what_is_no_json_is_refused(body: bytes) -> None:
+def test_invalid_json_is_refused(body: bytes) -> None:
     with pytest.raises(ConfigurationError, match="not JSON"):
         read_desired(body)
 

@@ -117,7 +117,7 @@ def test_python_code_builds_the_same_values_by_their_python_names() -> None:
     assert built == declared({"access": {"modes": ["Shared"], "requireClaim": False}})
 
 
-def test_what_the_api_server_keeps_is_accepted_and_ignored() -> None:
+def test_fields_of_the_api_server_are_accepted_and_ignored() -> None:
     stored = ExclusiveTopic.from_document(
         {
             "apiVersion": "onewriter.dev/v1alpha1",

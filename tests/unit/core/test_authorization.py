@@ -138,7 +138,7 @@ def test_named_consumers_write_where_no_claim_is_required() -> None:
     assert is_granted(RIVAL, Action.PRODUCE, topic({"everyone": True}, require_claim=False))
 
 
-def test_where_everybody_reads_by_default_everybody_writes_without_a_required_claim() -> None:
+def test_an_open_default_lets_all_clients_write_without_a_required_claim() -> None:
     named = topic({"subjects": ["alice"]}, require_claim=False, policy=Policy())
     assert is_granted(RIVAL, Action.PRODUCE, named)
 

@@ -115,7 +115,7 @@ def test_an_undeclared_topic_elsewhere_does_not_exist() -> None:
     assert refusal(None, name=PLAIN, undeclared=there).code is ServerError.TOPIC_NOT_FOUND
 
 
-def test_where_declarations_are_required_an_undeclared_topic_does_not_exist() -> None:
+def test_an_undeclared_topic_does_not_exist_if_declarations_are_required() -> None:
     strict = UndeclaredTopics(are_refused=True)
     assert refusal(None, name=PLAIN, undeclared=strict).code is ServerError.TOPIC_NOT_FOUND
     open_topic = topic(require_claim=False)
@@ -257,7 +257,7 @@ def test_a_claim_that_names_a_mode_allows_that_mode() -> None:
 
 
 @pytest.mark.parametrize("require_claim", [True, False])
-def test_who_matches_a_claim_takes_over_only_if_it_says_so(require_claim: bool) -> None:
+def test_a_matching_claim_must_allow_the_takeover(require_claim: bool) -> None:
     declared = topic(require_claim=require_claim)
     modest, mighty = claim(), claim(allow=["lead", "takeover"])
     fencing = AccessMode.EXCLUSIVE_WITH_FENCING

@@ -209,7 +209,7 @@ def test_each_mistake_is_said_in_the_words_of_yaml(tmp_path: Path, spec: str, mi
         ("[" * (DEPTH_MAX + 1) + "]" * (DEPTH_MAX + 1), f", document 1, line 1: nested deeper than {DEPTH_MAX}"),
     ],
 )  # fmt: skip
-def test_what_is_no_resource_is_named_too(tmp_path: Path, text: str, mistake: str) -> None:
+def test_an_invalid_resource_is_named_in_the_error(tmp_path: Path, text: str, mistake: str) -> None:
     file = written(tmp_path, text)
     named = mistakes(file)
     assert named[0].startswith(f"{file}{mistake}")

@@ -55,7 +55,7 @@ def test_a_floor_is_no_record_and_no_group_is_called_like_one() -> None:
         check_text("group", EVERYBODYS, 256)
 
 
-def test_who_comes_next_begins_above_the_floor() -> None:
+def test_the_next_owner_begins_above_the_floor() -> None:
     before = Floors().after([(own_field("a", "r"), 7)]).begin("a", Ownership())
     answer = decide(before, OwnRequest(Owner(Identity("one")), 1))
     assert isinstance(answer, OwnershipGranted)
@@ -64,7 +64,7 @@ def test_who_comes_next_begins_above_the_floor() -> None:
     assert not isinstance(returning, OwnershipGranted)
 
 
-def test_what_may_be_dropped() -> None:
+def test_a_record_without_owner_may_be_dropped_below_the_limit() -> None:
     owner = Owner(Identity("one"))
     assert may_drop(Ownership(1, owner))
     assert may_drop(Ownership(GENERATION_DROPPED_MAX))

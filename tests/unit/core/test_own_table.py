@@ -96,7 +96,7 @@ def test_generation_0_succeeds_with_the_permission_and_never_goes_back(before: O
     assert answer.after.generation == before.generation + 1
 
 
-def test_who_only_returns_never_begins_anew() -> None:
+def test_a_request_that_only_returns_starts_no_generation() -> None:
     for before in (Ownership(), OWNED.released(), OWNED.left(), OWNED):
         asked = OwnRequest(replace(HOLDER, nonce="n2"), 5, only_returns=True, may_reset=True)
         assert isinstance(decide(before, asked), OwnershipDenied)
@@ -141,6 +141,6 @@ def test_a_record_is_named_by_group_and_resource() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a\x1fb", "line\n", "x" * (RESOURCE_BYTES_MAX + 1)])
-def test_what_no_resource_may_be_called(text: str) -> None:
+def test_an_invalid_resource_name_is_refused(text: str) -> None:
     with pytest.raises(Refused):
         canonical(text)

@@ -17,7 +17,7 @@ from onewriter_core.publishers import Publisher, decode_publisher, encode_publis
         (Publisher('a"\u00e9\n'), '{"subject":"a\\"\\u00e9\\n"}'),
     ],
 )
-def test_what_is_written_is_read_back(publisher: Publisher, text: str) -> None:
+def test_an_encoded_publisher_is_decoded_again(publisher: Publisher, text: str) -> None:
     assert encode_publisher(publisher) == text
     assert decode_publisher(text) == publisher
 
@@ -41,7 +41,7 @@ def test_what_is_written_is_read_back(publisher: Publisher, text: str) -> None:
         '{"subject":"alice","role":"admin"}',
     ],
 )
-def test_what_no_broker_writes_names_nobody(text: str) -> None:
+def test_a_text_that_no_broker_writes_names_no_publisher(text: str) -> None:
     assert decode_publisher(text) is None
 
 

@@ -44,7 +44,7 @@ def test_a_registration_is_the_same_for_all_partitions_and_names_of_its_holder()
 
 
 @pytest.mark.parametrize("shown", ["", "x", "\udc80", "ä" * 64])
-def test_what_is_no_registration_is_refused_without_an_error(shown: str) -> None:
+def test_an_invalid_registration_is_refused_without_an_error(shown: str) -> None:
     assert not is_registration(shown, registration_of(KEY, ORDERS, 7, WRITER))
 
 
@@ -76,12 +76,12 @@ def test_a_capability_counts_for_its_registration_app_and_time_alone() -> None:
         f"app.1.{'G' * 64}",
     ],
 )
-def test_what_is_no_capability_is_none(text: str) -> None:
+def test_an_invalid_capability_is_none(text: str) -> None:
     assert parse_capability(text) is None
 
 
 @pytest.mark.parametrize(("app", "expires"), [("a/b", 1), ("", 1), ("app", -1), ("app", 10**12)])
-def test_what_no_capability_can_say_is_an_error(app: str, expires: int) -> None:
+def test_an_app_or_expiry_that_no_capability_can_have_is_an_error(app: str, expires: int) -> None:
     with pytest.raises(ValueError, match="no capability"):
         capability_of("0" * 64, app, expires)
 

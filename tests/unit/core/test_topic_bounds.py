@@ -39,7 +39,7 @@ def asks(name: str, mode: AccessMode, partition: int = WHOLE) -> ProducerRequest
     return ProducerRequested(request, 0.0)
 
 
-def test_one_waiter_too_many_is_told_so() -> None:
+def test_a_waiter_above_the_limit_is_rejected() -> None:
     topic, _ = step(Topic(partitioned(0)), asks("A", EXCLUSIVE))
     topic, _ = step(topic, FenceStored(1, 1, 0.0))
     topic, _ = step(topic, asks("W", WAIT))
@@ -60,7 +60,7 @@ def test_one_waiter_too_many_is_told_so() -> None:
     )
 
 
-def test_one_request_too_many_for_a_partition_0_that_does_not_come() -> None:
+def test_a_request_held_back_above_the_limit_is_rejected() -> None:
     early = Request("early", "c", "early", EXCLUSIVE, 1, identity=Identity("early"))
     held_back = tuple(
         HeldBack(replace(early, registration=f"H{n}"), 2.0) for n in range(HELD_BACK_MAX)
@@ -89,7 +89,7 @@ def test_only_the_last_refused_groups_are_remembered_and_not_for_long() -> None:
     assert later.refused_groups == ()
 
 
-def test_one_request_too_many_for_the_claim_in_progress() -> None:
+def test_a_deferred_request_above_the_limit_is_rejected() -> None:
     topic, _ = step(Topic(partitioned(0)), FenceRequested("admin", None, 0.0))
     for number in range(DEFERRED_MAX):
         topic, effects = step(topic, asks(f"D{number}", EXCLUSIVE))

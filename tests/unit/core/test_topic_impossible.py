@@ -30,14 +30,14 @@ REQUEST = Request("A", "A", "A", AccessMode.EXCLUSIVE, identity=Identity("A"))
 FENCING, _ = step(FRESH, ProducerRequested(REQUEST, 0.0))
 
 
-def test_a_fence_that_nobody_asked_for() -> None:
+def test_the_result_of_a_fence_that_is_not_pending_raises() -> None:
     with pytest.raises(ImpossibleStep, match=r"FenceStored\(number=1, .* while Settled"):
         step(FRESH, FenceStored(1, 1, 0.0))
     with pytest.raises(ImpossibleStep, match="fence 2 refused while Fencing"):
         step(FENCING, FenceRefused(2, "", 0.0))
 
 
-def test_a_ledger_that_is_not_newer() -> None:
+def test_a_ledger_that_is_not_newer_raises() -> None:
     held, _ = step(FENCING, FenceStored(1, 5, 0.0))
     fencing = replace(REQUEST, registration="B", mode=AccessMode.EXCLUSIVE_WITH_FENCING)
     taken, _ = step(held, ProducerRequested(fencing, 0.0))
@@ -45,30 +45,30 @@ def test_a_ledger_that_is_not_newer() -> None:
         step(taken, FenceStored(2, 5, 0.0))
 
 
-def test_two_fences_at_once() -> None:
+def test_a_second_fence_raises_while_one_is_pending() -> None:
     with pytest.raises(ImpossibleStep, match=r"while Purpose\.GRANT is in progress"):
         start_fence(FENCING, Purpose.ROLL, (WHOLE,))
 
 
-def test_a_grant_to_nobody() -> None:
+def test_a_grant_without_a_group_raises() -> None:
     with pytest.raises(ImpossibleStep, match="needs a producer group"):
         start_fence(FRESH, Purpose.GRANT, (WHOLE,))
 
 
 @pytest.mark.parametrize("purpose", [Purpose.DEPOSE, Purpose.SHARE])
-def test_a_fence_of_a_partition_that_there_is_not(purpose: Purpose) -> None:
+def test_a_fence_of_a_missing_partition_raises(purpose: Purpose) -> None:
     fencing = replace(FRESH, fences_started=1, phase=Fencing(PendingFence(1, purpose, (7,))))
     with pytest.raises(ImpossibleStep, match="partition 7 was fenced, and there is none"):
         step(fencing, FenceStored(1, 1, 0.0))
 
 
-def test_a_holder_whom_nobody_knows() -> None:
+def test_a_partition_held_by_an_unknown_group_raises() -> None:
     held, _ = step(FENCING, FenceStored(1, 1, 0.0))
     with pytest.raises(ImpossibleStep, match="held by A, which is unknown"):
         step(replace(held, holders=()), ProducerGone("A", Departure.CLOSED, 0.0))
 
 
-def test_a_shared_producer_that_contends() -> None:
+def test_a_shared_producer_that_competes_raises() -> None:
     shared = replace(REQUEST, mode=AccessMode.SHARED)
     group = new_group(FRESH, shared, (WHOLE,), is_partitioned=False)
     with pytest.raises(ImpossibleStep, match="never competes"):

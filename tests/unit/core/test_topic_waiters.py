@@ -110,12 +110,12 @@ def test_waiters_are_counted_for_each_partition() -> None:
     assert waiters_by_partition(topic_of(LINE, FIFO)) == {WHOLE: 4}
 
 
-def test_nobody_is_promoted_to_what_is_not_free() -> None:
+def test_a_waiter_is_promoted_only_to_free_partitions() -> None:
     assert next_promoted(topic_of(LINE, PRIORITY), frozenset()) is None
     assert next_promoted(topic_of((), PRIORITY), frozenset({WHOLE})) is None
 
 
-def test_nobody_overtakes_a_group_that_waits_for_one_partition() -> None:
+def test_a_group_that_waits_for_one_partition_is_not_overtaken() -> None:
     group = waiter("group", 1, partitions=(0, 1))
     single = waiter("single", 2, partitions=(0,))
     other = waiter("other", 3, partitions=(2,))

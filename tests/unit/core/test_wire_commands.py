@@ -134,7 +134,7 @@ def test_every_type_has_a_message_of_its_number_and_name() -> None:
         ("ffffffffffffffffffffffffffff", "bytes that are not a command"),
     ],
 )
-def test_what_is_no_command_is_refused(written: str, complaint: str) -> None:
+def test_invalid_bytes_of_a_command_are_refused(written: str, complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         decode_command(bytes.fromhex(written))
 
@@ -200,7 +200,7 @@ def test_a_message_id_goes_to_protobuf_and_back() -> None:
     assert MessageId(1, 2).position == Position(1, 2)
 
 
-def test_what_cannot_be_encoded_is_our_mistake_and_loud() -> None:
+def test_an_unencodable_command_raises() -> None:
     with pytest.raises(EncodeError):
         encode_command(pb.CommandSuccess())
     with pytest.raises(KeyError):

@@ -77,9 +77,7 @@ def test_a_stream_may_be_cut_anywhere(cut: int) -> None:
         (send_frame(b"\x0e\x02\xff\xff\xff\xff" + ENTRY), "broker entry metadata is cut short"),
     ],
 )
-def test_what_cannot_be_a_frame_is_refused_after_the_good_frames(
-    damaged: bytes, complaint: str
-) -> None:
+def test_an_invalid_frame_is_refused_after_the_valid_frames(damaged: bytes, complaint: str) -> None:
     reader = FrameReader()
     stream = PING + damaged
     buffer = reader.get_buffer(65536)

@@ -226,9 +226,8 @@ async def _forgotten(
     Undecided.
     """
     topic_log = topic.runner.logs[partition]
-    state = await site.publishing.state_of(
-        topic_log
-    )  # the memory of this broker may lack what the store has
+    # The memory of this broker may lack what the store has.
+    state = await site.publishing.state_of(topic_log)
     found = [field for field in fields if field in state]
     if not found:
         return -1

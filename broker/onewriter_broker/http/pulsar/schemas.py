@@ -76,9 +76,8 @@ def _add_writes(router: Routes, site: Site) -> None:
     async def delete(request: web.Request) -> web.Response:
         schemas = await served(request)
         version = await schemas.delete(for_good=flag(request, "force"))
-        return web.json_response(
-            {"version": version}
-        )  # a bare number, unlike in the response to a new schema
+        # A bare number, unlike in the response to a new schema.
+        return web.json_response({"version": version})
 
     async def try_(request: web.Request) -> web.Response:
         schemas, schema = await served(request), _posted(await object_body(request))

@@ -1,4 +1,4 @@
-"""How many topics each host leads: what the Balanced policy chooses by.
+"""How many topics each host leads. The promotion policy Balanced chooses by these counts.
 
 A host is the node of a writer's pod; where nobody proves that, what the writer says
 (``onewriter.host``), else its address. This broker's own topics are counted at once, so that many
@@ -23,18 +23,18 @@ class LeaderLoads:
 
     def __init__(self, others: Callable[[], Mapping[str, int]] = dict) -> None:
         self.is_wanted = False
-        """Some topic is declared Balanced: the other brokers want to know."""
+        """Whether a topic is declared Balanced, so that the other brokers need the counts."""
         self._others = others
         self._hosts: dict[str, tuple[str, ...]] = {}
         self._counts: Counter[str] = Counter()
 
     def follow(self, declared: Iterable[ExclusiveTopic]) -> None:
-        """These topics are declared from now on, here and at the other brokers."""
+        """Set the declared topics, which all brokers have."""
         balanced = PromotionPolicy.BALANCED.value
         self.is_wanted = any(each.spec.promotion.policy.value == balanced for each in declared)
 
     def note(self, name: str, topic: Topic) -> None:
-        """Who leads a topic now; whoever is about to be granted it counts already."""
+        """Record the hosts that lead a topic. The winner of a pending grant counts already."""
         hosts = tuple(holder.host for holder in topic.holders)
         pending = topic.pending_fence
         if pending is not None and pending.purpose is Purpose.GRANT and pending.group is not None:
@@ -61,7 +61,7 @@ class LeaderLoads:
         return dict(self._counts.most_common(HOSTS_MAX)) if self.is_wanted else {}
 
     def elsewhere(self, name: str, hosts: Iterable[str]) -> Loads:
-        """What these hosts lead besides the topic of that name, in all the cluster."""
+        """The number of other topics that each host leads in the whole cluster."""
         others = self._others()
         here = Counter(self._hosts.get(name, ()))
         loads = {
@@ -71,7 +71,7 @@ class LeaderLoads:
 
 
 def may_promote(topic: Topic, event: Event) -> bool:
-    """Whether the event may have the machine choose among waiters by what their hosts lead."""
+    """Whether the event may make the machine choose among waiters by their hosts' counts."""
     if topic.policy is not PromotionPolicy.BALANCED or not topic.queue:
         return False
     # Who joins a line while somebody leads promotes nobody, and thousands may.

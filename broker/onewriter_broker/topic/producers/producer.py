@@ -44,26 +44,26 @@ RECENT_MIN = 1_024
 more, because they are forgotten by the run."""
 
 IDLE_CALLS_MAX = 16
-"""CLOSE_PRODUCER commands of one producer that wait for its receipts; a client sends one."""
+"""CLOSE_PRODUCER commands of a producer that may wait for its receipts. A client sends one."""
 
 SETTLE_LOOK_SECONDS = 0.2
 """Between two looks whether what was handed in before is refused, if nothing is stored meanwhile."""
 
 
 class ProducerChannel(Protocol):
-    """The connection as a producer sees it. Nothing here waits."""
+    """The interface of a connection for its producers. No method waits."""
 
     @property
     def client_version(self) -> str:
-        """What the client calls itself, for statistics."""
+        """The version that the client reports, for statistics."""
         ...
 
     def producer_ready(self, producer: Producer, epoch: int | None) -> None:
-        """Answer the PRODUCER command: it may write."""
+        """Answer the PRODUCER command: the producer may write."""
         ...
 
     def producer_waits(self, producer: Producer) -> None:
-        """Answer the PRODUCER command: it waits for its turn."""
+        """Answer the PRODUCER command: the producer waits in the queue."""
         ...
 
     def producer_refused(self, producer: Producer, code: ServerError, message: str) -> None:
@@ -71,7 +71,7 @@ class ProducerChannel(Protocol):
         ...
 
     def producer_closed(self, producer: Producer) -> None:
-        """Tell a producer that had been granted that it is closed."""
+        """Close a producer that was granted the topic."""
         ...
 
     def send_answered(self, frames: bytes, size: int) -> None:
@@ -79,15 +79,15 @@ class ProducerChannel(Protocol):
         ...
 
     def send_dropped(self, size: int) -> None:
-        """So many bytes are no longer pending and get no receipt."""
+        """Count ``size`` bytes as no longer pending. They get no receipt."""
         ...
 
     def guard_refused(self, producer: Producer, outcome: Outcome) -> None:
-        """Close a producer whose guard does not hold; everything it handed in is answered."""
+        """Close a producer whose guard was rejected, after all its entries were answered."""
         ...
 
     def drop(self, reason: str) -> None:
-        """Close the connection: its clients reconnect and resend what they have no receipt for."""
+        """Close the connection, so that the client reconnects and resends entries without a receipt."""
         ...
 
     def probe(self) -> None:
@@ -96,11 +96,11 @@ class ProducerChannel(Protocol):
 
     @property
     def hears_of_queue(self) -> bool:
-        """Whether the client understands how many wait behind it."""
+        """Whether the client understands notices about the queue."""
         ...
 
     def queue_changed(self, producer: Producer, waiting: int) -> None:
-        """Tell a holder, whose client understands it, how many wait behind it."""
+        """Notify a holder of the number of waiters, if its client understands the notice."""
         ...
 
 
@@ -118,7 +118,7 @@ class Lineage:
     _remembered: int = 0
 
     def resends(self, topic_log: TopicLog) -> Resends:
-        """What the newest connection may send again: stored entries, then those still pending."""
+        """Entries that the newest connection may resend: the stored ones, then the pending ones."""
         known = [entry for run in self.recent for entry in stored_entries(run)]
         pending = [entry for block in topic_log.undecided for entry in block.entries]
         pending += topic_log.waiting
@@ -135,7 +135,7 @@ class Lineage:
         return Resends(known, self.floor, contents if self.newest.is_exclusive else None)
 
     def note(self, run: Run) -> None:
-        """These entries are stored, behind those known."""
+        """Add stored entries after the known ones."""
         # A list, because an empty deque takes ten times its memory, for each idle producer.
         self.recent.append(run)
         self._remembered += len(run.marks)
@@ -207,15 +207,15 @@ class Producer:
         self.is_active = False
         self.is_granted = False
         self.is_stopped = False
-        """A fence that ends its right to write is under way."""
+        """Whether a fence that ends its right to write is under way."""
         self.is_answered = False
         """The client was told that it may write; not so while its lineage is read from the log."""
         self.epoch: int | None = None
         self.asked_priority = asked_priority
         self.properties = properties
         self.guard = guard
-        """What all its writes depend on."""
-        self.since_ms = 0  # when the topic was asked for, by the wall clock
+        """The guard of all its writes."""
+        self.since_ms = 0  # time of its request for the topic, on the wall clock
         self.pending = 0
         self._on_idle: tuple[Callable[[], None], ...] = ()
         self._has_published = False
@@ -224,7 +224,7 @@ class Producer:
         self.lineage = Lineage(self)
         self.resends: Resends | None = None
         self.filter: Filter | None = None
-        """While its log is deduplicated: takes what is new."""
+        """The filter of new entries while its log is deduplicated."""
 
     @property
     def is_exclusive(self) -> bool:
@@ -280,7 +280,7 @@ class Producer:
 
     @contextlib.contextmanager
     def progressing(self) -> Iterator[None]:
-        """Inside, something is published in its turn that it has not sent."""
+        """Suspend the progress deadline during an atomic publish under its epoch."""
         self._elsewhere += 1
         try:
             yield
@@ -338,7 +338,7 @@ class Producer:
         self._answered(1)
 
     def stop(self) -> None:
-        """Publish nothing more; resends that are still unanswered get no receipt."""
+        """Stop publishing. Resends without an answer get no receipt."""
         self.is_active = False
         if self.filter is not None:
             self.channel.send_dropped(self.filter.held_bytes)
@@ -363,11 +363,11 @@ class Producer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything handed in is answered, resends of what is still pending included."""
+        """Whether all entries are answered, including resends of pending entries."""
         return self.pending == 0 and (self.resends is None or not self.resends.is_owing)
 
     def when_idle(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once everything handed in is answered; at once if it is.
+        """Call ``then`` when all its entries are answered, or at once if they are.
 
         Raises ProtocolError when IDLE_CALLS_MAX wait for that already.
         """
@@ -385,7 +385,7 @@ class Producer:
                 then()
 
     def idle_seconds(self, now: float) -> float:
-        """How long it has not published, as seen by whoever asks regularly."""
+        """How long it has not published, as observed by regular calls."""
         is_publishing = self._has_published or self.pending > 0 or self._elsewhere > 0
         if is_publishing or self._last_progress_at == 0.0:
             self._has_published = False
@@ -393,7 +393,7 @@ class Producer:
         return now - self._last_progress_at
 
     def predecessor_stored(self, mark: Mark, highest_sequence_id: int, position: Position) -> None:
-        """An entry of the connection before this one is stored: answer its resend, if it came."""
+        """Answer the resend of an entry that the previous connection sent and that is now stored."""
         if self.resends is None:
             return
         size = self.resends.now_stored(mark, position)
@@ -422,7 +422,7 @@ class Producer:
 
 
 async def settled(topic_log: TopicLog, producer_name: str) -> None:
-    """Wait until nothing that producers of that name handed in is on its way into the log."""
+    """Wait until no entry of a producer with that name is on its way to the log."""
     pending = [entry for block in topic_log.undecided for entry in block.entries]
     senders = {entry[0] for entry in (*pending, *topic_log.waiting)}
     named = [s for s in senders if isinstance(s, Producer) and s.name == producer_name]

@@ -1,7 +1,7 @@
-"""Holders are told how many wait behind them, so that they may hand over (SharedState does).
+"""Notifies holders of the number of waiters, so that they can hand the topic over (SharedState does).
 
-Only those whose clients announced our extensions, when they are granted and whenever it changes;
-changes that follow each other closely are told as one.
+Only clients that announced onewriter's extensions get notices: at the grant and after each change. Changes in quick
+succession are combined into one notice.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from onewriter_core.topic.model import Topic
 from onewriter_core.topic.waiters import waiters_by_partition
 
 QUEUE_NOTICE_SECONDS = 0.05
-"""The least time between two tellings of one topic's holders."""
+"""Shortest time between two notices to the holders of a topic."""
 
 
 class ServedTopic(Protocol):
-    """A topic that is being served (runner.TopicRunner)."""
+    """A served topic (runner.TopicRunner)."""
 
     topic: Topic
 
@@ -28,7 +28,7 @@ class ServedTopic(Protocol):
 
 
 class QueueNotices:
-    """What the holders of one topic were told, and when they are told again."""
+    """The last notices to the holders of a topic, and the timer of the next one."""
 
     __slots__ = ("_served", "_timer", "_told", "_told_at")
 
@@ -39,14 +39,14 @@ class QueueNotices:
         self._timer: asyncio.TimerHandle | None = None
 
     def look(self) -> None:
-        """Something happened in the topic: tell its holders at the end of this turn, or soon."""
+        """Schedule a notice after a change in the topic: at the end of this tick, or soon."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
             due = max(loop.time(), self._told_at + QUEUE_NOTICE_SECONDS)
             self._timer = loop.call_at(due, self._tell)
 
     def close(self) -> None:
-        """Tell nobody any more."""
+        """Send no more notices."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

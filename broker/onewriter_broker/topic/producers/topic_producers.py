@@ -1,7 +1,7 @@
-"""The producers of one topic: let in behind those before them, stopped, and remembered for a while.
+"""The producers of one topic: admits them after their predecessors, stops them, and remembers them for a while.
 
-Whether one may write is the machine's decision (runner.py). What lives here: what a producer that
-comes back may send again, and what is kept of that for another broker.
+The topic machine decides which producer may write (runner.py). This module keeps what a returning producer may
+resend, also for the next broker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from onewriter_core.errors import Undecided
 from onewriter_core.topic.effects import Grant
 
 PREDECESSORS_MAX = 256
-"""Producers that left, remembered per topic so that they can resume without duplicates."""
+"""Departed producers that are remembered per topic, so that they can resume without duplicates."""
 
 
 class TopicProducers:
-    """Producers by their registrations. ``activated`` is told of each that was let in."""
+    """Producers by registration. ``activated`` is called with each admitted producer."""
 
     __slots__ = ("_activated", "_logs", "_predecessors", "_spawn", "deduplications", "producers")
 
@@ -46,7 +46,7 @@ class TopicProducers:
         self._predecessors: dict[tuple[int, str], Producer] = {}
 
     def stop(self, registration: str) -> Producer | None:
-        """Forget a producer; what it handed to the store is still answered to it."""
+        """Remove a producer. Its entries in the store are still answered."""
         producer = self.producers.pop(registration, None)
         if producer is None:
             return None
@@ -60,7 +60,7 @@ class TopicProducers:
         return producer
 
     def grant(self, effect: Grant) -> None:
-        """The producer may write: at once, or when what came before it is known."""
+        """Let a producer write, at once or after the entries of its predecessor are known."""
         producer = self.producers[effect.registration]
         producer.name = effect.producer_name
         producer.epoch = effect.epoch
@@ -71,18 +71,18 @@ class TopicProducers:
             self._admit(producer, effect)
 
     async def _admit_when_settled(self, producer: Producer, effect: Grant) -> None:
-        """It is told what its name has stored: nothing of that may be on its way any more."""
+        """Wait for pending entries of the producer's name, because the answer contains the last stored one."""
         await settled(producer.topic_log, producer.name)
         if self._is_waited_for(producer, effect):
             self._admit(producer, effect)
 
     def _is_waited_for(self, producer: Producer, effect: Grant) -> bool:
-        """Whether it is still there, and has lost nothing of what it was granted."""
+        """Whether the producer is still registered, and its grant still applies."""
         is_there = self.producers.get(effect.registration) is producer
         return is_there and not producer.is_stopped
 
     def _admit(self, producer: Producer, effect: Grant) -> None:
-        """Let a producer write, behind what the connections before it handed in."""
+        """Let a producer write, after the entries of its earlier connections."""
         # Only who was granted before carries a topic epoch. The reconnect counter says nothing:
         # clients raise it between two attempts at a first creation, too, and a new producer whose
         # sequence ids were taken for its namesake's would get receipts for what is not stored.
@@ -123,14 +123,14 @@ class TopicProducers:
             self._activate(producer)
 
     def deduplicate(self, *, is_on: bool) -> None:
-        """Begin or end deduplication of what is handed in from now on."""
+        """Begin or end the deduplication of later entries."""
         self.deduplications.switch(is_on=is_on)
         for producer in self.producers.values():
             if producer.is_answered:
                 producer.deduplicate(self.deduplications.of(producer.request.partition))
 
     def state(self, partition: int, epoch: int) -> dict[str, str]:
-        """State fields that let another broker know a resend when the log's tail is trimmed."""
+        """State fields with which another broker recognises resends after a trim of the log's tail."""
         # First what another broker left: its producers may come back after this fence only.
         last = {
             name: kept

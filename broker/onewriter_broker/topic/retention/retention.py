@@ -26,22 +26,22 @@ from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
 from onewriter_core.log_format.field_names import LEDGER_ENDS, TRIMMED
 
 STRETCHES_MAX = 256
-"""Stretches that a log is measured in; when there are more, neighbours are joined."""
+"""Most stretches into which a log is divided. Beyond that, neighbours are joined."""
 
 SWEEP_BYTES_MAX = 16 * 1024 * 1024
-"""Bytes of a log that one sweep reads from the store to measure them; the next one goes on."""
+"""Bytes of a log that one sweep reads from the store. The next sweep continues."""
 
 READ_BLOCKS_MAX = 256
-"""Blocks that one such read asks for at most."""
+"""Most blocks in one read."""
 
 TRIMS_MAX = 20
-"""Trim calls of one sweep; the store drops at most 1000 blocks in each."""
+"""Most trim calls of one sweep. The store drops at most 1000 blocks in each."""
 
 MARKERS_MAX = 16
-"""Markers in front of a cut that are passed over in search of the last entry there."""
+"""Markers before a cut that are skipped in the search for the last entry."""
 
 LEDGER_ENDS_MAX = 8
-"""Ledgers of a log whose end is noted when it is cut; of more, the oldest are forgotten."""
+"""Ledgers of a log whose ends are stored at a cut. The oldest are dropped beyond that."""
 
 _CUT_FIELDS = (TRIMMED, LEDGER_ENDS)
 """State fields of a cut."""
@@ -65,7 +65,7 @@ class Stretch:
 
     @property
     def weight(self) -> int:
-        """About so many bytes it takes in the store."""
+        """Approximate size in the store, in bytes."""
         return stored_size(self.bytes, self.entries, self.blocks)
 
 
@@ -76,7 +76,7 @@ def trim_before(
     marker: Position,
     now_ms: int,
 ) -> Position | None:
-    """The position below which the log may go; None: nothing goes.
+    """The position before which the log may be trimmed. None: nothing may be trimmed.
 
     ``stretches`` are the log from its beginning, perhaps not to its end: what is not measured yet
     counts as nothing, so that too little is cut, never too much. ``lowest_retained`` is how far the
@@ -107,7 +107,7 @@ def trim_before(
 
 
 def unacknowledged_from(policy: RetentionPolicy, lowest_retained: Position | None) -> Position:
-    """From where on a log is kept for its durable subscriptions; past everything: nothing is."""
+    """The position from which a log is kept for its durable subscriptions. The highest position: nothing is kept."""
     if not policy.keep_unacknowledged or lowest_retained is None:
         return Position(NUMBER_MAX, NUMBER_MAX)
     return Position(lowest_retained.ledger, lowest_retained.entry + 1)
@@ -147,11 +147,11 @@ class Measured:
 
     @property
     def begins(self) -> Position:
-        """The first block that is known; past everything when none is."""
+        """The first known block, or the highest position if none is known."""
         return self.stretches[0].start if self.stretches else Position(NUMBER_MAX, NUMBER_MAX)
 
     def add(self, block: StoredBlock) -> None:
-        """The next block of the log."""
+        """Add the next block of the log."""
         size, entries, time_ms = 0, 0, _time(block)
         if isinstance(block, Block):
             size, entries = len(block.payload), len(block.lengths)
@@ -175,17 +175,17 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What calls to the store did: about how many blocks went, and whether the last one was refused."""
+    """The result of trim calls: the approximate number of dropped blocks, and whether the last call was rejected."""
 
     blocks: int = 0
     was_refused: bool = False
 
 
 class Retention:
-    """Keeps a broker's logs within what was declared for them.
+    """Trims a broker's logs to their retention policies.
 
-    Remembers what it has measured of each log; after a change of broker that begins anew, a part in
-    each sweep. Not to be used for one log by two tasks at once.
+    It remembers the measurements of each log. The next broker measures again, a part in each sweep. Two tasks must
+    not use it for one log at the same time.
     """
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ class Retention:
 
     @property
     def has_measured(self) -> bool:
-        """Whether anything is remembered of any log."""
+        """Whether it remembers a measurement of any log."""
         return bool(self._measured)
 
     async def sweep(
@@ -249,11 +249,11 @@ class Retention:
         return dropped
 
     def forget(self, topic_log: TopicLog) -> None:
-        """The log is not served here any more, or no longer bounded."""
+        """Forget a log that has no bound any more, or that this broker does not serve."""
         self._measured.pop(str(topic_log.name), None)
 
     def forget_closed(self) -> None:
-        """Logs are served elsewhere: keep nothing of them."""
+        """Forget the closed logs."""
         for name in [name for name, each in self._measured.items() if each.topic_log.is_closed]:
             del self._measured[name]
 
