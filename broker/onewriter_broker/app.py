@@ -274,8 +274,15 @@ class Broker:
         )
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run work that belongs to the whole broker; an unexpected error ends the broker."""
-        return self._tasks.create_task(work)
+        """Run work that belongs to the whole broker; an unexpected error ends the broker.
+
+        Raises RuntimeError while the broker ends because of such an error.
+        """
+        try:
+            return self._tasks.create_task(work)
+        except RuntimeError:
+            work.close()  # Python before 3.13 would warn some time later that it never ran
+            raise
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop``; then give the buckets back and stop in order."""
