@@ -389,8 +389,12 @@ def test_every_promise_holds_in_a_large_scope(name: str) -> None:
     [
         (forgetting_who_serves, "holders that serve close and hand over", "no grant while"),
         (forgetting_who_serves, "a winner waits until no other holder serves", "no grant while"),
-        (queueing_without_the_check, "two waiters", "a new epoch is granted out of a stored fence"),
-        (removal_of_whoever_holds, "two fencers", "who is removed is told"),
+        (
+            queueing_without_the_check,
+            "two waiters",
+            "a new epoch is granted only after a stored fence",
+        ),
+        (removal_of_whoever_holds, "two fencers", "a removed producer is notified"),
     ],
 )
 def test_a_mutant_is_found_in_the_smallest_scope(rules: Rules, name: str, predicate: str) -> None:
