@@ -185,8 +185,7 @@ class Filter:
     def receipts(
         self, producer_id: int, first: Position, numbers: Sequence[tuple[int, int]]
     ) -> tuple[bytes, int]:
-        """The receipts of entries from ``first`` on and of the duplicates between them, and the duplicates'
-        bytes.
+        """The receipts of entries from ``first`` on and of duplicates between them, and the duplicates' bytes.
 
         ``numbers`` are the entries' (sequence id, highest sequence id).
         """

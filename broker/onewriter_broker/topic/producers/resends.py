@@ -68,8 +68,7 @@ class Seen(enum.Enum):
 
 
 class Floor(NamedTuple):
-    """All entries up to a sequence id and a publish time are stored. The time is in milliseconds of the
-    producer's clock.
+    """All entries up to a sequence id and a publish time, in milliseconds of the producer's clock, are stored.
 
     An entry must satisfy both conditions: ids decrease when a client starts to count from 0, and several
     entries share a millisecond. The chunks of a message share both, so only the chunks up to ``chunk`` are
@@ -168,8 +167,7 @@ class Resends:
         return sum(known.resent_bytes or 0 for known in self.known if known.position is None)
 
     def _rewritten(self, send: Send, payload: memoryview) -> list[Known]:
-        """The entry with the same number and content, for a client that writes its metadata again before a
-        resend.
+        """The entry with the same number and content, for a client that rewrites its metadata before a resend.
 
         No stock client does that. If ids ever decreased, or an entry was resent byte for byte, an equal number
         proves nothing.
