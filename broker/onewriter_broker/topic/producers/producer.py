@@ -236,7 +236,7 @@ class Producer:
         return NOTHING_STORED if self.filter is None else self.filter.last_sequence_id
 
     def deduplicate(self, deduplication: Deduplication | None) -> None:
-        """Begin or end deduplication. A connection that waits for receipts of resends is closed and has to resend."""
+        """Begin or end deduplication. A client that waits for receipts of resends or duplicates must resend."""
         is_owing = self.resends is not None and self.resends.is_owing
         if is_owing or (self.filter is not None and self.filter.held_bytes):
             self.channel.drop("deduplication of the topic begins or ends")
@@ -434,7 +434,7 @@ async def settled(topic_log: TopicLog, producer_name: str) -> None:
     try:
         while any(sender.pending for sender in named):
             moved.clear()
-            # An entry may also be refused, which moves nothing.
+            # A rejected entry does not call the watcher.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(moved.wait(), SETTLE_LOOK_SECONDS)
     finally:

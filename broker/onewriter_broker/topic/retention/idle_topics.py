@@ -148,7 +148,8 @@ class IdleTopics:
     ) -> _Visited | None:
         """Trim one log if part of it is due. None: visit it again in the next round.
 
-        ``keeps_keys``: entries that were not compacted stay. If a compaction is due, the topic is loaded.
+        ``keeps_keys``: entries that were not compacted stay. If such entries are due
+        for a trim, the topic is loaded.
         """
         await asyncio.sleep(PAUSE_SECONDS)
         state = await self._store.read_state(name, replid=holding.binding.replid)
