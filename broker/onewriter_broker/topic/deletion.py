@@ -26,18 +26,18 @@ from onewriter_core.log_format.field_names import (
 
 
 async def delete(topics: Topics, base: TopicName, *, only_if_empty: bool = False) -> bool:
-    """Delete a topic: trim its logs to nothing, leave tombstones that keep the epochs.
+    """Delete a topic: trim its logs completely, and leave tombstones that keep the epochs.
 
-    Producers and consumers are closed; whoever looks the topic up meanwhile is told to come again,
-    and then finds a new one. False: it has entries, was to be deleted ``only_if_empty``, and keeps
-    them. Raises Refused, Unavailable, Undecided; for the latter two call it again.
+    Producers and consumers are closed. Look-ups meanwhile get a retryable error and then find a new topic.
+    False: ``only_if_empty`` was set, the topic has entries, and it keeps them. Raises Refused, Unavailable,
+    Undecided; after the latter two, call it again.
     """
     topic = await topics.serve_existing(base)
     if only_if_empty and not await _is_empty(topic.runner.logs.values()):
         return False
     async with topics.shut(topic, "the topic was deleted") as runner:
         logs = list(runner.logs.values())
-        # Once more behind the fence: from here on nobody appends.
+        # Check again after the fence, because no producer can append from here on.
         if only_if_empty and not await _is_empty(logs):
             return False
         for topic_log in logs:
@@ -47,7 +47,7 @@ async def delete(topics: Topics, base: TopicName, *, only_if_empty: bool = False
 
 
 async def _is_empty(logs: Iterable[TopicLog]) -> bool:
-    """Whether no ledger of any of them has an entry left. Raises Undecided."""
+    """Whether none of the logs has an entry. Raises Undecided."""
     for topic_log in logs:
         if topic_log.undecided or topic_log.waiting:
             return False
@@ -57,9 +57,9 @@ async def _is_empty(logs: Iterable[TopicLog]) -> bool:
 
 
 async def erase(topic_log: TopicLog) -> None:
-    """Drop all blocks below the marker of a log that was just fenced, and what was kept of them.
+    """Drop all blocks below the marker of a log that was just fenced, and the state derived from them.
 
-    Raises Unavailable when the log has moved on, Undecided when the store does not answer.
+    Raises Unavailable if the log has moved on, Undecided if the store does not answer.
     """
     binding, marker = topic_log.binding, Position(topic_log.ledger, 0)
     forgotten = (CURSOR_PREFIX, SCHEMA_PREFIX, VERSION_PREFIX, OWNER_PREFIX, LAYOUT_PREFIX)

@@ -1,4 +1,4 @@
-"""What the first pass of a compaction finds: the newest message of each key, and what they weigh."""
+"""The result of a compaction's first pass: the newest message of each key, and the size of these messages."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from onewriter_broker.log.topic_log.batches import BATCH_MESSAGES_MAX, Chunk, Cl
 from onewriter_core.errors import OnewriterError
 
 OPEN_CHUNKS_MAX: Final = 1_000
-"""Messages in chunks that may be under way at once; of more, the oldest count as given up."""
+"""Chunked messages that may be incomplete at once. Beyond it, the oldest one counts as abandoned."""
 
 _BATCH_BITS: Final = BATCH_MESSAGES_MAX.bit_length()
-"""A message's number is its entry's ordinal and its index in the batch; none that is opened has more."""
+"""A message's number consists of the ordinal of its entry and its index in the batch. No opened batch has more
+messages."""
 
 
 class CompactionRefused(OnewriterError):
-    """The log cannot be compacted now; the message says why, and what would help."""
+    """The log cannot be compacted now. The message states the reason and what would help."""
 
 
 class NoRoom(CompactionRefused):
-    """The view would need more of the store's memory than it may have."""
+    """The view would need more of the store's memory than it may use."""
 
     def __init__(self, needed_bytes: int, room_bytes: float) -> None:
         super().__init__(
@@ -32,25 +33,25 @@ class NoRoom(CompactionRefused):
 
 
 def footprint(size: int, entries: int) -> int:
-    """About what a view of so many bytes takes of the store's memory, rather more than less.
+    """Estimate how much of the store's memory a view of ``size`` bytes takes. The estimate is rather too high.
 
-    A quarter more, as allocators round up; and what is kept of each entry beside its bytes.
+    It adds a quarter, because allocators round up, and the overhead of each entry.
     """
     return size + size // 4 + 64 * entries
 
 
 @dataclass(slots=True)
 class Newest:
-    """What the first pass finds: by key the number of its newest message."""
+    """The result of the first pass: for each key, the number of its newest message."""
 
     keys_max: int
     numbers: dict[bytes, int] = field(default_factory=dict)
     removed: int = 0
-    """Messages that a later one of their key made superfluous, or that have no key."""
+    """Messages that a later message of their key replaced, or that have no key."""
     parts: dict[int, array[int]] = field(default_factory=dict)
-    """By the number of a message in chunks the ordinals of its entries."""
+    """For each chunked message, by its number: the ordinals of its entries."""
     size: int = 0
-    """About how many bytes stay; of a batch each message counts as much as another."""
+    """Approximate number of bytes that stay. All messages of a batch count as equally large."""
     closed: int = 0
     _open: dict[str, array[int]] = field(default_factory=dict)
     _open_bytes: dict[str, int] = field(default_factory=dict)
@@ -58,11 +59,11 @@ class Newest:
 
     @property
     def footprint(self) -> int:
-        """About what the view will take of the store's memory."""
+        """Estimated use of the store's memory by the view."""
         return footprint(self.size, len(self.numbers) + self.closed)
 
     def add(self, ordinal: int, content: Content, size: int = 0) -> None:
-        """The next entry, of so many bytes. Raises CompactionRefused at the bound."""
+        """Add the next entry, of ``size`` bytes. Raises CompactionRefused at the bound."""
         if isinstance(content, Closed):
             self.size += size
             self.closed += 1
@@ -113,9 +114,9 @@ class Newest:
             self.removed += is_replaced
 
     def chunks(self, since: int) -> set[int]:
-        """The ordinals of all chunks that stay: of newest messages, and of those still under way.
+        """The ordinals of all chunks that stay: those of newest messages, and those of incomplete messages.
 
-        What was under way already in the view before, whose entries end at ``since``, was given up.
+        A message that was incomplete already in the former view, whose entries end at ``since``, was abandoned.
         """
         kept = {part for parts in self.parts.values() for part in parts}
         for parts in self._open.values():
@@ -124,7 +125,7 @@ class Newest:
         return kept
 
     def kept(self, ordinal: int, content: Content, chunks: set[int]) -> set[int] | None:
-        """The indexes of the entry's messages that stay, -1 for its only one; None: all of them."""
+        """The indexes of the entry's messages that stay; -1 stands for its only message. None: all stay."""
         if isinstance(content, Closed):
             return None
         if isinstance(content, Chunk):

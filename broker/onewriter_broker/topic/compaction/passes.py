@@ -1,13 +1,13 @@
-"""Compaction by key: a view of the log in which each key has its newest message only.
+"""Compaction by key: writes a view of the log that has only the newest message of each key.
 
-Two passes, as in Pulsar: the first finds the newest message of each key, the second copies what the
-first has found, at its original position. Both read the view before, if there is one, and then the
-log behind its horizon up to the watermark; an empty message removes its key, messages without a key
-are left out, and what cannot be opened is kept as it is. The log itself is not touched: its markers,
-its token and its epochs stay whatever becomes of an attempt.
+There are two passes, as in Pulsar. The first pass finds the newest message of each key. The second pass copies
+these messages, at their original positions. Both passes read the former view, if there is one, and then the log
+after the view's horizon up to the watermark. An empty message removes its key. The view leaves out messages
+without a key, and keeps entries that cannot be opened unchanged. Compaction does not change the log: its
+markers, its token and its epochs stay, whether the attempt succeeds or fails.
 
-An attempt writes to a slot that no reader sees, and only its last step makes that the view. It is
-given up, and nothing is changed, whenever the store does not answer or the log has moved on.
+An attempt writes to a view slot that no reader sees. Only its last step makes that slot the current view. If
+the store does not answer or the log has moved on, the attempt ends and the view stays as it was.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ from onewriter_core.log_format.field_names import COMPACTED, COMPACTING
 from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
 
 READ_ENTRIES: Final = 4096
-"""Entries that one read of the log asks for."""
+"""Entries that one read of the log requests."""
 
 TICK_ENTRIES: Final = 16
-"""Entries looked at before others get a turn of the event loop,"""
+"""Entries processed between two yields to the event loop."""
 
 TICK_BYTES: Final = 32 * 1024
-"""or so many bytes of them, opened,"""
+"""Bytes of opened entries between two yields to the event loop. A larger entry is opened in a thread."""
 
 TICK_MESSAGES: Final = 512
-"""or so many messages; an entry with more of either is opened in a thread."""
+"""Messages between two yields to the event loop. An entry with more messages is opened in a thread."""
 
 ROLL_LOOKS: Final = 5
 ROLL_LOOK_SECONDS: Final = 0.2
-"""How often, and how far apart, a write is tried that was refused while the log rolled."""
+"""A write that was refused while the log rolled is tried this often, with this time between attempts."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """Lets others have their turn of the event loop."""
+    """Yields to the event loop at regular intervals."""
 
     entries: int = 0
     size: int = 0
     messages: int = 0
 
     async def content(self, entry: memoryview) -> Content:
-        """Take an entry apart, a large one in a thread."""
+        """Parse an entry, a large one in a thread."""
         cost = _cost(entry)
         await self.tick(cost)
         if _is_large(cost):
@@ -87,13 +87,13 @@ class Pace:
         return content_of(entry)
 
     async def without(self, entry: memoryview, kept: set[int]) -> bytes:
-        """An entry less some of its messages."""
+        """Return an entry without the messages that are not in ``kept``."""
         if _is_large(_cost(entry)):
             return await asyncio.to_thread(without, entry, kept)
         return without(entry, kept)
 
     async def tick(self, cost: Cost) -> None:
-        """So much was or will be done."""
+        """Count the cost of an entry. Yields to the event loop if a bound is reached."""
         self.entries += 1
         self.size += cost.size
         self.messages += cost.messages
@@ -104,7 +104,7 @@ class Pace:
 
 
 def _cost(entry: memoryview) -> Cost:
-    """As ``cost_of``; of what is stored as something large not even the metadata is looked at."""
+    """As ``cost_of``, but it does not parse the metadata of an entry whose stored size is large."""
     return Cost(len(entry), 1) if len(entry) > TICK_BYTES else cost_of(entry)
 
 
@@ -114,13 +114,13 @@ def _is_large(cost: Cost) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What an attempt reads, the same in both passes."""
+    """The input of an attempt, which is the same in both passes."""
 
     topic_log: TopicLog
     view: View | None
     horizon: Position
     check: Callable[[], None]
-    """Raises when the attempt is to be given up."""
+    """Raises an error if the attempt must end."""
 
     async def blocks(self) -> AsyncIterator[Block]:
         """Consecutive entries, in order."""
@@ -129,7 +129,7 @@ class Source:
             number = 0
             while number < self.view.blocks:
                 self.check()
-                # One by one when they are large: what is in memory at once is bounded.
+                # Large blocks are read one by one, which bounds the memory in use.
                 found = await self.topic_log.compacted.read_blocks(
                     self.view, number, max(1, min(VIEW_BLOCKS_MAX, READ_BYTES // BLOCK_BYTES_MAX))
                 )
@@ -153,7 +153,7 @@ class Source:
 
 
 def _cut(block: Block, start: int, stop: int) -> Block:
-    """Some of a block's entries."""
+    """A range of a block's entries."""
     if (start, stop) == (0, len(block.lengths)):
         return block
     ends = [0, *accumulate(block.lengths)]
@@ -172,21 +172,22 @@ async def _unbounded() -> float:
 
 @dataclass(slots=True)
 class ViewWriter:
-    """Gathers entries into blocks, and writes each to the attempt's slot.
+    """Combines entries into blocks, and writes each block to the attempt's slot.
 
-    Where a block has no room any more, all of them are dropped, and what would follow is weighed only:
-    ``finish`` raises NoRoom then, which says what is needed.
+    If the store has too little memory for a block, the writer drops all written blocks and only measures the
+    rest. ``finish`` then raises NoRoom with the required memory.
     """
 
     topic_log: TopicLog
     attempt: Attempt
     check: Callable[[], None]
     room_bytes: float = math.inf
-    """As much of the store's memory it may take,"""
+    """The memory of the store that the view may take."""
     observed_room_bytes: Callable[[], Awaitable[float]] = _unbounded
-    """and no more with the next block than that: others use up the store's memory, too."""
+    """Reads the memory that the store has left. The next block takes at most that much, because other writers
+    use the store's memory, too."""
     lacked_bytes: float | None = None
-    """As much it could take, when that was too little."""
+    """The memory that was available when it was too little."""
     blocks: int = 0
     entries: int = 0
     size: int = 0
@@ -200,7 +201,7 @@ class ViewWriter:
     _gathered: int = 0
 
     async def add(self, position: Position, entry: bytes, messages: int, mask: int | None) -> None:
-        """The next entry that stays; ``mask`` as in CompactedBlock."""
+        """Add the next entry that stays. ``mask`` is as in CompactedBlock."""
         offset = position.entry - self._first.entry
         is_full = (
             position.ledger != self._first.ledger
@@ -220,13 +221,13 @@ class ViewWriter:
         self._gathered += len(entry)
 
     async def finish(self) -> None:
-        """Write what is left. Raises NoRoom."""
+        """Write the remaining entries. Raises NoRoom."""
         await self.flush()
         if self.lacked_bytes is not None:
             raise NoRoom(footprint(self.size, self.entries), self.lacked_bytes)
 
     async def _has_room(self, size: int, entries: int) -> bool:
-        """Whether another block of so many bytes may be written; if not, nothing stays written."""
+        """Whether another block of ``size`` bytes may be written. If not, all written blocks are dropped."""
         if self.lacked_bytes is None:
             taken = footprint(self.size, self.entries)
             room = min(self.room_bytes - taken, await self.observed_room_bytes())
@@ -236,7 +237,7 @@ class ViewWriter:
         return self.lacked_bytes is None
 
     async def flush(self) -> None:
-        """Write what was gathered."""
+        """Write the gathered entries as one block."""
         if not self._offsets:
             return
         payload, lengths = b"".join(self._payloads), [len(entry) for entry in self._payloads]
@@ -276,12 +277,12 @@ class ViewWriter:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction has done."""
+    """The result of a compaction."""
 
     view: View
     former: View | None
     removed: int
-    """Messages that were left out."""
+    """Messages that the view leaves out."""
 
 
 async def compact(
@@ -292,13 +293,12 @@ async def compact(
     check: Callable[[], None],
     room_bytes: Callable[[], Awaitable[float]] = _unbounded,
 ) -> Compacted:
-    """Compact a log up to its watermark, and make that the view that counts.
+    """Compact a log up to its watermark, and make the result the current view.
 
-    ``check`` is called again and again and raises what is to end the attempt. ``room_bytes`` is asked
-    once it is known what the view weighs, and of the store's memory it takes no more than that; and
-    before each block, which takes no more than that, either. Raises
-    CompactionRefused, Undecided and Unavailable: then nothing has changed. The former view is still
-    there for those who read it; ``drop_unused`` drops it.
+    ``check`` is called repeatedly. It raises an error to end the attempt. ``room_bytes`` is called when the
+    size of the view is known, and again before each block. The whole view takes at most the result of the first
+    call, and each block at most the result of its call. Raises CompactionRefused, Undecided and Unavailable;
+    the view is then unchanged. The former view stays for its readers until ``drop_unused`` drops it.
     """
     compacted = topic_log.compacted
     horizon, view = topic_log.committed, await compacted.view()
@@ -329,7 +329,7 @@ async def compact(
 
 
 async def _begin(topic_log: TopicLog) -> Attempt:
-    """Empty the slot that does not count, and have it to oneself."""
+    """Empty the unused slot, and reserve it for this attempt."""
     store, name = topic_log.store.compacted, topic_log.name
     binding, _ = binding_of(topic_log)
     counts = view_of({COMPACTED: await store.named(name, replid=binding.replid)})
@@ -342,7 +342,7 @@ async def _begin(topic_log: TopicLog) -> Attempt:
 
 
 async def _find(source: Source, keys_max: int) -> tuple[Newest, int]:
-    """The first pass: the newest messages, and how many entries the view before has."""
+    """The first pass. Returns the newest messages and the number of entries in the former view."""
     newest, pace, ordinal, since = Newest(keys_max), Pace(), 0, 0
     async for block in source.blocks():
         if source.view is not None and block.position <= source.view.horizon:
@@ -354,7 +354,7 @@ async def _find(source: Source, keys_max: int) -> tuple[Newest, int]:
 
 
 async def _copy(source: Source, newest: Newest, chunks: set[int], writer: ViewWriter) -> None:
-    """The second pass."""
+    """The second pass: copy the entries that stay."""
     pace, ordinal = Pace(), 0
     async for block in source.blocks():
         masks = block.masks if isinstance(block, Piece) else {}
@@ -370,7 +370,7 @@ async def _copy(source: Source, newest: Newest, chunks: set[int], writer: ViewWr
 
 
 def _entries(block: Block) -> list[tuple[Position, memoryview, int]]:
-    """A block's entries: where each stands, its bytes, how many permits it costs."""
+    """A block's entries: the position, the bytes and the number of permits of each."""
     ledger, first = block.position
     view, start = memoryview(block.payload), 0
     found: list[tuple[Position, memoryview, int]] = []
@@ -390,7 +390,10 @@ async def _finish(topic_log: TopicLog, attempt: Attempt, view: View) -> None:
 
 
 async def drop_unused(topic_log: TopicLog) -> None:
-    """Drop what no reader sees of a log's views, whoever left it. Raises Undecided, Unavailable."""
+    """Drop all slots of a log's views that no reader sees, whichever broker left them.
+
+    Raises Undecided, Unavailable.
+    """
     binding, _ = binding_of(topic_log)
     named = await topic_log.store.compacted.named(topic_log.name, replid=binding.replid)
     counts = view_of({COMPACTED: named})
@@ -401,7 +404,7 @@ async def drop_unused(topic_log: TopicLog) -> None:
 
 
 async def drop_slot(topic_log: TopicLog, slot: int) -> None:
-    """Drop a slot that does not count, in bounded steps. Raises Undecided, Unavailable."""
+    """Drop an unused slot, in bounded steps. Raises Undecided, Unavailable."""
     left: Outcome | int = DROP_BLOCKS_MAX
     while left != 0:
         binding, token = binding_of(topic_log)
@@ -411,9 +414,9 @@ async def drop_slot(topic_log: TopicLog, slot: int) -> None:
 
 
 async def guarded(topic_log: TopicLog, write: Callable[[Binding, str], Awaitable[Outcome]]) -> None:
-    """Make a guarded write under the log's present token; what is refused was not written.
+    """Write under the log's current token. A refused write was not stored.
 
-    A token that was out of date is no end: the log rolls now and then. Raises Undecided and
+    A refused token does not end the attempt at once, because the log rolls occasionally. Raises Undecided and
     Unavailable.
     """
     for _ in range(ROLL_LOOKS):
@@ -432,7 +435,7 @@ async def guarded(topic_log: TopicLog, write: Callable[[Binding, str], Awaitable
 
 
 def binding_of(topic_log: TopicLog) -> tuple[Binding, str]:
-    """What a log is written under now; raises Unavailable when it is not open here."""
+    """The binding and token for writes to a log. Raises Unavailable if the log is not open here."""
     binding = topic_log.binding
     if binding is None or topic_log.is_closed:
         raise Unavailable(f"{topic_log.name} is not open here")

@@ -1,8 +1,9 @@
-"""When logs are compacted: on request, when enough has come behind the horizon, when retention waits.
+"""Decides when a log is compacted: on request, when enough was added after the horizon, or if retention waits.
 
-One log after the other, whoever asked first. What one attempt does is compaction.py's. Near the end of
-the store's memory only those are compacted that retention waits for, because that frees memory, and
-only if the view fits into what is left: the log is not cut without it, and says why.
+Logs are compacted one after the other, in the order of the requests. passes.py does the work of one attempt.
+When the store's memory is almost full, only logs that retention waits for are compacted, because that frees
+memory, and only if the view fits into the remaining memory. Without the view, retention does not cut the log,
+and the status states the reason.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from onewriter_core.ids import TopicName
 from onewriter_core.log_format.field_names import COMPACTED, COMPACTING
 
 LOOK_SECONDS: Final = 2.0
-"""Between two looks at which logs are due."""
+"""Time between two checks for logs that are due."""
 
 LINGER_SECONDS: Final = 60.0
-"""How long a view that counts no more is kept for those who still read it."""
+"""How long a replaced view is kept for its readers."""
 
 RETRY_SECONDS: Final = 30.0
-"""After an attempt that failed, before a log is compacted again of the broker's own accord."""
+"""Time after a failed attempt before the broker compacts the log again without a request."""
 
 NO_ROOM_RETRY_SECONDS: Final = 600.0
-"""The same after one whose view did not fit into the store, unless there is room for it earlier."""
+"""The same time if the view did not fit into the store. It ends early if the store has room again."""
 
 REQUESTS_MAX: Final = 10_000
 """Logs that may wait to be compacted."""
@@ -45,7 +46,7 @@ log = structlog.get_logger(__name__)
 
 
 class Progress(enum.Enum):
-    """Of a log's newest compaction here; the values are Pulsar's words."""
+    """State of a log's latest compaction on this broker. The values are Pulsar's."""
 
     NOT_RUN = "NOT_RUN"
     RUNNING = "RUNNING"
@@ -55,7 +56,7 @@ class Progress(enum.Enum):
 
 @dataclass(slots=True)
 class CompactionStatus:
-    """What is known of one log's compactions, since this broker serves it."""
+    """The compactions of one log since this broker began to serve it."""
 
     progress: Progress = Progress.NOT_RUN
     last_error: str = ""
@@ -70,18 +71,18 @@ class _Log:
     topic_log: TopicLog
     status: CompactionStatus = field(default_factory=CompactionStatus)
     behind: Measured | None = None
-    """What lies behind the horizon."""
+    """The size of the log after the horizon."""
     not_before: float = 0.0
     needed_bytes: int = 0
-    """Of the store's memory, when there was no room for it."""
+    """The store's memory that the view needs, if there was too little of it."""
     former: View | None = None
-    """Counts no more and is still there, until ``drop_at`` at the latest."""
+    """The replaced view, which is kept until ``drop_at`` at the latest."""
     drop_at: float = 0.0
 
 
 @dataclass(slots=True)
 class Totals:
-    """Of one broker, for its metrics."""
+    """Counts of one broker, for its metrics."""
 
     succeeded: int = 0
     failed: int = 0
@@ -97,7 +98,7 @@ class ServedTopics(Protocol):
 
 
 class StoreRoom(Protocol):
-    """What this needs of the watch over the store (store_watch.StoreWatch)."""
+    """The part of the store's memory watch that compaction uses (store_watch.StoreWatch)."""
 
     def room_bytes(self, *, is_needed: bool) -> float: ...
 
@@ -105,10 +106,10 @@ class StoreRoom(Protocol):
 
 
 class Compactions:
-    """The compactions of one broker. ``run`` is the caller's task.
+    """The compactions of one broker. The caller runs ``run`` as a task.
 
-    ``store`` says how much a second view may take; without any room nothing is compacted, and what
-    was begun is given up.
+    ``store`` reports how much memory a second view may take. If it reports none, no compaction begins, and a
+    running attempt ends.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Compactions:
     # ------------------------------------------------------------ asking
 
     def request(self, topic_log: TopicLog) -> bool:
-        """Have a log compacted soon; False: that is under way already. Raises Unavailable."""
+        """Request the compaction of a log. False: it is already requested or running. Raises Unavailable."""
         if len(self._requests) >= REQUESTS_MAX:
             raise Unavailable(f"{REQUESTS_MAX} logs wait to be compacted")
         known = self._of(topic_log)
@@ -145,7 +146,7 @@ class Compactions:
         return True
 
     def status(self, topic_log: TopicLog) -> CompactionStatus:
-        """What is known of a log's compactions."""
+        """The status of a log's compactions."""
         known = self._logs.get(topic_log.name)
         return (
             known.status
@@ -155,7 +156,7 @@ class Compactions:
 
     @property
     def held_back(self) -> int:
-        """Logs that retention may not cut, because they could not be compacted."""
+        """Logs that retention must not cut, because their compaction failed."""
         return sum(
             each.topic_log.compacted.is_waited_for and each.status.progress is Progress.ERROR
             for each in self._logs.values()
@@ -170,7 +171,7 @@ class Compactions:
     # ------------------------------------------------------------ doing
 
     async def run(self) -> None:
-        """Look and compact until cancelled."""
+        """Check and compact until cancelled."""
         while True:
             self._wake.clear()
             await self.look()
@@ -182,14 +183,14 @@ class Compactions:
                 continue
 
     async def compact_requested(self) -> None:
-        """Compact what was asked for, one log after the other."""
+        """Compact the requested logs, one after the other."""
         while self._requests:
             name = next(iter(self._requests))
             del self._requests[name]
             await self._compact(self._logs[name])
 
     async def look(self) -> None:
-        """Ask for what is due; drop what nobody reads any more; forget what is not served here."""
+        """Request compactions that are due, drop views without readers, and forget logs that are not served here."""
         for name in [name for name, each in self._logs.items() if each.topic_log.is_closed]:
             del self._logs[name]
             self._requests.pop(name, None)
@@ -210,7 +211,7 @@ class Compactions:
             if self._now() < known.not_before and not has_room_now:
                 return
             if room <= 0 and not compacted.is_waited_for:
-                return  # what retention waits for is tried, so that it is told why it waits
+                return  # retention waits for it: the attempt records why it fails
             is_due = compacted.is_waited_for or (
                 threshold > 0 and await self._is_due(known, threshold)
             )
@@ -224,7 +225,7 @@ class Compactions:
         return self._store.room_bytes(is_needed=known.topic_log.compacted.is_waited_for)
 
     async def _is_due(self, known: _Log, threshold: int) -> bool:
-        """Whether enough lies behind the horizon. What is copied each time must be worth it."""
+        """Whether the log after the horizon is large enough, compared with the view that each attempt copies."""
         topic_log = known.topic_log
         view, binding = await topic_log.compacted.view(), topic_log.binding
         horizon = topic_log.compacted.horizon
@@ -238,7 +239,7 @@ class Compactions:
         return size >= max(threshold, 0 if view is None else view.size // 2)
 
     async def _drop_former(self, known: _Log) -> None:
-        """Drop what readers have left; what another broker left is nobody's."""
+        """Drop a replaced view that has no readers any more, and views that another broker left."""
         topic_log, former = known.topic_log, known.former
         if COMPACTING not in topic_log.state or known.status.progress is Progress.RUNNING:
             return

@@ -1,9 +1,9 @@
 """Records in a log's state whether the topic's holder is connected, for the next broker.
 
-If the field ``present`` is set, the next broker keeps a resume window. The time of the last change tells it how
-long the topic had no writer. Changes are recorded by the wall clock, as best effort. A killed broker records
-nothing, and the next broker then uses its last heartbeat (membership.py). A missing record only causes an
-unneeded resume window.
+If the field ``present`` is set, the next broker keeps a resume window. It derives from the time of the last
+change how long the topic had no writer. Changes are recorded by the wall clock, as best effort. A killed broker
+records nothing, and the next broker then uses its last heartbeat (membership.py). A missing record only causes
+an unneeded resume window.
 """
 
 from __future__ import annotations

@@ -1,26 +1,26 @@
 """Deduplication between lineages: a policy, off by default as in Pulsar.
 
-While it is on for a log, each producer name has one number there: the highest sequence id stored
-under that name, by whatever connection and through whatever broker. PRODUCER_SUCCESS tells it, and
-a SEND that is not above it is answered without a position (POSITION_UNKNOWN) and not stored. A batch
-counts by its highest id, a chunked message by its last chunk.
+While it is on, a log has one number for each producer name: the highest sequence id stored under that name,
+over any connection and by any broker. PRODUCER_SUCCESS reports it. A SEND with a number that is not higher is
+answered without a position (POSITION_UNKNOWN) and is not stored. A batch counts by its highest id, a chunked
+message by its last chunk.
 
-Three things are safer than in Pulsar 4.0.7, and look the same to a client that counts upwards:
+Three details are safer than in Pulsar 4.0.7. A client that counts upwards sees no difference:
 
-* A batch that reaches above the number is stored whole. Pulsar drops it, answers it, and so loses
-  its upper part.
-* What may be a copy of an entry still on its way is answered behind that entry's receipt (producer.py).
-  Pulsar answers an error, which costs C++ and Go clients their connection.
+* A batch that reaches above the number is stored whole. Pulsar drops it and answers it, and so loses its upper
+  part.
+* A possible copy of an entry in progress is answered after that entry's receipt (producer.py). Pulsar answers
+  with an error, which costs C++ and Go clients their connection.
 * The first chunks of a message that is stored already are not stored again.
 
-What is published as a whole does not count: it is known by its app and version, and a producer that has
-an app's name is another one.
+Atomic publishes do not count, because their app and version identify them. A producer that has the name of an
+app is independent of the app.
 
-What happens within one lineage, resends, comes before all this: see resends.py.
+Resends within one lineage are handled before deduplication: see resends.py.
 
-**Where the numbers live.** In memory, and as a snapshot in the log's state; the entries behind the
-snapshot are read when a broker begins to serve the log. Every fence and every SNAPSHOT_ENTRIES
-entries leave one, so that this is little to read. Nothing behind the snapshot is trimmed.
+**Where the numbers are stored.** They are in memory, and in a snapshot in the log's state. A broker that begins
+to serve the log reads the entries after the snapshot. A snapshot is written by every fence and after
+SNAPSHOT_ENTRIES entries, so that there is little to read. Entries after the snapshot are not trimmed.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ from onewriter_core.wire.messages import EntrySummary, summarize
 from onewriter_core.wire.values import Send
 
 FIELD = "deduplication"
-"""The state field that holds the snapshot: a position, a space, and producer name to highest
-sequence id as JSON, those that published latest last. Absent or empty: not deduplicated."""
+"""The state field with the snapshot: a position, a space, and JSON that maps each producer name to its highest
+sequence id, the latest publisher last. Absent or empty: the log is not deduplicated."""
 
 PRODUCERS_MAX = 1_000
-"""Producer names that one log remembers; of more, those that published latest, and before all the
-invented ones those that somebody chose. The others begin anew, as in Pulsar behind its own limit."""
+"""Producer names that one log remembers. Beyond it, the log forgets the least recent publisher, and prefers
+names that the broker generated. A forgotten producer starts without a number, as in Pulsar beyond its limit."""
 
 INVENTED_PREFIX = "onewriter-"
-"""How the names begin that the broker invents: whoever gets one never had a number before."""
+"""Prefix of the names that the broker generates. A producer that gets such a name never had a number before."""
 
 SNAPSHOT_ENTRIES = 10_000
-"""Entries after which a snapshot is written: about what the next broker has to read."""
+"""Entries after which a snapshot is written: approximately the number that the next broker has to read."""
 
 BLOCKS_PER_READ = 16
-"""Blocks of one read of what lies behind the snapshot: 4 MiB where they are full."""
+"""Blocks of one read after the snapshot: 4 MiB if they are full."""
 
 SUMMARIES_PER_TICK = 256
-"""Entries summarized before others get a turn of the event loop."""
+"""Entries summarized between two yields to the event loop."""
 
 NOTHING_STORED = -1
-"""The sequence id of a name that has stored nothing, as PRODUCER_SUCCESS tells it."""
+"""The sequence id of a name that has stored nothing, as PRODUCER_SUCCESS reports it."""
 
 _SIGNED_MAX = 2**63 - 1
 
@@ -71,7 +71,10 @@ log = structlog.get_logger(__name__)
 
 
 class Deduplication:
-    """The numbers of one log, up to its watermark; whose entry is stored is noted at once."""
+    """The numbers of one log.
+
+    They cover all entries up to its watermark, because each stored entry is noted at once.
+    """
 
     def __init__(self, topic_log: TopicLog, stored: Mapping[str, int], since: Position) -> None:
         self._log = topic_log
@@ -83,13 +86,13 @@ class Deduplication:
         return self._stored.get(producer_name, NOTHING_STORED)
 
     def note(self, producer_name: str, entries: Sequence[PendingEntry]) -> None:
-        """These entries of one producer are stored."""
+        """Note stored entries of one producer."""
         numbers = [highest_of(send) for _, send, payload in entries if completes(send, payload)]
         if numbers:
             self.raise_to(producer_name, max(numbers))
 
     def raise_to(self, producer_name: str, number: int) -> None:
-        """The name has stored that sequence id, and perhaps higher ones before."""
+        """Note that the name has stored that sequence id, and perhaps higher ones before."""
         number = max(number, self._stored.pop(producer_name, NOTHING_STORED))
         self._stored[producer_name] = number  # the latest last
         if len(self._stored) > PRODUCERS_MAX:
@@ -98,15 +101,16 @@ class Deduplication:
             del self._stored[next(invented, oldest)]
 
     def snapshot(self) -> dict[str, str]:
-        """The state field as of now."""
+        """The state field with the present numbers."""
         end = max(self._log.committed, self._since)
         return {FIELD: f"{end} {json.dumps(self._stored)}"}
 
     @property
     def is_due(self) -> bool:
-        """A snapshot is to be written: there is none, or too much lies behind it.
+        """Whether a snapshot must be written: there is none, or there are too many entries after it.
 
-        So does what was still on its way when a fence wrote one: retention must not wait for it.
+        It is also due if entries after the snapshot were still in progress when a fence wrote it, because
+        retention must not wait for them.
         """
         saved = saved_to(self._log)
         if saved is None:
@@ -117,24 +121,24 @@ class Deduplication:
         return committed.entry - saved.entry >= SNAPSHOT_ENTRIES
 
     async def save(self) -> None:
-        """Write a snapshot now. Raises Undecided and Unavailable; the one before then counts on."""
+        """Write a snapshot now. Raises Undecided and Unavailable; the former snapshot then stays valid."""
         await self._log.save_state(self.snapshot())
 
 
 class _Held(NamedTuple):
-    """A SEND that is not stored again, and whose receipt waits for those in front of it."""
+    """A SEND that is not stored again. Its receipt waits for the receipts of earlier SENDs."""
 
     behind: int
-    """How many receipts leave before."""
+    """Number of receipts that are sent before it."""
     sequence_id: int
     highest_sequence_id: int
     size: int
 
 
 class Filter:
-    """What one connection of a producer handed in, and which of it is new.
+    """Decides which entries of a producer's connection are new.
 
-    Nothing else of that name may be on its way into the log when it is made.
+    When it is created, no entry of that name may be on its way to the log.
     """
 
     __slots__ = ("_deduplication", "_handed_in", "_held", "_name", "_receipts")
@@ -152,7 +156,7 @@ class Filter:
         return self._deduplication.last_sequence_id(self._name)
 
     def takes(self, send: Send, payload: memoryview) -> bool:
-        """Whether it is above all that the name has stored or this connection handed in."""
+        """Whether the entry's number is above all that the name has stored or this connection has sent."""
         number = highest_of(send)
         if NOTHING_STORED < number <= self._handed_in:
             return False
@@ -161,11 +165,11 @@ class Filter:
         return True
 
     def note(self, entries: Sequence[PendingEntry]) -> None:
-        """These entries are stored."""
+        """Note that these entries are stored."""
         self._deduplication.note(self._name, entries)
 
     def hold(self, send: Send, size: int, behind: int) -> None:
-        """Answer a duplicate once so many entries were answered that were handed in before it."""
+        """Answer a duplicate after ``behind`` entries that the connection sent before it are answered."""
         number = self._receipts + behind
         self._held.append(_Held(number, send.sequence_id, send.highest_sequence_id, size))
 
@@ -175,15 +179,15 @@ class Filter:
         return sum(held.size for held in self._held)
 
     def forget_held(self) -> None:
-        """They get no receipt: their client has to send them again, or is gone."""
+        """Drop the duplicates without a receipt. Their client has to send them again, or is gone."""
         self._held.clear()
 
     def receipts(
         self, producer_id: int, first: Position, numbers: Sequence[tuple[int, int]]
     ) -> tuple[bytes, int]:
-        """The receipts of entries from ``first`` on, with those of duplicates where they belong.
+        """The receipts of entries from ``first`` on and of duplicates between them, and the duplicates' bytes.
 
-        ``numbers`` are the entries' (sequence id, highest one). With them, the duplicates' bytes.
+        ``numbers`` are the entries' (sequence id, highest sequence id).
         """
         ledger, entry = first
         frames: list[bytes] = []
@@ -224,16 +228,16 @@ class Deduplications:
         self._by_partition: dict[int, Deduplication] = {}
 
     def of(self, partition: int) -> Deduplication | None:
-        """The partition's numbers; None while deduplication is off."""
+        """The numbers of a partition. None while deduplication is off."""
         return self._by_partition.get(partition)
 
     async def open(self, partition: int) -> None:
-        """A log was fenced for this broker. Raises Undecided and Unavailable."""
+        """Resume the deduplication of a log after it was fenced for this broker. Raises Undecided and Unavailable."""
         if self.is_on:
             self._by_partition[partition] = await resume(self._logs[partition])
 
     def switch(self, *, is_on: bool) -> None:
-        """Begin or end; what is on stays as it is."""
+        """Begin or end deduplication. Logs that are deduplicated already keep their numbers."""
         self.is_on = is_on
         if not is_on:
             self._by_partition.clear()
@@ -243,13 +247,13 @@ class Deduplications:
             self._spawn(self._save(partition))
 
     def save_due(self) -> None:
-        """Have snapshots written where too much lies behind the last one."""
+        """Request snapshots for the logs that have too many entries after the last one."""
         for partition, deduplication in self._by_partition.items():
             if self._logs[partition].is_writable and deduplication.is_due:
                 self._spawn(self._save(partition))
 
     async def _save(self, partition: int) -> None:
-        """Best effort: asked for again by ``save_due``, and written by the next fence, too."""
+        """Save a snapshot as best effort. ``save_due`` requests it again, and the next fence writes it, too."""
         topic_log, fields = self._logs[partition], self.state(partition)
         try:
             await topic_log.save_state(fields)
@@ -257,31 +261,31 @@ class Deduplications:
             log.info("deduplication.unsaved", topic=str(topic_log.name), reason=str(error))
 
     def state(self, partition: int) -> dict[str, str]:
-        """The log's state fields that let another broker go on, or that end deduplication."""
+        """The log's state fields with which another broker continues deduplication, or which end it."""
         deduplication = self._by_partition.get(partition)
         if deduplication is not None:
             return deduplication.snapshot()
         if self.is_on:
-            return {}  # not open yet: what the broker before left stays as it is
+            return {}  # not open yet: the state of the former broker stays unchanged
         return {FIELD: ""} if self._logs[partition].state.get(FIELD) else {}
 
 
 def saved_to(topic_log: TopicLog) -> Position | None:
-    """Where the snapshot in the log's state ends; None: there is none."""
+    """The position at which the snapshot in the log's state ends. None: there is no snapshot."""
     text = topic_log.state.get(FIELD)
     return Position.parse(text[: text.index(" ")]) if text else None
 
 
 def trim_limit(topic_log: TopicLog, marker: Position) -> Position:
-    """Below what a log may be cut at most: its newest marker, and all that no snapshot has yet."""
+    """The position below which a log may be trimmed at most: its newest marker, or the end of its snapshot."""
     saved = saved_to(topic_log)
     return marker if saved is None else min(marker, Position(saved.ledger, saved.entry + 1))
 
 
 def begin(topic_log: TopicLog) -> Deduplication:
-    """Deduplication begins now: what was handed in already does not count, as in Pulsar.
+    """Begin deduplication. Entries that were sent before do not count, as in Pulsar.
 
-    A name may have been used again and again, counting from 0 each time.
+    A name may have been used repeatedly, each time with sequence ids from 0.
     """
     handed_in = topic_log.next_entry - 1 + len(topic_log.waiting)
     since = max(topic_log.committed, Position(topic_log.ledger, handed_in))
@@ -289,9 +293,9 @@ def begin(topic_log: TopicLog) -> Deduplication:
 
 
 async def resume(topic_log: TopicLog) -> Deduplication:
-    """Deduplication goes on as another broker left it. Raises Undecided and Unavailable.
+    """Continue the deduplication of another broker. Raises Undecided and Unavailable.
 
-    To be called when the log is fenced for this broker and nobody writes to it yet.
+    Call it after the log was fenced for this broker and before any producer writes to it.
     """
     start = saved_to(topic_log)
     if start is None:
@@ -318,7 +322,7 @@ async def _note_block(deduplication: Deduplication, block: Block) -> None:
         try:
             summary = summarize(payload)
         except ProtocolError:
-            continue  # its producer was told that it is stored; who that was cannot be read
+            continue  # its producer got a receipt, but its name cannot be read
         if _completes(summary):
             number = _highest(summary.sequence_id, summary.highest_sequence_id)
             deduplication.raise_to(summary.producer_name, number)
@@ -327,12 +331,12 @@ async def _note_block(deduplication: Deduplication, block: Block) -> None:
 
 
 def highest_of(send: Send) -> int:
-    """The sequence id that counts for an entry; NOTHING_STORED for one without a proper number."""
+    """The sequence id that counts for an entry. NOTHING_STORED if the entry has no valid number."""
     return _highest(send.sequence_id, send.highest_sequence_id)
 
 
 def _highest(sequence_id: int, highest_sequence_id: int) -> int:
-    # Negative numbers stand here as what they are without a sign; clients mean "none" by them.
+    # A negative number arrives as a large unsigned one. Clients send it to mean "none".
     if sequence_id > _SIGNED_MAX:
         return NOTHING_STORED
     return (
@@ -341,7 +345,7 @@ def _highest(sequence_id: int, highest_sequence_id: int) -> int:
 
 
 def completes(send: Send, payload: memoryview) -> bool:
-    """Whether the message is whole with this entry: not so with a chunk that is not the last."""
+    """Whether the message is complete with this entry. A chunk that is not the last one does not complete it."""
     if not send.is_chunk:
         return True
     try:

@@ -1,10 +1,9 @@
 """How many topics each host leads. The promotion policy Balanced chooses by these counts.
 
-A host is the node of a writer's pod; where nobody proves that, what the writer says
-(``onewriter.host``), else its address. This broker's own topics are counted at once, so that many
-promotions in one turn of the loop are spread; other brokers tell theirs with their heartbeats
-(ownership/membership.py), up to half a second late. It is a hint: nothing but the choice among
-waiters of one priority depends on it.
+A host is the node of a writer's pod. If no identity proves the node, the host is what the writer states
+(``onewriter.host``), or else its address. A broker counts its own topics at once, so that many promotions in
+one tick are spread. Other brokers report their counts with their heartbeats (ownership/membership.py), up to
+half a second late. The counts are a hint: only the choice among waiters of one priority depends on them.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from onewriter_core.topic.model import Loads, PromotionPolicy, Purpose, Topic, V
 
 
 class LeaderLoads:
-    """The counts of one broker, and what ``others`` says that the other brokers told."""
+    """The counts of one broker. ``others`` returns the counts that the other brokers reported."""
 
     def __init__(self, others: Callable[[], Mapping[str, int]] = dict) -> None:
         self.is_wanted = False
@@ -53,9 +52,9 @@ class LeaderLoads:
                 del self._counts[host]
 
     def told(self) -> dict[str, int]:
-        """What the other brokers are to know: nothing while nobody wants it, else a bounded number.
+        """The counts for the other brokers: empty if no topic is declared Balanced, otherwise a bounded number.
 
-        Beyond the bound the hosts that lead least are left out; of many hosts, or long names, a
+        Beyond the bound, the hosts that lead the fewest topics are left out. With many hosts or long names, a
         heartbeat has room for fewer (``Beat.encode``).
         """
         return dict(self._counts.most_common(HOSTS_MAX)) if self.is_wanted else {}
@@ -74,6 +73,6 @@ def may_promote(topic: Topic, event: Event) -> bool:
     """Whether the event may make the machine choose among waiters by their hosts' counts."""
     if topic.policy is not PromotionPolicy.BALANCED or not topic.queue:
         return False
-    # Who joins a line while somebody leads promotes nobody, and thousands may.
+    # A producer that joins the queue of a led topic causes no promotion, and there may be thousands of them.
     is_led = not any(isinstance(partition.ownership, Vacant) for partition in topic.partitions)
     return not (isinstance(event, ProducerRequested) and is_led)

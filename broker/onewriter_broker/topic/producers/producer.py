@@ -1,10 +1,10 @@
-"""One producer of one connection: the shell's side of a registration, and its log's Sender.
+"""One producer of one connection: the broker's side of a registration, and the sender of its log.
 
-The topic machine decides whether it may write; here that decision is one flag, ``is_active``,
-looked at before each entry is buffered. What happened to an entry comes back through ``stored``,
-``refused`` and ``unknown`` and is passed on to the connection.
+The topic machine decides whether the producer may write. Here that decision is one flag, ``is_active``, which
+is checked before each entry is buffered. The log reports the result of an entry through ``stored``, ``refused``
+and ``unknown``, and the producer passes it to the connection.
 
-Receipts leave in the order of the SENDs: clients close their connection otherwise.
+Receipts are sent in the order of the SENDs. Clients close their connection otherwise.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from onewriter_core.wire.messages import content_checksum
 from onewriter_core.wire.values import Send
 
 RECENT_MIN = 1_024
-"""Stored entries remembered per lineage, to answer a resend with the original position; somewhat
-more, because they are forgotten by the run."""
+"""Stored entries that a lineage remembers, so that a resend is answered with the original position. It may
+remember more, because it forgets whole runs."""
 
 IDLE_CALLS_MAX = 16
-"""CLOSE_PRODUCER commands of a producer that may wait for its receipts. A client sends one."""
+"""CLOSE_PRODUCER commands that may wait for the receipts of a producer. A client sends one."""
 
 SETTLE_LOOK_SECONDS = 0.2
-"""Between two looks whether what was handed in before is refused, if nothing is stored meanwhile."""
+"""Polling interval for rejected entries while a producer waits for earlier ones and nothing is stored."""
 
 
 class ProducerChannel(Protocol):
@@ -106,10 +106,10 @@ class ProducerChannel(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Lineage:
-    """What the connections of one producer have in common, however often it had to reconnect.
+    """The state that the successive connections of one producer share.
 
-    ``newest`` is the connection that counts now. ``recent`` are the latest stored entries of all of
-    them, oldest first; ``floor`` says what is stored in front of these.
+    ``newest`` is the current connection. ``recent`` has the latest stored entries of all connections, oldest
+    first. ``floor`` describes what is stored before them.
     """
 
     newest: Producer
@@ -131,7 +131,7 @@ class Lineage:
             except ProtocolError:
                 return None
 
-        # A Shared producer's name may be a namesake's: only exact copies are taken for its own.
+        # Another Shared producer may have the same name, so only exact copies count as resends.
         return Resends(known, self.floor, contents if self.newest.is_exclusive else None)
 
     def note(self, run: Run) -> None:
@@ -209,7 +209,7 @@ class Producer:
         self.is_stopped = False
         """Whether a fence that ends its right to write is under way."""
         self.is_answered = False
-        """The client was told that it may write; not so while its lineage is read from the log."""
+        """Whether the client was notified that it may write. False while its lineage is read from the log."""
         self.epoch: int | None = None
         self.asked_priority = asked_priority
         self.properties = properties
@@ -232,24 +232,24 @@ class Producer:
 
     @property
     def last_sequence_id(self) -> int:
-        """What PRODUCER_SUCCESS says that the name has stored; nothing without deduplication."""
+        """The sequence id that PRODUCER_SUCCESS reports for the name. NOTHING_STORED without deduplication."""
         return NOTHING_STORED if self.filter is None else self.filter.last_sequence_id
 
     def deduplicate(self, deduplication: Deduplication | None) -> None:
-        """From now on deduplication is on, or off: what waits for receipts must come again."""
+        """Begin or end deduplication. A client that waits for receipts of resends or duplicates must resend."""
         is_owing = self.resends is not None and self.resends.is_owing
         if is_owing or (self.filter is not None and self.filter.held_bytes):
             self.channel.drop("deduplication of the topic begins or ends")
         self.filter = None if deduplication is None else Filter(deduplication, self.name)
 
     def continues(self, predecessor: Producer) -> None:
-        """Go on for the connection before this one: what that handed in counts as this one's."""
+        """Continue the lineage of the previous connection: its entries count as entries of this one."""
         self.lineage = predecessor.lineage
         self.lineage.newest = self
         self.resends = self.lineage.resends(self.topic_log)
 
     def publish(self, send: Send, payload: memoryview) -> None:
-        """Buffer one entry, or answer it when it is a resend of one that is known."""
+        """Buffer one entry. A resend of a known entry is answered instead."""
         if self.resends is not None and not self.resends.is_over:
             known = self.resends.seen(send, payload)
             if known is not Seen.NEW:
@@ -270,12 +270,12 @@ class Producer:
         self.gathered(self.topic_log)
 
     def handed_in(self) -> None:
-        """Something of its own is on its way that is answered elsewhere; ``answered`` ends that."""
+        """Count work in progress that is answered elsewhere, until ``answered`` is called."""
         self.pending += 1
         self._has_published = True
 
     def answered(self) -> None:
-        """What ``handed_in`` announced is answered."""
+        """End the work that ``handed_in`` counted."""
         self._answered(1)
 
     @contextlib.contextmanager
@@ -310,14 +310,14 @@ class Producer:
     def refused(self, size: int) -> None:
         self.channel.send_dropped(size + ENTRY_BYTES)
         newest = self.lineage.newest  # it may be waiting for this entry's receipt
-        if newest.is_active:  # not deposed by us: what it sends next must not stand behind a gap
+        if newest.is_active:  # it was not deposed: its next entries must not follow a gap
             newest.channel.drop("the store refused a message")
         self._answered(1)
 
     def guard_refused(self, entries: int, size: int, outcome: Outcome) -> None:
-        """See GuardedSender; the client is told by CLOSE_PRODUCER, once it has all its receipts.
+        """See GuardedSender. After all receipts, the broker closes the producer with CLOSE_PRODUCER.
 
-        It then asks for the producer again, and the answer says whether the guard is over. A
+        The client then requests the producer again, and the answer says whether the guard has ended. A
         SEND_ERROR would cost C++ and Go clients their whole connection.
         """
         self.channel.send_dropped(size + ENTRY_BYTES * entries)
@@ -326,7 +326,8 @@ class Producer:
             newest.channel.drop("the guard of a message was refused")
         if self.is_active:
             self.is_active = False
-            # In front of a close by the client: SUCCESS would say that all was stored.
+            # It runs before a close by the client, because the SUCCESS of that close would mean that everything
+            # was stored.
             self._on_idle = (lambda: self.channel.guard_refused(self, outcome), *self._on_idle)
         self._answered(entries)
 
@@ -349,7 +350,7 @@ class Producer:
             self._tell_if_idle()
 
     def _answer_duplicate(self, send: Send, size: int, filter_: Filter) -> None:
-        """Not stored again; its receipt stands behind those of what was sent before."""
+        """Answer a duplicate without storing it. Its receipt follows the receipts of earlier entries."""
         if self.pending:
             filter_.hold(send, size, behind=self.pending)
         else:
@@ -369,7 +370,7 @@ class Producer:
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call ``then`` when all its entries are answered, or at once if they are.
 
-        Raises ProtocolError when IDLE_CALLS_MAX wait for that already.
+        Raises ProtocolError if IDLE_CALLS_MAX calls wait already.
         """
         if self.is_idle:
             then()
@@ -433,7 +434,7 @@ async def settled(topic_log: TopicLog, producer_name: str) -> None:
     try:
         while any(sender.pending for sender in named):
             moved.clear()
-            # An entry may also be refused, which moves nothing.
+            # A rejected entry does not call the watcher.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(moved.wait(), SETTLE_LOOK_SECONDS)
     finally:

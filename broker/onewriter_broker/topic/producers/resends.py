@@ -1,16 +1,16 @@
-"""What a resumed producer sends again, and what became of it the first time.
+"""Recognizes the entries that a resumed producer sends again, and what happened to them the first time.
 
-After a lost connection every client resends all that it has no receipt for, in order and byte for
-byte. Within one lineage (the same topic epoch; for Shared the same name) an entry is known by its
-sequence id and its checksum: stored, it is answered with its original position; pending, the resend
-is attached to that append; the first unknown one ends the resending, and all that follow are new.
-Deduplication between lineages is a different thing and off, as in Pulsar.
+After a lost connection, every client resends all entries without a receipt, in order and byte for byte. Within
+one lineage (the same topic epoch; for Shared the same name) the sequence id and the checksum identify an entry.
+A stored entry is answered with its original position. The resend of a pending entry is attached to that append.
+The first unknown entry ends the resends, and all later entries are new. Deduplication between lineages is
+independent of this and off by default, as in Pulsar.
 
-**The sequence id alone does not tell an entry.** The C++ client, and so Python's, counts from 0
-again when it reconnects before its first receipt: it resends 0 to 299 and goes on with another 0.
+**The sequence id alone does not identify an entry.** The C++ client, and so Python's, counts from 0 again when
+it reconnects before its first receipt: it resends 0 to 299 and continues with another 0.
 
-On the same broker the lineage is in memory (producer.Lineage). After a change of broker it is read
-from the log's tail, and, where that was trimmed, from the snapshot that rolls leave in the state.
+On the same broker the lineage is in memory (producer.Lineage). Another broker reads it from the log's tail or,
+if that was trimmed, from the snapshot that rolls write to the state.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from onewriter_core.wire.messages import (
 from onewriter_core.wire.values import Send
 
 Mark = tuple[int, int]
-"""What an entry is known by: sequence id (a batch's first message's) and checksum."""
+"""The identification of an entry: its sequence id (of a batch, that of the first message) and its checksum."""
 
 TAIL_ENTRIES_MAX = 10_000
 TAIL_BYTES_MAX = 16 * 1024 * 1024
-"""How much of a log's tail is looked through; clients keep about a thousand entries unanswered."""
+"""Limits on the part of a log's tail that is searched. Clients keep about a thousand entries without a receipt."""
 
 TAIL_BLOCKS_PER_READ = 16
-"""Blocks of one read: 4 MiB where they are full."""
+"""Blocks of one read: 4 MiB if they are full."""
 
 SUMMARIES_PER_TICK = 256
-"""Entries summarized before others get a turn of the event loop."""
+"""Entries summarized between two yields to the event loop."""
 
 SNAPSHOT_PRODUCERS_MAX = 1_000
-"""Producers whose newest entry a snapshot keeps, latest first."""
+"""Producers whose newest entry a snapshot keeps. The latest publishers are kept."""
 
 SNAPSHOT_FIELD = "sequences"
-"""The state field that holds the snapshot: JSON, producer name to topic epoch, last sequence id and
-the time at which it was published."""
+"""The state field with the snapshot: JSON that maps each producer name to the topic epoch, the last sequence id
+and the time at which it was published."""
 
 POSITION_UNKNOWN = Position(2**64 - 1, 2**64 - 1)
-"""What a receipt says of an entry that is stored beyond what is remembered (as Pulsar does)."""
+"""The position in the receipt of a stored entry that is older than what the broker remembers (as in Pulsar)."""
 
 
 class Seen(enum.Enum):
@@ -68,32 +68,33 @@ class Seen(enum.Enum):
 
 
 class Floor(NamedTuple):
-    """What was published up to then is stored: milliseconds by the producer's clock.
+    """All entries up to a sequence id and a publish time, in milliseconds of the producer's clock, are stored.
 
-    Both must say so: ids fall where a client counts anew, and several entries share a millisecond.
-    The chunks of a message share both, so of that message it is those up to ``chunk``.
+    An entry must satisfy both conditions: ids decrease when a client starts to count from 0, and several
+    entries share a millisecond. The chunks of a message share both, so only the chunks up to ``chunk`` are
+    stored.
     """
 
     sequence_id: int
     published_ms: int
     chunk: int | None = None
-    """None: the message is not in chunks."""
+    """None: the message is not chunked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Entries of one lineage that stand one behind the other in the log, from ``first`` on."""
+    """Consecutive entries of one lineage in the log, from ``first`` on."""
 
     first: Position
     marks: Sequence[Mark]
     published_ms: int
-    """When the last one was; 0: it cannot be read."""
+    """Publish time of the last entry. 0: it cannot be read."""
     chunk: int | None = None
-    """Which chunk of its message the last one is, if it is one."""
+    """Number of the last entry's chunk, if it is one."""
 
     @property
     def floor(self) -> Floor:
-        """What is certain of everything up to the end of this run."""
+        """The floor that is certain for all entries up to the end of this run."""
         return Floor(self.marks[-1][0], self.published_ms, self.chunk)
 
 
@@ -104,24 +105,24 @@ class Known:
     mark: Mark
     position: Position | None = None
     content: int | None = None
-    """Checksum of its content; None: to be had from the log."""
+    """Checksum of its content. None: it can be read from the log."""
     resent_bytes: int | None = None
-    """The size of its resend, once that has come: each is sent again once."""
+    """Size of its resend after the resend has arrived. Each entry is resent once."""
 
 
 @dataclass(slots=True)
 class Resends:
-    """What one lineage handed in so far, as far as it is remembered, oldest first.
+    """The remembered entries that one lineage has sent, oldest first.
 
-    ``contents`` gives the content's checksum of a stored entry, None where it is not at hand.
-    Without it, as for Shared producers, whose name may be a namesake's, only an exact copy counts.
+    ``contents`` returns the checksum of a stored entry's content, or None if it is not available. Without
+    ``contents``, as for Shared producers, whose name another producer may have, only an exact copy counts.
     """
 
     known: list[Known]
     floor: Floor | None = None
     contents: Callable[[Position], int | None] | None = None
     is_over: bool = False
-    """Something new has come: nothing more is sent again, but attached resends await receipts."""
+    """Whether a new entry has arrived: no resends follow, but attached resends wait for receipts."""
     _by_mark: dict[Mark, list[Known]] = field(init=False)
     _by_sequence: dict[int, Known] | None = None
 
@@ -131,7 +132,7 @@ class Resends:
             self._by_mark.setdefault(known.mark, []).append(known)
 
     def seen(self, send: Send, payload: memoryview) -> Position | Seen:
-        """What became of this entry before: its position, ATTACHED to its append, or NEW."""
+        """The result of the entry's first SEND: its position, ATTACHED to its append, or NEW."""
         mark = mark_of(send, payload)
         line = self._by_mark.get(mark)
         if line is not None:
@@ -143,7 +144,7 @@ class Resends:
         return POSITION_UNKNOWN if self._is_below_floor(send, payload) else Seen.NEW
 
     def now_stored(self, mark: Mark, position: Position) -> int | None:
-        """The oldest pending entry of this mark is stored; the size of its resend."""
+        """Note that the oldest pending entry with this mark is stored. Returns the size of its resend."""
         for known in self._by_mark.get(mark, ()):
             if known.position is None:
                 known.position = position
@@ -152,24 +153,24 @@ class Resends:
 
     @property
     def is_awaiting(self) -> bool:
-        """Some entry is still pending."""
+        """Whether an entry is still pending."""
         return any(known.position is None for known in reversed(self.known))
 
     @property
     def is_owing(self) -> bool:
-        """Some resend was attached and has no receipt yet."""
+        """Whether an attached resend has no receipt yet."""
         return any(k.resent_bytes is not None for k in reversed(self.known) if k.position is None)
 
     @property
     def unanswered_bytes(self) -> int:
-        """Bytes of the resends that were attached and have no receipt yet."""
+        """Bytes of the attached resends without a receipt."""
         return sum(known.resent_bytes or 0 for known in self.known if known.position is None)
 
     def _rewritten(self, send: Send, payload: memoryview) -> list[Known]:
-        """The entry of the same number and content, for a client that writes its metadata anew.
+        """The entry with the same number and content, for a client that rewrites its metadata before a resend.
 
-        None of the stock clients does. Where the ids ever fell, or something was resent byte for
-        byte, an equal number means nothing.
+        No stock client does that. If ids ever decreased, or an entry was resent byte for byte, an equal number
+        proves nothing.
         """
         contents = self.contents
         if contents is None:
@@ -202,14 +203,14 @@ class Resends:
 
 
 def mark_of(send: Send, payload: memoryview) -> Mark:
-    """What an entry is known by."""
+    """The mark of an entry."""
     return (send.sequence_id, entry_checksum(payload))
 
 
 def end_of(payload: memoryview) -> tuple[int, int | None]:
-    """When an entry was published, and which chunk it is, if it is one.
+    """The publish time of an entry, and the number of its chunk if it is one.
 
-    (0, None) where its metadata is damaged, which is its client's business.
+    (0, None) if the metadata is damaged, which is the client's error.
     """
     try:
         summary = summarize(payload)
@@ -219,7 +220,7 @@ def end_of(payload: memoryview) -> tuple[int, int | None]:
 
 
 def pending_entry(send: Send, payload: memoryview) -> Known:
-    """An entry that is on its way into the log."""
+    """An entry that is on its way to the log."""
     return Known(mark_of(send, payload), content=_content_of(payload))
 
 
@@ -241,9 +242,10 @@ def _content_of(payload: memoryview) -> int | None:
 
 
 def snapshot(last: Mapping[str, tuple[int, Floor]]) -> str:
-    """Topic epoch and newest entry by producer, those that published latest last.
+    """The topic epoch and newest entry of each producer, the latest publisher last.
 
-    Of a message in chunks it says that the messages before it are stored, and nothing of its own.
+    Of a chunked message, the snapshot says that the earlier messages are stored, and nothing about that
+    message.
     """
     newest = list(last.items())[-SNAPSHOT_PRODUCERS_MAX:]
     return json.dumps({name: (epoch, *_whole(floor)) for name, (epoch, floor) in newest})
@@ -254,7 +256,7 @@ def _whole(floor: Floor) -> tuple[int, int]:
 
 
 def read_snapshot(state: Mapping[str, str]) -> dict[str, tuple[int, Floor]]:
-    """What ``snapshot`` left in a log's state."""
+    """The inverse of ``snapshot``, from a log's state."""
     kept = json.loads(state.get(SNAPSHOT_FIELD, "{}"))
     return {
         name: (epoch, Floor(last, published_ms))
@@ -265,10 +267,10 @@ def read_snapshot(state: Mapping[str, str]) -> dict[str, tuple[int, Floor]]:
 async def lineage_from_log(
     topic_log: TopicLog, producer_name: str, epoch: int | None
 ) -> tuple[list[Run], Floor | None]:
-    """A producer's newest entries as another broker left them, and below what. Raises Undecided.
+    """A producer's newest entries as another broker left them, and the floor before them. Raises Undecided.
 
-    ``epoch``: the topic epoch that it holds; None for a Shared producer, whose entries may lie in
-    front of others' epochs.
+    ``epoch`` is the topic epoch that the producer holds. None: a Shared producer, whose entries may precede the
+    epochs of others.
     """
     runs: list[Run] = []
     oldest: Floor | None = None
@@ -302,7 +304,7 @@ async def lineage_from_log(
 
 
 def _summary_of(payload: memoryview, producer_name: str) -> EntrySummary | None:
-    """A stored entry's summary; None when it is somebody else's, or too damaged to tell."""
+    """The summary of a stored entry. None: the entry is of another producer, or too damaged to read."""
     try:
         summary = summarize(payload)
     except ProtocolError:
@@ -311,7 +313,7 @@ def _summary_of(payload: memoryview, producer_name: str) -> EntrySummary | None:
 
 
 async def _tail(topic_log: TopicLog, start: Position) -> tuple[list[Block], bool]:
-    """The log's newest blocks behind ``start``, oldest first, within the bounds; whether it is all."""
+    """The log's newest blocks after ``start`` within the bounds, oldest first, and whether they are all."""
     found: list[Block] = []
     entries = size = 0
     trimmed = topic_log.state.get(TRIMMED)

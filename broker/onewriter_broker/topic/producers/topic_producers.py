@@ -83,9 +83,9 @@ class TopicProducers:
 
     def _admit(self, producer: Producer, effect: Grant) -> None:
         """Let a producer write, after the entries of its earlier connections."""
-        # Only who was granted before carries a topic epoch. The reconnect counter says nothing:
-        # clients raise it between two attempts at a first creation, too, and a new producer whose
-        # sequence ids were taken for its namesake's would get receipts for what is not stored.
+        # Only a client that was granted before sends a topic epoch. The reconnect counter proves nothing,
+        # because clients also raise it between two attempts at a first creation. A new producer whose sequence
+        # ids were taken for those of a namesake would get receipts for entries that are not stored.
         if not effect.resumed and producer.request.topic_epoch is None:
             self._activate(producer)
             return
@@ -93,7 +93,7 @@ class TopicProducers:
         if predecessor is not None and predecessor.request.identity == producer.request.identity:
             producer.continues(predecessor)
             self._activate(producer)
-        else:  # it was granted by another broker, or its connection outlived our memory
+        else:  # it was granted by another broker, or this broker no longer remembers it
             self._spawn(self._activate_from_log(producer, effect))
 
     def _activate(self, producer: Producer) -> None:
@@ -101,7 +101,7 @@ class TopicProducers:
         producer.is_active = producer.is_answered = True
         epoch = producer.epoch
         if epoch is None and not producer.is_exclusive:
-            epoch = 0  # so that it carries one when it comes back
+            epoch = 0  # so that the producer sends one when it reconnects
         producer.channel.producer_ready(producer, epoch)
         self._activated(producer)
 
@@ -131,7 +131,7 @@ class TopicProducers:
 
     def state(self, partition: int, epoch: int) -> dict[str, str]:
         """State fields with which another broker recognises resends after a trim of the log's tail."""
-        # First what another broker left: its producers may come back after this fence only.
+        # First the snapshot of another broker, because its producers may return only after this fence.
         last = {
             name: kept
             for name, kept in read_snapshot(self._logs[partition].state).items()
@@ -139,7 +139,7 @@ class TopicProducers:
         }
         for producer in (*self._predecessors.values(), *self.producers.values()):
             newest = producer.lineage.newest_stored
-            # Only an epoch makes a name one lineage: a Shared namesake begins again at 0.
+            # Only an epoch makes a name one lineage: a Shared producer with the same name starts again at 0.
             is_kept = producer.is_exclusive and producer.request.partition == partition
             if is_kept and producer.epoch is not None and newest is not None:
                 last[producer.name] = (producer.epoch, newest)

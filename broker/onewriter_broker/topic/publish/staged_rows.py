@@ -1,9 +1,8 @@
-"""The rows of a staged part, as executors pack them, and the entries that they become.
+"""The rows of a staged part, in the form in which executors pack them, and the entries that they become.
 
-A part is ``OWR1`` and frames: the size of what follows and a number of rows, both unsigned 32-bit
-little-endian, then that many messages as in the payload of a Pulsar batch that is not compressed. A
-frame becomes one entry; here only its metadata is made, so that the rows themselves are never taken
-apart to be put together again.
+A part is ``OWR1`` followed by frames. A frame is the size of the rest of the frame and the number of rows, both
+unsigned 32-bit little-endian, then that number of messages in the form of an uncompressed Pulsar batch. A frame
+becomes one entry. The broker only creates the entry's metadata, so it never parses and reassembles the rows.
 """
 
 from __future__ import annotations
@@ -26,48 +25,49 @@ from onewriter_core.wire.values import Send
 MAGIC: Final = b"OWR1"
 
 FRAME_BYTES_MAX: Final = PUBLISH_ENTRY_BYTES_MAX - 4096
-"""The messages of one frame; the rest of an entry is for its metadata."""
+"""Size limit of the messages of one frame. The rest of an entry is for its metadata."""
 
 FRAME_ROWS_MAX: Final = 10_000
-"""Messages in one frame; Pulsar's clients put 1000 into a batch."""
+"""Limit on the messages in one frame. Pulsar's clients put 1000 into a batch."""
 
 PART_FRAMES_MAX: Final = 32_768
-"""Frames of one part: each becomes an entry, which takes memory beside its bytes."""
+"""Limit on the frames of one part. Each frame becomes an entry, which takes memory in addition to its bytes."""
 
 BYTES_PER_TICK: Final = 1024 * 1024
-"""Bytes summed up before others get a turn of the event loop: a millisecond."""
+"""Bytes summed up between two yields to the event loop: a millisecond."""
 
 ROWS_PER_TICK: Final = 2_000
-"""Plain rows looked at before others get a turn of the event loop: a few milliseconds."""
+"""Plain rows checked between two yields to the event loop: a few milliseconds."""
 
 ROWS_PER_LOOK: Final = 100
-"""Of those, looked at before it is seen whether others are due."""
+"""Rows checked before the check reports its cost, so that a yield to the event loop can follow."""
 
 PARSED_COST: Final = 5
-"""What a row takes that protobuf has to read, in plain rows; and one more for each"""
+"""Cost of a row that protobuf has to parse, in plain rows."""
 PARSED_BYTES_PER_ROW: Final = 50
-"""bytes of its metadata."""
+"""Bytes of such a row's metadata that add the cost of one more plain row."""
 
 ENTRY_COST: Final = 125
-"""What an entry takes to be made, in plain rows: 16 for a turn, which is 2 MiB where they are full."""
+"""Cost of creating an entry, in plain rows: 16 entries between two yields to the event loop, which is 2 MiB if
+they are full."""
 
 FRAMES_PER_TICK: Final = 2_000
-"""Frames counted before others get a turn of the event loop: about a millisecond."""
+"""Frames counted between two yields to the event loop: about a millisecond."""
 
 _KEY_TAG: Final = 0x12
 _SIZE_TAG: Final = 0x18
 _VARINT_CONTINUES: Final = 0x80
 _PADDING: Final = bytes(4)
-"""What may be looked at behind a frame's end."""
+"""Bytes that the check may read after the end of a frame."""
 
 _FRAME: Final = struct.Struct("<II")
 _SIZE: Final = struct.Struct(">I")
 
 
 async def checksum(body: bytes) -> str:
-    """What tells a part from every other: a hash of the CRC-32C of each MiB. It is no signature.
+    """The checksum that identifies a part: a hash of the CRC-32C of each MiB. It is not a signature.
 
-    To hash all of it would take longer than everything else that is done with a part here.
+    A hash of all bytes would take longer than all other work on a part here.
     """
     digest = hashlib.blake2b(digest_size=16)
     for start in range(0, len(body), BYTES_PER_TICK):
@@ -78,7 +78,7 @@ async def checksum(body: bytes) -> str:
 
 
 def frames(body: bytes) -> Iterator[tuple[int, memoryview]]:
-    """Rows and messages of each frame. Raises ProtocolError for what is none."""
+    """The number of rows and the messages of each frame. Raises ProtocolError for a malformed frame."""
     if body[: len(MAGIC)] != MAGIC:
         raise ProtocolError(f"a part begins with {MAGIC.decode()}")
     view, at = memoryview(body), len(MAGIC)
@@ -98,7 +98,7 @@ def frames(body: bytes) -> Iterator[tuple[int, memoryview]]:
 
 
 async def check(body: bytes) -> int:
-    """How many rows a part has. Raises ProtocolError where clients could not read what it holds."""
+    """Check a part and return its number of rows. Raises ProtocolError if clients could not read its content."""
     total = looked_at = 0
     for number, (rows, messages) in enumerate(frames(body)):
         if number >= PART_FRAMES_MAX:
@@ -113,7 +113,7 @@ async def check(body: bytes) -> int:
 
 
 async def count(body: bytes) -> int:
-    """How many rows a part has that was checked. Raises ProtocolError."""
+    """The number of rows of a part that was checked. Raises ProtocolError."""
     total = 0
     for number, (rows, _) in enumerate(frames(body), 1):
         total += rows
@@ -126,7 +126,7 @@ async def entries(
     body: bytes, producer_name: str, sequence_id: int, time_ms: int
 ) -> AsyncIterator[tuple[Send, bytes]]:
     """The entries of a part that was checked, as their producer would send them."""
-    sends: dict[int, Send] = {}  # there may be very many entries: the same ones share theirs
+    sends: dict[int, Send] = {}  # there may be many entries, and equal ones share one object
     made = 0
     for rows, messages in frames(body):
         made += ENTRY_COST
@@ -136,7 +136,7 @@ async def entries(
             publish_time=time_ms,
             num_messages_in_batch=rows,
         )
-        if rows == 1:  # so that it is routed by its key, as an entry without a batch would be
+        if rows == 1:  # so that the entry is routed by its key, as an entry without a batch is
             key, content_at = _metadata_of(messages, 0)
             made += PARSED_COST + content_at // PARSED_BYTES_PER_ROW
             if key.HasField("partition_key"):
@@ -150,7 +150,7 @@ async def entries(
 
 
 def _checking(rows: int, messages: memoryview) -> Iterator[int]:
-    """Check a frame, some rows at a time: what those have cost, in plain rows. Raises ProtocolError."""
+    """Check a frame, and yield the cost of each group of rows, in plain rows. Raises ProtocolError."""
     limit, at, cost = len(messages), 0, 0
     data = bytes(messages) + _PADDING  # Python indexes it twice as fast
     for _ in range(rows):
@@ -158,9 +158,9 @@ def _checking(rows: int, messages: memoryview) -> Iterator[int]:
         stop = start + _SIZE.unpack_from(data, at)[0] if start <= limit else limit + 1
         at = _end_of_plain(data, start, stop) if stop <= limit else 0
         cost += 1
-        if not at:  # protobuf judges the others
+        if not at:  # protobuf checks the other rows
             metadata, _ = _metadata_of(messages, start - _SIZE.size)
-            if not data[start:stop].isascii():  # else all its texts are, too
+            if not data[start:stop].isascii():  # otherwise all texts are ASCII, too
                 yield from _checking_texts(metadata)
             at = stop + metadata.payload_size if metadata.payload_size >= 0 else limit + 1
             cost += PARSED_COST + (stop - start) // PARSED_BYTES_PER_ROW
@@ -175,7 +175,7 @@ def _checking(rows: int, messages: memoryview) -> Iterator[int]:
 
 
 def _checking_texts(metadata: pb.SingleMessageMetadata) -> Iterator[int]:
-    """Refuse texts that are not UTF-8, which Python's clients would fail on; yields as ``_checking``."""
+    """Reject texts that are not UTF-8, on which Python's clients would fail. Yields as ``_checking`` does."""
     if not isinstance(metadata.partition_key, str):
         raise ProtocolError("a message's key is not UTF-8")
     for number, each in enumerate(metadata.properties, 1):
@@ -186,9 +186,9 @@ def _checking_texts(metadata: pb.SingleMessageMetadata) -> Iterator[int]:
 
 
 def _end_of_plain(data: bytes, start: int, stop: int) -> int:
-    """Where a message ends whose metadata is a short key in ASCII, if any, and a size; 0: it has more.
+    """The end of a message whose metadata is only a size and, optionally, a short key in ASCII. 0: it has more.
 
-    Most have no more, and to look at a few bytes takes half of what it takes to call protobuf.
+    Most messages have no more, and checking a few bytes takes half the time of a call of protobuf.
     """
     at = start
     if data[at] == _KEY_TAG and data[at + 1] < _VARINT_CONTINUES:
@@ -206,7 +206,7 @@ def _end_of_plain(data: bytes, start: int, stop: int) -> int:
 
 
 def _metadata_of(messages: memoryview, at: int) -> tuple[pb.SingleMessageMetadata, int]:
-    """A message's metadata, and where its content begins."""
+    """A message's metadata, and the position at which its content begins."""
     start = at + _SIZE.size
     if start > len(messages):
         raise ProtocolError("a frame has fewer messages than it says")

@@ -85,7 +85,7 @@ class Changer:
     """A caller that stages, replaces or drops parts.
 
     ``epoch``: the leading epoch, if the caller proved that it holds the epoch or acts for the holder.
-    ``was_holder`` tells of another epoch whether the caller proved that it held it.
+    ``was_holder`` returns whether the caller proved that it held another epoch.
     """
 
     identity: Identity

@@ -1,9 +1,9 @@
-"""What this broker acknowledged in buckets that it lost: is it there in the dataset that counts now?
+"""Checks whether the acknowledged entries of lost buckets are in the dataset that replaced theirs.
 
-A bucket can be lost together with its dataset: refused because the store was emptied, or taken by,
-even given to, a broker that follows another primary. What this process acknowledged there is then perhaps nowhere.
-It is remembered until the bucket is registered anew, and looked for then. Losses seen while a
-bucket is kept are fencing.py's.
+A broker can lose a bucket together with its dataset: because the store was emptied, or because the bucket was
+taken by, or given to, a broker that follows another primary. The entries that this process acknowledged there
+may then be lost. The process remembers them until the bucket is registered again, and then looks for them.
+fencing.py reports losses while the broker keeps a bucket.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.field_names import TRIMMED
 
 LOOK_SECONDS = 1.0
-"""Between two looks at buckets whose fate is open."""
+"""Time between two checks of lost buckets without a result."""
 
 LOGS_MAX = 100_000
-"""Logs remembered; of those beyond, the loss would be told by their last positions in the log."""
+"""Logs that are remembered. The loss of a further log would be reported with its last positions in the log."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class _Left:
-    """A bucket that was lost, and the last acknowledged entries of each ledger of its logs."""
+    """A lost bucket, and the last acknowledged entries of each ledger of its logs."""
 
     binding: Binding
     logs: dict[TopicName, list[Position]] = field(default_factory=dict)
 
 
 class Accounting:
-    """The acknowledged entries of lost buckets. ``run`` is the caller's task.
+    """The acknowledged entries of lost buckets. The caller runs ``run`` as a task.
 
-    ``lost`` is told of each loss, once.
+    ``lost`` is called once for each loss.
     """
 
     def __init__(self, anchor: Anchor, store: LogStore, lost: Callable[[Loss], None]) -> None:
@@ -60,7 +60,7 @@ class Accounting:
             left.logs[topic] = list(ends)
 
     async def run(self) -> None:
-        """Look after the lost buckets until cancelled."""
+        """Check the lost buckets until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for bucket in list(self._left):
@@ -70,14 +70,14 @@ class Accounting:
                     _log.debug("entries.still_in_doubt", bucket=bucket, reason=str(error))
 
     async def look(self, bucket: int) -> None:
-        """Settle one bucket if it can be told by now. Raises Undecided, Unavailable."""
+        """Check one bucket, if its new dataset is known by now. Raises Undecided, Unavailable."""
         left = self._left.get(bucket)
         if left is None:
             return
         record = (await self._anchor.read(bucket)).record
         if record.generation == left.binding.generation:
             if record.owner not in {"", left.binding.owner}:
-                del self._left[bucket]  # the dataset that was written to counts, and is served
+                del self._left[bucket]  # the bucket is served with the dataset that was written to
             return
         node = await self._store.observe([])
         if node.replid != record.replid:

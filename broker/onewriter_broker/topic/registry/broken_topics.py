@@ -1,9 +1,9 @@
-"""Topics that a broken key in the store keeps from being served, until a person repairs it.
+"""Topics that the broker cannot serve because of a broken key in the store, until a person repairs it.
 
-Such a topic is closed; whoever asks for it is refused with the reason. Its keys are looked at again
-by whoever asks, but not at the clients' pace. What this broker knows of it is remembered while it
-holds the bucket, for the topic to be served again: a state that was overwritten is written anew, and
-acknowledged entries that were are told as a loss.
+The broker closes such a topic and rejects requests for it with the reason. A request causes another check of
+the keys, at a limited rate. While the broker holds the bucket, it remembers what it knows of the topic, in
+order to serve it again. It then writes an overwritten state again, and reports overwritten acknowledged entries
+as a loss.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.ids import Position, TopicName
 
 LOOK_SECONDS = 2.0
-"""Between two looks at the keys of one topic."""
+"""Time between two checks of the keys of one topic."""
 
 TOPICS_MAX = 10_000
-"""Broken topics remembered; one beyond is looked at whenever somebody asks, as if never served."""
+"""Broken topics that are remembered. Each request for a further one checks its keys, as if it had never been served."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What this broker knows of a log: its state as last written, each ledger's last entry."""
+    """What this broker knows of a log: its state as last written, and the last entry of each ledger."""
 
     state: dict[str, str]
     ends: list[Position]
@@ -52,7 +52,7 @@ class BrokenTopics:
         return len(self._topics)
 
     def found(self, base: TopicName, error: BrokenKey, logs: Iterable[TopicLog] = ()) -> None:
-        """The topic cannot be served. ``logs``: those that this broker served until now."""
+        """Note that the topic cannot be served. ``logs``: those that this broker served until now."""
         key = str(base)
         known = self._topics.pop(key, None)
         if known is None or str(known.error) != str(error):
@@ -64,20 +64,21 @@ class BrokenTopics:
             del self._topics[next(iter(self._topics))]
 
     def reason(self, base: TopicName) -> str:
-        """What is broken; empty: nothing that is known."""
+        """The reason why a topic is broken. Empty: none is known."""
         broken = self._topics.get(str(base))
         return "" if broken is None else str(broken.error)
 
     def check(self, base: TopicName) -> None:
-        """Raises BrokenKey while it is too early to look at the topic's keys again."""
+        """Raise BrokenKey if it is too early for another check of the topic's keys."""
         broken = self._topics.get(str(base))
         if broken is not None and self._now() < broken.look_at:
             raise BrokenKey(str(broken.error)) from broken.error
 
     def recall(self, base: TopicName, topic_log: TopicLog) -> None:
-        """Tell a log that was just read what is known of it; nobody else has written to it since.
+        """Pass what is known of a log to it after its state was read.
 
-        Its next fence writes a missing state anew and reports the acknowledged entries that are gone.
+        No other broker has written to the log since. The next fence writes a missing state again and reports
+        the acknowledged entries that are gone.
         """
         broken = self._topics.get(str(base))
         known = None if broken is None else broken.logs.get(topic_log.name)
@@ -86,11 +87,11 @@ class BrokenTopics:
         topic_log.recall(known.state, known.ends)
 
     def served(self, base: TopicName) -> None:
-        """The topic is served (again)."""
+        """Note that the topic is served, or served again."""
         if self._topics.pop(str(base), None) is not None:
             log.info("topic.repaired", topic=str(base))
 
     def forget(self, is_gone: Callable[[TopicName], bool]) -> None:
-        """Forget the topics that somebody else serves now."""
+        """Forget the topics that another broker serves now."""
         for name in [name for name in self._topics if is_gone(TopicName.parse(name))]:
             del self._topics[name]

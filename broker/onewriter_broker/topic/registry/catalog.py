@@ -1,14 +1,14 @@
 """Which topics exist: each bucket's catalog in the store, and its cache at the bucket's owner.
 
-An entry says how many partitions a topic has, and which logs exist for it. A deleted topic leaves
-a tombstone: its logs' states keep epoch and ledger floor, so that neither ever goes back.
+An entry has the number of partitions of a topic, and the logs that exist for it. A deleted topic leaves a
+tombstone. The states of its logs keep epoch and ledger floor, so that neither ever decreases.
 
-An entry is changed here alone (``Catalogs.change``): one change after the other, each made of what
-the store has by then. Former owners cannot: the store refuses a binding that was replaced. A call of
-our own that had no answer may still be executed, but only in front of our later writes (LogStore; a
-new connection has the server drop the old one first). Reads go another way, and may be answered
-before it is. So after such a call nothing that is read counts until a later write was answered:
-whatever the entry says then, the lost call cannot change any more.
+Only ``Catalogs.change`` changes an entry: one change after the other, each based on what the store has at that
+time. Former owners cannot change it, because the store rejects a binding that was replaced. A call of this
+broker without an answer may still be executed, but only before later writes of this broker (LogStore; for a new
+connection, the server drops the old one first). Reads use another path, and may be answered before such a call
+is executed. So after such a call, no read is valid until a later write was answered. From then on, the lost
+call cannot change the entry any more.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from onewriter_core.ids import (
 from onewriter_core.topic.model import WHOLE
 
 NAMES_PER_STEP = 1_000
-"""Topics that are looked at before others may have the event loop."""
+"""Topics processed between two yields to the event loop."""
 
 UNREADABLE_NAMES_MAX = 1_000
-"""Names that cannot be read and are logged, each once."""
+"""Unreadable names that are logged, each once."""
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ _NONE_MADE: Mapping[str, int] = MappingProxyType({})
 
 
 class Undivided(Refused):
-    """Partitions were asked for, of a topic that has a log without them: its messages would be out of reach."""
+    """Partitions were requested for a topic that has a log without partitions. Its messages would be unreachable."""
 
     def __init__(self) -> None:
         text = "the topic is there without partitions, and gets none while it is: delete it first"
@@ -61,10 +61,9 @@ class Undivided(Refused):
 class CatalogEntry:
     """One topic. ``log_numbers`` name its logs: WHOLE, or partition numbers.
 
-    ``policies`` are those that were set for this topic, by their paths in the admin API.
-    ``declared_by`` is the Kubernetes namespace that declared the topic first; empty when none did, or
-    namespaces do not count here. ``made_by`` says of the logs that clients made by using them how many
-    each made (``quotas.book.subject_of``).
+    ``policies`` are the topic's own policies, by their paths in the admin API. ``declared_by`` is the
+    Kubernetes namespace that declared the topic first. It is empty if none did, or if namespaces do not matter
+    here. ``made_by`` has the number of logs that each client created by use (``quotas.book.subject_of``).
     """
 
     partitions: int = 0
@@ -75,7 +74,7 @@ class CatalogEntry:
     made_by: Mapping[str, int] = field(default_factory=lambda: _NONE_MADE, hash=False)
 
     def encode(self) -> str:
-        """The entry as the store keeps it."""
+        """The stored form of the entry."""
         fields = {
             "partitions": self.partitions,
             "slots": self.log_numbers,
@@ -91,7 +90,7 @@ class CatalogEntry:
 
     @classmethod
     def decode(cls, text: str) -> CatalogEntry:
-        """Read what ``encode`` wrote."""
+        """The inverse of ``encode``."""
         fields = json.loads(text)
         policies = fields.get("policies", _NONE_SET)
         return cls(
@@ -105,7 +104,7 @@ class CatalogEntry:
 
     @property
     def logs(self) -> int:
-        """How many logs it has."""
+        """The number of its logs."""
         return 0 if self.is_deleted else len(self.log_numbers)
 
     def with_log(self, number: int) -> CatalogEntry:
@@ -116,21 +115,21 @@ class CatalogEntry:
         )
 
     def with_made(self, creator: str, logs: int) -> CatalogEntry:
-        """The entry with so many logs more that ``creator`` made."""
+        """The entry after ``creator`` made ``logs`` more logs."""
         return replace(self, made_by={**self.made_by, creator: self.made_by.get(creator, 0) + logs})
 
     def with_policy(self, name: str, value: object) -> CatalogEntry:
-        """The entry with one policy set; None removes it."""
+        """The entry with one policy set. None removes it."""
         others = {key: kept for key, kept in self.policies.items() if key != name}
         return replace(self, policies=others if value is None else {**others, name: value})
 
     @property
     def is_undivided(self) -> bool:
-        """Whether the topic is one log, of its own name: then it never gets partitions."""
+        """Whether the topic is one log with the topic's own name. Such a topic never gets partitions."""
         return self.partitions == 0 and WHOLE in self.log_numbers and not self.is_deleted
 
     def grown(self, partitions: int) -> CatalogEntry:
-        """The entry with so many partitions. Raises Undivided; Refused where it has more."""
+        """The entry with that number of partitions. Raises Undivided; Refused if it has more."""
         if partitions and self.is_undivided:
             raise Undivided
         if partitions < self.partitions:
@@ -139,7 +138,7 @@ class CatalogEntry:
         return replace(self, partitions=partitions, log_numbers=numbers)
 
     def with_declared(self, declared: ExclusiveTopic | None) -> CatalogEntry:
-        """The entry with what the topic's manifest asks for; one that is undivided stays so."""
+        """The entry with the partitions of the topic's declaration. An undivided topic stays undivided."""
         if declared is None or self.is_undivided:
             return self
         wanted = declared.spec.partitions
@@ -156,13 +155,13 @@ class CatalogEntry:
 
 @dataclass(slots=True, eq=False)
 class _Usage:
-    """How many logs the entries of one bucket name: by namespace, and by who made them."""
+    """The number of logs in the entries of one bucket: by namespace, and by creator."""
 
     namespaces: Counter[str] = field(default_factory=Counter)
     makers: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str, entry: CatalogEntry, times: int = 1) -> None:
-        """Count an entry; -1 ``times``: no more."""
+        """Count an entry. With ``times`` -1, remove it from the count."""
         self.namespaces[_namespace_of(name)] += times * entry.logs
         for creator, logs in entry.made_by.items():
             self.makers[creator] += times * logs
@@ -170,27 +169,27 @@ class _Usage:
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """What is remembered of a bucket's catalog as long as the bucket is held by one binding.
+    """The cached catalog of a bucket, while this broker holds the bucket under one binding.
 
-    Never filled again once it was emptied: another one takes its place, so that a reader whose answer
-    comes late fills what nobody looks at any more.
+    An emptied copy is never filled again. Another copy replaces it, so that a reader with a late answer fills a
+    copy that is not used any more.
     """
 
     binding: Binding
     is_in_doubt: bool
-    """A call may have been sent that the store has still to execute."""
+    """Whether the store may still execute a call that was sent."""
     entries: dict[str, CatalogEntry] | None = None
-    """None: nobody has read them yet."""
+    """None: they were not read yet."""
     usage: _Usage = field(default_factory=_Usage)
 
     def fill(self, entries: dict[str, CatalogEntry]) -> None:
-        """Remember what was read."""
+        """Cache the entries that were read."""
         self.entries = entries
         for name, entry in entries.items():
             self.usage.add(name, entry)
 
     def put(self, name: str, entry: CatalogEntry, entries: dict[str, CatalogEntry]) -> None:
-        """Remember one that was changed."""
+        """Cache a changed entry."""
         former = entries.get(name)
         if former is not None:
             self.usage.add(name, former, -1)
@@ -204,14 +203,14 @@ def _namespace_of(base: str) -> str:
 
 
 def existing(known: CatalogEntry | None) -> CatalogEntry:
-    """The entry as it is, of a topic that is served. Raises Unavailable when it was deleted meanwhile."""
+    """The entry of a topic that is served. Raises Unavailable if the topic was deleted meanwhile."""
     if known is None:
         raise Unavailable("the topic was deleted meanwhile; retry")
     return known
 
 
 def _check_new(base: TopicName) -> None:
-    """Raise Refused for a name that no new topic gets."""
+    """Raise Refused for a name that no new topic may have."""
     if not is_printable(str(base)):
         text = f"the name of a new topic has no control characters: {str(base)!a}"
         raise Refused(ServerError.INVALID_TOPIC_NAME, text)
@@ -221,9 +220,9 @@ def _check_new(base: TopicName) -> None:
 
 
 class Catalogs:
-    """The catalogs of all buckets: cached for those this broker owns, read for the others.
+    """The catalogs of all buckets: cached for those that this broker owns, read for the others.
 
-    ``binding``, where it is asked for: by what this broker holds the bucket, None if it does not.
+    A parameter ``binding`` is the binding under which this broker holds the bucket. None: it does not hold it.
     """
 
     def __init__(self, store: LogStore, buckets: int) -> None:
@@ -231,35 +230,40 @@ class Catalogs:
         self._store = store
         self._copies: dict[int, _Copy] = {}
         self._elsewhere: dict[int, _Usage] = {}
-        """Of buckets that other brokers hold, as it was read last."""
+        """Usage in buckets that other brokers hold, as of the last read."""
         self._changing: WeakValueDictionary[TopicName, asyncio.Lock] = WeakValueDictionary()
         self._unreadable: set[str] = set()
 
     def forget(self, bucket: int) -> None:
-        """Read the bucket's catalog again, behind all that was sent: it was lost, or a call had no answer."""
+        """Read the bucket's catalog again after all calls that were sent.
+
+        The reason is that the bucket was lost, or that a call had no answer.
+        """
         if bucket in self._copies:
             self._copies[bucket] = _Copy(self._copies[bucket].binding, is_in_doubt=True)
 
     async def bucket(self, bucket: int, binding: Binding | None) -> Mapping[str, CatalogEntry]:
-        """All entries of a bucket, tombstones included. Raises Undecided."""
+        """All entries of a bucket, including tombstones. Raises Undecided."""
         if binding is None:
             return await self._read(bucket)
         copy = self._copy(binding)
         if copy.entries is not None:
             return copy.entries
-        if copy.is_in_doubt:  # until a later write is answered, if only one that changes nothing
+        if copy.is_in_doubt:  # until a later write, even one without changes, is answered
             copy.is_in_doubt = await self._store.set_catalog(binding, {}) is not Outcome.DONE
         entries = await self._read(bucket, binding.replid)
         if copy.is_in_doubt:
-            return entries  # the binding holds no longer
-        if copy.entries is None:  # else what was changed since another's answer stands in that one
+            return entries  # the binding is no longer valid
+        # Otherwise another reader's answer has been cached, and perhaps changed since.
+        if copy.entries is None:
             copy.fill(entries)
         return entries if copy.entries is None else copy.entries
 
     async def learn(self, binding_of: Callable[[int], Binding | None], *, elsewhere: bool) -> None:
-        """Have ``usage`` count all held buckets, and as they are now those of other brokers if asked for.
+        """Read the catalogs that ``usage`` counts: those of held buckets, and with ``elsewhere`` all others.
 
-        A bucket that cannot be read is left out.
+        ``usage`` keeps the counts of other brokers' buckets as of the last read. A bucket that cannot be read
+        is left out.
         """
         for bucket in range(self.buckets):
             binding = binding_of(bucket)
@@ -278,7 +282,7 @@ class Catalogs:
                 log.info("catalog.uncounted", bucket=bucket, reason=str(error))
 
     def logs_in(self, namespace: str) -> int:
-        """How many logs a namespace has in the buckets that were looked at."""
+        """The number of logs of a namespace in the buckets whose catalogs were read."""
         return sum(usage.namespaces[namespace] for usage in self._usages())
 
     def made_by(self, creator: str) -> int:
@@ -286,7 +290,7 @@ class Catalogs:
         return sum(usage.makers[creator] for usage in self._usages())
 
     def usage(self) -> tuple[Counter[str], Counter[str]]:
-        """Both for all namespaces, and for all who made some."""
+        """The numbers of logs of all namespaces, and of all creators."""
         namespaces, makers = Counter[str](), Counter[str]()
         for usage in self._usages():
             namespaces.update(usage.namespaces)
@@ -306,7 +310,7 @@ class Catalogs:
     def _copy(self, binding: Binding) -> _Copy:
         copy = self._copies.get(binding.bucket)
         if copy is None or copy.binding != binding:
-            # Of one that is replaced nobody knows here what its last calls came to.
+            # If the binding was replaced, the result of the last calls under the former one is unknown here.
             copy = _Copy(binding, is_in_doubt=copy is not None)
             self._copies[binding.bucket] = copy
         return copy
@@ -322,15 +326,15 @@ class Catalogs:
         *,
         with_long_names: bool = False,
     ) -> dict[str, CatalogEntry]:
-        """All topics whose names begin so, out of all buckets. Raises Undecided.
+        """All topics whose names begin with ``prefix``, from all buckets. Raises Undecided.
 
-        Without those whose names cannot be read. ``with_long_names``: with names that are too long for
-        a new topic, which earlier versions stored; they can be deleted, and nothing else.
+        Topics with unreadable names are left out. ``with_long_names``: include names that are too long for a
+        new topic, which earlier versions stored. Such topics can only be deleted.
         """
         found: dict[str, CatalogEntry] = {}
         ticks = Ticks(NAMES_PER_STEP)
         for bucket in range(self.buckets):
-            await asyncio.sleep(0)  # there may be many, and all in memory
+            await asyncio.sleep(0)  # there may be many buckets, all in memory
             entries = await self.bucket(bucket, binding_of(bucket))
             for name, entry in list(entries.items()):
                 if not name.startswith(prefix) or entry.is_deleted:
@@ -351,7 +355,7 @@ class Catalogs:
         return True
 
     async def entry(self, base: TopicName, binding: Binding | None) -> CatalogEntry | None:
-        """A topic's entry, None when it does not exist or was deleted. Raises Undecided."""
+        """A topic's entry. None: the topic does not exist or was deleted. Raises Undecided."""
         entries = await self.bucket(bucket_of(base, self.buckets), binding)
         found = entries.get(str(base))
         return None if found is None or found.is_deleted else found
@@ -362,16 +366,16 @@ class Catalogs:
         base: TopicName,
         change: Callable[[CatalogEntry | None], CatalogEntry],
     ) -> CatalogEntry:
-        """Store what ``change`` makes of a topic's entry, in an owned bucket; the entry as it is then.
+        """Store the result of ``change`` for a topic's entry in an owned bucket, and return the entry.
 
-        It is given the entry that the store has, None when the topic does not exist or was deleted,
-        and nobody changes that meanwhile. If it gives back the very same, nothing is written: then
-        the store was not asked whether the binding still holds.
+        ``change`` gets the stored entry, or None if the topic does not exist or was deleted. No other call
+        changes the entry meanwhile. If ``change`` returns the same object, nothing is written, and the store
+        does not check whether the binding is still valid.
 
-        Raises what ``change`` raises: then nothing has changed. Raises Unavailable when the binding
-        holds no longer, Refused for a new topic that an earlier version has elsewhere. Raises
-        Undecided, or is cancelled, when the store gave no answer: it may have changed, and whoever
-        reads the entry or changes it next finds it one way or the other, for good.
+        Raises what ``change`` raises; then nothing has changed. Raises Unavailable if the binding is no longer
+        valid, and Refused for a new topic that an earlier version placed elsewhere. If the store gave no
+        answer, it raises Undecided or is cancelled, and the entry may have changed. The next read or change of
+        the entry then finds one of the two results, which is final.
         """
         bucket = bucket_of(base, self.buckets)
         async with self._changing.setdefault(base, asyncio.Lock()):
@@ -393,14 +397,17 @@ class Catalogs:
             if outcome is not Outcome.DONE:
                 raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
             entries = self._copy(binding).entries
-            if entries is None:  # forgotten meanwhile: whoever reads it now may not have seen this
+            if entries is None:  # forgotten meanwhile: a read in progress may not have this change
                 self.forget(bucket)
             else:
                 self._copy(binding).put(str(base), entry, entries)
             return entry
 
     async def _check_not_elsewhere(self, base: TopicName) -> None:
-        """A topic of a version without hash tags must not begin anew, empty and with lower epochs."""
+        """Raise Refused for a topic that a version without hash tags placed elsewhere.
+
+        It must not start again, empty and with lower epochs.
+        """
         former = bucket_without_tags(base, self.buckets)
         if former == bucket_of(base, self.buckets):
             return

@@ -1,10 +1,10 @@
-"""Who made which topics, and whether somebody may make another: quotas on topics.
+"""Quotas on topics: who made which topics, and whether a client may make another one.
 
-What is declared is not limited here: whoever may create objects in Kubernetes is limited there. What a
-client adds to it by name, a partition that nobody declared, counts like a topic. Each log counts as one.
+Declared topics are not limited here, because Kubernetes limits who may create objects. An undeclared partition
+that a client adds to such a topic by name counts like a topic. Each log counts as one.
 
-The catalogs say who made what, so a restart forgets nothing, and count for all brokers. Those of other
-brokers are read again when they are older than ELSEWHERE_SECONDS.
+The catalogs record who made each log. So the counts survive a restart, and cover all brokers. The catalogs of
+other brokers are read again when they are older than ELSEWHERE_SECONDS.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from onewriter_core.api import ExclusiveTopic
 from onewriter_core.ids import TopicName
 
 ELSEWHERE_SECONDS: Final = 30.0
-"""What other brokers' catalogs said counts for so long."""
+"""How long the catalogs of other brokers are valid after a read."""
 
 ALONE_BELOW: Final = 0.01
-"""Who has less than this part of a quota in the buckets that are held here may have more, whatever it
-has elsewhere: most who make a topic have few."""
+"""A client that has less than this part of a quota in the buckets held here may make more, whatever it has
+elsewhere. Most clients that make topics have few."""
 
 Change = Callable[[CatalogEntry | None], CatalogEntry]
 
 
 class Creations:
-    """The topics that clients make. ``binding_of``: by what this broker holds a bucket, None if it does not.
+    """The topics that clients make.
 
+    ``binding_of`` returns the binding under which this broker holds a bucket. None: it does not hold it.
     ``now`` is a monotonic clock.
     """
 
@@ -49,10 +50,10 @@ class Creations:
         self._now = now
         self._read_elsewhere_at: float | None = None
         self._under_way: Counter[str] = Counter()
-        """Logs that are counted and not in the catalog yet: by namespace, and by who makes them."""
+        """Logs that are counted and not in the catalog yet, by namespace and by creator."""
 
     async def learn(self, namespace: str, creator: str) -> None:
-        """Know what the namespace and ``creator`` have before ``counted`` compares it with the quotas."""
+        """Read what the namespace and ``creator`` have, before ``counted`` compares it with the quotas."""
         if not creator:
             return
         await self._catalogs.learn(self._binding_of, elsewhere=False)
@@ -71,10 +72,10 @@ class Creations:
     def counted(
         self, base: TopicName, declared: ExclusiveTopic | None, creator: str, change: Change
     ) -> Iterator[Change]:
-        """Inside, a change of the catalog that raises QuotaExceeded where it adds too many logs.
+        """A context with a change of the catalog that raises QuotaExceeded if it adds too many logs.
 
-        They count as soon as it was asked, and no more if the change fails. ``creator``: as in
-        ``subject_of``; empty: the broker itself, for which nothing is limited.
+        The logs count from the request on, until the change fails. ``creator`` is as in ``subject_of``. Empty:
+        the broker itself, which has no limit.
         """
         namespace, taken = base.namespace_name, 0
         key = namespace_key(namespace)
@@ -100,7 +101,7 @@ class Creations:
                 self._under_way = +self._under_way
 
     def measure(self) -> None:
-        """Have the quota book show what the catalogs say."""
+        """Report the counts of the catalogs to the quota book."""
         namespaces, makers = self._catalogs.usage()
         named = {namespace_key(name): logs for name, logs in namespaces.items()}
         self._quotas.measured(Quota.TOPICS_PER_NAMESPACE, named)

@@ -1,7 +1,7 @@
-"""What a topic's declaration means for the topic while it is served: changes are taken over live.
+"""The effect of a declaration on a served topic, also of a declaration that changes meanwhile.
 
-Who waits is put in order by the new policy at once, detection counts from the next look, retention
-from the next sweep, durability from the next ledger on, access and claims for the next producer.
+A new policy sorts the waiters at once. Detection applies from the next check, retention from the next sweep,
+durability from the next ledger, access and claims from the next producer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from onewriter_core.topic.events import PolicyChanged
 from onewriter_core.topic.model import PromotionPolicy
 
 GROW_SECONDS: Final = 1.0
-"""Between two attempts to add partitions while the store or the anchor is away."""
+"""Time between two attempts to add partitions while the store or the anchor is unavailable."""
 
 log = structlog.get_logger(__name__)
 
 
 def asks_too_much(declared: ExclusiveTopic, promises: frozenset[Durability]) -> str:
-    """Why a store that can promise no more than this cannot serve the topic; empty: it can."""
+    """Why a store with these durabilities cannot serve the topic. Empty: it can."""
     if Durability(declared.spec.durability.value) in promises:
         return ""
     strongest = max(promises, key=list(Durability).index)
@@ -40,7 +40,7 @@ def asks_too_much(declared: ExclusiveTopic, promises: frozenset[Durability]) -> 
 
 
 def durability_of(declared: ExclusiveTopic | None, promises: frozenset[Durability]) -> Durability:
-    """What a topic's acknowledgements promise; undeclared as much as Local, where the store keeps that much."""
+    """The durability of a topic's acknowledgements. Of an undeclared topic: Local, if the store provides it."""
     if declared is not None:
         return Durability(declared.spec.durability.value)
     return Durability.LOCAL if Durability.LOCAL in promises else Durability.NONE
@@ -54,7 +54,7 @@ def promotion_of(declared: ExclusiveTopic | None) -> PromotionPolicy:
 
 
 def declare(topic: LoadedTopic, declared: ExclusiveTopic | None, now: float) -> bool:
-    """Have a loaded topic follow its declaration; whether that is another one than before."""
+    """Apply a declaration to a loaded topic. Returns whether it differs from the former one."""
     before, topic.declared = topic.declared, declared
     if declared is before or declared == before:
         return False
@@ -69,7 +69,7 @@ def declare(topic: LoadedTopic, declared: ExclusiveTopic | None, now: float) -> 
 
 
 def say_undivided(topic: LoadedTopic) -> None:
-    """Log that a topic is declared with partitions and gets none; the operator has a condition for it."""
+    """Log that a topic is declared with partitions and gets none. The operator has a condition for it."""
     if topic.entry.is_undivided and _wanted_partitions(topic):
         wanted = _wanted_partitions(topic)
         log.error(
@@ -91,7 +91,7 @@ async def grow(
     set_partitions: Callable[[TopicName, int], Awaitable[None]],
     loaded: Mapping[str, LoadedTopic],
 ) -> None:
-    """Add the partitions that are declared, until they are there or the topic is served no longer."""
+    """Add the declared partitions, until all exist or the topic is no longer served."""
     if topic.is_growing:
         return
     topic.is_growing = True

@@ -1,8 +1,8 @@
-"""Which Kubernetes namespace declared a topic first: the topic stays with it, also without an object.
+"""Which Kubernetes namespace declared a topic first. The topic stays with it, also without an object.
 
-It is noted in the topic's catalog entry when a declaration is first met, and counts until the log is
-deleted or an administrator reassigns the topic. A declaration by another namespace counts as none: the
-topic is neither served nor read nor deleted by it. Where ``tenancy_enforced`` is off, as on one machine,
+The broker notes the namespace in the topic's catalog entry at the first declaration. The note is valid until
+the log is deleted or an administrator reassigns the topic. A declaration by another namespace has no effect: it
+causes no service, no reads and no deletion of the topic. If ``tenancy_enforced`` is off, as on one machine,
 nothing is noted and nothing refused.
 """
 
@@ -22,16 +22,16 @@ from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import TopicName
 
 RETRY_SECONDS: Final = 1.0
-"""Between two attempts to note what the store did not take."""
+"""Time between two attempts to write a note that the store did not accept."""
 
 TOPICS_PER_TICK: Final = 64
-"""Topics that are looked at before others get the event loop."""
+"""Topics processed between two yields to the event loop."""
 
 log = structlog.get_logger(__name__)
 
 
 class Catalog(Protocol):
-    """What is needed of the topics of this broker."""
+    """The methods of this broker's topics that the rule uses."""
 
     def is_owned(self, name: TopicName) -> bool:
         """Whether this broker serves the topic's bucket."""
@@ -40,16 +40,16 @@ class Catalog(Protocol):
     def change_entry(
         self, base: TopicName, change: Callable[[CatalogEntry | None], CatalogEntry]
     ) -> Awaitable[None]:
-        """Change a topic's entry; see Topics."""
+        """Change a topic's entry. See Topics."""
         ...
 
     def known_entry(self, name: TopicName) -> Awaitable[CatalogEntry | None]:
-        """A topic's entry as stored, of a bucket that this broker serves."""
+        """A topic's stored entry, of a bucket that this broker serves."""
         ...
 
 
 class FirstDeclarations:
-    """The rule for one broker. ``changed`` is called when other declarations count than before."""
+    """The rule for one broker. ``changed`` is called when other declarations apply than before."""
 
     def __init__(self, catalog: Catalog, changed: Callable[[], None], *, is_enforced: bool) -> None:
         self._catalog = catalog
@@ -62,7 +62,7 @@ class FirstDeclarations:
     # ------------------------------------------------------------ what counts
 
     def counting(self, desired: DesiredState) -> DesiredState:
-        """The declarations that count, of those that are wanted."""
+        """The declarations that apply, among all declarations."""
         self._wanted = desired
         self._woken.set()
         if not self._is_enforced:
@@ -78,14 +78,14 @@ class FirstDeclarations:
     def with_first(
         self, base: TopicName, entry: CatalogEntry, declared: ExclusiveTopic | None
     ) -> CatalogEntry:
-        """The entry with the namespace that declares the topic, where none did before."""
+        """The entry with the namespace that declares the topic, if no namespace did before."""
         self.seen(base, entry)
         if not self._is_enforced or declared is None or entry.declared_by:
             return entry
         return replace(entry, declared_by=declared.metadata.namespace)
 
     def seen(self, base: TopicName, entry: CatalogEntry | None) -> None:
-        """A topic's entry was read or written: what it says of the first declaration counts."""
+        """Note a topic's entry after a read or write: its first declaration is valid."""
         if not self._is_enforced:
             return
         first = "" if entry is None else entry.declared_by
@@ -112,19 +112,19 @@ class FirstDeclarations:
         return declared is not None and self._is_foreign(declared)
 
     def forget(self, is_concerned: Callable[[TopicName], bool]) -> None:
-        """Buckets are served elsewhere: what their topics' entries say may change there."""
+        """Forget topics of buckets that other brokers serve, because their entries may change there."""
         for base in [each for each in self._first if is_concerned(each)]:
             del self._first[base]
         self._woken.set()
 
     def look_again(self) -> None:
-        """Other buckets are served here."""
+        """Check the topics again, because this broker serves further buckets."""
         self._woken.set()
 
     # ------------------------------------------------------------ noting
 
     async def run(self) -> None:
-        """Note the namespaces of topics that are declared and exist, for ever."""
+        """Note the namespaces of topics that are declared and exist, until cancelled."""
         while self._is_enforced:
             await self._woken.wait()
             self._woken.clear()
@@ -133,7 +133,7 @@ class FirstDeclarations:
                 self._woken.set()
 
     async def _note_all(self) -> bool:
-        """Whether all could be noted."""
+        """Note all namespaces. Returns whether that is complete."""
         is_complete = True
         for number, declared in enumerate(self._wanted.topics):
             if number % TOPICS_PER_TICK == 0:
@@ -155,7 +155,7 @@ class FirstDeclarations:
 
     def _noting(self, declared: ExclusiveTopic) -> Callable[[CatalogEntry | None], CatalogEntry]:
         def noted(known: CatalogEntry | None) -> CatalogEntry:
-            if known is None:  # deleted meanwhile: whoever makes it again notes it
+            if known is None:  # deleted meanwhile: the next creation notes it
                 return CatalogEntry(is_deleted=True)
             return self.with_first(declared.topic_name, known, declared)
 

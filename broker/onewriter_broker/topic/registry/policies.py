@@ -1,7 +1,7 @@
-"""What was set over HTTP for a topic: for the topic itself, else for its namespace.
+"""The policies that were set for a topic over HTTP: those of the topic, or else those of its namespace.
 
-The policies that have an effect here are named below; docs/http.md says of all others that they
-have none. What an ExclusiveTopic declares stands beside them and does not come through here.
+The policies below have an effect here. docs/http.md states that all others have none. The fields of an
+ExclusiveTopic are separate from policies and not handled here.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ SCHEMA_AUTO_UPDATE: Final = TopicPolicy(
 
 
 class NamespacePolicies(Protocol):
-    """The namespaces' part (namespaces.Namespaces)."""
+    """The policies of namespaces (namespaces.Namespaces)."""
 
     @property
     def version(self) -> int:
-        """Rises whenever anything was set."""
+        """Increases whenever a policy is set."""
         ...
 
     async def known(self) -> None:
-        """Return once they were read. Raises Undecided."""
+        """Return after the policies were read. Raises Undecided."""
         ...
 
     def effective(self, namespace: str, path: str, field: str) -> object:
-        """One policy as it was set; None: it was not."""
+        """One policy as it was set. None: it was not set."""
         ...
 
 
@@ -78,7 +78,7 @@ class CatalogEntries(Protocol):
 
 
 class NoPolicies:
-    """Nothing was set."""
+    """No policy is set."""
 
     version = 0
 
@@ -100,7 +100,7 @@ def effective(
 
 
 def deduplicates(name: TopicName, entry: CatalogEntry, namespaces: NamespacePolicies) -> bool:
-    """Whether a topic is deduplicated; it is not by default, as in Pulsar."""
+    """Whether a topic is deduplicated. By default it is not, as in Pulsar."""
     return effective(DEDUPLICATION, name, entry, namespaces) is True
 
 
@@ -110,9 +110,9 @@ def compaction_threshold(
     entry: CatalogEntry,
     namespaces: NamespacePolicies,
 ) -> int:
-    """At how many bytes behind the horizon a topic is compacted; 0: only on request, as in Pulsar.
+    """Bytes after the horizon at which a topic is compacted. 0: only on request, as in Pulsar.
 
-    What an ExclusiveTopic declares counts for it, whatever was set over HTTP.
+    The declaration of an ExclusiveTopic has precedence over policies that were set over HTTP.
     """
     if declared is not None and declared.spec.compaction.enabled:
         return declared.spec.compaction.threshold_bytes
@@ -121,7 +121,7 @@ def compaction_threshold(
 
 
 def follow(topic: LoadedTopic, namespaces: NamespacePolicies) -> None:
-    """Have a loaded topic do what is set now."""
+    """Apply the present policies to a loaded topic."""
     topic.compaction_threshold = compaction_threshold(
         topic.name, topic.declared, topic.entry, namespaces
     )
@@ -135,9 +135,9 @@ def follow(topic: LoadedTopic, namespaces: NamespacePolicies) -> None:
 async def set_own(
     topics: CatalogEntries, base: TopicName, name: str, change: Callable[[object], object]
 ) -> None:
-    """Set a topic's own policy to what ``change`` makes of the present one; None removes it.
+    """Set a topic's own policy to the result of ``change`` for the present one. None removes it.
 
-    Raises what ``change`` raises; Refused when the topic does not exist, Unavailable, Undecided.
+    Raises what ``change`` raises; Refused if the topic does not exist; Unavailable, Undecided.
     """
 
     def changed(known: CatalogEntry | None) -> CatalogEntry:

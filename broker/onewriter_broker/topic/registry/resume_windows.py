@@ -12,7 +12,7 @@ from onewriter_core.ids import TopicName
 
 
 class ResumeWindows:
-    """The windows of one broker's topics; ``now`` gives monotonic seconds."""
+    """The windows of one broker's topics. ``now`` returns monotonic seconds."""
 
     def __init__(self, seconds: float, now: Callable[[], float]) -> None:
         self._seconds = seconds

@@ -22,11 +22,11 @@ log = structlog.get_logger(__name__)
 
 
 async def terminate(topics: Topics, base: TopicName, partitions: list[int]) -> dict[int, Position]:
-    """Terminate these logs of a topic; by partition its last entry, EARLIEST where there is none.
+    """Terminate these logs of a topic. Returns each partition's last entry; EARLIEST if there is none.
 
-    All of the topic's clients are disconnected: they come again, and producers of a terminated log
-    are refused. Terminating it twice changes nothing. Raises Refused when the topic does not exist,
-    Unavailable and Undecided when it may or may not have happened: then call it again.
+    All clients of the topic are disconnected. They reconnect, and producers of a terminated log are refused. A
+    second termination changes nothing. Raises Refused if the topic does not exist. Raises Unavailable and
+    Undecided if the logs may or may not be terminated; then call it again.
     """
     topic = await topics.serve_existing(base)
     found = {
@@ -36,7 +36,8 @@ async def terminate(topics: Topics, base: TopicName, partitions: list[int]) -> d
         await _finish(topic)
         async with topics.shut(topic, "the topic was terminated") as runner:
             for partition in partitions:
-                # Fenced for this runner, which nobody writes through: what is last now stays last.
+                # The log is fenced for this runner, which has no producers. So the last entry stays the last
+                # one.
                 topic_log = runner.logs[partition]
                 if found[partition] is None:
                     found[partition] = (await last_message_id(topic_log))[1]
@@ -48,9 +49,9 @@ async def terminate(topics: Topics, base: TopicName, partitions: list[int]) -> d
 
 
 async def _finish(topic: LoadedTopic) -> None:
-    """Take nothing more, and give what was taken time to be stored and answered.
+    """Accept no more entries, and wait until the accepted ones are stored and answered.
 
-    Best effort: what is left gets no receipt, and is the client's to ask about.
+    This is best effort. The remaining entries get no receipt, and their clients have to query them.
     """
     producers = list(topic.runner.producers.values())
     for producer in producers:

@@ -1,8 +1,8 @@
-"""The topics this broker serves: loading, creating, adding partitions, deleting, unloading.
+"""The topics that this broker serves: loading, creating, adding partitions, deleting, unloading.
 
-A topic is loaded when somebody first looks it up here: its state is read, every log of it is
-fenced (so that from then on this broker's token is the one that counts), its ownership restored
-from the markers, its subscriptions from their cursors. It is unloaded when its bucket leaves.
+A topic is loaded at its first look-up on this broker. The load reads the topic's state and fences all its logs,
+so that from then on this broker's token is the valid one. It restores the ownership from the markers, and the
+subscriptions from their cursors. The topic is unloaded when its bucket leaves.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Retention of the topics that rest: nobody has looked them up here since this broker owns them.
+"""Retention of idle topics: topics that no client has looked up since this broker acquired their buckets.
 
-Nothing is loaded or fenced for it, unless a compaction must come first: only the logs of loaded topics
-are compacted, so such a topic is loaded, and cut as those in use are. The log's state is read, and the cut goes through the same
-guarded trim as for a loaded log, under the token that its last owner left in the state: from the
-moment on at which somebody loads the topic, and fences it, such a trim is refused.
+Retention neither loads nor fences an idle topic, unless a compaction must come first. Only the logs of loaded
+topics are compacted, so such a topic is loaded, and trimmed like topics in use. For other idle topics, the
+broker reads the log's state, and trims with the same guarded call as for a loaded log, under the token that the
+last owner left in the state. After another load has fenced the topic, the store rejects such a trim.
 
-A resting log only ever loses entries to age: nobody appends. So each is measured whole once, and
-looked at again when the oldest of it has become too old. What lies behind the newest marker, the
-last ledger, stays until the topic is loaded: only a fence makes it an earlier one.
+An idle log loses entries only by age, because no producer appends. So the broker measures it completely once,
+and checks it again when its oldest entries are too old. The entries after the newest marker, in the last
+ledger, stay until the topic is loaded, because only a fence ends that ledger.
 """
 
 from __future__ import annotations
@@ -40,35 +40,35 @@ from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import Position, TopicName
 
 ROUND_SECONDS = 600.0
-"""Between two rounds over the resting topics, and in front of the first one: most are loaded soon."""
+"""Time between two rounds over the idle topics, and before the first round, because most topics are loaded soon."""
 
 PAUSE_SECONDS = 0.1
-"""Between two logs, and between two parts of one (SWEEP_BYTES_MAX, or one trim call)."""
+"""Time between two logs, and between two steps of one log (SWEEP_BYTES_MAX, or one trim call)."""
 
 NAMES_PER_TICK = 100
-"""Topics passed over between two turns of the event loop, because nothing of them is due."""
+"""Topics without due work that are skipped between two yields to the event loop."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Visited:
-    """A log as it was left: it changes when it is loaded, or something else is declared."""
+    """The last visit of a log. It is outdated when the log is loaded or its declaration changes."""
 
     token: str
     policy: RetentionPolicy
     due_ms: float
-    """Wall clock: when the oldest of it will be too old."""
+    """When the oldest entries will be too old, by the wall clock."""
 
 
 class _Call:
-    """One call to the store that concerns a resting topic."""
+    """One call to the store for an idle topic."""
 
     def __init__(self) -> None:
         self._done = asyncio.Event()
 
     def done(self) -> None:
-        """It was answered, or failed."""
+        """Note that the call was answered or has failed."""
         self._done.set()
 
     async def settled(self) -> None:
@@ -77,7 +77,7 @@ class _Call:
 
 @contextmanager
 def kept_at_rest(topics: Topics, base: TopicName) -> Iterator[None]:
-    """Inside, nobody loads the topic: who wants to waits. It rests when this is entered."""
+    """Block loads of an idle topic within the context. Loads wait until it ends."""
     key, call = str(base), _Call()
     topics.leaving[key] = call
     try:
@@ -89,7 +89,7 @@ def kept_at_rest(topics: Topics, base: TopicName) -> Iterator[None]:
 
 
 class IdleTopics:
-    """The slow round; ``run`` is the caller's task, one at a time."""
+    """The rounds over idle topics. The caller runs ``run`` as one task."""
 
     def __init__(self, topics: Topics, store: LogStore, wall_ms: Callable[[], int]) -> None:
         self._topics = topics
@@ -99,13 +99,13 @@ class IdleTopics:
         self._visited: dict[str, _Visited] = {}
 
     async def run(self) -> None:
-        """Go round for ever, until cancelled."""
+        """Repeat the rounds until cancelled."""
         while True:
             await asyncio.sleep(ROUND_SECONDS)
             await self.go_round()
 
     async def go_round(self) -> None:
-        """Bring the logs of all resting topics within their bounds."""
+        """Trim the logs of all idle topics to their bounds."""
         known, self._visited = self._visited, {}
         for number, (base, policy) in enumerate(self._bounded()):
             if number % NAMES_PER_TICK == 0:
@@ -126,7 +126,7 @@ class IdleTopics:
                     )
                     if visited is not None:
                         self._visited[str(name)] = visited
-            except (OnewriterError, ValueError) as error:  # what is stored may be nonsense
+            except (OnewriterError, ValueError) as error:  # a stored value may be invalid
                 log.info("retention.waits", topic=str(base), reason=str(error))
                 await asyncio.sleep(PAUSE_SECONDS)
 
@@ -146,9 +146,10 @@ class IdleTopics:
         *,
         keeps_keys: bool,
     ) -> _Visited | None:
-        """Trim one log if something of it is due; None: look again in the next round.
+        """Trim one log if part of it is due. None: visit it again in the next round.
 
-        ``keeps_keys``: what was not compacted stays; where that is due the topic is loaded.
+        ``keeps_keys``: entries that were not compacted stay. If such entries are due
+        for a trim, the topic is loaded.
         """
         await asyncio.sleep(PAUSE_SECONDS)
         state = await self._store.read_state(name, replid=holding.binding.replid)
@@ -178,7 +179,7 @@ class IdleTopics:
     async def _cut(
         self, measured: Measured, policy: RetentionPolicy, lowest_retained: Position | None
     ) -> Position | None:
-        """Where the log is to be cut. Reads as much of it as it takes, a part at a time."""
+        """The position of the cut. Reads as much of the log as needed, in steps."""
         marker = measured.topic_log.committed
         limit = measured.topic_log.compacted_limit(trim_limit(measured.topic_log, marker))
         has_size = policy.max_bytes is not None or policy.max_entries is not None
@@ -187,7 +188,7 @@ class IdleTopics:
             await measure(measured)
             cut = trim_before(measured.stretches, policy, lowest_retained, limit, self._wall_ms())
             is_whole = measured.reaches in {reached, marker}
-            # By age the rest need not be known once something young enough has been seen.
+            # By age, the rest of the log does not matter once a young enough entry was found.
             if is_whole or not (has_size or cut == measured.stretches[-1].start):
                 return cut
             await asyncio.sleep(PAUSE_SECONDS)
@@ -195,7 +196,7 @@ class IdleTopics:
     def _is_held_back(
         self, measured: Measured, policy: RetentionPolicy, lowest_retained: Position | None
     ) -> bool:
-        """Whether more would be cut if it had been compacted."""
+        """Whether more could be trimmed after a compaction."""
         topic_log = measured.topic_log
         limit = trim_limit(topic_log, topic_log.committed)
         cut = trim_before(measured.stretches, policy, lowest_retained, limit, self._wall_ms())
@@ -204,11 +205,11 @@ class IdleTopics:
     async def _trim(
         self, base: TopicName, measured: Measured, cut: Position, holding: Holding, token: str
     ) -> bool:
-        """Trim up to the cut; False: the topic does not rest any more, or the store refused."""
+        """Trim up to the cut. False: the topic is not idle any more, or the store rejected the trim."""
         dropped = 0
         while measured.begins < cut:
-            # Whoever loads it waits for this one call: what it reads of the state would be out of
-            # date by the time of its fence.
+            # A load waits for this one call, because the call would make the state that it reads outdated by
+            # the time of its fence.
             if self._topics.resting(base) != holding:
                 break
             with kept_at_rest(self._topics, base):
@@ -224,7 +225,7 @@ class IdleTopics:
         return measured.begins >= cut
 
     def _due_ms(self, measured: Measured, policy: RetentionPolicy) -> float:
-        """When something more will be too old; never, where what is too old is still needed."""
+        """When more entries will be too old. Infinite if entries that are too old already are still needed."""
         marker = measured.topic_log.committed
         if policy.max_age_seconds is None or measured.begins >= marker:
             return math.inf

@@ -1,4 +1,4 @@
-"""Housekeeping of the topics served here: rolling ledgers, retention, the memory of their tails."""
+"""Maintenance of the topics served here: it rolls ledgers, applies retention, and bounds the memory of their tails."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import OnewriterError
 
 LOOK_SECONDS = 1.0
-"""Between two looks at what must be rolled, and at the memory of the tails."""
+"""Time between two checks of the ledgers and of the memory of the tails."""
 
 SWEEP_SECONDS = 5.0
-"""Between two sweeps of retention over the topics that declare one."""
+"""Time between two sweeps of retention over the topics that declare one."""
 
 TOPICS_PER_TICK = 1_000
-"""Topics passed over between two turns of the event loop, because nothing of them is to be cut."""
+"""Topics without due work that are skipped between two yields to the event loop."""
 
 ROLLS_PER_BOUND = 4
-"""A bounded log is rolled so that a ledger holds about this fraction of the bound: only whole
-ledgers below the current one can be cut."""
+"""A log with a bound is rolled so that a ledger holds about this fraction of the bound. Only whole ledgers
+before the current one can be trimmed."""
 
 ROLL_BYTES_MIN = 1024 * 1024
-"""A small bound does not roll more often than this."""
+"""Minimal size of a roll, also if the bound is small."""
 
 log = structlog.get_logger(__name__)
 
 
 class Maintenance:
-    """Looks after all topics of one broker, in two tasks of the caller's."""
+    """Maintains all topics of one broker. The caller runs two tasks."""
 
     def __init__(
         self, topics: Topics, settings: Settings, wall_ms: Callable[[], int], appender: Appender
@@ -50,7 +50,7 @@ class Maintenance:
         self._grown = (0, 0)
 
     async def look_for_ever(self) -> None:
-        """Look at what must be rolled, saved and forgotten until cancelled. Waits for no store."""
+        """Repeat rolls, snapshots and the bound on tails until cancelled. This task never waits for the store."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._topics.follow_policies()
@@ -64,13 +64,13 @@ class Maintenance:
                 self.shrink_tails()
 
     async def sweep_for_ever(self) -> None:
-        """Sweep until cancelled, one sweep behind the other however long the store takes for it."""
+        """Sweep until cancelled. A sweep begins after the former one has ended, however long the store takes."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             await self.sweep()
 
     def roll(self) -> None:
-        """Roll what is full or old; only ledgers that hold entries can be."""
+        """Roll the ledgers that are full or old. Only ledgers with entries can be rolled."""
         written = self._appender.written
         topics: dict[str, LoadedTopic] = {}
         for topic_log in list(written):
@@ -85,7 +85,7 @@ class Maintenance:
             topic.runner.roll_if_full(bytes_max, age_seconds_max)
 
     def _policy(self, topic: LoadedTopic) -> RetentionPolicy | None:
-        """The declared bounds, of undeclared topics those of the settings; None: without bounds."""
+        """The declared bounds; for undeclared topics, those of the settings. None: no bounds."""
         if topic.declared is None:
             return self._undeclared
         policy = topic.declared.spec.retention
@@ -93,7 +93,7 @@ class Maintenance:
         return policy if any(bound is not None for bound in bounds) else None
 
     def roll_bounds(self, topic: LoadedTopic) -> tuple[int, float]:
-        """At which size in bytes and age in seconds the topic's ledgers are rolled."""
+        """The size in bytes and the age in seconds at which the topic's ledgers are rolled."""
         bytes_max, age_max = self._settings.roll_bytes, self._settings.roll_seconds
         policy = self._policy(topic)
         if policy is not None and policy.max_bytes is not None:
@@ -104,7 +104,7 @@ class Maintenance:
         return bytes_max, age_max
 
     def shrink_tails(self) -> None:
-        """Keep the newest blocks of all logs together within their bound, each log its share."""
+        """Keep the newest blocks of all logs in memory within their bound. Each log gets an equal share."""
         logs = [
             topic_log
             for topic in self._topics.loaded.values()

@@ -1,11 +1,11 @@
 """Retention: how much of a log is kept, by age, bytes and entries.
 
-``trim_before`` decides, purely; ``Retention`` measures logs and trims them. A log without a declared
-bound is never touched. Only blocks below the current ledger's marker are ever cut, so a holder that
-stays long is cut behind its rolls.
+``trim_before`` decides and is pure. ``Retention`` measures logs and trims them. A log without a declared bound
+is never trimmed. Only blocks before the current ledger's marker are trimmed, so a log with a long-lived holder
+is trimmed up to its last roll.
 
-Nothing within the bounds is dropped: what goes lies wholly beyond them. What stays may exceed them
-by one stretch of the measurements, which grow coarser with the log, and by what the store keeps.
+Retention drops only entries that are completely beyond the bounds. The kept entries may exceed the bounds by
+one stretch of the measurements, which are coarser for a longer log, and by what the store keeps in addition.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Consecutive blocks of a log: where they begin, what they hold, how new the newest is.
+    """Consecutive blocks of a log: the start, the content, and the time of the newest block.
 
-    ``messages``: only where they are counted.
+    ``messages`` is set only if messages are counted.
     """
 
     start: Position
@@ -76,12 +76,13 @@ def trim_before(
     marker: Position,
     now_ms: int,
 ) -> Position | None:
-    """The position before which the log may be trimmed. None: nothing may be trimmed.
+    """The position before which the log may be trimmed. None: no entry may be trimmed.
 
-    ``stretches`` are the log from its beginning, perhaps not to its end: what is not measured yet
-    counts as nothing, so that too little is cut, never too much. ``lowest_retained`` is how far the
-    slowest durable subscription is, all up to it may go (None: there is none); ``marker`` is the
-    current ledger's, or what else must stay. Times are wall clock, milliseconds since 1970.
+    ``stretches`` describe the log from its beginning, perhaps not to its end. The unmeasured rest counts as
+    empty, so that the cut may be too low, but never too high. ``lowest_retained`` is the position of the
+    slowest durable subscription; entries up to it may be trimmed (None: there is no such subscription).
+    ``marker`` is that of the current ledger, or the position of something else that must stay. Times are wall
+    clock, milliseconds since 1970.
     """
     bounds = (policy.max_age_seconds, policy.max_bytes, policy.max_entries)
     if not stretches or all(bound is None for bound in bounds):
@@ -114,9 +115,9 @@ def unacknowledged_from(policy: RetentionPolicy, lowest_retained: Position | Non
 
 
 def gather(stretches: list[Stretch], following: Stretch, width: int, most: int) -> int:
-    """Add the block that follows to stretches of ``width`` blocks; the width from then on.
+    """Add the next block to stretches of ``width`` blocks, and return the width for later blocks.
 
-    When there are more than ``most``, neighbours are joined, and stretches are twice as wide.
+    If there are more than ``most`` stretches, neighbours are joined, and stretches become twice as wide.
     """
     if stretches and stretches[-1].blocks < width:
         stretches[-1] = _joined(stretches[-1], following)
@@ -132,14 +133,14 @@ def gather(stretches: list[Stretch], following: Stretch, width: int, most: int) 
 
 @dataclass(slots=True)
 class Measured:
-    """What is known of one log: stretches from its beginning, and how far they reach.
+    """The measurements of one log: stretches from its beginning, and the position up to which they reach.
 
     ``width`` is the number of blocks that a new stretch gathers.
     """
 
     topic_log: TopicLog
     generation: int
-    """The dataset that was measured: after a failover its successor may have lost the tail."""
+    """The dataset that was measured. After a failover, its successor may have lost the tail."""
     stretches: list[Stretch] = field(default_factory=list)
     reaches: Position = EARLIEST
     width: int = 1
@@ -160,9 +161,9 @@ class Measured:
         self.reaches = last_position(block)
 
     def forget_before(self, first: Position) -> int:
-        """The log begins at ``first`` now; about how many blocks went.
+        """Note that the log begins at ``first`` now. Returns the approximate number of dropped blocks.
 
-        Of a stretch that went in part nobody knows what is left: it counts as nothing.
+        The rest of a stretch that was dropped in part is unknown, and counts as empty.
         """
         before = sum(stretch.blocks for stretch in self.stretches)
         while len(self.stretches) > 1 and self.stretches[1].start <= first:
@@ -203,12 +204,12 @@ class Retention:
         lowest_retained: Callable[[], Position | None],
         now_ms: int,
     ) -> int:
-        """Trim one log to its policy, a bounded part in each call; about how many blocks went.
+        """Trim one log to its policy, a bounded part in each call. Returns about how many blocks were dropped.
 
-        ``lowest_retained`` is as in ``trim_before``, and asked before each call to the store: while a
-        log is measured and trimmed, a durable subscription may come, or be set back. One that comes
-        while a call is under way begins behind the cut (``trim_once``). Nothing is done for a log that
-        is not open here. Raises Undecided when the store does not answer: call it again later.
+        ``lowest_retained`` is as in ``trim_before``. It is called before each call to the store, because a
+        durable subscription may be added or set back while a log is measured and trimmed. A subscription that
+        is added during a call begins after the cut (``trim_once``). Nothing is done for a log that is not open
+        here. Raises Undecided if the store does not answer; call it again later.
         """
         if (policy.max_age_seconds, policy.max_bytes, policy.max_entries) == (None, None, None):
             self.forget(topic_log)
@@ -259,9 +260,9 @@ class Retention:
 
 
 async def measure(measured: Measured) -> None:
-    """Go on measuring, out of the tail in memory where it reaches back far enough.
+    """Continue the measurement, from the tail in memory if it reaches back far enough.
 
-    Reads about SWEEP_BYTES_MAX from the store at most; call it again for the rest.
+    Reads at most about SWEEP_BYTES_MAX from the store. Call it again for the rest.
     """
     topic_log = measured.topic_log
     read_bytes = 0
@@ -286,16 +287,16 @@ async def measure(measured: Measured) -> None:
 
 
 async def trim_to(measured: Measured, cut_now: Callable[[], Position]) -> Dropped:
-    """Trim a log that is open here, as often as it takes, within TRIMS_MAX.
+    """Trim a log that is open here, with as many calls as needed, but at most TRIMS_MAX.
 
-    ``cut_now`` is asked right before each call: what has to stay may become more meanwhile. Raises
+    ``cut_now`` is called right before each call, because meanwhile more entries may have to stay. Raises
     Undecided, and what ``cut_now`` raises.
     """
     topic_log = measured.topic_log
     blocks = 0
     for _ in range(TRIMS_MAX):
         begins, cut = measured.begins, cut_now()
-        # A compaction that has begun meanwhile reads it twice, and must find the same.
+        # A compaction that has begun meanwhile reads the log twice, and must find the same entries.
         if begins >= cut or topic_log.compacted_limit(cut) < cut:
             break
         if topic_log.binding is None:
@@ -318,13 +319,15 @@ async def trim_to(measured: Measured, cut_now: Callable[[], Position]) -> Droppe
 async def trim_once(
     measured: Measured, cut: Position, fields: Mapping[str, str], binding: Binding, token: str
 ) -> Dropped:
-    """One trim call up to ``cut``, under the token that the log's state has now.
+    """Perform one trim call up to ``cut``, under the token that the log's state has now.
 
-    ``fields`` are what was ``noted`` of the cut. Nobody else trims the log meanwhile.
+    ``fields`` is the result of ``noted`` for the cut. The caller ensures that no other call trims the log
+    meanwhile.
 
-    From here on the log counts as cut there, until the store refuses it: what this call drops, or a late
-    copy of one that nobody answered, is no reader's hole to pass over, and in no durable subscription's
-    backlog. The store drops whole nodes of a stream, the rest goes with the next calls. Raises Undecided.
+    From here on the log counts as trimmed up to the cut, until the store rejects the call. The call, or a late
+    copy of an unanswered one, may drop the entries before the cut. So no reader passes over them as a hole, and
+    no backlog of a durable subscription contains them. The store drops whole nodes of a stream; later calls
+    drop the rest. Raises Undecided.
     """
     topic_log, state = measured.topic_log, measured.topic_log.state
     given_up_before = topic_log.given_up_before
@@ -348,12 +351,12 @@ async def trim_once(
 
 
 async def noted(topic_log: TopicLog, cut: Position) -> dict[str, str]:
-    """What the state is to say of a cut: where, and the last entry in front of the ledger there.
+    """The state fields of a cut: its position, and the last entry before the ledger at that position.
 
-    By that a reader that had read it is told apart from one that has missed something. Raises Undecided.
+    They distinguish a reader that had read that entry from one that missed entries. Raises Undecided.
     """
     if cut <= trimmed_of(topic_log):
-        # All of it: where the store has not executed a call that nobody answered, it lacks both.
+        # Return both fields, because the store lacks both if it did not execute an unanswered call.
         return {name: topic_log.state[name] for name in _CUT_FIELDS if name in topic_log.state}
     fields, ends = {TRIMMED: str(cut)}, noted_ends(topic_log)
     if cut.ledger not in ends:
@@ -367,12 +370,12 @@ async def noted(topic_log: TopicLog, cut: Position) -> dict[str, str]:
 async def _end_before(
     topic_log: TopicLog, ledger: int, ends: Mapping[int, Position]
 ) -> Position | None:
-    """The last entry in front of a ledger, out of the log; None where that is not found out."""
+    """The last entry before a ledger, read from the log. None if it is not found."""
     at = Position(ledger, 0)
     for _ in range(MARKERS_MAX):
         found = await topic_log.read_blocks(EARLIEST, at.previous, count=1, reverse=True)
         if not found:
-            return None  # perhaps it went with a call that nobody answered
+            return None  # an unanswered call may have dropped it
         if isinstance(found[0], Block):
             return found[0].last
         at = found[0].position

@@ -1,8 +1,8 @@
-"""The index of a log's ledgers: what each holds, by whom it was written, how its blocks are chained.
+"""The index of a log's ledgers: what each contains, who wrote it, and the hash of its last block.
 
-A *segment* is a ledger as far as it is kept and committed. The index is read from the log, a bounded
-part with each request, and kept in memory; of what was added since only that is read. A ledger that
-was trimmed in part is read anew, so that its numbers are those of what is there.
+A *segment* is the part of a ledger that is kept and committed. The index is read from the log, a bounded part
+with each request, and kept in memory. Later requests read only what was added. A ledger that was trimmed in
+part is read again, so that its numbers match the kept entries.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 
 STRETCHES_PER_SEGMENT_MAX: Final = 16
-"""Parts of a segment that are measured apart, so that a long one can be split by who plans reads."""
+"""Parts of a segment that are measured separately, so that a planner of reads can split a long segment."""
 
 REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of a log that one request reads from the store; the next one goes on."""
+"""Bytes of a log that one request reads from the store. The next request continues."""
 
 SEGMENTS_PER_PAGE: Final = 1_000
 
 SEGMENTS_PER_LOG_MAX: Final = 4 * SEGMENTS_PER_PAGE
-"""Segments of one log that are kept; of more, those that were told go."""
+"""Segments of one log in memory. Beyond it, segments that were already returned are dropped."""
 
 SEGMENTS_MAX: Final = 16_384
-"""Segments kept in memory, of all logs; of more, the logs that nobody asked about for longest go."""
+"""Segments of all logs in memory. Beyond it, the logs that were requested least recently are dropped."""
 
 LOGS_MAX: Final = 256
-"""Logs whose index is kept."""
+"""Logs whose index is in memory."""
 
 PUBLISHERS_MAX: Final = 8
-"""Publishers that a segment names; there may have been more."""
+"""Publishers that a segment names. There may have been more."""
 
 READERS_MAX: Final = 2
-"""Logs that are read for their index at the same time; the others wait."""
+"""Logs whose index is read at the same time. Other requests wait."""
 
 _TOLD: Final = ("epoch", "producer", "subject", "cause", "mode")
-"""What is kept of a marker."""
+"""Fields of a marker that the index keeps."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """One ledger. ``marker`` is what its marker says of whose it is, None: the marker was trimmed.
+    """One ledger. ``marker`` has the fields of its marker. None: the marker was trimmed.
 
-    ``first`` and ``last`` are entries, None while it has none. Times are those of its blocks.
+    ``first`` and ``last`` are entries. None: it has no entries. Times are those of its blocks.
     """
 
     ledger: int
@@ -69,24 +69,24 @@ class Segment:
     newest_ms: int = 0
     stretches: list[Stretch] = field(default_factory=list)
     publishers: list[str] = field(default_factory=list)
-    """Who published to it atomically (``Block.by``), the first ones first."""
+    """The publishers of its atomic publishes (``Block.by``), the first ones first."""
     has_more_publishers: bool = False
     is_whole: bool = False
-    """Its marker is there: nothing of it was trimmed."""
+    """Whether its marker is kept, so that nothing of it was trimmed."""
     _width: int = 1
 
     @property
     def begins(self) -> Position:
-        """Its first block."""
+        """The position of its first block."""
         return Position(self.ledger, 0) if self.is_whole or self.first is None else self.first
 
     @property
     def ends(self) -> Position:
-        """Its last entry, or its marker where it has none."""
+        """The position of its last entry, or of its marker if it has no entries."""
         return self.last or Position(self.ledger, 0)
 
     def add(self, block: Block) -> None:
-        """Its next block."""
+        """Add its next block."""
         size, entries = len(block.payload), len(block.lengths)
         if not self.blocks:
             self.first, self.oldest_ms = block.position, block.time_ms
@@ -109,10 +109,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentPage:
-    """Segments behind a position, oldest first.
+    """Segments after a position, oldest first.
 
-    ``last``: how far the log was committed when this was read; a segment of that ledger may grow.
-    ``is_complete``: there are no more up to there. ``next``: the position behind which the others are.
+    ``last``: the commit watermark at the time of the read; a segment of that ledger may grow. ``is_complete``:
+    there are no more segments up to ``last``. ``next``: the position after which further segments follow.
     """
 
     first: Position
@@ -123,19 +123,19 @@ class SegmentPage:
 
 
 class LogIndex:
-    """The segments of one log, as far as they are known: consecutive ones, up to what is read next."""
+    """The known segments of one log: consecutive ones, up to the position of the next read."""
 
     def __init__(self, topic_log: TopicLog, generation: int) -> None:
         self.topic_log = topic_log
         self.generation = generation
-        """The dataset that was read: after a failover its successor may have lost the tail."""
+        """The dataset that was read. After a failover, its successor may have lost the tail."""
         self.segments: list[Segment] = []
         self.lock = asyncio.Lock()
         self._at = EARLIEST
         self._mending: tuple[Segment, Range] | None = None
 
     async def page(self, bucket: int, after: Position) -> SegmentPage:
-        """The segments that end behind ``after``, as many as one request may read and tell.
+        """The segments that end after ``after``, within the limits of one request.
 
         The caller holds ``lock``. Raises as Range.read does.
         """
@@ -145,14 +145,15 @@ class LogIndex:
         begins = self.segments[0].begins if self.segments else None
         if begins is None or after < begins > first:
             self.segments, self._at = [], max(first, Position(after.ledger, 0))
-        # What is committed meanwhile is told by the next request: `last` must not promise more than this.
+        # The next request returns what is committed meanwhile, because `last` must not promise more than this
+        # page covers.
         rest, budget = Range(log, self._at, behind(last)), _Budget()
         is_read = await self._mend(budget) and await self._read_on(rest, after, budget)
         found = [segment for segment in self.segments if segment.ends > after]
         if self._mending is not None:
             found = []
         elif not is_read:
-            del found[-1:]  # not to be told before all of it was read
+            del found[-1:]  # do not return it before it was read completely
         is_cut = len(found) > SEGMENTS_PER_PAGE
         del found[SEGMENTS_PER_PAGE:]
         if found and found[0].marker is None:
@@ -163,7 +164,7 @@ class LogIndex:
         return SegmentPage(first, last, found, is_read and not is_cut, following)
 
     def _forget_before(self, first: Position) -> None:
-        """The log begins at ``first`` now; a ledger that went in part is to be read anew."""
+        """Note that the log begins at ``first`` now. A ledger that was trimmed in part has to be read again."""
         while self.segments and self.segments[0].ends < first:
             del self.segments[0]
         if not self.segments or self.segments[0].begins >= first:
@@ -175,7 +176,7 @@ class LogIndex:
             self._mending = Segment(part.ledger, part.marker, first), rest
 
     async def _mend(self, budget: _Budget) -> bool:
-        """Read anew what is left of the first segment; whether that is done."""
+        """Read the kept part of the first segment again. Returns whether that is complete."""
         if self._mending is None:
             return True
         segment, rest = self._mending
@@ -189,12 +190,12 @@ class LogIndex:
         return True
 
     async def _read_on(self, rest: Range, after: Position, budget: _Budget) -> bool:
-        """Read what is not known yet; whether that is all of the range."""
+        """Read the unknown part of the range. Returns whether the whole range was read."""
         while blocks := await budget.read(rest):
             for block in blocks:
                 self._add(block)
             self._at = rest.at
-            # The last one may not be all there yet, so one more than a page tells.
+            # One more segment than a page is needed, because the last one may be incomplete.
             page_and_more = self.segments[-SEGMENTS_PER_PAGE - 2 :]
             if len(page_and_more) > SEGMENTS_PER_PAGE + 1 and page_and_more[0].ends > after:
                 return False
@@ -217,11 +218,12 @@ class _Budget:
         self._left = REQUEST_BYTES_MAX
 
     async def read(self, blocks: Range) -> list[StoredBlock]:
-        """The next blocks; empty at the range's end, or when nothing is left of the budget."""
+        """The next blocks. Empty at the end of the range, or if the budget is used up."""
         if self._left <= 0:
             return []
-        await asyncio.sleep(0)  # what is read out of memory waits for nothing
-        found = await blocks.read()  # and no wait behind it: who is cancelled must not lose them
+        await asyncio.sleep(0)  # a read from memory does not yield to the event loop
+        found = await blocks.read()
+        # No await follows, because a cancelled caller must not lose the blocks.
         self._left -= sum(map(stored_bytes, found))
         return found
 

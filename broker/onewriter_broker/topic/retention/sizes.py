@@ -1,7 +1,8 @@
-"""How much the logs in use here store, and what is staged for them: what retention measured, or is measured once, and what came since.
+"""The sizes of the logs in use here and of the parts that are staged for them.
 
-A size is an estimate of what the log takes in the store: its entries' bytes, and a little for each entry and
-each block. Logs that nobody has looked up since the broker took them are not counted.
+A size comes from retention's measurement, or from a single measurement here, plus later entries. It estimates
+what the log takes in the store: the bytes of its entries, and an overhead for each entry and each block. Logs
+that no client has looked up since the broker acquired their buckets are not counted.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import TopicName
 
 LOOK_SECONDS = 1.0
-"""Between two sums over all logs, at least."""
+"""Minimal time between two sums over all logs."""
 
 LOGS_PER_SECOND = 10_000
-"""Of more logs the sums are made less often."""
+"""With more logs, the sums are computed less often."""
 
 LOGS_PER_TICK = 500
-"""Logs that are summed between two turns of the event loop."""
+"""Logs that are summed between two yields to the event loop."""
 
 PAUSE_SECONDS = 0.25
-"""Between two reads of logs that are measured, each of SWEEP_BYTES_MAX at most."""
+"""Time between two reads of measured logs, each of SWEEP_BYTES_MAX at most."""
 
 log = structlog.get_logger(__name__)
 
 
 class Sizes:
-    """The sizes of one broker's logs, by share. Two tasks of the caller's: ``run`` and ``measure``."""
+    """The sizes of one broker's logs, by share. The caller runs ``run`` and ``measure`` as tasks."""
 
     def __init__(
         self,
@@ -49,13 +50,13 @@ class Sizes:
         self._summed = summed
 
     async def run(self) -> None:
-        """Sum up until cancelled."""
+        """Compute sums until cancelled."""
         while True:
             await asyncio.sleep(self._pause_seconds)
             self._summed(await self.sums())
 
     async def sums(self) -> Counter[ShareOf]:
-        """What is stored now, by share."""
+        """The stored bytes now, by share."""
         found: Counter[ShareOf] = Counter()
         seen = 0
         for topic in list(self._topics.loaded.values()):
@@ -71,7 +72,7 @@ class Sizes:
         return found
 
     async def measure(self) -> None:
-        """Measure logs that were there before this broker loaded them, until cancelled."""
+        """Measure logs that existed before this broker loaded them, until cancelled."""
         while True:
             for topic in list(self._topics.loaded.values()):
                 for topic_log in list(topic.runner.logs.values()):
@@ -84,7 +85,7 @@ class Sizes:
         return max(LOOK_SECONDS, len(self._topics.loaded) / LOGS_PER_SECOND)
 
     async def _measure(self, topic_log: TopicLog) -> None:
-        """Measure one log; given up where it is trimmed meanwhile, or the store does not answer."""
+        """Measure one log. The measurement ends if the log is trimmed meanwhile or the store does not answer."""
         binding, cut = topic_log.binding, topic_log.given_up_before
         if binding is None or topic_log.ledger == 0:
             return

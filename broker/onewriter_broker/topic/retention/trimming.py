@@ -1,6 +1,6 @@
-"""Trimming on request: an administrator names a position, and what may not go yet stays.
+"""Trimming on request: an administrator names a position, and entries that must stay are kept.
 
-``cut_of`` decides, purely, with the limits that retention respects; ``trim`` performs it.
+``cut_of`` decides and is pure, with the limits that retention respects. ``trim`` performs the cut.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Below ``position`` the log may go at most; ``by`` says on whose account, ``name`` which one."""
+    """The log may be trimmed at most up to ``position``. ``by`` is the kind of the limit, ``name`` its subject."""
 
     position: Position
     by: str
@@ -38,7 +38,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where a log is cut; ``limited_by`` is what kept more from going, None: all asked for may go."""
+    """The position of a cut. ``limited_by`` is the limit that reduced it. None: the whole request is allowed."""
 
     before: Position
     limited_by: Limit | None
@@ -46,14 +46,14 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """What a trim did: the cut, and the first block that is kept (the store may keep some more)."""
+    """The result of a trim: the cut, and the first block that is kept. The store may keep some more."""
 
     cut: Cut
     first: Position
 
 
 def cut_of(asked: Position, limits: Sequence[Limit]) -> Cut:
-    """As far as was asked for, and as the lowest limit allows."""
+    """The requested cut, reduced to the lowest limit."""
     lowest = min(limits, key=lambda limit: limit.position)
     if asked <= lowest.position:
         return Cut(asked, None)
@@ -61,7 +61,7 @@ def cut_of(asked: Position, limits: Sequence[Limit]) -> Cut:
 
 
 def limits_of(topic_log: TopicLog, subscriptions: Subscriptions) -> list[Limit]:
-    """What of a log that is open here has to stay, on each account."""
+    """The limits of a log that is open here."""
     marker = Position(topic_log.ledger, 0)
     deduplicated = trim_limit(topic_log, marker)
     limits = [
@@ -76,7 +76,7 @@ def limits_of(topic_log: TopicLog, subscriptions: Subscriptions) -> list[Limit]:
 
 
 def _slowest(subscriptions: Subscriptions, lowest: Position) -> str:
-    """A durable subscription that stands there."""
+    """The name of a durable subscription at that position."""
     for name in subscriptions.names():
         subscription = subscriptions.get(name)
         if (
@@ -89,10 +89,10 @@ def _slowest(subscriptions: Subscriptions, lowest: Position) -> str:
 
 
 async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Position) -> Trimmed:
-    """Drop what is below ``asked`` and may go; of very much, a part: ask again for the rest.
+    """Drop the entries before ``asked`` that may go. A large trim needs several calls.
 
-    The caller has checked who asks, and under which epoch: behind a change of hands nothing more goes.
-    Raises Unavailable, and Undecided when the store did not answer: perhaps some of it went.
+    The caller has checked the identity and the epoch of the request; after a transition no more is trimmed.
+    Raises Unavailable, and Undecided if the store did not answer; some entries may then have been dropped.
     """
     binding, epoch = topic_log.binding, topic_log.state.get("epoch")
     if binding is None or topic_log.ledger == 0:
@@ -103,7 +103,7 @@ async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Positio
     cut = cut_of(asked, limits_of(topic_log, subscriptions))
 
     def cut_now() -> Position:
-        nonlocal cut  # a subscription may have come, or gone back, since the last call
+        nonlocal cut  # a subscription may have been added or set back since the last call
         if topic_log.state.get("epoch") != epoch:
             raise Unavailable(f"{topic_log.name} has changed hands meanwhile")
         cut = cut_of(asked, limits_of(topic_log, subscriptions))

@@ -1,9 +1,9 @@
-"""Schemas compared beside the event loop, within a bounded time.
+"""Compares schemas outside the event loop, within a bounded time.
 
-Avro's comparison of two unions takes time with the cube of their branches, and Python cannot end a thread.
-So what may take long is compared by a process of its own, which ends after CHECK_SECONDS_MAX at the latest:
-``python -m onewriter_broker.topic.schemas.checks``, the question on its standard input, the answer on its
-standard output.
+Avro's comparison of two unions takes time in proportion to the cube of their branches, and Python cannot end a
+thread. So a separate process makes comparisons that may take long, and ends after CHECK_SECONDS_MAX at the
+latest. It is ``python -m onewriter_broker.topic.schemas.checks``, which reads the question from its standard
+input and writes the answer to its standard output.
 """
 
 from __future__ import annotations
@@ -31,21 +31,24 @@ from onewriter_broker.topic.schemas.rules import (
 )
 
 CHECK_SECONDS_MAX: Final = 5.0
-"""For one comparison; a schema that takes longer is refused."""
+"""Time limit of one comparison. A schema that takes longer is refused."""
 
 PROCESSES_MAX: Final = 2
-"""Comparisons of one broker at once, each for another client."""
+"""Comparisons of one broker at the same time, each for another client."""
 
 WEIGHT_IN_THREAD_MAX: Final = 2_500
-"""Of schemas that are compared in a thread, which takes them some hundredths of a second (``weight``)."""
+"""Total weight (``weight``) of schemas that are compared in a thread, which takes some hundredths of a second."""
 
 MEMORY_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""Of the process, addresses included."""
+"""Memory limit of the process, including its address space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Whether ``schema`` may follow ``kept``, oldest first, or, of a reader, read what they wrote."""
+    """Whether ``schema`` may follow the schemas ``kept``, which are oldest first.
+
+    For a reader: whether it can read the data of ``kept``.
+    """
 
     schema: Schema
     kept: tuple[KeptSchema, ...]
@@ -54,12 +57,12 @@ class Question:
 
     @property
     def is_light(self) -> bool:
-        """Whether the comparison cannot take long."""
+        """Whether the comparison certainly takes a short time."""
         schemas = (self.schema, *(each.schema for each in self.kept))
         return sum(map(weight, schemas)) <= WEIGHT_IN_THREAD_MAX
 
     def judge(self) -> None:
-        """Raise Incompatible or InvalidSchema unless the answer is yes."""
+        """Raise Incompatible or InvalidSchema if the answer is no."""
         check(self.schema)
         compare = check_reads if self.is_reader else check_follows
         compare(self.schema, self.kept, self.strategy)
@@ -85,7 +88,7 @@ class Question:
 
 
 class SchemaChecks:
-    """The comparisons of one broker: one at a time for each client, few for all."""
+    """The comparisons of one broker: one at a time for each client, and a few for all clients."""
 
     def __init__(self, seconds_max: float = CHECK_SECONDS_MAX) -> None:
         self._seconds_max = seconds_max
@@ -93,7 +96,7 @@ class SchemaChecks:
         self._of: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def judge(self, question: Question, client: str) -> None:
-        """As ``Question.judge``, in its time; ``client`` names for whom."""
+        """As ``Question.judge``, with a time limit. ``client`` names the client that waits."""
         check(question.schema, is_parsed=False)
         lock = self._of.get(client)
         if lock is None:
@@ -140,9 +143,10 @@ def _raise_answer(output: bytes) -> None:
 
 
 def main() -> None:
-    """Answer the question on the standard input."""
+    """Read a question from the standard input, and write the answer to the standard output."""
     seconds = int(CHECK_SECONDS_MAX) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))  # also if nobody waits any more
+    # The process also ends if the broker does not wait for it any more.
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
     kind = text = ""
     try:

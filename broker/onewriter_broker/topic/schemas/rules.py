@@ -1,7 +1,8 @@
-"""Schemas as they are kept, when two of them are the same, and which may follow which.
+"""The stored form of schemas, when two schemas are the same, and which schema may follow which.
 
-Pure. Definitions in Avro (AVRO, JSON and PROTOBUF of Pulsar's clients) are compared by Apache Avro's
-own rules for reader and writer; of a key with a value both parts are. The strategies are Pulsar's.
+The functions are pure. Definitions in Avro (AVRO, JSON and PROTOBUF of Pulsar's clients) are compared by Apache
+Avro's own rules for reader and writer. Of a schema of key and value, both parts are compared. The strategies
+are Pulsar's.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from onewriter_core.errors import OnewriterError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 BYTES_MAX: Final = 64 * 1024
-"""Of one new definition with its properties."""
+"""Size limit of a new definition with its properties."""
 
 BRANCHES_MAX: Final = 200
-"""Of one union in a new definition."""
+"""Limit on the branches of one union in a new definition."""
 
 NESTING_MAX: Final = 64
-"""Lists and objects within one another in a new definition, as JSON."""
+"""Limit on nested lists and objects in a new definition, as JSON."""
 
 ERROR_LENGTH_MAX: Final = 500
-"""Of what Avro says of a definition, which it may quote."""
+"""Length limit of Avro's error text for a definition, because the text may quote the definition."""
 
 DEFINITIONS_REMEMBERED: Final = 256
-"""So that a topic's schemas are not read again for each client that brings one."""
+"""Definitions in a cache, so that a topic's schemas are not parsed again for each client that sends one."""
 
 NOT_KEPT: Final = frozenset({pb.Schema.NONE, pb.Schema.AUTO_CONSUME})
-"""What means that a client brings no schema."""
+"""Types with which a client states that it has no schema."""
 
 NOT_OFFERED: Final = frozenset({pb.Schema.PROTOBUF_NATIVE, pb.Schema.EXTERNAL})
 
@@ -50,15 +51,15 @@ _LENGTH = struct.Struct(">i")
 
 
 class Incompatible(OnewriterError):
-    """A schema may not follow those that a topic has; the message says why, in Pulsar's words."""
+    """A schema may not follow the schemas of a topic. The message states the reason, as Pulsar does."""
 
 
 class InvalidSchema(OnewriterError):
-    """A definition that cannot be understood; the message says why."""
+    """A definition is invalid. The message states the reason."""
 
 
 class Strategy(enum.Enum):
-    """Which schemas may follow which; the values are Pulsar's words."""
+    """Which schemas may follow which. The values are Pulsar's."""
 
     FULL = "FULL"
     BACKWARD = "BACKWARD"
@@ -71,12 +72,12 @@ class Strategy(enum.Enum):
 
     @property
     def new_reads_old(self) -> bool:
-        """Whether a reader with the new schema must understand what was written before."""
+        """Whether a reader with the new schema must understand earlier data."""
         return "BACKWARD" in self.value or "FULL" in self.value
 
     @property
     def old_reads_new(self) -> bool:
-        """Whether a reader with an older schema must understand what is written from now on."""
+        """Whether a reader with an older schema must understand later data."""
         return "FORWARD" in self.value or "FULL" in self.value
 
 
@@ -99,13 +100,13 @@ class Schema:
 
     @property
     def type_name(self) -> str:
-        """Pulsar's word for the type."""
+        """Pulsar's name of the type."""
         return pb.Schema.Type.Name(pb.Schema.Type.ValueType(self.kind))
 
 
 @dataclass(frozen=True, slots=True)
 class KeptSchema:
-    """A schema of a topic, under its version; or the mark that those before it were deleted."""
+    """A schema of a topic with its version, or a mark that the earlier schemas were deleted."""
 
     version: int
     schema: Schema
@@ -113,7 +114,7 @@ class KeptSchema:
     is_deleted: bool = False
 
     def encode(self) -> str:
-        """What is stored of it."""
+        """The stored form."""
         return json.dumps(
             {
                 "type": self.schema.type_name,
@@ -126,7 +127,7 @@ class KeptSchema:
 
     @classmethod
     def parse(cls, version: int, text: str) -> KeptSchema:
-        """What was stored; raises ValueError."""
+        """The inverse of ``encode``. Raises ValueError."""
         try:
             found = json.loads(text)
             schema = Schema(
@@ -158,16 +159,16 @@ _WITHOUT_DEFINITION: Final = frozenset(
         pb.Schema.LOCAL_DATE_TIME,
     }
 )
-"""All in the type: the Python client sends the word "null" with one that has no definition."""
+"""Types that need no definition. The Python client sends the word "null" as the definition of such a type."""
 
 
 def has_definition(schema: Schema) -> bool:
-    """Whether readers need more than the type to read what was written with it."""
+    """Whether readers need the definition, and not only the type, to read data of a schema."""
     return schema.kind not in _WITHOUT_DEFINITION
 
 
 def weight(schema: Schema) -> int:
-    """About how much work it is to compare a schema with one like it: unions count most."""
+    """The approximate cost of comparing a schema with a similar one. Unions count most."""
     if schema.kind == pb.Schema.KEY_VALUE:
         return sum(map(weight, parts(schema)))
     if schema.kind not in _IN_AVRO:
@@ -177,7 +178,7 @@ def weight(schema: Schema) -> int:
 
 
 def _lists(schema: Schema) -> Iterator[tuple[int, int]]:
-    """Of each list that may be a union, its length; and how deep it lies. Raises InvalidSchema."""
+    """For each list that may be a union: its length and its depth. Raises InvalidSchema."""
     try:
         waiting = [(json.loads(schema.data), 1)]
     except (ValueError, RecursionError) as error:
@@ -197,11 +198,11 @@ def _lists(schema: Schema) -> Iterator[tuple[int, int]]:
 
 
 _LISTS_OF_OBJECTS: Final = frozenset({"fields", "symbols", "aliases"})
-"""Lists in a definition that are no unions."""
+"""Lists in a definition that cannot be unions."""
 
 
 def check(schema: Schema, *, is_parsed: bool = True) -> None:
-    """Raise InvalidSchema for a schema that cannot be kept. Without ``is_parsed``: by its size alone."""
+    """Raise InvalidSchema for a schema that cannot be stored. Without ``is_parsed``, check only its size."""
     if schema.kind in NOT_OFFERED:
         raise InvalidSchema(
             f"schemas of type {schema.type_name} are not kept here: use AVRO or JSON, or send bytes"
@@ -224,7 +225,7 @@ def check(schema: Schema, *, is_parsed: bool = True) -> None:
 
 @lru_cache(maxsize=DEFINITIONS_REMEMBERED)
 def _meaning(data: bytes) -> bytes | None:
-    """The same for two definitions that are the same JSON; None: it is none."""
+    """A hash that is equal for definitions that are equal as JSON. None: the definition is not JSON."""
     try:
         return hashlib.sha256(json.dumps(json.loads(data), sort_keys=True).encode()).digest()
     except (ValueError, RecursionError):
@@ -232,7 +233,7 @@ def _meaning(data: bytes) -> bytes | None:
 
 
 def same(one: Schema, other: Schema) -> bool:
-    """Whether two schemas are one and the same version."""
+    """Whether two schemas are the same version."""
     if one.kind != other.kind:
         return False
     if one.data == other.data:
@@ -244,7 +245,7 @@ def same(one: Schema, other: Schema) -> bool:
 
 
 def check_follows(new: Schema, kept: Sequence[KeptSchema], strategy: Strategy) -> None:
-    """Raise Incompatible when a topic that has these, oldest first, may not get a new one."""
+    """Raise Incompatible if a topic with the ``kept`` schemas, oldest first, may not get a new one."""
     if not kept or strategy is Strategy.ALWAYS_COMPATIBLE:
         return
     latest = kept[-1].schema
@@ -264,9 +265,9 @@ def check_follows(new: Schema, kept: Sequence[KeptSchema], strategy: Strategy) -
 
 
 def check_reads(reader: Schema, kept: Sequence[KeptSchema], strategy: Strategy) -> None:
-    """Raise Incompatible when a consumer with that schema cannot read what the topic has.
+    """Raise Incompatible if a consumer with the schema ``reader`` cannot read the topic's data.
 
-    As in Pulsar: the latest alone, or all of them where the strategy is a transitive one.
+    As in Pulsar, it compares the schema with the latest one, or with all if the strategy is transitive.
     """
     if strategy is Strategy.ALWAYS_COMPATIBLE:
         return
@@ -306,7 +307,7 @@ def _invalid(schema: Schema, error: Exception) -> InvalidSchema:
 
 
 def parts(schema: Schema) -> tuple[Schema, Schema]:
-    """The key's and the value's schema of a KEY_VALUE schema; raises InvalidSchema."""
+    """The schemas of the key and of the value of a KEY_VALUE schema. Raises InvalidSchema."""
     found: list[Schema] = []
     rest = schema.data
     for name in ("key", "value"):

@@ -1,7 +1,7 @@
-"""The schemas of one topic: kept in the state of one of its logs, under that log's token.
+"""The schemas of one topic, stored in the state of one of its logs under that log's token.
 
-Versions count from 0 and are never used twice, not after a deletion either: messages in the log name
-them. What may follow what is schema_rules.py's.
+Versions count from 0 and are never used twice, not even after a deletion, because messages in the log name
+them. rules.py decides which schema may follow which.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import EARLIEST
 
 STATE_PREFIX: Final = "schema:"
-"""Of the state fields; the version follows."""
+"""Prefix of the state fields. The version follows."""
 
 VERSIONS_MAX: Final = 200
-"""Schemas of one topic, deleted ones included."""
+"""Limit on the schemas of one topic, including deleted ones."""
 
 TOTAL_BYTES_MAX: Final = 2 * 1024 * 1024
-"""What they take together."""
+"""Size limit of all schemas of one topic."""
 
 
 _parsed = lru_cache(maxsize=VERSIONS_MAX)(KeptSchema.parse)
-"""A topic's schemas are not read again for each client that asks for one."""
+"""A cache, so that a topic's schemas are not parsed again for each client that requests one."""
 
 
 def kept_in(state: Mapping[str, str]) -> list[KeptSchema]:
-    """The schemas in a log's state, oldest first; raises ValueError for one that is none."""
+    """The schemas in a log's state, oldest first. Raises ValueError for an invalid one."""
     found = [
         _parsed(int(name.removeprefix(STATE_PREFIX)), text)
         for name, text in state.items()
@@ -59,13 +59,13 @@ def kept_in(state: Mapping[str, str]) -> list[KeptSchema]:
 
 
 def counting(kept: Sequence[KeptSchema]) -> list[KeptSchema]:
-    """Those that new ones are compared with: what came behind the last deletion."""
+    """The schemas with which new ones are compared: those after the last deletion."""
     start = max((index + 1 for index, each in enumerate(kept) if each.is_deleted), default=0)
     return list(kept[start:])
 
 
 def find(kept: Iterable[KeptSchema], version: int | None) -> KeptSchema | None:
-    """One version, or the latest; None: there is no such schema, or it was deleted."""
+    """One version, or the latest. None: there is no such schema, or it was deleted."""
     if version is None:
         latest = list(kept)[-1:]
         return latest[0] if latest and not latest[0].is_deleted else None
@@ -83,7 +83,7 @@ class TopicSchemas:
         checks: SchemaChecks,
         client: str,
     ) -> None:
-        """``client``: for whom schemas are compared, one at a time (``quotas.book.subject_of``)."""
+        """``client``: the client of the comparisons, which has one at a time (``quotas.book.subject_of``)."""
         self._checks = checks
         self._client = client
         self._topic = topic
@@ -92,23 +92,23 @@ class TopicSchemas:
 
     @property
     def strategy(self) -> Strategy:
-        """Which schemas may follow which."""
+        """The strategy that decides which schemas may follow which."""
         found = self._policy(SCHEMA_STRATEGY)
         try:
             return Strategy(found)
         except ValueError:
-            return DEFAULT_STRATEGY  # UNDEFINED, or nothing was set
+            return DEFAULT_STRATEGY  # UNDEFINED, or no strategy is set
 
     @property
     def kept(self) -> list[KeptSchema]:
-        """All of them, oldest first. Raises Refused when what is stored cannot be understood."""
+        """All schemas, oldest first. Raises Refused if a stored schema is invalid."""
         try:
             return kept_in(self._log().state)
         except ValueError as error:
             raise Refused(ServerError.METADATA_ERROR, str(error)) from error
 
     async def add(self, schema: Schema, *, by_administrator: bool = False) -> int:
-        """The version of a schema, which is kept from now on if it was not before.
+        """Store a schema, unless it is stored already, and return its version.
 
         Raises Refused (INCOMPATIBLE_SCHEMA), Undecided and Unavailable.
         """
@@ -123,23 +123,23 @@ class TopicSchemas:
             return await self._keep(kept, schema)
 
     async def check(self, schema: Schema, kept: Sequence[KeptSchema] | None = None) -> None:
-        """Raise Refused (INCOMPATIBLE_SCHEMA) when the topic may not get that schema."""
+        """Raise Refused (INCOMPATIBLE_SCHEMA) if the topic may not get that schema."""
         counts, strategy = counting(self.kept if kept is None else kept), self.strategy
 
         await self._judge(Question(schema, tuple(counts), strategy))
 
     async def check_consumer(self, schema: Schema, partition: int, *, may_add: bool) -> None:
-        """A consumer brings a schema: it must be able to read the topic's, or is its first.
+        """Check the schema of a consumer: it must read the topic's data, or it is the topic's first schema.
 
-        ``may_add``: it has the right to produce, too; otherwise it reads a topic without schema as
-        it is, and leaves it without one.
+        ``may_add``: the consumer also has the right to produce. Without this right, its schema is not added to
+        a topic without schema, and the consumer reads the topic as it is.
 
         Raises Refused (INCOMPATIBLE_SCHEMA), Undecided and Unavailable.
         """
         counts, strategy = counting(self.kept), self.strategy
         if counts:
             if same(schema, counts[-1].schema) and not strategy.value.endswith("TRANSITIVE"):
-                return  # it is what was written last, and is compared with nothing else
+                return  # the latest schema reads its own data, and no other is compared
             await self._judge(Question(schema, tuple(counts), strategy, is_reader=True))
         elif await self._is_idle(partition):
             if may_add:
@@ -148,7 +148,7 @@ class TopicSchemas:
             raise _incompatible("Topic does not have schema to check")
 
     def check_without(self) -> None:
-        """A producer brings no schema. Raises Refused where one is required."""
+        """Check a producer without a schema. Raises Refused if a schema is required."""
         if self._policy(SCHEMA_VALIDATION) is True and counting(self.kept):
             raise _incompatible(
                 "Producers cannot connect or send message without a schema to topics with a schema "
@@ -156,14 +156,14 @@ class TopicSchemas:
             )
 
     def version_of(self, schema: Schema) -> int | None:
-        """The version of a schema that is kept; None: it is not."""
+        """The version of a stored schema. None: it is not stored."""
         return self._version_of(schema, self.kept)
 
     async def delete(self, *, for_good: bool = False) -> int:
-        """Delete the topic's schema: the version of the mark of it, -1 when there is none.
+        """Delete the topic's schema. Returns the version of the deletion mark; -1 if there is no schema.
 
-        ``for_good``: forget all versions, also those that messages in the log name. Raises
-        Undecided and Unavailable.
+        ``for_good``: forget all versions, also those that messages in the log name. Raises Undecided and
+        Unavailable.
         """
         async with self._topic.growing:
             kept = self.kept
@@ -190,14 +190,14 @@ class TopicSchemas:
         return version
 
     async def _judge(self, question: Question) -> None:
-        """Raise Refused (INCOMPATIBLE_SCHEMA) when the answer is no."""
+        """Raise Refused (INCOMPATIBLE_SCHEMA) if the answer is no."""
         try:
             await self._checks.judge(question, self._client)
         except (Incompatible, InvalidSchema) as error:
             raise _incompatible(str(error)) from error
 
     def _log(self) -> TopicLog:
-        """The log that keeps them: where there are some already, else the first one."""
+        """The log that stores the schemas: one that has some already, or else the first one."""
         logs = self._topic.runner.logs
         for topic_log in logs.values():
             if any(name.startswith(STATE_PREFIX) for name in topic_log.state):
@@ -215,7 +215,7 @@ class TopicSchemas:
         return None
 
     async def _is_idle(self, partition: int) -> bool:
-        """Whether nobody uses the log and nothing is in it."""
+        """Whether the log has no producers and no entries."""
         producers = self._topic.runner.producers.values()
         if any(producer.request.partition == partition for producer in producers):
             return False

@@ -1,4 +1,4 @@
-"""One topic with its runner, the appender and a store in memory: what lies near the fence, alone."""
+"""One topic with its runner, the appender and a store in memory: only the parts near the fence."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BUCKET = bucket_of(ORDERS, 64)
 
 
 def entry(producer_name: str, sequence_id: int, published_at: int = 1) -> memoryview:
-    """A producer's entry as a client makes it."""
+    """A producer's entry as a client creates it."""
     metadata = pb.MessageMetadata(
         producer_name=producer_name, sequence_id=sequence_id, publish_time=published_at
     )
@@ -42,7 +42,7 @@ def entry(producer_name: str, sequence_id: int, published_at: int = 1) -> memory
 
 @dataclass
 class Told:
-    """A producer's connection that remembers what the producer was told."""
+    """A producer's connection that records what the broker sends to it."""
 
     ready: list[int | None] = field(default_factory=list)
     waits: int = 0
@@ -90,7 +90,7 @@ class Told:
 
 
 class Owner:
-    """Bucket ownership that never changes hands, of a broker that was stamped once."""
+    """Bucket ownership of a broker that was stamped once. It never changes."""
 
     def __init__(self, binding: Binding) -> None:
         self.held: Holding | None = Holding(binding, grants_known=True, known_since=0)
@@ -136,7 +136,7 @@ class Gates:
         store.faults.hook = self._hook
 
     async def reached(self, call: str) -> None:
-        """Wait until somebody makes such a call."""
+        """Wait for such a call."""
         await self._reached[call].wait()
 
     def open(self, call: str) -> None:
@@ -149,7 +149,7 @@ class Gates:
 
 
 class World:
-    """A broker's fence path around one topic. ``load`` serves it, as often as a broker would."""
+    """A broker's fence path around one topic. ``load`` serves the topic, as often as a broker would."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class World:
         self.broken(name)
 
     async def load(self, *numbers: int, is_deduplicated: bool = False) -> TopicRunner:
-        """Serve the topic anew, as after a restart of the broker."""
+        """Serve the topic again, as after a restart of the broker."""
         logs: dict[int, TopicLog] = {}
         for partition in numbers or (WHOLE,):
             name = ORDERS if partition == WHOLE else ORDERS.with_partition(partition)
@@ -248,7 +248,7 @@ class World:
         priority: int = 0,
         serve_seconds: float = 0.0,
     ) -> tuple[Producer, Told]:
-        """A client creates a producer, on a connection of its own unless one is named."""
+        """A client creates a producer, on its own connection unless one is named."""
         self._registrations += 1
         told = Told(hears_of_queue=hears_of_queue)
         request = Request(
@@ -273,7 +273,7 @@ class World:
         return producer, told
 
     def send(self, producer: Producer, sequence_id: int, *, published_at: int = 1) -> None:
-        """What a session does with a SEND: ignored unless the producer is active."""
+        """Handle a SEND as a session does: it is ignored unless the producer is active."""
         if producer.is_active:
             producer.publish(Send(1, sequence_id), entry(producer.name, sequence_id, published_at))
 
@@ -281,7 +281,7 @@ class World:
         return await self.store.read_blocks(name, EARLIEST, count=10_000)
 
     async def entries_by_ledger(self, name: TopicName = ORDERS) -> dict[int, int]:
-        """How many entries each ledger of the log holds."""
+        """The number of entries in each ledger of the log."""
         found: dict[int, int] = {}
         for block in await self.stored(name):
             count = len(block.lengths) if isinstance(block, Block) else 0
@@ -290,7 +290,7 @@ class World:
 
 
 async def until(condition: Callable[[], object], *, turns: int = 2_000) -> None:
-    """Let the others run until the condition holds."""
+    """Yield to other tasks until the condition holds."""
     for _ in range(turns):
         if condition():
             return
@@ -300,7 +300,7 @@ async def until(condition: Callable[[], object], *, turns: int = 2_000) -> None:
 
 @asynccontextmanager
 async def serving(*, commit_timeout_seconds: float = 1.0) -> AsyncIterator[World]:
-    """A store, a bucket stamped for this broker, and the appender at work."""
+    """A store, a bucket stamped for this broker, and a running appender."""
     server = FakeServer()
     store = FakeLogStore(server.resolve, commit_timeout_seconds=commit_timeout_seconds)
     binding = Binding(BUCKET, server.primary.replid, 1, "broker-0~one", 1)
@@ -308,6 +308,6 @@ async def serving(*, commit_timeout_seconds: float = 1.0) -> AsyncIterator[World
     try:
         async with asyncio.TaskGroup() as tasks:
             yield World(tasks, server, store, binding)
-            raise asyncio.CancelledError  # the appender runs for ever
+            raise asyncio.CancelledError  # the appender never ends by itself
     except asyncio.CancelledError:
         pass

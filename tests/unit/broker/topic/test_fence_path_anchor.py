@@ -1,7 +1,7 @@
-"""The anchor is away: what goes on without it, what waits, and who is left alone meanwhile.
+"""The anchor is unavailable: what continues, what waits, and which producers are not affected.
 
-A grant may be answered unrecorded only where nobody could come back with the right that it ends:
-should the store then lose the marker, nothing else would keep him out.
+A grant may be answered before it is recorded only if no producer could return with the right that it ends. If
+the store then lost the marker, only the record would keep that producer out.
 """
 
 from __future__ import annotations

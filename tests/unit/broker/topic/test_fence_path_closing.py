@@ -1,4 +1,4 @@
-"""CLOSE_PRODUCER: every one is answered, behind the receipts of what was handed in before it."""
+"""CLOSE_PRODUCER: each one is answered, after the receipts of earlier entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onewriter_core.wire.values import SendReceipt
 
 
 class Line:
-    """A Link that remembers what the client is told, in order."""
+    """A Link that records what the client receives, in order."""
 
     has_room = True
     extensions_version = 0
@@ -78,7 +78,7 @@ class Line:
 
 
 class Client:
-    """A connection with one producer, which was granted."""
+    """A connection with one granted producer."""
 
     def __init__(self, world: World, runner: TopicRunner) -> None:
         self.line = Line()
@@ -107,7 +107,7 @@ class Client:
         )
 
     async def connected(self, name: str, former: Producer | None = None) -> Producer:
-        """Create the producer; with ``former`` it resumes as that one."""
+        """Create the producer. With ``former``, it resumes as that one."""
         request = Request(
             registration=f"c1/{id(self)}",
             connection="c1",
@@ -186,7 +186,7 @@ async def test_a_close_does_not_wait_for_what_the_former_connection_alone_sent()
 
 
 async def test_a_close_is_answered_although_the_resends_never_are() -> None:
-    """The topic leaves while the resends are attached: they get no receipt any more."""
+    """The topic leaves while resends are attached, so they get no receipt any more."""
     async with serving() as world:
         runner = await world.load()
         former, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")

@@ -1,4 +1,4 @@
-"""The unexpected near the fence: nobody is left waiting, and nothing is lost without a word."""
+"""Unexpected errors near the fence: no request waits forever, and each loss is reported."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_log_whose_token_was_replaced_is_fenced_again_where_the_bucket_i
         runner = await world.load()
         holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
         await until(lambda: told.ready)
-        # An earlier loading of the topic on this very broker still had a fence under way.
+        # A fence of an earlier load of the topic on this broker was still in progress.
         await world.load()
         world.send(holder, 0)
         await until(lambda: world.deposed)

@@ -1,4 +1,4 @@
-"""For how long nobody could write: one number, in a topic's status and in its history alike."""
+"""How long the topic had no writer: one number, which is equal in its status and its history."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.looptime
 
 
 def let_time_pass(world: World) -> None:
-    """The wall clock goes on with the loop's, from some day on."""
+    """The wall clock advances with the clock of the event loop, from some day on."""
     clock = asyncio.get_running_loop()
     world.wall_ms = lambda: 1_700_000_000_000 + round(clock.time() * 1000)
 
 
 async def told(world: World, runner: TopicRunner) -> list[tuple[str, int | None]]:
-    """Kind and gap of each transition; the status and the history must say the same."""
+    """Kind and gap of each transition. The status and the history must be equal."""
     for _ in range(50):
         await asyncio.sleep(0)
     page = await history.newest(world.store, BUCKET, str(ORDERS), 20)
@@ -48,15 +48,15 @@ async def test_status_and_history_measure_until_the_successor_may_write() -> Non
         gates = Gates(world.store, "fence")
         runner.gone(first, Departure.CONNECTION_LOST)
         await gates.reached("fence")
-        await asyncio.sleep(0.7)  # the store takes its time, and nobody can write
+        await asyncio.sleep(0.7)  # the store is slow, and no producer can write
         gates.open("fence")
         await until(lambda: waits.ready)
         assert await told(world, runner) == [("grant", None), ("grant", 700)]
 
-        # From a writer that lives there is no gap.
+        # A takeover from a connected writer has no gap.
         second, heard = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "second")
         await until(lambda: heard.ready)
-        # Nor is what a returning holder costs hidden.
+        # The gap of a returning holder is reported, too.
         runner.gone(second, Departure.CONNECTION_LOST)
         await asyncio.sleep(0.3)
         _, back = world.ask(
@@ -111,7 +111,7 @@ async def test_a_gap_that_a_dead_broker_makes_begins_with_its_last_sign_of_life(
         runner = (await topics_of(world).serve(ORDERS)).runner
         holder, heard = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
         await until(lambda: heard.ready)
-        await asyncio.sleep(60.0)  # it writes, and then its broker is gone
+        await asyncio.sleep(60.0)  # it writes until its broker dies
 
         assert world.owner.held is not None
         heard_ms = None if heard_before_ms is None else world.wall_ms() - heard_before_ms

@@ -1,4 +1,4 @@
-"""Partitions that are added while others are, while the store is away, or while the topic leaves."""
+"""Partitions that are added concurrently, while the store is unavailable, or while the topic leaves."""
 
 from __future__ import annotations
 

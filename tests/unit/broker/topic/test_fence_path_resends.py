@@ -1,4 +1,4 @@
-"""What a returning producer sends again: answered once, stored once, never taken for another's."""
+"""Resends of a returning producer: answered once, stored once, and never taken for another producer's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def entries(world: World) -> int:
 
 
 async def returned(world: World, runner: TopicRunner, *, reconnects: int) -> tuple[Producer, Told]:
-    """The Shared producer reconnects, with what it was given at first."""
+    """The Shared producer reconnects with the name and epoch that it was given at first."""
     back, told = world.ask(
         runner, AccessMode.SHARED, "writer", topic_epoch=0, reconnects=reconnects
     )
@@ -73,7 +73,7 @@ async def test_the_first_messages_of_a_new_epoch_are_not_taken_for_those_of_the_
         second, told = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "writer")
         await until(lambda: told.ready)
 
-        runner = await world.load()  # another broker, before the second has written anything
+        runner = await world.load()  # another broker, before the second one has written
         back, told = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=second.epoch, reconnects=1
         )
@@ -116,7 +116,7 @@ async def test_a_shared_namesakes_entries_are_not_taken_for_its_own_however_ofte
             world.send(former, number, published_at=1)
         await until(lambda: not former.pending)
         runner.gone(former, Departure.CLOSED)
-        _, told = world.ask(runner, AccessMode.SHARED, "writer")  # begins at 0 again
+        _, told = world.ask(runner, AccessMode.SHARED, "writer")  # starts at 0 again
         await until(lambda: told.ready)
 
         runner = await world.load()  # another broker
@@ -148,7 +148,7 @@ async def test_a_shared_producers_resends_stay_known_however_often_it_returns() 
 
 
 async def test_a_client_that_counts_anew_loses_nothing() -> None:
-    """The C++ client begins at sequence id 0 again when it comes back without a receipt."""
+    """The C++ client starts at sequence id 0 again when it reconnects without a receipt."""
     async with serving() as world:
         runner = await world.load()
         holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
@@ -163,9 +163,9 @@ async def test_a_client_that_counts_anew_loses_nothing() -> None:
         )
         await until(lambda: told.ready)
         for number in range(3):
-            world.send(back, number, published_at=1)  # again
+            world.send(back, number, published_at=1)  # resends
         for number in range(3):
-            world.send(back, number, published_at=2)  # other ones
+            world.send(back, number, published_at=2)  # new entries
         await until(told_of_receipts(told, 4))
         await until(lambda: not back.pending)
         assert await entries(world) == 6
@@ -175,7 +175,7 @@ async def test_a_client_that_counts_anew_loses_nothing() -> None:
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=2
         )
         await until(lambda: told.ready)
-        world.send(last, 2, published_at=2)  # again
+        world.send(last, 2, published_at=2)  # a resend
         world.send(last, 3, published_at=3)
         await until(lambda: told.receipts == 2)
         assert await entries(world) == 7
@@ -201,7 +201,7 @@ async def test_a_client_that_writes_its_metadata_anew_is_known_by_number_and_con
 
 
 async def test_entries_of_one_number_and_other_contents_are_all_kept() -> None:
-    """An application may give its messages what numbers it likes."""
+    """An application may choose the sequence ids of its messages freely."""
     async with serving() as world:
         runner = await world.load()
         holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")

@@ -1,4 +1,4 @@
-"""A takeover while something else is under way: nothing of the old epoch gets into the new ledger."""
+"""A takeover during other work: nothing of the old epoch gets into the new ledger."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the
         holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
         await until(lambda: told.ready)
 
-        # The broker restarts. The holder comes back with its epoch, and the log is read for it.
+        # The broker restarts. The holder returns with its epoch, and the log is read for it.
         runner = await world.load()
         gates = Gates(world.store, "read_blocks", "fence")
         back, told = world.ask(
@@ -26,7 +26,7 @@ async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the
         )
         await gates.reached("read_blocks")
 
-        # Meanwhile somebody takes over, and the fence is slow.
+        # Meanwhile another producer takes over, and the fence is slow.
         winner, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival")
         await gates.reached("fence")
         gates.open("read_blocks")
@@ -65,7 +65,7 @@ async def test_a_partition_that_joins_a_holder_being_deposed_writes_nothing_afte
 
 async def test_a_roll_of_a_busy_log_does_not_keep_the_others_waiting() -> None:
     async with serving() as world:
-        world.store.faults.hook = lambda *_: asyncio.sleep(0)  # a call takes a few turns
+        world.store.faults.hook = lambda *_: asyncio.sleep(0)  # a call takes a few ticks
         runner = await world.load(0, 1)
         (busy, busy_told), (other, told) = (
             world.ask(runner, AccessMode.SHARED, f"p{partition}", partition=partition)
@@ -76,7 +76,7 @@ async def test_a_roll_of_a_busy_log_does_not_keep_the_others_waiting() -> None:
         await until(lambda: busy_told.receipts)
 
         def publish_again(number: int) -> None:
-            """The busy one has something waiting whenever a call ends."""
+            """The busy producer has a waiting entry whenever a call ends."""
             if number < 1_000:
                 world.send(busy, number)
                 asyncio.get_running_loop().call_soon(publish_again, number + 1)
@@ -97,7 +97,7 @@ async def test_what_a_departed_holder_left_is_not_appended_behind_the_end_of_its
         log = runner.logs[WHOLE]
         holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
         await until(lambda: told.ready)
-        log._is_writable = False  # the store refused a write a moment ago
+        log._is_writable = False  # the store has just rejected a write
         world.send(holder, 0)
         runner.gone(holder, Departure.CONNECTION_LOST)
         _, shared = world.ask(runner, AccessMode.SHARED)

@@ -1,4 +1,4 @@
-"""Fences of one topic while the store and the bucket's ownership change underneath."""
+"""Fences of one topic while the store and the bucket ownership change."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARTITION = Partition(WHOLE)
 
 
 class Client:
-    """Whoever sends: notes what it is told."""
+    """A sender that records its answers."""
 
     def __init__(self) -> None:
         self.stored_at: list[Position] = []
@@ -49,7 +49,7 @@ class Client:
 
 
 class Owner:
-    """A bucket's ownership, told by the story what to hold."""
+    """Bucket ownership that a test controls."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -59,7 +59,7 @@ class Owner:
         self._ledger = 4
 
     async def bind(self) -> None:
-        """Hold the bucket anew, on the dataset of the moment."""
+        """Hold the bucket again, on the present dataset."""
         self._version += 1
         binding = Binding(
             0, self.world.server.primary.replid, self._version, "broker-a", self._version
@@ -96,7 +96,7 @@ class Owner:
 
 
 class World:
-    """One log on one broker over a server in memory."""
+    """One log on one broker, with a server in memory."""
 
     def __init__(self, tasks: asyncio.TaskGroup) -> None:
         self.server = FakeServer()
@@ -157,11 +157,11 @@ class World:
             self.log.accept((self.client, send, memoryview(b"x")))
             self.appender.gathered(self.log)
         async with asyncio.timeout(60):
-            while waits and len(self.client.stored_at) < goal:  # noqa: ASYNC110 - the log tells it
+            while waits and len(self.client.stored_at) < goal:  # noqa: ASYNC110 - the log reports it
                 await asyncio.sleep(0)
 
     def broke(self) -> None:
-        """What the runner does when the store failed over."""
+        """Do what the runner does after a failover of the store."""
         self.log._is_writable = False
         self.log._was_refused = True
 
@@ -181,7 +181,7 @@ async def world() -> AsyncIterator[World]:
 
 
 async def test_a_fence_answered_for_a_replaced_binding_does_not_count() -> None:
-    """The marker stands in a dataset that was left while its answer was under way."""
+    """The marker is in a dataset that was replaced while the answer was on its way."""
     failed_over = asyncio.Event()
     async with world() as broker:
 
@@ -189,7 +189,7 @@ async def test_a_fence_answered_for_a_replaced_binding_does_not_count() -> None:
             if (call, moment) == ("fence", "after"):
                 broker.store.faults.hook = quiet
                 broker.server.renew_identity(broker.server.primary)
-                # Not through the store: the answer to the fence is still under way there.
+                # This bypasses the store, in which the answer to the fence is still on its way.
                 held = broker.owner.held
                 assert held is not None
                 replid = broker.server.primary.replid
@@ -213,7 +213,7 @@ async def test_a_fence_answered_for_a_replaced_binding_does_not_count() -> None:
 
 
 async def test_a_log_that_is_closed_gets_no_marker_any_more() -> None:
-    """The bucket may be held again by then, and the topic loaded anew: two runners of one log."""
+    """By then the bucket may be held and the topic loaded again: two runners of one log."""
     async with world() as broker:
         granting = asyncio.gather(broker.fence())
         await asyncio.sleep(0)
@@ -238,7 +238,7 @@ async def test_a_closed_log_is_not_opened_by_a_fence_that_was_under_way() -> Non
 
 
 async def test_acknowledged_entries_behind_a_torn_tail_are_counted_ledger_by_ledger() -> None:
-    """Also those in front of a marker that was lost with them, as after a roll."""
+    """Entries before a marker that was lost with them count, too, as after a roll."""
     async with world() as broker:
         await broker.fence()
         await broker.publish(3)
@@ -282,14 +282,14 @@ async def test_a_marker_of_a_failed_attempt_hides_no_loss() -> None:
 
 
 async def test_undecided_blocks_that_are_there_are_confirmed() -> None:
-    """A block that is there must not be appended again."""
+    """A stored block must not be appended again."""
     async with world() as broker:
-        broker.log._wanted_durability = Durability.REPLICATED  # nothing is ever durable enough
+        broker.log._wanted_durability = Durability.REPLICATED  # no write is ever durable enough
         broker.server.add_replica("node-1")
         await broker.fence()
         broker.server.nodes["node-1"].holds_replication = True
         await broker.publish(1, waits=False)
-        while len(await broker.positions()) < 2:  # noqa: ASYNC110 - the store tells it
+        while len(await broker.positions()) < 2:  # noqa: ASYNC110 - the store reports it
             await asyncio.sleep(0)
         broker.server.renew_identity(broker.server.primary)
         broker.broke()

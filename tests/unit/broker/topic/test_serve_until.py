@@ -1,4 +1,4 @@
-"""Whoever wins is told no earlier than the former holder has stopped serving; writes end at once."""
+"""A winner is granted only after the former holder has stopped serving; writes end at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def served(world: World, *, assures: bool = True) -> tuple[TopicRunner, Pr
 
 
 async def granted_after(told: Told) -> float:
-    """The time by the loop's clock at which it was granted."""
+    """The time of the grant by the clock of the event loop."""
     async with asyncio.timeout(60):
         while not told.ready:  # noqa: ASYNC110 - granted by a timer
             await asyncio.sleep(0.001)
@@ -106,7 +106,7 @@ async def test_another_broker_waits_the_whole_time_from_when_it_read_the_state()
 
 
 async def test_another_broker_waits_also_where_the_grant_was_not_told_yet() -> None:
-    """The fence that grants somebody else does not make the store forget who may still serve."""
+    """A fence that grants another producer does not remove from the store how long the former may serve."""
     async with serving() as world:
         runner, producer, _ = await served(world)
         world.ask(runner, WAITING, "successor")

@@ -1,4 +1,4 @@
-"""Compaction and retention: what waits for which, and what neither holds back."""
+"""Compaction and retention: which one waits for the other, and what neither holds back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_nothing_that_was_not_compacted_is_trimmed(story: Story, server: F
     story.log.keep_uncompacted(is_wanted=True)
     await story.fence(Purpose.ROLL)
     assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
-    assert not story.log.compacted.is_waited_for  # so far the current ledger holds nothing
+    assert not story.log.compacted.is_waited_for  # so far the current ledger has no entries
     await story.publish(message("a", b"2"), message("a", b"3"))
     await story.fence(Purpose.ROLL)
     assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
@@ -62,7 +62,7 @@ async def test_a_view_that_is_renewed_no_more_holds_nothing_back(
     assert str(stored_in(server.primary).logs[TOPIC].blocks[0].position) == "5-2"
     story.log.keep_uncompacted(is_wanted=False)
     story.log.compacted.is_waited_for = False
-    story.log.compacted.is_running = True  # asked for over HTTP
+    story.log.compacted.is_running = True  # requested over HTTP
     await Retention().sweep(story.log, one, nobody, story.clock_ms)
     assert str(stored_in(server.primary).logs[TOPIC].blocks[0].position) == "5-2"
     story.log.compacted.is_running = story.log.compacted.is_waited_for = False

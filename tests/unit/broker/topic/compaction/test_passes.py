@@ -1,4 +1,4 @@
-"""Compaction of one log: what stays, what every failure leaves, and that no fence is forgotten."""
+"""Compaction of one log: what stays, what failures leave, and that no fence is forgotten."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _COMPRESSIONS = (
 
 
 def message(key: str | None, content: bytes = b"value", **fields: object) -> bytes:
-    """An entry of one message."""
+    """An entry with one message."""
     metadata = metadata_of(**fields)
     if key is not None:
         metadata.partition_key = key
@@ -65,7 +65,7 @@ def message(key: str | None, content: bytes = b"value", **fields: object) -> byt
 
 
 def batch(*messages: tuple[str | None, bytes], compression: int = 0, **fields: object) -> bytes:
-    """An entry of several messages, by key and content."""
+    """An entry with several messages, each a key and a content."""
     content = build_batch(
         (
             pb.SingleMessageMetadata()
@@ -110,7 +110,7 @@ async def compacting(story: Story, *, keys_max: int = 1_000) -> Compacted:
 
 
 async def runs_of(story: Story, after: Position = EARLIEST, *, each: int = 100) -> list[EntryRun]:
-    """The view's entries as dispatch reads them, so many at a time."""
+    """The view's entries as dispatch reads them, ``each`` entries at a time."""
     reading = await story.log.compacted.begin(after)
     assert reading is not None
     found: list[EntryRun] = []
@@ -123,7 +123,7 @@ async def runs_of(story: Story, after: Position = EARLIEST, *, each: int = 100) 
 
 
 async def kept(story: Story) -> list[tuple[str, bytes]]:
-    """Positions and contents of the view's single messages."""
+    """Positions and contents of the single messages in the view."""
     return [
         (str(entry.position), bytes(entry_payload(entry.payload)))
         for run in await runs_of(story)
@@ -200,7 +200,7 @@ async def test_a_message_in_chunks_stays_whole_or_goes_whole(story: Story) -> No
     await story.publish(message("a", b"small"), begun[0])
     await compacting(story)
     positions = [position for position, _ in await kept(story)]
-    assert positions == ["5-4", "5-5", "5-6", "5-7", "5-8"]  # the third may still be finished
+    assert positions == ["5-4", "5-5", "5-6", "5-7", "5-8"]  # the third may be completed
     await story.publish(*begun[1:])
     await compacting(story)
     assert [position for position, _ in await kept(story)] == ["5-7", "5-8", "5-9", "5-10"]
@@ -334,7 +334,7 @@ def test_what_will_stay_is_weighed() -> None:
 async def test_an_attempt_that_is_cut_off_leaves_a_whole_view(
     server: FakeServer, story: Story, calls: int, when: str
 ) -> None:
-    """Whatever call of an attempt has no answer: readers have the old view or the new one."""
+    """If any call of an attempt has no answer, readers have the old view or the new one."""
     await story.publish(message("a", b"1"), message("b", b"1"))
     await compacting(story)
     await story.publish(message("a", b"2"))
@@ -375,7 +375,7 @@ async def test_a_log_that_rolls_meanwhile_is_compacted_all_the_same(story: Story
         nonlocal rolled
         if call == "compact_begin" and moment == "after" and not rolled:
             rolled = True
-            story.log._ledger -= 1  # the log's own fence is on its way
+            story.log._ledger -= 1  # a fence of this log is in progress
             story.log._ledger += 1
 
     store.faults = Faults(hook=roll)
@@ -407,11 +407,11 @@ async def test_a_view_that_a_failover_forgot_is_not_believed(
     await story.publish(message("a", b"2"))
     lost = await compacting(story)
     dataset = stored_in(server.primary)
-    dataset.states[TOPIC][COMPACTED] = first.view.encode()  # as a replica that lags has it
+    dataset.states[TOPIC][COMPACTED] = first.view.encode()  # as on a lagging replica
     del dataset.compacted[TOPIC, lost.view.slot]
     story.log.compacted._checked = None
     assert await story.log.compacted.view() == first.view
-    dataset.compacted[TOPIC, first.view.slot].clear()  # and somebody emptied this one
+    dataset.compacted[TOPIC, first.view.slot].clear()  # another process emptied this slot
     story.log.compacted._checked = None
     assert await story.log.compacted.view() is None
     await compacting(story)
@@ -443,7 +443,7 @@ async def test_no_fence_is_forgotten(server: FakeServer, story: Story) -> None:
 async def test_a_compaction_that_forgot_one_would_be_found(
     server: FakeServer, story: Story
 ) -> None:
-    """Mutant M7: what counts is written as if it were all of the log's state."""
+    """Mutant M7: the write of the current view replaces the log's whole state."""
     await story.fence(Purpose.GRANT, waiter("bob"))
     await story.publish(message("a", b"1"))
     await compacting(story)

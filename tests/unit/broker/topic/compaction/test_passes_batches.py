@@ -1,4 +1,4 @@
-"""Batches of a few bytes that hold a great deal: what compaction opens, and where."""
+"""Small batches with large content: what compaction opens, and in which thread."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def story() -> Story:
 
 
 def alike(count: int, content: bytes = b"", key: str = "a") -> bytes:
-    """A compressed batch of so many equal messages: far smaller than what it becomes."""
+    """A compressed batch of ``count`` equal messages, which is far smaller than its content."""
     single = pb.SingleMessageMetadata(partition_key=key)
     whole = build_batch([(single, content)]) * count
     metadata = metadata_of(num_messages_in_batch=count, uncompressed_size=len(whole))

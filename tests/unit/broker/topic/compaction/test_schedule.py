@@ -1,4 +1,4 @@
-"""When logs are compacted: asked for, due, waited for, too full, too many keys, moved away."""
+"""When logs are compacted: requested, due, waited for, full store, too many keys, moved topic."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 class Broker:
-    """One topic, and the clock."""
+    """A broker with one topic, and its clock."""
 
     def __init__(self, server: FakeServer, story: Story, keys_max: int = 1_000) -> None:
         self.server = server
         self.story = story
         self.seconds = 100.0
         self.room: dict[bool, float] = {False: math.inf, True: math.inf}
-        """In bytes, by whether retention waits for the compaction."""
+        """In bytes; the key is whether retention waits for the compaction."""
         self.topic = SimpleNamespace(
             compaction_threshold=0, runner=SimpleNamespace(logs={-1: story.log})
         )
@@ -74,7 +74,7 @@ class Broker:
         )
 
     async def round(self) -> None:
-        """What is due, done."""
+        """Perform the due work."""
         await self.compactions.look()
         await self.compactions.compact_requested()
 
@@ -192,7 +192,7 @@ async def test_a_full_store_is_spared(broker: Broker) -> None:
     assert "nearly full" in story.last_error
     broker.room[False] = math.inf
     await broker.round()
-    assert broker.progress() is Progress.ERROR  # not at once
+    assert broker.progress() is Progress.ERROR  # the retry is not immediate
     broker.seconds += RETRY_SECONDS
     await broker.round()
     assert broker.progress() is Progress.SUCCESS
@@ -224,13 +224,13 @@ async def test_a_view_without_room_is_told_and_made_as_soon_as_there_is_room(
     assert "give it more memory" in story.last_error
     assert "Retention waits for it" in story.last_error
     assert broker.compactions.held_back == 1
-    assert broker.story.log.compacted.horizon == EARLIEST  # so retention may cut nothing
+    assert broker.story.log.compacted.horizon == EARLIEST  # so retention must not cut anything
     assert broker.slots_in_use() == 0
     assert set(broker.story.log.state) - set(before) <= {COMPACTING}
     broker.seconds += NO_ROOM_RETRY_SECONDS / 2
     failed = broker.compactions.totals.failed
     await broker.round()
-    assert broker.compactions.totals.failed == failed  # not read again for nothing
+    assert broker.compactions.totals.failed == failed  # the log is not read again in vain
     broker.room[True] = 10_000
     await broker.round()
     assert broker.progress() is Progress.SUCCESS
@@ -238,14 +238,14 @@ async def test_a_view_without_room_is_told_and_made_as_soon_as_there_is_room(
 
 
 class FilledStore:
-    """One store's memory, as several brokers look at it: what their views take, and all else."""
+    """The memory of one store as several brokers observe it: their views, and everything else."""
 
     def __init__(self, brokers: list[Broker], used: int, limit: int) -> None:
         self.brokers = brokers
         self.used_otherwise = used
         self.limit = limit
         self.grows = 0
-        """By so much with each look."""
+        """Growth with each check."""
         for broker in brokers:
             watch = StoreWatch(
                 cast("Any", self),
@@ -262,7 +262,7 @@ class FilledStore:
         self.look()
 
     def look(self) -> None:
-        """All brokers do, as they do now and then."""
+        """Let all brokers check, as they do regularly."""
         for broker in self.brokers:
             cast("StoreWatch", broker.compactions._store).look(self.observation())
 
@@ -304,7 +304,7 @@ async def filled(count: int, used: float, *, keys: int = 10) -> FilledStore:
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_several_brokers_do_not_fill_the_store_together(*, at_once: bool) -> None:
-    store = await filled(3, 0.92)  # a view takes 2.5 MB; 3.2 MB are left
+    store = await filled(3, 0.92)  # a view takes 2.5 MB; 3.2 MB are free
     if at_once:
         await asyncio.gather(*(broker.round() for broker in store.brokers))
     else:

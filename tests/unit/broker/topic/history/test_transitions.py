@@ -1,4 +1,4 @@
-"""A topic's story as its status tells it, and as another broker reads it back from the audit."""
+"""A topic's transitions as its status shows them, and as another broker reads them from the audit."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def audited(departure: Departure = Departure.SILENT) -> dict[str, str]:
 def test_what_is_read_back_is_what_was_noted() -> None:
     told = noted(record(), 1234)
     assert told.leaderless_ms == 250
-    # The fence cannot know how long nobody wrote: another record tells that.
+    # When the fence is written, the gap without a writer is unknown. Another record reports it.
     assert read_back(audited()) == replace(told, leaderless_ms=None)
     found = read_back(audited())
     assert found is not None
@@ -119,7 +119,7 @@ def test_what_tells_no_transition_is_passed_over(fields: dict[str, str]) -> None
 
 
 class Audit:
-    """A bucket's audit stream, and how often it was read."""
+    """A bucket's audit stream that counts its reads."""
 
     def __init__(self, *records: Mapping[str, str]) -> None:
         self.records = list(records)

@@ -1,4 +1,4 @@
-"""What tests of deduplication share: producers that send, and what they were told."""
+"""Shared parts of the tests of deduplication: producers that send, and their receipts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DUPLICATE = tuple(POSITION_UNKNOWN)
 
 
 def receipts(told: Told) -> list[SendReceipt]:
-    """What a connection was told, in its order."""
+    """The receipts of a connection, in their order."""
     found, data = [], bytes(told.frames)
     while data:
         total, size = struct.unpack(">II", data[:8])
@@ -31,7 +31,7 @@ def receipts(told: Told) -> list[SendReceipt]:
 
 
 def answers(told: Told) -> list[tuple[int, bool]]:
-    """Each receipt's sequence id, and whether it says that the entry is a duplicate."""
+    """Each receipt's sequence id, and whether it marks the entry as a duplicate."""
     return [
         (
             receipt.sequence_id,

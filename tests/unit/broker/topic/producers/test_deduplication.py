@@ -1,4 +1,4 @@
-"""Deduplication as a policy: one number per producer name, whoever carries it and wherever."""
+"""Deduplication as a policy: one number per producer name, for all connections and brokers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_a_chunked_message_counts_by_its_last_chunk_and_is_dropped_whole()
         for chunk in range(3):
             send_chunk(writer, 0, chunk, 3)
         assert await answered(told, 6) == [(0, False)] * 3 + [(0, True)] * 3
-        send_chunk(writer, 1, 0, 2)  # its client dies here, and its successor begins again
+        send_chunk(writer, 1, 0, 2)  # its client dies here, and the successor starts again
         await answered(told, 7)
         assert writer.last_sequence_id == 0
         send_chunk(writer, 1, 0, 2)
@@ -140,7 +140,7 @@ async def test_a_duplicate_is_answered_in_order_over_several_blocks() -> None:
         runner = await world.load(is_deduplicated=True)
         writer, told = await ready(world, runner)
         gates = Gates(world.store, "append")
-        for number in range(600):  # more than one block holds
+        for number in range(600):  # more than one block can hold
             world.send(writer, number)
         world.send(writer, 599)
         world.send(writer, 600)
@@ -167,7 +167,7 @@ async def test_a_duplicate_of_what_the_store_refuses_gets_no_receipt() -> None:
         await asyncio.sleep(0)
 
 
-# ---------------------------------------------------------------- who comes next
+# ---------------------------------------------------------------- the next producer
 
 
 async def test_a_namesake_is_told_the_number_once_nothing_of_that_name_is_on_its_way() -> None:

@@ -1,4 +1,4 @@
-"""What deduplication remembers, and how: over brokers, tenures, retention and many names."""
+"""What deduplication remembers, and how: across brokers, tenures, retention and many names."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_what_was_on_its_way_at_a_fence_is_not_trimmed_before_a_snapshot_h
         world.send(writer, 4)
         await gates.reached("append")
         before = log.ledger
-        log._ledger_bytes = 1  # it holds entries, as far as the appender knows
+        log._ledger_bytes = 1  # it has entries, according to the appender
         runner.roll_if_full(0, 0.0)
         gates.open("append")
         await until(lambda: log.ledger > before and log.is_writable and not writer.pending)

@@ -1,4 +1,4 @@
-"""Deduplication that begins or ends while the topic is used."""
+"""Deduplication that begins or ends while the topic is in use."""
 
 from __future__ import annotations
 

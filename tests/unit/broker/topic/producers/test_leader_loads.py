@@ -1,4 +1,4 @@
-"""What hosts lead, as one broker counts it, and whom the Balanced policy promotes by it."""
+"""The topics that hosts lead, as one broker counts them, and the choice of the Balanced policy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def asked(name: str, host: str, mode: AccessMode = WAITING) -> ProducerRequested
 
 
 def claimed(host: str) -> Topic:
-    """A topic that somebody on this host is about to be granted."""
+    """A topic that is about to be granted to a producer on this host."""
     return step(Topic(partitioned(0), BALANCED), asked("writer", host))[0]
 
 
@@ -146,7 +146,7 @@ def test_who_joins_a_line_behind_a_holder_asks_for_no_loads() -> None:
 async def led_by_the_first_of(
     world: World, hosts: list[str]
 ) -> tuple[TopicRunner, Producer, dict[str, Told]]:
-    """A Balanced topic with a holder on the first of these hosts; the others wait, one each."""
+    """A Balanced topic with a holder on the first host, and one waiter on each of the others."""
     runner = await world.load()
     runner.post(PolicyChanged(BALANCED, 0.0))
     producer, told = world.ask(runner, EXCLUSIVE, host=hosts[0])

@@ -1,4 +1,4 @@
-"""Holders whose clients understand it are told how many wait behind them; nobody else is."""
+"""Holders receive the number of waiters if their clients understand the notice; no other client does."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ async def holder_of(world: World, runner: TopicRunner, *, hears: bool = True) ->
 
 
 async def heard(told: Told, *numbers: int) -> None:
-    """Wait until it was told exactly these, and see that nothing more comes."""
+    """Wait until the connection has received exactly these notices, and check that no more follow."""
     async with asyncio.timeout(60):
-        while len(told.waiting) < len(numbers):  # noqa: ASYNC110 - told by a timer
+        while len(told.waiting) < len(numbers):  # noqa: ASYNC110 - a timer sends the notices
             await asyncio.sleep(queue_news.QUEUE_NOTICE_SECONDS / 10)
     await asyncio.sleep(2 * queue_news.QUEUE_NOTICE_SECONDS)
     assert told.waiting == list(numbers)

@@ -1,4 +1,4 @@
-"""Whose entry is it? A producer's name alone is not enough to take a message for a resend."""
+"""Resends of producers with equal names: the name alone does not make an entry a resend."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_shared_producer_that_comes_back_is_known_by_its_own_entries() -
 
 
 async def test_a_namesake_that_began_again_is_not_taken_for_the_one_before() -> None:
-    # It was granted by another broker, wrote nothing that was stored, and sends from 0 again.
+    # Another broker granted it. It has no stored entries, and sends from 0 again.
     log = await log_with(entry(0, 100), entry(1, 101))
     resends = await resends_from(log, None)
     assert resends.seen(send(0), memoryview(entry(0, 900))) is Seen.NEW
@@ -129,7 +129,7 @@ def chunk(number: int, sequence_id: int = 7) -> bytes:
 
 
 async def test_a_tail_that_begins_within_a_message_does_not_say_that_all_of_it_is_stored() -> None:
-    """A broker that dies in the middle of it leaves more of it than the next one looks through."""
+    """A broker dies in the middle of a message, which is longer than the part that the next broker reads."""
     log = await log_with(chunk(4), chunk(5))
     log._state[TRIMMED] = str(Position(5, 1))
     resends = await resends_from(log, None)

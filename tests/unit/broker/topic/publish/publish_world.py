@@ -1,4 +1,4 @@
-"""Publishes, calls at which something happens, and what is left of them: for tests of atomic publishes."""
+"""Tools for tests of atomic publishes: publishes, calls with a side effect, and the stored result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from onewriter_core.topic.model import WHOLE
 from onewriter_core.wire.values import Send
 
 SIZE = 200_000
-"""Bytes of an entry: a block holds one of them, a call about five."""
+"""Bytes of an entry. A block has one entry, a call about five."""
 
 APP = "query"
 
@@ -45,7 +45,7 @@ def request(world: World, log: TopicLog, publish: Publish) -> Publish:
 
 
 class Calls:
-    """Waits in front of, or behind, the n-th append; then does something to the world."""
+    """Changes the world before or after the n-th append."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Calls:
             self.made += 1
         if moment == self._moment and self.made == self._number:
             self._act()
-        for _ in range(10):  # a call takes its time
+        for _ in range(10):  # a call takes some time
             await asyncio.sleep(0)
 
 
@@ -80,7 +80,7 @@ async def log_of(world: World) -> tuple[TopicRunner, TopicLog]:
 
 
 async def contents(log: TopicLog) -> list[str]:
-    """What a reader gets from the beginning on."""
+    """The contents that a reader gets from the beginning of the log."""
     found: list[str] = []
     after = EARLIEST
     while runs := await log.read(after, 100, 1 << 20):
@@ -94,7 +94,7 @@ def _text(payload: bytes) -> str:
 
 
 async def whole(world: World) -> list[Block]:
-    """The log's blocks; numbers and chain are seen to be whole."""
+    """The log's blocks, after a check that their numbers and chain are complete."""
     blocks = [block for block in await world.stored() if isinstance(block, Block)]
     for one, other in pairwise(blocks):
         if one.position.ledger == other.position.ledger:

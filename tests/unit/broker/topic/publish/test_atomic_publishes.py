@@ -1,4 +1,4 @@
-"""An atomic publish on its way through a log: what waits, what is seen of it, and every way to end it."""
+"""An atomic publish on its way through a log: what waits, what readers see, and all ways to end it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from onewriter_core.topic.events import LedgerFull
 from onewriter_core.topic.model import WHOLE, AccessMode
 from onewriter_core.wire.values import Send
 
-# --- what is seen of it
+# --- what readers see of it
 
 
 async def test_readers_see_nothing_of_it_and_then_all_of_it() -> None:
@@ -130,7 +130,7 @@ async def test_several_take_turns() -> None:
         assert len(await whole(world)) == 21
 
 
-# --- how it is answered otherwise
+# --- other answers
 
 
 @pytest.mark.parametrize("version", [3, 2])
@@ -216,7 +216,7 @@ async def test_it_goes_on_behind_what_was_withdrawn() -> None:
         assert await ended(publishes[0]) == Published(Position(1, 1), Position(1, 3))
 
 
-# --- ways to cut it short
+# --- ways to end it early
 
 
 async def test_a_roll_waits_for_it() -> None:
@@ -313,7 +313,7 @@ async def test_a_last_block_without_an_answer_is_unknown_and_asked_again_definit
 
 @pytest.mark.parametrize("call", [2, 3])
 async def test_another_owner_drops_what_this_one_left(call: int) -> None:
-    """This broker is deposed in the middle; what its successor fenced it cannot go on with."""
+    """This broker is deposed during the publish. It cannot continue what its successor has fenced."""
     async with serving() as world:
         _, log = await log_of(world)
         assert log.binding is not None
@@ -372,7 +372,7 @@ async def test_a_failover_that_lost_a_part_leaves_nothing() -> None:
 
 
 async def later(condition: Callable[[], object]) -> None:
-    """As ``until``, where a retry pauses meanwhile."""
+    """As ``until``, for a condition that depends on a retry after a pause."""
     for _ in range(500):
         if condition():
             return

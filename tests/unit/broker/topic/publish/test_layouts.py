@@ -1,4 +1,4 @@
-"""Over how many partitions a batch is routed: what the first who asked was told counts, for ever."""
+"""The number of partitions over which a batch is routed: the answer to the first request is final."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def first_of(world: World) -> TopicLog:
 
 
 class Notes:
-    """Layouts, and which version the topic's partitions have."""
+    """Layouts, and the version that the topic's partitions have."""
 
     def __init__(self, layouts: Layouts) -> None:
         self.layouts, self.published = layouts, -1
@@ -66,11 +66,11 @@ async def test_a_version_keeps_its_partitions_and_a_later_one_has_its_own() -> N
 
 
 async def test_a_version_is_finished_though_a_later_one_was_begun() -> None:
-    """It is over when a later one is published, and not before."""
+    """The version is over after a later one is published, and not before."""
     async with serving() as world:
         log, notes = await first_of(world), noting(world)
         await notes.note(log, "job", Layout(6, 4))
-        notes.published = 6  # in part
+        notes.published = 6  # partly
         assert await notes.note(log, "job", Layout(7, 8)) == Layout(7, 8)
         assert await noting(world).note(log, "job", Layout(6, 8)) == Layout(6, 4)
         assert await notes.note(log, "job", Layout(6, 8)) == Layout(6, 4)
@@ -97,7 +97,7 @@ async def test_of_what_was_forgotten_nobody_is_told_another_number() -> None:
 
 
 async def test_what_may_be_forgotten_is_told_to_nobody() -> None:
-    """Whoever asks once more is told what was noted, once that is as durable as the topic promises."""
+    """A repeated request gets the noted layout after it is as durable as the topic promises."""
     async with serving() as world:
         log, is_durable = await first_of(world), False
         log._durability = Durability.REPLICATED
@@ -141,7 +141,7 @@ async def test_a_log_remembers_only_so_many_apps(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_layout_binds_its_app_and_is_not_noted_for_another_subject() -> None:
-    """Eight versions noted by somebody else would say of the owner's that they are over."""
+    """Eight versions that another subject noted would mark the owner's versions as over."""
     async with serving() as world:
         log, notes = await first_of(world), noting(world)
         assert await notes.note(log, "job", Layout(1, 4), "alice") == Layout(1, 4)

@@ -1,4 +1,4 @@
-"""What is too much for an atomic publish, or for a log that takes them."""
+"""What exceeds the limits of an atomic publish, or of a log that stores it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_what_is_too_large_is_refused_at_once(count: int, size: int) -> No
 
 
 def test_bytes_and_entries_are_all_that_bounds_a_publish() -> None:
-    """Whoever knows both of a batch for several topics knows whether each of them takes it."""
+    """A caller that knows both for a batch to several topics can compute whether each topic accepts it."""
     small = limits.BLOCK_ENTRIES_MAX * 508
     half = limits.BLOCK_BYTES_MAX // 2 + 1
     rest = limits.PUBLISH_BYTES_MAX - small

@@ -1,4 +1,4 @@
-"""Who may publish as a whole: under the epoch that leads, and once."""
+"""Who may publish atomically: the leading epoch, once for each version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ DUPLICATE = PublishResult(is_duplicate=True)
 
 
 class Room:
-    """A broker's part that publishes, around one topic."""
+    """The part of a broker that publishes, around one topic."""
 
     def __init__(self, world: World, runner: TopicRunner) -> None:
         self.world = world
@@ -56,14 +56,14 @@ class Room:
     async def publish(
         self, parts: Sequence[StagedPartRef], *, version: int = 1, epoch: int | None = None
     ) -> PublishResult:
-        """``epoch`` None: the one that leads; a driver does where nobody does yet."""
+        """``epoch`` None: the leading epoch. Without a holder, a driver gets the topic first."""
         if epoch is None:
             epoch = await self.led()
         asked = PublishRequest(APP, version, epoch, parts, right=PublishRight(epoch, Identity()))
         return await self.publishing.publish(ORDERS, self.topic, asked, 1_234)
 
     async def led(self) -> int:
-        """The epoch that leads."""
+        """The leading epoch."""
         partitions = self.runner.topic.partitions
         tenure = tenure_of(partitions[0]) if partitions else None
         return await held(self, "driver") if tenure is None else tenure.epoch
@@ -78,7 +78,7 @@ async def room_of(world: World) -> Room:
 
 
 async def held(room: Room, name: str = "holder") -> int:
-    """Somebody holds the topic; its epoch."""
+    """Let a producer hold the topic, and return its epoch."""
     producer, told = room.world.ask(room.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
     await until(lambda: told.ready)
     assert producer.epoch is not None
@@ -92,7 +92,7 @@ async def test_an_epoch_that_does_not_lead_publishes_nothing() -> None:
         old = await held(room)
         new = await held(room, "next")
         for epoch in (old, new + 1):
-            for rows in (parts, []):  # without rows no block is written that the store could refuse
+            for rows in (parts, []):  # without rows, the store gets no block to reject
                 with pytest.raises(Fenced) as fenced:
                     await room.publish(rows, epoch=epoch)
                 assert fenced.value.current_epoch == new
@@ -149,7 +149,7 @@ async def test_while_one_is_published_its_app_is_not_forgotten() -> None:
         epoch = await room.led()
         asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
         await asyncio.sleep(0)
-        assert topic_log.publishes is None  # the log does not know of it yet
+        assert topic_log.publishes is None  # the log has not received it yet
         with (
             pytest.raises(Unavailable, match="may have a publish of job in progress"),
             room.publishing.keeping_still(topic_log, APP),
@@ -235,7 +235,7 @@ async def test_a_terminated_topic_takes_no_more() -> None:
 
 
 async def test_a_defect_in_one_publish_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that cannot be encoded, say: nothing of the topic was changed by then."""
+    """For example a name that cannot be encoded: the topic has not been changed by then."""
     async with serving() as world:
         room = await room_of(world)
         parts = await room.staged()
@@ -257,7 +257,7 @@ async def test_a_defect_in_one_publish_closes_nothing(monkeypatch: pytest.Monkey
 async def test_a_defect_once_the_log_has_a_publish_closes_the_topic(
     monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """What is known of it may be half changed, and nobody would see to the publish any more."""
+    """The state in memory may be inconsistent, and no task would finish the publish."""
     async with serving() as world:
         room = await room_of(world)
         epoch = await held(room)

@@ -1,4 +1,4 @@
-"""What is said of a publish whose answer was lost, whose topic moves, or whose broker was deposed."""
+"""Answers about a publish whose answer was lost, whose topic moves, or whose broker was deposed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_a_topic_that_moves_while_its_last_block_is_stored_is_not_the_end_
 
 
 async def succeeded(world: World) -> None:
-    """Another broker has taken the bucket over, and this one has not heard of it."""
+    """Another broker has acquired the bucket, and this one does not know it yet."""
     assert world.owner.held is not None
     ours = world.owner.held.binding
     version = stored_in(world.server.primary).units[BUCKET].version + 1
@@ -115,13 +115,13 @@ async def test_a_deposed_broker_vouches_for_nothing(*, known: bool) -> None:
         dataset = stored_in(world.server.primary)
         if known:  # the successor has stored it, and no replica has confirmed it
             dataset.states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "1"
-        # The successor may have granted that epoch; of what is published it is not said that it is not.
+        # The successor may have granted that epoch, so the broker must not say that nothing is published.
         with pytest.raises(Undecided if known else Unavailable):
             await room.publish(parts, epoch=epoch if known else epoch + 1)
 
 
 async def test_a_deposed_broker_does_not_say_that_an_epoch_may_go_on() -> None:
-    """Without rows nothing is appended, where the store would refuse it."""
+    """A request without rows appends nothing that the store could reject."""
     async with serving() as world:
         room = await room_of(world)
         epoch = await held(room)
@@ -141,7 +141,7 @@ async def test_a_duplicate_is_as_durable_as_what_is_acknowledged(
         room.runner.logs[WHOLE]._durability = Durability.REPLICATED
 
         async def never(*_: object, **__: object) -> bool:
-            return False  # the replicas are away
+            return False  # the replicas are unavailable
 
         monkeypatch.setattr(world.store, "commit", never)
         with pytest.raises(Undecided):
@@ -176,7 +176,7 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
         assert kept == [True], "of it only what tells its end is kept in memory"
         if is_cut_off:
             failing = True
-            await asyncio.sleep(0.05)  # what waits is written again, and found to be there
+            await asyncio.sleep(0.05)  # waiting blocks are written again, and found in the log
         failing = False
         are_back.set()
         room.publishing = AtomicPublishes(world.store, world.appender, room.staging)  # patient
@@ -205,7 +205,7 @@ async def test_requests_that_wait_are_bounded_and_the_same_ones_share_an_end() -
         gone = asking.pop()
         gone.cancel()
         await asyncio.wait([gone])
-        asking.append(create_task(room.publish(parts, epoch=epoch)))  # in its place
+        asking.append(create_task(room.publish(parts, epoch=epoch)))  # instead of that caller
         gates.open("append")
         first, *others = await asyncio.gather(*asking)
         assert first == PublishResult(is_duplicate=False, where=first.where)

@@ -1,4 +1,4 @@
-"""Atomic publishes on topics with a progress deadline: who publishes as a whole makes progress, too."""
+"""Atomic publishes on topics with a progress deadline: such a publish counts as progress."""
 
 from __future__ import annotations
 

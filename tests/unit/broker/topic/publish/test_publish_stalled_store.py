@@ -1,4 +1,4 @@
-"""An atomic publish that does not get on: given up after a while, its memory with it, and asked again."""
+"""An atomic publish without progress: it is abandoned after a while, frees its memory, and can be retried."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from onewriter_core.topic.model import WHOLE
 pytestmark = pytest.mark.looptime
 
 BLOCKS = 20
-"""Of the publish: a call takes about six."""
+"""Blocks of the publish. A call has about six."""
 
 LAST_CALL = -(-BLOCKS // 6)
 
 
 class StoppedStore:
-    """From its n-th append on, before or after it is executed, nothing is answered until ``go_on``."""
+    """Answers nothing from its n-th append on, before or after the append is executed, until ``go_on``."""
 
     def __init__(self, world: World, number: int, moment: Moment) -> None:
         self.is_reached = asyncio.Event()
@@ -74,7 +74,7 @@ async def test_one_that_stops_in_the_middle_was_certainly_not_published(moment: 
         store = StoppedStore(world, 2, moment)
         asking = begun(room.publish(parts, epoch=epoch))
         await store.is_reached.wait()
-        world.send(holder, 7)  # waits behind it
+        world.send(holder, 7)  # it waits for the publish
         with pytest.raises(Unavailable, match="nothing was published; retry later"):
             await asking
         log = room.runner.logs[WHOLE]

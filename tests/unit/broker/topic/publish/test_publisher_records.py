@@ -37,7 +37,7 @@ def records(world: World) -> list[dict[str, str]]:
 async def published(
     room: Room, epoch: int, version: int = 1, *, by: Identity | None = None, app: str = APP
 ) -> PublishResult:
-    """By the holder, or by a bearer of its capability."""
+    """Publish as the holder, or as a bearer of its capability."""
     right = PublishRight(epoch, Identity(), is_passed_on=by is not None)
     parts = await room.staged(version)
     asked = PublishRequest(app, version, epoch, parts, by or Identity(), right)
@@ -188,7 +188,7 @@ async def test_a_broker_that_is_started_again_records_who_publishes_again() -> N
 
 
 async def test_under_another_binding_the_record_is_written_again() -> None:
-    """A failover may have lost the record: a block behind it needs another one."""
+    """A failover may have lost the record, so a block after the failover needs another one."""
     async with serving() as world:
         room = await room_of(world)
         epoch = await held(room)
@@ -241,7 +241,7 @@ async def test_records_of_one_epoch_are_bounded(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_block_and_its_record_name_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is compared with the other: a broker that wrote one of them differently is found."""
+    """A comparison of both finds a broker that wrote one of them differently."""
     async with serving() as world:
         room = await room_of(world)
         epoch = await held(room)

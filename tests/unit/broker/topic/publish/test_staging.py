@@ -1,4 +1,4 @@
-"""Staged parts: what they hold, what a broker takes of them, and that a lost one is never an empty one."""
+"""Staged parts: their content, what a broker accepts, and that a lost part never counts as empty."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_what_clients_could_not_read_is_refused(packed: bytes) -> None:
 
 
 def framed(*metadata: bytes) -> bytes:
-    """A part of one frame: messages without contents, of which this is the metadata."""
+    """A part of one frame: messages without content that have this metadata."""
     messages = b"".join(len(each).to_bytes(4, "big") + each for each in metadata)
     return body(
         (4 + len(messages)).to_bytes(4, "little") + len(metadata).to_bytes(4, "little") + messages
@@ -137,7 +137,7 @@ def framed(*metadata: bytes) -> bytes:
 async def test_texts_are_utf_8(
     where: str, text: bytes, before: bytes, behind: bytes, rows: int, *, is_taken: bool
 ) -> None:
-    """Python's clients fail on others; and so would the broker, which copies a key."""
+    """Python's clients fail on other texts, and so would the broker, which copies a key."""
 
     def field(tag: bytes, content: bytes) -> bytes:
         size = len(content)
@@ -184,7 +184,7 @@ SINGLES = st.builds(
 def test_messages_are_judged_as_protobuf_reads_them(
     metadata: pb.SingleMessageMetadata, without: set[str], longer: int, cut: int, more: bytes
 ) -> None:
-    """A message that is whole, or whose metadata, content or size is not."""
+    """A complete message, or one whose metadata, content or size is incomplete."""
     for name in without:
         metadata.ClearField(name)  # type: ignore[arg-type]
     head = metadata.SerializeToString() + more
@@ -328,7 +328,7 @@ async def test_a_bucket_takes_only_so_much(monkeypatch: pytest.MonkeyPatch, boun
 async def test_a_version_that_fills_a_bucket_alone_waits_for_nothing(
     monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    """As 200 tasks of 26 partitions each do: nobody makes room for them."""
+    """As with 200 tasks of 26 partitions each: no room becomes free for their parts."""
     world = World()
     part = body(frame(b"x" * 1000))
     if bound == "bytes":
@@ -355,7 +355,7 @@ async def test_a_namespace_leaves_room_in_its_bucket_to_others(
         monkeypatch.setattr(staging, "STAGED_PARTS_MAX", most)
 
     async def filled(namespace: str) -> int:
-        """How many parts it gets, each of another app, until it gets no more."""
+        """The number of parts that it gets, each of another app, until the broker refuses one."""
         name = in_bucket(namespace)
         for count in range(2 * most):
             try:
@@ -444,7 +444,7 @@ def test_topics_whose_publishes_do_not_end_leave_others_room() -> None:
     small = [StagedPartRef(KEY, 1, staging.TOPIC_MEMORY_BYTES // 2, "")]
     with ExitStack() as stack:
         stack.enter_context(world.staging.loading(TOPIC, all_of_it))
-        for _ in range(100):  # all that this topic gets
+        for _ in range(100):  # the maximum for this topic
             with suppress(Refused):
                 stack.enter_context(world.staging.loading(TOPIC, small))
         with pytest.raises(Refused, match="retry later"):

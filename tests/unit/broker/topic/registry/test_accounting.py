@@ -1,4 +1,4 @@
-"""What was acknowledged in a bucket that was lost: found again, or counted as lost."""
+"""Entries that were acknowledged in a lost bucket: found again, or counted as lost."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_what_retention_dropped_on_purpose_is_not_lost() -> None:
 
 
 async def test_a_store_that_shows_another_dataset_says_nothing() -> None:
-    """This broker may still be with the old primary, where all is there and means nothing."""
+    """This broker may still be connected to the old primary, which has all entries but no longer counts."""
     world = World()
     await world.holds(world.mine, 5, 9)
     world.accounting.left(TOPIC, world.mine, ENDS)

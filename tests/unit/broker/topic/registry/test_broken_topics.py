@@ -1,4 +1,4 @@
-"""A key of one topic that another process wrote to: its topic is closed, all others go on."""
+"""One topic has a key that another process wrote to: the broker closes it, and all other topics continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def put_foreign(world: World, key: str) -> None:
 
 
 def closing(world: World, runner: TopicRunner) -> None:
-    """Do with a broken topic what a broker does."""
+    """Handle a broken topic as a broker does."""
     world.broken = lambda _name: runner.unload("the store must be repaired first")
 
 
@@ -44,7 +44,7 @@ async def test_the_writer_of_a_broken_topic_is_closed_and_its_message_is_not_in_
         await until(lambda: told.closed)
         assert [(name, key in str(error)) for name, error in world.breaks] == [(ORDERS, True)]
         assert told.receipts == 0
-        assert told.drops == []  # CLOSE_PRODUCER is enough: nothing of it was written
+        assert told.drops == []  # CLOSE_PRODUCER is enough, because nothing of it was written
         assert told.answered_bytes > 0
         assert not world.deposed
 
@@ -55,7 +55,7 @@ async def test_a_message_of_an_earlier_attempt_is_in_doubt() -> None:
         closing(world, runner)
         holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
         await until(lambda: told.ready)
-        world.store.faults.fail_after = 1  # it is stored, and the answer does not come
+        world.store.faults.fail_after = 1  # it is stored, and the answer is lost
         world.send(holder, 0)
         await until(lambda: world.appender.statistics.undecided_calls)
         put_foreign(world, LOG)
@@ -104,7 +104,7 @@ async def test_a_topic_whose_key_is_broken_is_not_loaded() -> None:
         with pytest.raises(BrokenKey):
             await world.load()
         world.server.delete_key(world.server.primary, LOG)
-        runner = await world.load()  # found lost, and begun anew
+        runner = await world.load()  # found lost, and created again
         assert world.owner.refenced == [Outcome.LOST]
         assert runner.logs[WHOLE].is_writable
 
@@ -174,7 +174,7 @@ def test_a_broken_topic_is_refused_without_looking_until_it_is_time() -> None:
     assert topics.reason(ORDERS) == "ow:key: WRONGTYPE"
     now[0] += LOOK_SECONDS
     topics.check(ORDERS)
-    assert len(topics) == 1  # not repaired yet, as far as anybody knows
+    assert len(topics) == 1  # not repaired yet, as far as is known
     topics.served(ORDERS)
     assert (len(topics), topics.reason(ORDERS)) == (0, "")
 
@@ -185,14 +185,14 @@ def test_what_was_known_of_a_log_is_recalled_when_the_topic_is_served_again() ->
     before = served_log(*ends)
     before._state = {"ledger": "6", "cursor:sub": "{}"}
     topics.found(ORDERS, BrokenKey("once"), [before])
-    topics.found(ORDERS, BrokenKey("twice"))  # a load that failed again
+    topics.found(ORDERS, BrokenKey("twice"))  # another load that failed
     fresh, other = served_log(), served_log()
     topics.recall(ORDERS, fresh)
     assert (fresh.ends, fresh.committed, fresh.was_refused) == (ends, ends[-1], True)
     assert fresh.state == before.state
     fresh._state = {"ledger": "6"}
     topics.recall(ORDERS, fresh)
-    assert fresh.state == {"ledger": "6"}  # what is there counts
+    assert fresh.state == {"ledger": "6"}  # the existing state has precedence
     topics.recall(TopicName.parse("other"), other)
     assert not other.was_refused
 

@@ -1,4 +1,4 @@
-"""Catalogs of topics: where one may begin whose name has braces, and when it gets partitions."""
+"""Catalogs of topics: where a topic with braces in its name may begin, and when it gets partitions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def with_log_numbers(partitions: tuple[int, ...], known: CatalogEntry | None) ->
 
 
 class World:
-    """A store whose buckets are all this broker's."""
+    """A store whose buckets are all held by this broker."""
 
     def __init__(self) -> None:
         self.server = FakeServer()
@@ -43,7 +43,7 @@ class World:
         return binding
 
     async def made_without_tags(self, topic: TopicName, entry: CatalogEntry) -> None:
-        """A topic where an earlier version put it."""
+        """Create a topic where an earlier version placed it."""
         binding = await self.binding(bucket_without_tags(topic, BUCKETS))
         fields = {str(topic): entry.encode()}
         assert await self.store.set_catalog(binding, fields) is Outcome.DONE
@@ -83,7 +83,7 @@ async def test_a_name_in_braces_that_nobody_used_before_begins() -> None:
         assert await catalogs.entry(BESIDE, binding) == made == CatalogEntry(log_numbers=partitions)
 
 
-# ------------------------------------------------------------ with partitions, or without
+# ------------------------------------------------------------ with and without partitions
 
 
 def declared(partitions: int) -> ExclusiveTopic:
@@ -116,7 +116,7 @@ def test_who_asks_for_partitions_of_a_topic_without_is_told_of_a_conflict() -> N
 
 
 async def test_of_two_who_make_a_topic_at_once_one_makes_it() -> None:
-    """Each makes it of what the catalog says when it is his turn."""
+    """Each change is based on the catalog at its own time."""
 
     def single(known: CatalogEntry | None) -> CatalogEntry:
         return CatalogEntry(0, (WHOLE,)) if known is None else known
@@ -153,7 +153,7 @@ async def test_of_many_changes_at_once_none_is_lost() -> None:
 
 
 async def test_a_reader_whose_answer_comes_behind_a_change_does_not_hide_it() -> None:
-    """What was remembered of the bucket is forgotten while a new topic is looked for elsewhere."""
+    """The copy of the bucket is forgotten during the check whether a new topic exists elsewhere."""
     catalogs = Catalogs((world := World()).store, BUCKETS)
     binding = await world.binding(bucket_of(BESIDE, BUCKETS))
     reads, writes, go_on = 0, 0, asyncio.Event()
@@ -200,7 +200,7 @@ async def test_a_change_that_is_refused_leaves_everything() -> None:
 
 
 async def test_what_was_read_under_one_binding_is_read_again_under_the_next() -> None:
-    """Between the two another broker may have held the bucket."""
+    """Another broker may have held the bucket in between."""
     catalogs = Catalogs((world := World()).store, BUCKETS)
     former = await world.binding(bucket_of(ORDERS, BUCKETS))
     await catalogs.change(former, ORDERS, lambda _: CatalogEntry(0, (WHOLE,)))

@@ -1,4 +1,4 @@
-"""Catalogs while calls to the store cross, or are not answered: what is remembered is what is stored."""
+"""Catalogs during crossing or unanswered calls to the store: the cache has what is stored."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ async def test_a_topic_that_is_made_anew_while_it_is_deleted_begins_with_nothing
 
 
 async def policy_under_way(world: World) -> tuple[Topics, Gates, asyncio.Task[None]]:
-    """A policy is being set, its call waits in front of the store, and the topic was unloaded meanwhile."""
+    """A policy change waits before its call to the store, and the topic was unloaded meanwhile."""
     topics = await partitioned(world)
     await topics.serve(FIRST)
     gates = Gates(world.store, "set_catalog")
@@ -107,7 +107,7 @@ async def policy_under_way(world: World) -> tuple[Topics, Gates, asyncio.Task[No
 
 
 async def test_a_policy_that_is_set_while_the_topic_unloads_and_gets_partitions_is_kept() -> None:
-    """Both have read what the catalog says before either has changed it."""
+    """Both have read the catalog before one of them has changed it."""
     async with serving() as world:
         topics, gates, setting = await policy_under_way(world)
         adding = world.tasks.create_task(topics.set_partitions(ORDERS, 4))
@@ -143,15 +143,15 @@ async def test_what_is_changed_while_the_topic_is_loaded_is_followed() -> None:
         assert topic.compaction_threshold == 8
 
 
-# ------------------------------------------------------------ not answered
+# ------------------------------------------------------------ unanswered calls
 
 
 @dataclass
 class Late:
-    """A connection to a store: the next such write is not answered, and lies in the socket.
+    """A connection to a store: the next such write stays in the socket without an answer.
 
-    It is executed in front of the next write, whatever that is, as writes are in the order of the
-    calls; reads go another way.
+    It is executed before the next write of any kind, because writes keep the order of the calls. Reads use
+    another path.
     """
 
     store: FakeLogStore

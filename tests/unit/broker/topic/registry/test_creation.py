@@ -1,4 +1,4 @@
-"""Quotas on topics count what the catalogs say, of all brokers, also after a restart."""
+"""Quotas on topics count the catalogs of all brokers, also after a restart."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Maker:
         return name
 
     async def made(self, creator: str = GREEDY) -> int:
-        """How many more it may make."""
+        """The number of topics that the creator may make in addition."""
         for count in range(100):
             try:
                 await self.make(creator)
@@ -150,7 +150,7 @@ async def test_a_change_that_fails_counts_no_longer(installation: Installation) 
             name, None, GREEDY, lambda _: CatalogEntry(log_numbers=(WHOLE,))
         ) as checked:
             checked(None)
-            with pytest.raises(QuotaExceeded):  # meanwhile it counts
+            with pytest.raises(QuotaExceeded):  # it counts meanwhile
                 await broker.make()
             raise Undecided("the store does not answer")
 

@@ -1,4 +1,4 @@
-"""For how long a returning holder comes before those who wait."""
+"""How long a returning holder has precedence over waiters."""
 
 from __future__ import annotations
 

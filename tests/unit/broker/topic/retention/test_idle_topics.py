@@ -1,4 +1,4 @@
-"""Retention of topics that nobody has looked up since this broker owns them."""
+"""Retention of topics that no client has looked up since this broker acquired their buckets."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from onewriter_core.topic.model import WHOLE, Purpose
 
 LEDGERS = 3
 BLOCKS = 4
-"""Of each ledger, of two entries each."""
+"""Blocks of each ledger, with two entries each."""
 
 
 class Registry:
-    """As much of Topics as the round asks for: one topic, declared with a bound."""
+    """The part of Topics that a round uses: one topic, declared with a bound."""
 
     def __init__(self, holding: Holding, policy: Policy) -> None:
         self.leaving: dict[str, Settling] = {}
@@ -67,7 +67,7 @@ class Registry:
 
 
 class World:
-    """A log that another broker wrote, and the round of the one that owns it now."""
+    """A log that another broker wrote, and the rounds of the broker that owns it now."""
 
     def __init__(self, server: FakeServer, former: Story, mine: Story, policy: Policy) -> None:
         self.server = server
@@ -126,7 +126,7 @@ async def test_a_resting_log_is_cut_and_neither_fenced_nor_loaded() -> None:
     w = await world(Policy(max_entries=4))
     before = await w.state()
     await w.resting.go_round()
-    # What is behind the marker is not counted: four entries in front of it stay as well.
+    # Entries after the marker are not counted, so four entries before it stay, too.
     assert w.stored == ["6-5", "6-7", "7-0", "7-1", "7-3", "7-5", "7-7"]
     assert await w.state() == before | {TRIMMED: "6-5", LEDGER_ENDS: "6 5-8"}
     (report,) = await verify(w.mine.store, [TOPIC], BUCKETS, lambda _log, _entries: None)
@@ -152,7 +152,7 @@ async def test_what_a_subscription_needs_stays() -> None:
 
 
 async def test_of_a_compacted_topic_nothing_goes_that_no_view_has() -> None:
-    """It is loaded instead: then it is compacted, and cut as a topic in use is."""
+    """The topic is loaded instead, so that it is compacted and then trimmed as a topic in use."""
     w = await world(Policy(max_entries=1))
     w.topics.compaction = Compaction(enabled=True)
     w.topics.declare(Policy(max_entries=1))
@@ -168,7 +168,7 @@ async def test_of_a_compacted_topic_nothing_goes_that_no_view_has() -> None:
     await w.resting.go_round()
     assert w.stored[0] == "5-7"
     assert w.topics.served == [TOPIC, TOPIC]
-    w.topics.compaction = Compaction()  # nobody makes it another view
+    w.topics.compaction = Compaction()  # it gets no further view
     w.topics.declare(Policy(max_entries=3))
     await w.resting.go_round()
     assert w.stored[0] > "5-7"

@@ -83,7 +83,7 @@ def test_all_tails_together_stay_within_their_bound_and_each_keeps_its_newest() 
 
 
 class Rolled:
-    """A topic of one log that remembers under which bounds it was asked to roll."""
+    """A topic of one log that records the bounds of each roll request."""
 
     declared = None
 
@@ -151,7 +151,7 @@ async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
 
 
 async def test_of_a_topic_that_left_no_measurements_are_kept() -> None:
-    """A broker that serves ever other topics would keep all of them in memory."""
+    """Otherwise a broker that serves changing topics would keep all measurements in memory."""
     story = await an_eventful_life(FakeLogStore(FakeServer().resolve, buckets=BUCKETS))
     subscriptions = SimpleNamespace(lowest_retained_position=lambda: None)
     topic = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Retention: what may go, what never goes, and how a log is brought within its bounds."""
+"""Retention: what may be dropped, what must stay, and how a log is trimmed to its bounds."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_nothing_goes_until_a_bound_is_declared() -> None:
     [
         (Policy(max_entries=100), None),
         (Policy(max_entries=30), "5-71"),
-        (Policy(max_entries=31), "5-61"),  # a block that lies partly within the bound stays
+        (Policy(max_entries=31), "5-61"),  # a block that is partly within the bound stays
         (Policy(max_bytes=300), "5-71"),
         (Policy(max_bytes=1), "5-91"),
         (Policy(max_age_seconds=3), "5-61"),
         (Policy(max_age_seconds=9), None),
-        (Policy(max_age_seconds=8, max_bytes=500), "5-51"),  # whichever bound asks for more
+        (Policy(max_age_seconds=8, max_bytes=500), "5-51"),  # the bound that drops more
     ],
 )
 def test_what_exceeds_any_bound_goes_oldest_first(policy: Policy, expected: str | None) -> None:
@@ -90,7 +90,7 @@ def server() -> FakeServer:
 
 
 async def written(server: FakeServer, *, ledgers: int = 3, blocks: int = 4) -> Story:
-    """Ledgers of blocks of two entries, rolled one into the next; the last one is current."""
+    """Ledgers of blocks of two entries, each rolled into the next. The last one is current."""
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
     story = await Story.begin(store)
     await story.fence(Purpose.GRANT, waiter("alice"))
@@ -105,7 +105,7 @@ async def written(server: FakeServer, *, ledgers: int = 3, blocks: int = 4) -> S
 
 
 def hook(story: Story, hooked: Hook) -> None:
-    """Have it awaited at each call to the store."""
+    """Await the hook at each call to the store."""
     assert isinstance(story.store, FakeLogStore)
     story.store.faults.hook = hooked
 
@@ -215,9 +215,9 @@ async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_tim
     monkeypatch.setattr(retention_module, "SWEEP_BYTES_MAX", 1)
     monkeypatch.setattr(retention_module, "READ_BLOCKS_MAX", 4)
     story, retention, bound = await written(server), Retention(), Policy(max_entries=8)
-    story.log._tail.clear()  # as a broker that has just loaded the topic
+    story.log._tail.clear()  # as on a broker that has just loaded the topic
     dropped = [await retention.sweep(story.log, bound, nobody, story.clock_ms) for _ in range(6)]
-    assert dropped[0] == 0  # what is not measured yet is taken for nothing
+    assert dropped[0] == 0  # the unmeasured rest counts as empty
     assert stored(server)[0] == "7-0"
     assert sum(dropped) == 10
 
@@ -226,7 +226,7 @@ async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: FakeServer)
     story, retention = await written(server), Retention()
     bound = Policy(max_entries=24)
     assert await retention.sweep(story.log, bound, nobody, story.clock_ms) == 0
-    server.restart(server.primary, keep=len(server.primary.history) - 3)  # three blocks are gone
+    server.restart(server.primary, keep=len(server.primary.history) - 3)  # three blocks are lost
     replid = server.primary.replid
     story.binding = type(story.binding)(
         story.binding.bucket, replid, 2, story.binding.owner, story.binding.version + 1
@@ -252,7 +252,7 @@ async def test_a_long_log_is_measured_in_a_bounded_number_of_stretches(
         for block in stored_in(server.primary).logs[TOPIC].blocks
         if isinstance(block, Block)
     )
-    assert 40 <= kept < 72  # never less than the bound, and no more than a stretch above it
+    assert 40 <= kept < 72  # never less than the bound, and at most one stretch above it
 
 
 async def test_a_deposed_brokers_sweep_changes_nothing(server: FakeServer) -> None:

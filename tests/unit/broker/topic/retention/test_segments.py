@@ -1,4 +1,4 @@
-"""The index of a log's ledgers: true to what is stored, whatever was trimmed or lost meanwhile."""
+"""The index of a log's ledgers matches what is stored, also after trims and losses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from onewriter_core.topic.model import Purpose
 
 
 class BusyStore(FakeLogStore):
-    """While it is read, somebody publishes."""
+    """A store to which another producer publishes during reads."""
 
     story: Story | None = None
 
@@ -81,7 +81,7 @@ def told(segments: list[Segment]) -> dict[int, tuple[int, int, int, int]]:
 
 
 async def everything(indexes: SegmentIndexes, story: Story) -> list[Segment]:
-    """All pages, each asked for once."""
+    """All pages, each requested once."""
     found: dict[int, Segment] = {}
     after = EARLIEST
     for _ in range(1_000):
@@ -212,7 +212,7 @@ async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
         await story.publish(entry(f"p{number}", 0))
     story.log.forget_tail()
     indexes = SegmentIndexes()
-    for _ in range(2):  # the second time the first ones are read anew
+    for _ in range(2):  # the second time, the first ones are read again
         assert told(await everything(indexes, story)) == counted(stored(server))
     kept = sum(len(index.segments) for index in indexes._indexes.values())
     assert kept <= 6 + 3 + 2
@@ -264,7 +264,7 @@ async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
 async def test_what_is_published_while_the_log_is_read_is_promised_to_nobody(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever reads all segments and goes on behind ``last`` misses nothing."""
+    """A reader of all segments that continues after ``last`` misses nothing."""
     monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
     store = BusyStore(server.resolve, buckets=BUCKETS)
     story = await an_eventful_life(store)

@@ -1,4 +1,4 @@
-"""Trimming on request: never more than was asked for, never what somebody still needs."""
+"""Trimming on request: never more than requested, and never entries that are still needed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Subscription:
 
 @dataclass
 class Readers:
-    """Subscriptions, as far as a trim asks about them."""
+    """The part of subscriptions that a trim uses."""
 
     standing: dict[str, Position] = field(default_factory=dict)
     passing: dict[str, Position] = field(default_factory=dict)
@@ -184,17 +184,17 @@ async def test_a_deposed_broker_trims_nothing_and_says_so(server: FakeServer, st
         await trim(story.log, readers(), Position(7, 0))
 
 
-# ------------------------------------------------------------ who had read it all
+# ------------------------------------------------------------ readers that had read everything
 
 
 def forgotten(story: Story) -> None:
-    """As in a broker that has just begun to serve the log: it knows what is stored, no more."""
+    """Reduce the log's knowledge to what is stored, as on a broker that has just begun to serve it."""
     story.log._ends.clear()
     story.log.forget_tail()
 
 
 def entry_ends(server: FakeServer, cut: Position) -> Position:
-    """The last entry in front of a position."""
+    """The last entry before a position."""
     blocks = stored_in(server.primary).logs[TOPIC].blocks
     return max(
         last_position(block) for block in blocks if block.position < cut and block.position.entry
@@ -229,7 +229,7 @@ async def test_cuts_that_follow_each_other_over_a_marker_remember_the_last_entry
 async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(story: Story) -> None:
     await trim(story.log, readers(), Position(6, 0))
     forgotten(story)
-    story.log._state[TRIMMED] = "7-0"  # by a broker of an older version, or a deletion
+    story.log._state[TRIMMED] = "7-0"  # by a broker of an older version, or by a deletion
     (end,) = noted_ends(story.log).values()
     assert lacks(story.log, Position(end.ledger, end.entry + 1), Position(7, 0))
 

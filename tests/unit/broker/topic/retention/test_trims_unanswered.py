@@ -1,4 +1,4 @@
-"""Trims that nobody answered, that were refused, or that cross: what readers and subscriptions then find."""
+"""Trims that are unanswered, rejected, or concurrent: what readers and subscriptions then find."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from onewriter_core.log_format.field_names import LEDGER_ENDS, TRIMMED
 from onewriter_core.topic.model import WHOLE, Purpose
 
 MISSED = Position(6, 2)
-"""In the middle of a ledger that goes with the cuts below."""
+"""A position in the middle of a ledger that the cuts below drop."""
 
 CUT = Position(8, 0)
 
@@ -54,7 +54,7 @@ def hook(story: Story, hooked: Hook | None) -> None:
 
 
 async def unanswered(story: Story, cut: Position, moment: Moment = "after") -> None:
-    """A trim that the store has executed, or has not, and whose answer does not come."""
+    """A trim without an answer, which the store has or has not executed."""
 
     async def lose(call: str, when: Moment) -> None:
         if (call, when) == ("trim", moment):
@@ -67,11 +67,11 @@ async def unanswered(story: Story, cut: Position, moment: Moment = "after") -> N
 
 
 async def misses(story: Story, asked: Position) -> bool:
-    """Whether a reader that comes there is told that something is gone."""
+    """Whether the broker reports to a reader at this position that entries are missing."""
     return lacks(story.log, asked, (await first_block(story.log)).position)
 
 
-# ------------------------------------------------------------ not answered
+# ------------------------------------------------------------ unanswered
 
 
 async def test_readers_do_not_pass_over_what_went_with_a_call_that_nobody_answered(
@@ -100,7 +100,7 @@ async def test_asked_again_the_memory_is_what_the_store_has(
 async def test_what_retention_asked_for_is_known_where_it_is_not_asked_for_again(
     server: FakeServer, story: Story
 ) -> None:
-    """As behind a failover: the log is measured anew, and found cut as it is to be."""
+    """As after a failover: the log is measured again, and found trimmed as intended."""
 
     async def lose(call: str, when: Moment) -> None:
         if (call, when) == ("trim", "after"):
@@ -149,7 +149,7 @@ async def test_no_durable_subscription_begins_where_a_late_copy_may_cut(story: S
     assert story.log.behind_cuts(EARLIEST) == CUT
 
 
-# ------------------------------------------------------------ refused
+# ------------------------------------------------------------ rejected
 
 
 async def test_what_the_store_refused_is_there_for_durable_subscriptions_too(
@@ -195,7 +195,7 @@ async def test_a_ledger_that_is_opened_while_the_cut_is_prepared_does_not_refuse
     assert stored(server)[0] == str(CUT)
 
 
-# ------------------------------------------------------------ crossing
+# ------------------------------------------------------------ concurrent
 
 
 async def test_behind_a_change_of_hands_nothing_goes(server: FakeServer, story: Story) -> None:
@@ -255,7 +255,7 @@ async def test_cuts_that_cross_are_noted_as_far_as_the_farthest(
 
 
 async def late(world: World, cut: Position, cursor: str) -> None:
-    """Calls of this broker's that nobody waits for any more reach the store now."""
+    """Unanswered calls of this broker reach the store now."""
     store = FakeLogStore(world.server.resolve)
     state = stored_in(world.server.primary).states[ORDERS]
     holding = world.owner.held

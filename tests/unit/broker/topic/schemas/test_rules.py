@@ -28,7 +28,7 @@ TEXT = Schema(pb.Schema.STRING)
 
 
 def record(*fields: str, kind: int = pb.Schema.AVRO) -> Schema:
-    """Fields of numbers; one that ends with ? may be left out."""
+    """A record of number fields. A field whose name ends with ? is optional."""
     described: list[dict[str, object]] = []
     for field in fields:
         described.append({"name": field.rstrip("?"), "type": "int"})
