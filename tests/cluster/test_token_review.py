@@ -241,7 +241,7 @@ async def test_without_the_api_server_a_pod_may_come_back_and_no_more(
     with pytest.raises(Unavailable, match="bound to no pod"):
         await lab.authenticator.authenticate("token", unbound.encode())
     lab.later = TOKEN_SECONDS + 100
-    with pytest.raises(Unavailable, match="expired meanwhile"):
+    with pytest.raises(Unavailable, match="the token has expired"):
         await lab.authenticator.authenticate("token", known.encode())
     lab.later = 0
 

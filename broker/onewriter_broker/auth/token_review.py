@@ -291,7 +291,9 @@ class TokenReviewAuthenticator:
         expires_at = time_in(payload, "exp")
         if expires_at is not None and expires_at <= self._unix_seconds():
             if self._is_away:
-                raise Unavailable("the API server is away, and the token has expired meanwhile")
+                raise Unavailable(
+                    "the Kubernetes API server is not available, and the token has expired; retry later"
+                )
             raise refused("the token has expired")
         key = self._keys.of(token)
         if key is not None:
@@ -379,7 +381,9 @@ class TokenReviewAuthenticator:
             raise refused("the token is not valid yet")
         expires_at = time_in(payload, "exp")
         if expires_at is None or expires_at <= now:
-            raise Unavailable("the API server is away, and the token has expired meanwhile")
+            raise Unavailable(
+                "the Kubernetes API server is not available, and the token has expired; retry later"
+            )
         identity = _claimed(payload)
         if not identity.pod_uid:
             raise Unavailable("the API server is away, and the token is bound to no pod")

@@ -209,7 +209,7 @@ class ProducerCommands:
                 subject = self._identity.subject
                 guard = await self._guards.admit(asked_for, target, subject, may_guard)
                 if self._clients.topics.loaded.get(str(name.base)) is not topic:
-                    raise Unavailable(f"{name} has moved on")
+                    raise Unavailable(f"this broker no longer serves {name}; retry")
         except BaseException:
             if self._producers.get(command.producer_id) is opening:
                 del self._producers[command.producer_id]

@@ -248,7 +248,8 @@ class Registry:
         self.check_open()
         if self.get(subscription.name) is not subscription:
             raise Refused(
-                ServerError.SUBSCRIPTION_NOT_FOUND, f"{subscription.name} was deleted meanwhile"
+                ServerError.SUBSCRIPTION_NOT_FOUND,
+                f"subscription {subscription.name} was deleted during the request",
             )
         for consumer in subscription.detach_all():
             consumer.channel.consumer_closed(consumer.id)

@@ -310,7 +310,10 @@ class Subscriptions:
                 entries -= not cursor.is_acknowledged(position)
                 after = position
         if self._registry.get(name) is not subscription:
-            raise Refused(ServerError.SUBSCRIPTION_NOT_FOUND, f"{name} was deleted meanwhile")
+            raise Refused(
+                ServerError.SUBSCRIPTION_NOT_FOUND,
+                f"subscription {name} was deleted during the request",
+            )
         if after > cursor.mark_delete:
             cursor.acknowledge_until(after)
         subscription.changed()

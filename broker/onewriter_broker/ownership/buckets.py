@@ -226,7 +226,7 @@ class BucketOwnership:
             self._drop(held, LostReason.TAKEN)
             raise
         if self._held.get(held.bucket) is not held:
-            raise Unavailable(f"bucket {held.bucket} changed hands meanwhile")
+            raise Unavailable(f"this broker no longer owns bucket {held.bucket}; retry")
 
     def _require(self, bucket: int) -> HeldBucket:
         held = self._held.get(bucket)

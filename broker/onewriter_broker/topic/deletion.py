@@ -68,7 +68,7 @@ async def erase(topic_log: TopicLog) -> None:
     had_view = COMPACTED in topic_log.state or COMPACTING in topic_log.state
     while True:
         if binding is None:
-            raise Unavailable(f"{topic_log.name} has moved on")
+            raise Unavailable(f"this broker no longer serves {topic_log.name}; retry")
         outcome = await topic_log.store.trim(
             binding,
             topic_log.name,
@@ -78,7 +78,9 @@ async def erase(topic_log: TopicLog) -> None:
             gone,
         )
         if outcome is not Outcome.DONE:
-            raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
+            raise Unavailable(
+                f"this broker no longer serves {topic_log.name} ({outcome.value}); retry"
+            )
         first = await topic_log.read_blocks(EARLIEST, count=1)
         if not first or first[0].position >= marker:
             break

@@ -37,7 +37,7 @@ async def standing_of(topic_log: TopicLog, prove: Prove) -> Standing:
 
     binding, answer = await _owned(topic_log, ask)
     if not isinstance(answer, Standing):
-        raise Unavailable(f"{topic_log.name} has moved on: {answer.value}")
+        raise Unavailable(f"this broker no longer serves {topic_log.name} ({answer.value}); retry")
     if marks:
         await prove(durability, binding.replid)
     return answer
@@ -60,7 +60,7 @@ async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
 
     _, outcome = await _owned(topic_log, ask)
     if outcome is not Outcome.DONE:
-        raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
+        raise Unavailable(f"this broker no longer serves {topic_log.name} ({outcome.value}); retry")
     await standing_of(topic_log, prove)  # as durable as an acknowledgement
 
 

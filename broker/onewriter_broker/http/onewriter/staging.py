@@ -73,7 +73,7 @@ def add_routes(router: Routes, site: Site) -> None:
         part, attempt = _label(request, "part"), _label(request, "attempt")
         right = await _right_to_stage(site, request, name, app)
         if site.clients.store_is_full:
-            raise Unavailable("the store is nearly full: nothing is staged until it is not")
+            raise Unavailable("the store is almost full; nothing is staged; retry later")
         _check_share(site, name)
         async with uploads.place(creator_of(request), is_privileged=False):
             body = await _body(request, PART_BYTES_MAX)

@@ -213,7 +213,9 @@ class Publish:
 
     def cut_short(self) -> None:
         """Its last block is not in the log, and will not be."""
-        self.fail(Unavailable("the topic has moved on; nothing was published"))
+        self.fail(
+            Unavailable("this broker no longer serves the topic; nothing was published; retry")
+        )
 
     def fail(self, reason: OnewriterError) -> None:
         """End it so, and keep none of its entries."""

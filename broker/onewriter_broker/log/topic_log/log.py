@@ -761,7 +761,9 @@ class TopicLog:
                     outcome is Outcome.REFENCE
                 ):  # the bucket's ownership binds it to the dataset again
                     raise Undecided(f"{self.name} is reconnecting to the store")
-                raise Unavailable(f"{self.name} has moved on: {outcome.value}")
+                raise Unavailable(
+                    f"this broker no longer serves {self.name} ({outcome.value}); retry"
+                )
 
     # ------------------------------------------------------------ reading
 

@@ -410,7 +410,9 @@ async def drop_slot(topic_log: TopicLog, slot: int) -> None:
         binding, token = binding_of(topic_log)
         left = await topic_log.store.compacted.drop(binding, topic_log.name, token, slot)
         if isinstance(left, Outcome):
-            raise Unavailable(f"{topic_log.name} has moved on: {left.value}")
+            raise Unavailable(
+                f"this broker no longer serves {topic_log.name} ({left.value}); retry"
+            )
 
 
 async def guarded(topic_log: TopicLog, write: Callable[[Binding, str], Awaitable[Outcome]]) -> None:
@@ -431,7 +433,7 @@ async def guarded(topic_log: TopicLog, write: Callable[[Binding, str], Awaitable
         await asyncio.sleep(ROLL_LOOK_SECONDS)
         if binding_of(topic_log) == (binding, token):
             break
-    raise Unavailable(f"{topic_log.name} has moved on: {outcome.value}")
+    raise Unavailable(f"this broker no longer serves {topic_log.name} ({outcome.value}); retry")
 
 
 def binding_of(topic_log: TopicLog) -> tuple[Binding, str]:

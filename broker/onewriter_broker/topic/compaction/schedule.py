@@ -261,7 +261,7 @@ class Compactions:
             if topic_log.is_closed:
                 raise Unavailable(f"{topic} is not served here any more")
             if self._room_bytes(known) <= 0:
-                raise CompactionRefused("the store is nearly full: give it more memory")
+                raise CompactionRefused("the store is almost full; give it more memory")
 
         try:
             check()

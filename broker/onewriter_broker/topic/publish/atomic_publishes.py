@@ -250,7 +250,7 @@ class AtomicPublishes:
             await standing_of(topic_log, self._appender.prove)
             return PublishResult(is_duplicate=False)
         if self._is_full():
-            raise Unavailable("the store is nearly full: nothing is published until it is not")
+            raise Unavailable("the store is almost full; nothing is published; retry later")
         if topic_log.share.refusal:
             code = ServerError.PRODUCER_BLOCKED_QUOTA_EXCEEDED_ERROR
             raise Refused(code, topic_log.share.refusal)

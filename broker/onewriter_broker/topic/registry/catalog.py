@@ -205,7 +205,7 @@ def _namespace_of(base: str) -> str:
 def existing(known: CatalogEntry | None) -> CatalogEntry:
     """The entry of a topic that is served. Raises Unavailable if the topic was deleted meanwhile."""
     if known is None:
-        raise Unavailable("the topic was deleted meanwhile; retry")
+        raise Unavailable("the topic was deleted during the request; retry")
     return known
 
 
@@ -395,7 +395,9 @@ class Catalogs:
                 if outcome is not Outcome.DONE:
                     self.forget(bucket)
             if outcome is not Outcome.DONE:
-                raise Unavailable(f"the catalog of bucket {bucket} has moved on: {outcome.value}")
+                raise Unavailable(
+                    f"this broker no longer owns bucket {bucket} ({outcome.value}); retry"
+                )
             entries = self._copy(binding).entries
             if entries is None:  # forgotten meanwhile: a read in progress may not have this change
                 self.forget(bucket)

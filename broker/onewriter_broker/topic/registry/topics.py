@@ -287,7 +287,7 @@ class Topics:
         # Read the entry again: it may have got partitions or policies meanwhile.
         entry = await self._catalogs.change(holding.binding, base, existing)
         if opened is None or self.ownership.holding(bucket) != holding:
-            raise Unavailable(f"bucket {bucket} has moved on")
+            raise Unavailable(f"this broker no longer owns bucket {bucket}; retry")
         topic = LoadedTopic(base, bucket, entry, runner, {}, declared)
         for number, topic_log in logs.items():
             topic.subscriptions[number] = self._subscriptions(topic_log, runner)
@@ -341,7 +341,7 @@ class Topics:
             opened = await topic.runner.open(partitions)
             self._check_serves(topic, holding)
             if opened is None:
-                raise Unavailable(f"bucket {topic.bucket} has moved on")
+                raise Unavailable(f"this broker no longer owns bucket {topic.bucket}; retry")
         except BaseException:  # the next request starts again
             del topic.runner.logs[number]
             topic_log.close()
@@ -353,7 +353,7 @@ class Topics:
         """Raise Unavailable if the topic was unloaded or its bucket's binding changed meanwhile."""
         is_loaded = self.loaded.get(str(topic.name)) is topic
         if not is_loaded or self.ownership.holding(topic.bucket) != holding:
-            raise Unavailable(f"{topic.name} has moved on")
+            raise Unavailable(f"this broker no longer serves {topic.name}; retry")
 
     async def _read_log(
         self, base: TopicName, number: int, declared: ExclusiveTopic | None, holding: Holding
@@ -545,7 +545,7 @@ class Topics:
             is_deduplicated=is_on,
         )
         if await runner.open(partitions) is None:
-            raise Unavailable(f"bucket {topic.bucket} has moved on")
+            raise Unavailable(f"this broker no longer owns bucket {topic.bucket}; retry")
         return runner
 
     async def serve_existing(self, base: TopicName) -> LoadedTopic:

@@ -105,7 +105,7 @@ async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Positio
     def cut_now() -> Position:
         nonlocal cut  # a subscription may have been added or set back since the last call
         if topic_log.state.get("epoch") != epoch:
-            raise Unavailable(f"{topic_log.name} has changed hands meanwhile")
+            raise Unavailable(f"the holder of {topic_log.name} changed during the trim; retry")
         cut = cut_of(asked, limits_of(topic_log, subscriptions))
         return cut.before
 
@@ -114,7 +114,9 @@ async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Positio
         topic_log.compacted.is_waited_for = True
     if done.was_refused:
         what = "a part" if done.blocks else "nothing"
-        raise Unavailable(f"{topic_log.name} has moved on: {what} was trimmed")
+        raise Unavailable(
+            f"this broker no longer serves {topic_log.name}: {what} was trimmed; retry"
+        )
     if began < cut.before:
         log.info("log.trimmed_on_request", topic=str(topic_log.name), before=str(cut.before))
     return Trimmed(cut, measured.begins)

@@ -189,7 +189,7 @@ async def test_a_full_store_is_spared(broker: Broker) -> None:
     await broker.round()
     story = broker.compactions.status(broker.story.log)
     assert story.progress is Progress.ERROR
-    assert "nearly full" in story.last_error
+    assert "almost full" in story.last_error
     broker.room[False] = math.inf
     await broker.round()
     assert broker.progress() is Progress.ERROR  # the retry is not immediate
@@ -345,7 +345,7 @@ async def test_a_store_without_any_room_is_told_as_well(broker: Broker) -> None:
     broker.room = {False: 0, True: 0}
     broker.story.log.compacted.is_waited_for = True
     await broker.round()
-    assert "nearly full" in broker.compactions.status(broker.story.log).last_error
+    assert "almost full" in broker.compactions.status(broker.story.log).last_error
     assert broker.compactions.held_back == 1
 
 

@@ -181,7 +181,7 @@ async def test_in_a_full_store_nothing_new_is_published() -> None:
         assert (await room.publish(await room.staged())).where is not None
         is_full, parts = True, await room.staged(2)
         assert (await room.publish(parts, version=1)).is_duplicate
-        with pytest.raises(Unavailable, match="nearly full: nothing is published"):
+        with pytest.raises(Unavailable, match="almost full; nothing is published"):
             await room.publish(parts, version=2)
 
 

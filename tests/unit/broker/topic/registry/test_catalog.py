@@ -212,7 +212,7 @@ async def test_what_was_read_under_one_binding_is_read_again_under_the_next() ->
     again = replace(former, version=3)
     assert await world.store.stamp(again) is Outcome.DONE
     assert await catalogs.entry(ORDERS, again) is None
-    with pytest.raises(Unavailable, match="moved on"):
+    with pytest.raises(Unavailable, match="no longer owns bucket"):
         await catalogs.change(former, ORDERS, lambda _: CatalogEntry(0, (WHOLE, 0)))
     assert await catalogs.entry(ORDERS, again) is None
 

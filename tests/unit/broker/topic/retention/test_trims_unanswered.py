@@ -206,7 +206,7 @@ async def test_behind_a_change_of_hands_nothing_goes(server: FakeServer, story: 
             story.log._state["epoch"] = "99"
 
     hook(story, take)
-    with pytest.raises(Unavailable, match="changed hands"):
+    with pytest.raises(Unavailable, match="changed during the trim"):
         await trim(story.log, readers(), CUT)
     assert stored(server) == before
     assert story.log.behind_cuts(EARLIEST) == EARLIEST
