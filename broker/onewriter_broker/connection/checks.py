@@ -45,7 +45,7 @@ class Checks:
         message_id, _ = await last_message_id(topic_log)
         standing = await standing_of(topic_log, self._prove)
         if topic.runner.topic.is_closed:
-            raise Unavailable(f"{name} is moving")
+            raise Unavailable(f"{name} is moving to another broker; retry")
         asked = command.epoch if command.HasField("epoch") else standing.epoch
         is_current = asked == standing.leads != 0
         write(

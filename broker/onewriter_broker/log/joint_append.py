@@ -128,7 +128,9 @@ class JointAppend:
         elif Outcome.STALE in self._outcomes:
             self.give_up(Fenced("a guard of these messages is over"))
         else:
-            self.give_up(Unavailable("this broker no longer serves these topics; nothing was stored; retry"))
+            self.give_up(
+                Unavailable("this broker no longer serves these topics; nothing was stored; retry")
+            )
 
 
 def _check_block(parts: Sequence[Part]) -> None:

@@ -33,7 +33,7 @@ def add_routes(router: Routes, site: Site) -> None:
         # There is no await from here until the subscription has moved, so no other owner can intervene.
         topic = topics.loaded.get(str(name.base))
         if topic is None or topic.runner.logs.get(partition) is not topic_log:
-            raise Unavailable(f"{name} is moving")
+            raise Unavailable(f"{name} is moving to another broker; retry")
         reached = await topic.subscriptions[partition].advance(subscription, before)
         return web.json_response(
             {

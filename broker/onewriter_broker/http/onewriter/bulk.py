@@ -192,7 +192,7 @@ def _add_trim(router: Routes, site: Site) -> None:
             raise Refusal(409, text)
         topic = site.topics.loaded.get(str(topic_log.name.base))
         if topic is None or topic.runner.logs.get(partition) is not topic_log:
-            raise Unavailable(f"{topic_log.name} is moving")
+            raise Unavailable(f"{topic_log.name} is moving to another broker; retry")
         topic_log.keep_uncompacted(is_wanted=topic.compaction_threshold > 0)
         done = await trim(topic_log, topic.subscriptions[partition], before)
         limit = done.cut.limited_by
