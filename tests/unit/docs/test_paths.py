@@ -67,11 +67,10 @@ def defined(module: Path) -> set[str]:
     """The functions, classes, methods and constants of a module."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(module.read_text())):
-        match node:
-            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                found.add(node.name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                found.add(name)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
     return found
 
 
