@@ -76,7 +76,7 @@ class Dependencies:
     promises: frozenset[Durability] = frozenset(Durability)
     """The durability that the store was found to promise (server_checks.judge)."""
     certificate: ServerCertificate | None = None
-    """The certificate for TLS, which is served beside plain; None if only plain is served."""
+    """The certificate of the TLS ports; None if the broker serves only the plain ports."""
     chores: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
     """Tasks of the dependencies that run as long as the broker."""
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
@@ -337,7 +337,9 @@ class Broker:
             await self._dependencies.anchor.close()
 
     async def _own_buckets(self) -> None:
-        """Acquire buckets, once the broker can compute the registrations of all holders in them."""
+        """Acquire buckets. First wait for the key from which the broker computes the registrations of
+        their holders.
+        """
         await self.registrations.learned()
         await self.ownership.run()
 
@@ -377,7 +379,7 @@ class Broker:
         self._look_at_shares()
 
     def _look_at_shares(self) -> None:
-        """Compare stored bytes with the shares, and resume topics that have room again."""
+        """Compare the stored bytes with the shares of the store, and resume topics that may write again."""
         seen = self.store_watch.seen
         used = 0 if seen is None else seen.memory_bytes_used
         limit = 0 if seen is None else seen.memory_bytes_max
@@ -391,7 +393,9 @@ class Broker:
         self.clients.shares_freed()
 
     def _deposed(self, bucket: int, outcome: Outcome) -> None:
-        """Find out why a write of the bucket was refused, while writing to other buckets continues."""
+        """Find out why the store refused a write to the bucket. Writes to other buckets continue
+        meanwhile.
+        """
         holding = self.ownership.holding(bucket)
         if holding is not None:
             self.spawn(self._refence(bucket, holding.binding, outcome))

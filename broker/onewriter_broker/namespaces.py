@@ -67,10 +67,11 @@ class Invalid(Refused):
 
 
 class Namespaces:
-    """A container of ``tenant/namespace`` names: namespaces whose topics need no declaration.
+    """The namespaces whose topics need no declaration, as a container of ``tenant/namespace`` names.
 
-    ``configured`` are those of the settings; they always exist. Every change raises Undecided if the store
-    does not answer, and Conflict, Missing or Invalid if it is refused.
+    ``configured`` are the namespaces in the settings. They always exist. The others are in the store. A method
+    that changes one raises Undecided if the store does not answer, and Conflict, Missing or Invalid if the
+    change is not allowed.
     """
 
     def __init__(self, store: LogStore, configured: Collection[str]) -> None:
@@ -229,9 +230,10 @@ class Namespaces:
         return self.policies(namespace).get(name)
 
     def effective(self, namespace: str, path: str, field: str) -> object:
-        """A policy that was set by itself, or in the Policies object with which the namespace was created.
+        """The value of a policy: the one that was set by itself (``path``), otherwise ``field`` of the Policies
+        object with which the namespace was created.
 
-        None if neither. Raises nothing for a namespace that does not exist.
+        None if neither exists, also for a namespace that does not exist.
         """
         text = self._stored.get(_policies(namespace) + path)
         if text is not None:

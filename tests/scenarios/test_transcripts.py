@@ -10,7 +10,11 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.scenarios import transcripts
 from tests.scenarios.transcripts import play
+
+from onewriter_core.topic.invariants import Violation
+from onewriter_core.topic.model import Topic
 
 FOLDER = Path(__file__).parent
 TRANSCRIPTS = sorted(path.stem for path in FOLDER.glob("*.txt"))
@@ -25,3 +29,12 @@ def test_the_machine_plays_its_part(name: str) -> None:
         path.write_text(played)
         return
     assert played == expected
+
+
+def test_a_broken_invariant_is_reported_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(topic: Topic) -> None:
+        raise Violation(f"{len(topic.partitions)} partition is one too many")
+
+    monkeypatch.setattr(transcripts, "check", broken)
+    with pytest.raises(Violation, match=r"^line 2: > ask A Exclusive: 1 partition is"):
+        play("topic\n> ask A Exclusive\n")

@@ -1,4 +1,4 @@
-"""Transcripts of the topic machine: read them, play them against ``step``, write them anew.
+"""Transcripts of the topic machine: read them, play them against ``step``, write them again.
 
 A transcript is a text that a person reads from top to bottom::
 
@@ -51,7 +51,7 @@ from onewriter_core.topic.events import (
     ProducerRequested,
     Unloaded,
 )
-from onewriter_core.topic.invariants import check, check_step
+from onewriter_core.topic.invariants import Violation, check, check_step
 from onewriter_core.topic.machine import step
 from onewriter_core.topic.model import (
     WHOLE,
@@ -86,10 +86,13 @@ _REGISTRATION = re.compile(r"(?P<name>[A-Z][a-z]*)(?P<connection>[0-9]*)(\.(?P<p
 
 
 def play(transcript: str) -> str:
-    """The same transcript with the effects and states that the machine really has."""
+    """The same transcript with the effects and states that the machine really has.
+
+    Raises Violation with the line if a step breaks an invariant.
+    """
     lines: list[str] = []
     topic, now = Topic(()), 0.0
-    for line in transcript.splitlines():
+    for number, line in enumerate(transcript.splitlines(), 1):
         words = shlex.split(line, comments=True)
         if line.startswith("topic"):
             topic = _topic(words[1:])
@@ -99,8 +102,11 @@ def play(transcript: str) -> str:
                 now = float(words[2])
             event = _event(words[1], words[2:], topic, now)
             before, (topic, effects) = topic, step(topic, event)
-            check(topic)
-            check_step(before, event, topic, effects)
+            try:
+                check(topic)
+                check_step(before, event, topic, effects)
+            except Violation as violation:
+                raise Violation(f"line {number}: {line}: {violation}") from violation
             lines += [line, *(f"  {_effect(effect)}" for effect in effects)]
         elif line.startswith("="):
             lines.append(f"= {_state(topic)}")

@@ -104,7 +104,7 @@ class ProducerCommands:
         self._must_hold_back = False
         self._is_lost = False
         self._detection_min: Detection | None = None
-        """Demanded by other things that depend on the connection."""
+        """The detection that the connection's ownerships require; None before its first ownership."""
         self._guards = Guards(
             clients.topics, clients.ownerships, clients.appender.prove, clients.settings.buckets
         )
@@ -476,8 +476,8 @@ class ProducerCommands:
         self._link.write(replies.queue_changed(producer.producer_id, waiting))
 
     def watch_closely(self, detection: Detection) -> None:
-        """Apply the detection of an ownership that depends on this connection: the connection
-        counts as silent at the latest after that time.
+        """Tighten the silence detection for an ownership. The connection then counts as silent no
+        later than ``detection`` says.
         """
         self._detection_min = detection
         self._link.detection = detection.sooner_of(self._link.detection)

@@ -135,7 +135,7 @@ class Registry:
     ) -> Subscription:
         """Create a subscription; a durable one is saved soon. Raises Refused at a bound or a quota.
 
-        A durable one begins after what is being trimmed.
+        A durable one begins after the entries that are being trimmed.
         """
         limits = self._context.limits
         check_printable("subscription name", name)
@@ -237,11 +237,13 @@ class Registry:
     ) -> None:
         """Move the subscription, and disconnect all consumers, as in Pulsar.
 
-        Acknowledgements on their way belong to the old position, and clients empty their queues, so they have
-        to subscribe again. They are notified first; ``answer`` is called when the new position is saved. The
-        order matters: if a seek is answered before its consumer is closed, the C++ client assumes that it
-        needs no new start, and skips what it has received. Raises Undecided and Unavailable, without
-        ``answer``, if it is not saved; the subscription has moved all the same.
+        The consumers have to subscribe again, because acknowledgements on their way belong to the old position
+        and clients must empty their queues. The registry first notifies the consumers. Then it saves the new
+        position and calls ``answer``. The C++ client needs this order: if the answer comes before its consumer
+        is closed, it does not start again and skips the messages that it has received.
+
+        Raises Undecided or Unavailable if the position cannot be saved. Then the subscription has moved, but
+        ``answer`` is not called.
         """
         context = self._context
         mark_delete, mask = await seek_position(context.log, target, context.limits)
@@ -261,7 +263,7 @@ class Registry:
             answer()
 
     def learned(self) -> None:
-        """Move cursors, because more borders of ledgers are known."""
+        """Move cursors over borders between ledgers that have become known."""
         for subscription in self._by_name.values():
             before = subscription.cursor.mark_delete
             subscription.cursor.settle()

@@ -54,19 +54,20 @@ class SubscriptionType(enum.Enum):
 class ConsumerOptions:
     """Options of a consumer.
 
-    ``name``: the consumer's name; random if empty. ``start`` (EARLIEST or LATEST): begin of a subscription
-    that does not exist yet. ``priority_level``: the lowest level is served first. ``properties`` are the
-    consumer's; ``subscription_properties`` are stored with a new subscription.
+    ``name``: the consumer's name; random if empty. ``start`` (EARLIEST or LATEST): where a new subscription
+    begins. ``priority_level``: the broker serves consumers with the lowest level first. ``properties`` describe
+    the consumer; the broker stores ``subscription_properties`` with a new subscription.
 
     ``negative_acknowledgement_seconds``: delay before the redelivery of a negatively acknowledged message.
 
-    ``queue_messages_max``, ``queue_bytes_max``: what the broker may send ahead of the application.
+    ``queue_messages_max``, ``queue_bytes_max``: how much the broker may send before the application receives it.
 
-    ``chunked_messages_max``, ``chunks_expire_seconds``: limits of incomplete chunked messages. Above the number
-    the oldest is dropped. A message without a new chunk is dropped after one to two times the seconds (0:
-    never). If a dropped message is completed later, ``receive`` raises Unreadable, and the next redelivery
-    delivers the message again. With ``acknowledge_given_up`` the consumer acknowledges the chunks of dropped
-    messages, so that an unfinished message of a producer does not block the subscription.
+    ``chunked_messages_max``: how many incomplete chunked messages the consumer keeps. If there are more, it drops
+    the oldest. ``chunks_expire_seconds``: the consumer drops an incomplete message that gets no new chunk for this
+    time, at the latest after twice this time (0: never). If the last chunk of a dropped message arrives,
+    ``receive`` raises Unreadable. The next redelivery delivers the message again. With ``acknowledge_given_up``
+    the consumer acknowledges the chunks of dropped messages, so that an unfinished message does not block the
+    subscription.
     """
 
     kind: SubscriptionType = SubscriptionType.EXCLUSIVE

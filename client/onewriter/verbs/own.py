@@ -61,12 +61,14 @@ def own(context: click.Context, /, resources: tuple[str, ...], **given: Any) -> 
     A resource is a full topic or partition name (persistent://...) or any other text. For each
     resource the command prints one line with its generation, or why it was denied.
 
-    Without COMMAND the resources are owned until onewriter is stopped, or until one of them is lost.
-    COMMAND runs only if all resources are owned. It runs in its own process group, with
-    ONEWRITER_GENERATIONS (in the order of the resources, separated by commas) and ONEWRITER_GROUP in its
-    environment. When a resource is lost, it gets SIGTERM, and SIGKILL after the grace period. When it
-    ends, the rest of its group gets the same signals. SIGTERM and SIGINT are passed on to COMMAND, and
-    then everything is released. If onewriter is killed, COMMAND is killed too (Linux).
+    Without COMMAND, onewriter owns the resources until it is stopped, or until it loses one of them.
+
+    COMMAND runs only if onewriter owns all resources. COMMAND runs in its own process group. Its
+    environment has ONEWRITER_GENERATIONS (in the order of the resources, separated by commas) and
+    ONEWRITER_GROUP. When a resource is lost, onewriter sends SIGTERM to COMMAND, and SIGKILL after the
+    grace period. When COMMAND ends, the other processes of its group get the same signals. onewriter
+    passes SIGTERM and SIGINT on to COMMAND, waits for its end, and releases all resources. If onewriter
+    is killed, COMMAND is killed too (Linux).
 
     \b
     Exit codes: COMMAND's own (128 + N when signal N ended it), and

@@ -42,7 +42,10 @@ class Floors:
         return max(self.groups.get(group, 0), self.everybodys)
 
     def covers(self, name: str, generation: int) -> bool:
-        """Whether a generation of a resource without a record has ended, if it was granted at all."""
+        """Whether no owner can have this generation any more: it is at or below the group's floor.
+
+        Only for a resource without a record.
+        """
         return 0 < generation <= self.of(split_field(name)[0])
 
     def after(self, dropped: Iterable[tuple[str, int]]) -> Floors:

@@ -231,7 +231,8 @@ def _bounds_kept(topic: Topic) -> None:
         "waiters have the mode WaitForExclusive",
         all(w.mode is AccessMode.WAIT_FOR_EXCLUSIVE for w in topic.queue),
     )
-    _must("a waiter has a member", all(w.members for w in topic.queue))
+    empty = [w.producer_name for w in topic.queue if not w.members]
+    _must("a waiter has a member", not empty, empty)
     numbers = {partition.number for partition in topic.partitions}
     _must(
         "partitions have different numbers", len(numbers) == len(topic.partitions), topic.partitions

@@ -3,8 +3,8 @@
 Each decoder accepts the usual shape of its command and returns None for anything else, also for damaged bytes. Then
 commands.decode_command uses protobuf, which is authoritative. A property test compares both.
 
-A command is ``08 <type> <field tag> <length> <fields>``. Reading beyond its end raises IndexError, which also means
-"not the usual shape". commands.py checks the type.
+A command is ``08 <type> <field tag> <length> <fields>``. A decoder that reads
+beyond the end gets an IndexError, and returns None for it too. commands.py checks the type.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onewriter_core.wire.values import (
 
 
 class _Unusual(Exception):
-    """Let protobuf decode the command."""
+    """The command does not have the usual shape; protobuf has to decode it."""
 
 
 def _varint(data: bytearray, position: int) -> tuple[int, int]:

@@ -38,9 +38,10 @@ class Backoff:
 
 
 class Debounce:
-    """Limits how often the desired state is built: soon after a pause, seldom in a burst.
+    """Limits how often the operator builds and sends the desired state.
 
-    Each send contains the whole state and costs the operator and every broker CPU time.
+    After a quiet time, a change is sent almost immediately. In a burst, many changes are sent together. Each send
+    contains the whole state and costs the operator and every broker CPU time.
     """
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ class ClaimReconciler:
         return min(after, default=None)
 
     def _cache_of(self, claim: ClaimObject) -> ObjectCache:
-        """The cache of this object; a former object of the same name does not count."""
+        """The cache of this object. A deleted object with the same name had its own cache, which is dropped."""
         key, uid = claim.key, claim.uid
         if key not in self._caches or self._caches[key][0] != uid:
             self._caches[key] = (uid, ObjectCache())

@@ -1,4 +1,7 @@
-"""Writes a status: only if it differs, only over the version that was read, and always as a whole."""
+"""Writes a complete status.
+
+It writes nothing if the status is unchanged. The write fails if the object changed since it was read.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ def is_shown(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
 
 
 def strays(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Json]:
-    """JSON-patch operations that repair the fields which a server-side apply leaves to others."""
+    """JSON-patch operations for status fields that differ after a server-side apply, because another field
+    manager owns them.
+    """
     mine, theirs = _own(wanted, wanted), _own(found, wanted)
     patch: list[Json] = []
     for name in sorted(theirs.keys() | mine.keys()):

@@ -116,7 +116,7 @@ class Entries:
     """The beginning of the content, after the metadata."""
     stops: Signed
     damage: Signed
-    """A Damage each. The other values of a damaged entry have no meaning."""
+    """A value of Damage for each entry. The other values of a damaged entry have no meaning."""
 
     def spoil(self, which: Signed, damage: Damage) -> None:
         """Mark entries as damaged, unless they are already."""

@@ -98,7 +98,7 @@ def failed(error: PipelineError) -> bytes:
 
 
 def grants_of(line: bytes) -> dict[str, Grant]:
-    """The grants of an answer. Raises the PipelineError that it names."""
+    """The grants in an answer. If the answer reports an error, raises this PipelineError."""
     said = answer_of(line)
     return {
         topic: Grant(int(epoch), str(proof)) for topic, (epoch, proof) in said["grants"].items()
@@ -106,7 +106,7 @@ def grants_of(line: bytes) -> dict[str, Grant]:
 
 
 def answer_of(line: bytes) -> dict[str, Any]:
-    """The contents of an answer. Raises the PipelineError that it names."""
+    """The contents of an answer. If the answer reports an error, raises this PipelineError."""
     try:
         said = json.loads(line)
     except ValueError:

@@ -24,13 +24,13 @@ PART_BYTES: Final = 8 * 1024 * 1024
 """Size at which a part is complete. It limits the memory of a writer."""
 
 PART_FRAMES: Final = 32_768
-"""Frames in one part, as brokers accept."""
+"""Frames in one part. Brokers reject a part with more."""
 
 ROW_FRAME_BYTES_MAX: Final = 1024 * 1024 - 4096
-"""Size of one frame, and so of the largest row, as brokers accept."""
+"""Bytes of one frame, and so of the largest row. Brokers reject a larger frame."""
 
 ROW_AND_KEY_BYTES_MAX: Final = 1024 * 1024 - 256
-"""Size of a row with its key that is an entry of its own, as brokers accept. The key is included twice."""
+"""Bytes of a row that is an entry of its own, with its key, which counts twice. Brokers reject a larger entry."""
 
 ENTRY_HEAD_BYTES: Final = 40
 """Upper bound of what an entry has besides its rows, its key and its producer's name."""

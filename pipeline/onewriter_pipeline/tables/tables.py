@@ -1,4 +1,6 @@
-"""The three tables of a place: opening them, segments, foreign files, deleting files."""
+"""The tables of a place (``messages``, ``segments`` and ``audit``): opens them, brings ``segments`` up to date,
+lists foreign files, and deletes files that no table uses.
+"""
 
 from __future__ import annotations
 
@@ -155,7 +157,10 @@ def _batch_of(offsets: Mapping[str, str]) -> int | None:
 
 
 def _rows_behind(messages: Table, batch: int | None) -> tuple[list[SegmentRow], int | None]:
-    """The rows of segments in commits of messages after ``batch``, and the number of the newest one."""
+    """The rows that ``segments`` lacks: those in the commits of ``messages`` after ``batch``.
+
+    Also returns the number of the newest such commit; None if there is none.
+    """
     rows: list[SegmentRow] = []
     newest = None
     expected = 0 if batch is None else batch + 1

@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from docs.generator import openapi, routes
 from jsonschema import Draft202012Validator
 from tests.integration.http_calls import ADMIN, OWN, PERSISTENT, Http
+from tests.integration.raw import EXCLUSIVE, clients
 
 from onewriter import sync
 from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
@@ -23,6 +25,11 @@ MANIFESTS = """
 apiVersion: onewriter.dev/v1alpha1
 kind: ExclusiveTopic
 metadata: {name: orders}
+spec: {access: {requireClaim: false}}
+---
+apiVersion: onewriter.dev/v1alpha1
+kind: ExclusiveTopic
+metadata: {name: shifts}
 spec: {access: {requireClaim: false}}
 ---
 apiVersion: onewriter.dev/v1alpha1
@@ -70,6 +77,7 @@ CHANGES: list[tuple[str, str, object]] = [
     ("POST", f"{ORDERS}/trim", {"before": "1:0", "epoch": 99}),
     ("POST", f"{ORDERS}/handover", {}),
     ("POST", f"{ORDERS}/fence", {"ifEpoch": 99}),
+    ("POST", f"{ORDERS}/reassign", {"to": "shop"}),
     ("POST", f"{ORDERS}/staged/app/1/layout", {}),
     ("POST", f"{ORDERS}/staged/app/1/publish", {"epoch": 1, "parts": []}),
     ("DELETE", f"{ORDERS}/staged/app/1", None),
@@ -137,7 +145,7 @@ def test_every_registered_route_is_in_the_document_and_no_other(broker: InProces
 def test_the_guide_explains_every_route_of_the_own_api() -> None:
     guide = (ROOT / "docs/http.md").read_text()
     words = {
-        re.findall(r"/(\w+)", re.sub(r"/\{\w+\}", "", route))[-1]
+        re.findall(r"/([\w-]+)", re.sub(r"/\{\w+\}", "", route))[-1]
         for route in openapi.routes()
         if "/onewriter/v1/" in route
     }
@@ -186,6 +194,22 @@ def test_the_answers_of_a_broker_are_those_of_the_document(broker: InProcessBrok
         for method, path, body in CHANGES:
             wrong += differences(method, path, *call(method, path, body))
     assert not wrong, "\n".join(wrong)  # change docs/generator/http_api.yaml, or the broker
+
+
+def test_the_answer_to_a_successful_handover_is_that_of_the_document(
+    broker: InProcessBroker,
+) -> None:
+    found = urlsplit(broker.service_url)
+    assert found.hostname is not None
+    assert found.port is not None
+    with clients((found.hostname, found.port), 2) as (first, second):
+        first.producer("shifts", EXCLUSIVE)
+        second.waiter("shifts", name="next")
+        path = f"{OWN}/shifts/handover"
+        status, body = Http(broker.http_url)("POST", path, {"to": "next"})
+    assert status == 200
+    assert body["holder"]["producerName"] == "next"
+    assert differences("POST", path, status, body) == []
 
 
 def differences(method: str, path: str, status: int, body: Any) -> list[str]:

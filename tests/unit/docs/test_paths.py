@@ -1,7 +1,8 @@
-"""Pages name files and folders of the repository that exist."""
+"""Pages name files and folders of the repository, and Python names in diagrams, that exist."""
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,3 +46,78 @@ def named(page: Path) -> Iterator[str]:
 def test_named_files_and_folders_exist(page: Path) -> None:
     missing = [each for each in named(page) if not list(ROOT.glob(each.rstrip("/")))]
     assert not missing, missing
+
+
+PACKAGES = (
+    "core/onewriter_core",
+    "core/onewriter_http",
+    "broker/onewriter_broker",
+    "client/onewriter",
+    "operator/onewriter_operator",
+    "pipeline/onewriter_pipeline",
+    "pipeline/pyspark_onewriter",
+)
+PROPERTIES = {"onewriter.guard"}
+"""Dotted names in diagrams that are properties of the wire protocol."""
+
+DOTTED = re.compile(r"(?<![\w./])[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+")
+
+
+def defined(module: Path) -> set[str]:
+    """The functions, classes, methods and constants of a module."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(module.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def resolves(name: str, modules: dict[str, set[str]]) -> bool:
+    """Whether ``name`` is the end of a module's path, followed by names that this module defines.
+
+    A name may also begin with a class: ``TopicLog.roll_back``.
+    """
+    words = name.split(".")
+    for split in range(len(words) + 1):
+        path, names = ".".join(words[:split]), set(words[split:])
+        if not path and not words[0][0].isupper():
+            continue
+        for module, defines in modules.items():
+            if f".{module}".endswith(f".{path}" if path else "") and names <= defines:
+                return True
+    return False
+
+
+def modules_of_packages() -> dict[str, set[str]]:
+    return {
+        path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): defined(path)
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if not path.name.endswith("_pb2.py")
+    }
+
+
+def in_diagrams(page: Path) -> set[str]:
+    """The dotted names in the diagrams of a page. Field names of Kubernetes objects are camelCase."""
+    diagrams = re.findall(r"^```\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    found = {name for diagram in diagrams for name in DOTTED.findall(diagram)}
+    return {each for each in found if not re.search(r"\.[a-z]+[A-Z]", each)} - PROPERTIES
+
+
+def test_names_in_the_diagrams_exist() -> None:
+    names = in_diagrams(ROOT / "ARCHITECTURE.md")
+    assert len(names) > 30
+    scripts = {path.name for path in (ROOT / "broker").rglob("*.lua")}
+    modules = modules_of_packages()
+    missing = [each for each in names if each not in scripts and not resolves(each, modules)]
+    assert not missing, sorted(missing)
+
+
+def test_names_that_do_not_exist_are_found() -> None:
+    modules = modules_of_packages()
+    assert resolves("topic.machine.step", modules)
+    assert not resolves("topic.machine.stride", modules)
+    assert not resolves("reconcile.questions._remove", modules)
+    assert not resolves("TopicLog.forget_everything", modules)
