@@ -261,7 +261,7 @@ def _unreportable(history: History) -> set[str]:
     }
     for topic, values in history.forgotten.items():
         if str(bucket_of(TopicName.parse(topic), BUCKETS)) in refused:
-            found |= values.keys()  # reported for the whole bucket, which then waited for an operator
+            found |= values.keys()  # reported for the whole bucket, which then waited
             continue
         fences = [f for f in history.of(Kind.REFENCE, topic) if f.outcome is Outcome.OK]
         for value, lost_at in values.items():

@@ -394,7 +394,7 @@ NO_VERSION_IS_CHECKED = Mutant(
     ids=lambda mutant: mutant.name,
 )
 def test_a_weaker_store_is_found_out(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    if mutant is NO_VERSION_IS_CHECKED:  # the broker's own question before the publish would hide it
+    if mutant is NO_VERSION_IS_CHECKED:  # the broker's own check would hide the mutant
 
         async def knows_nothing(*_: object) -> None:
             return None

@@ -17,12 +17,12 @@ CONTENDING = frozenset({"Exclusive", "WaitForExclusive", "ExclusiveWithFencing",
 
 
 def some_holder(history: History) -> list[str]:
-    """L1: without a holder although a live client wants the topic and the store works."""
+    """L1: a topic that a live client wants has a holder while the store works."""
     return _leaderless(history, [o for o in history.of(Kind.GRANT) if o.mode in CONTENDING])
 
 
 def queue_moves(history: History) -> list[str]:
-    """L2: without a holder although a client had to wait."""
+    """L2: a topic for which a client waits has a holder."""
     return _leaderless(history, [o for o in history.of(Kind.GRANT) if o.is_waiting])
 
 

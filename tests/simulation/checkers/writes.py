@@ -171,7 +171,7 @@ def _is_unknown(position: Position | None) -> bool:
 def _missing(
     history: History, topic: str, append: Operation, forgotten: Mapping[str, float]
 ) -> list[str]:
-    """An acknowledged entry is missing: a fault beyond the profile destroyed it, and a broker reports it."""
+    """An acknowledged entry may be missing only if a fault beyond the profile destroyed it and a broker reports it."""
     if append.value not in forgotten:
         return [f"{topic}: acknowledged, but gone: {append}"]
     if append.value in history.unreportable or append.position is None:
