@@ -41,7 +41,7 @@ class Reader:
         return [] if found is None else list(found["items"])
 
     def _read(self, path: str) -> Json | None:
-        if not hasattr(self._cluster, "authority"):  # an existing cluster: with kubectl's credentials
+        if not hasattr(self._cluster, "authority"):  # an existing cluster: as kubectl may
             done = self._cluster.kubectl("get", "--raw", path, check=False)
             return None if done.returncode else json.loads(done.stdout)
         status, text = self._ask(path)
