@@ -42,7 +42,7 @@ def main() -> None:
         if refused:
             raise SystemExit(f"not acknowledged: {refused}")
     print(json.dumps({"written": TENURES * MESSAGES}), flush=True)
-    os._exit(0)  # the C++ client's threads may still run while Python shuts down, and abort the process
+    os._exit(0)  # otherwise threads of the C++ client may abort the process at shutdown
 
 
 def note(result: pulsar.Result, refused: list[str]) -> None:

@@ -156,7 +156,7 @@ def main() -> None:
     tenant = Tenant()
     said = {verb: getattr(tenant, verb)() for verb in VERBS}
     print(json.dumps(said), flush=True)
-    os._exit(0)  # the C++ client's threads may still run while Python shuts down, and abort the process
+    os._exit(0)  # otherwise threads of the C++ client may abort the process at shutdown
 
 
 if __name__ == "__main__":
