@@ -164,7 +164,7 @@ class RawConnection:
 
         def fits(command: Any) -> bool:
             return isinstance(command, (kind, pb.CommandError)) and (
-                request_id is None or command.request_id == request_id  # type: ignore[union-attr]  # callers pass a kind that has one
+                request_id is None or command.request_id == request_id  # type: ignore[union-attr]  # such kinds have one
             )
 
         found: Any = self.expect(object, fits)

@@ -136,8 +136,8 @@ class Binding(NamedTuple):
     """The state that one acquisition left with its broker.
 
     The reservation is ``first`` to ``end``; the ledgers below ``following`` are used. ``epoch`` is the newest
-    granted topic epoch as far as the broker knows; 0: it does not know. ``create``: it may stamp a bucket that has
-    no record, or only a ``birthmark`` if there is one.
+    granted topic epoch as far as the broker knows; 0: it does not know. ``create``: it may stamp a bucket without a
+    record, in which there is nothing but ``birthmark``, if that is set.
     """
 
     replid: int

@@ -103,7 +103,7 @@ class Producer:
 
     @property
     def is_over(self) -> bool:
-        """Called again after each wait, because the state changes meanwhile."""
+        """Read again after each wait, because the state changes meanwhile."""
         return self.state is State.OVER
 
     # ------------------------------------------------------------ calls of the application
