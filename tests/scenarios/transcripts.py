@@ -1,4 +1,4 @@
-"""Transcripts of the topic machine: reads them, plays them against ``step`` and writes the result.
+"""Transcripts of the topic machine: read them, play them against ``step``, write them anew.
 
 A transcript is a text that is read from top to bottom::
 
@@ -85,7 +85,7 @@ _REGISTRATION = re.compile(r"(?P<name>[A-Z][a-z]*)(?P<connection>[0-9]*)(\.(?P<p
 
 
 def play(transcript: str) -> str:
-    """Return the same transcript with the effects and states that the machine produces."""
+    """The same transcript with the effects and states that the machine really has."""
     lines: list[str] = []
     topic, now = Topic(()), 0.0
     for line in transcript.splitlines():
