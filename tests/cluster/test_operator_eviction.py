@@ -273,7 +273,7 @@ def test_a_restarted_operator_forgets_no_pod_and_evicts_none_twice(own_world: Wo
         wait_until(lambda: outcomes(world) == {"writer-0": "Pending"})
         world.operator.kill()
     later = contender("later", "primary", "later", epoch=40)
-    world.broker.serve(world.name("orders"), status(40, holders=[later]))  # no longer in the history
+    world.broker.serve(world.name("orders"), status(40, holders=[later]))  # not in the history
     world.operator.start()
     wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
     wait_until(lambda: len(world.events("PodEvicted")) == 1)  # written once, after the status
