@@ -97,7 +97,7 @@ class Api:
         kind: str = "application/json",
         seconds: float = ANSWER_SECONDS,
     ) -> tuple[int, str]:
-        """One request; status and text. Raises OSError."""
+        """Send one request; return status and text. Raises OSError."""
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.sock.settimeout(seconds)
@@ -111,7 +111,7 @@ class Api:
             connection.close()
 
     def _read(self, where: str) -> tuple[int, str]:
-        """A GET, repeated while the server is too busy. Raises OSError."""
+        """Send a GET, repeated while the server is too busy. Raises OSError."""
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             status, text = self.ask("GET", where)
@@ -120,12 +120,12 @@ class Api:
             time.sleep(RETRY_SECONDS)
 
     def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """An object; None if it does not exist. Raises ClusterError, OSError."""
+        """Return an object, or None if it does not exist. Raises ClusterError, OSError."""
         status, text = self._read(path(kind, namespace, name))
         return None if status == 404 else _judged(status, text)
 
     def list(self, kind: str, namespace: str = "", **labels: str) -> list[Json]:
-        """All objects of a kind that have these labels. Raises ClusterError, OSError."""
+        """Return all objects of a kind that have these labels. Raises ClusterError, OSError."""
         wanted = ",".join(f"{name}={value}" for name, value in labels.items())
         query = f"?{urlencode({'labelSelector': wanted})}" if wanted else ""
         found = _judged(*self._read(path(kind, namespace) + query))
@@ -149,7 +149,7 @@ class Api:
         previous: bool = False,
         seconds: float = LOG_SECONDS,
     ) -> str:
-        """A container's log; empty if its node does not answer within ``seconds``."""
+        """Return a container's log; empty if its node does not answer within ``seconds``."""
         query = urlencode({"container": container, "previous": str(previous).lower()})
         where = f"{path('pods', namespace, pod)}/log?{query}"
         try:

@@ -44,7 +44,7 @@ class ExistingCluster(Cluster):
         self.kubeconfig = Path(first).expanduser()
 
     def tool(self, name: str) -> Path:
-        """A program of this machine, or else one that is built."""
+        """Return a program of this machine, or else one that is built."""
         found = shutil.which(name)
         return Path(found) if found else program(name)
 
@@ -63,7 +63,7 @@ class TestedCluster:
     volumes: bool = False
     """Whether tests create the volumes: there is no StorageClass."""
     lab: Lab | None = None
-    """The lab, where it is one."""
+    """The lab, if the cluster is one."""
 
     @property
     def node_of_volumes(self) -> dict[str, str]:

@@ -79,13 +79,13 @@ def everything_is_ready(installation: Installation) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """What cannot be done to a cluster of somebody else's is not run, and said so."""
+    """Skip a test that needs a fault which an existing cluster does not support, and report it."""
     del item
     try:
         return (yield)
     except NotPossible as error:
         if not uses_existing():
-            raise  # everything can be done to the lab
+            raise  # the lab supports every fault
         pytest.skip(str(error))
 
 
@@ -103,7 +103,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """What was not run has not held: who is content with the rest says so."""
+    """Fail the run if tests were skipped, unless the environment allows it."""
     if (
         session.exitstatus == pytest.ExitCode.OK
         and _not_run(session.config)

@@ -54,9 +54,9 @@ class Faults:
         self._machines.shell(_node(pod), _signal("KILL", [_container(pod, container)]))
 
     def kill_behind(self, words: str, pod: Json, container: str) -> None:
-        """The same as soon as the container has printed these words: its own node looks out for it.
+        """Kill it as soon as the container has printed these words: its own node watches the output.
 
-        Raises ClusterError with what it has printed instead.
+        Raises ClusterError with the output that it has printed instead.
         """
         logs = f"{self._logs(pod)}/{container}/*.log"
         complaint = f"not within {SAID_SECONDS} s: {words}; it printed:"
@@ -90,7 +90,7 @@ class Faults:
         """A container's output so far, read on its node without the API server."""
         logs = self._logs(pod)
         printed = self._machines.shell(_node(pod), f"cat {logs}/{container}/*.log")
-        # Each line begins with its time, its stream, and whether it is whole.
+        # Each line begins with its time, its stream, and whether it is complete.
         return "\n".join(line.split(" ", 3)[-1] for line in printed.splitlines())
 
     def _logs(self, pod: Json) -> str:
@@ -114,7 +114,7 @@ class Faults:
         removed = "; ".join(f"while $firewall -D {rule} 2>/dev/null; do :; done" for rule in rules)
         healing = _in_network(pod, f'test -n "$process" || exit 0; {removed}')
         self._undoing.callback(self._undo, pod, healing)
-        # A process of the node's own network would be the wrong one: everybody would be cut off.
+        # A process in the node's own network must not match: that would cut off the whole node.
         others = 'test "$(readlink /proc/$process/ns/net)" != "$(readlink /proc/self/ns/net)"'
         dropped = "; ".join(f"$firewall -I {rule}" for rule in rules)
         self._machines.shell(_node(pod), _in_network(pod, f"{others}; {dropped}"))
@@ -128,7 +128,7 @@ class Faults:
     # ------------------------------------------------------------ a whole node
 
     def losable(self, nodes: list[str]) -> str:
-        """One of these nodes that may be lost. Raises NotPossible."""
+        """Return one of these nodes that may be lost. Raises NotPossible."""
         for node in nodes:
             if self._machines.can_lose(node):
                 return node
@@ -185,25 +185,25 @@ def _container(pod: Json, name: str) -> str:
 
 
 def _names_in_cgroups(pod: Json) -> list[str]:
-    """What a pod's control group is called after, with either driver."""
+    """Return the names in a pod's control group, for either driver."""
     uid = str(pod["metadata"]["uid"])
     return [uid, uid.replace("-", "_")]
 
 
 def _processes(names: list[str]) -> str:
-    """Prints the processes of containers or pods: control groups are named after them everywhere."""
+    """Return a script that prints the processes of containers or pods, whose names are in their control groups."""
     wanted = " ".join(f"-e {each}" for each in names)
     return f"grep -ls {wanted} /proc/[0-9]*/cgroup | cut -d/ -f3"
 
 
 def _in_network(pod: Json, script: str) -> str:
-    """A script with ``$process`` of the pod, if there is any, and ``$firewall`` of its network."""
+    """Return a script with ``$process`` of the pod, if there is any, and ``$firewall`` of its network."""
     process = f"process=$({_processes(_names_in_cgroups(pod))} | head -n1)"
     return f'{process}; firewall="nsenter -t $process -n iptables -w {FIREWALL_SECONDS}"; {script}'
 
 
 def _signal(name: str, containers: list[str], *, is_needed: bool = True) -> str:
-    """Signals each of them; one that is gone meanwhile does not matter, none at all may."""
+    """Return a script that signals each process. Single ones may have ended meanwhile, but at least one must exist."""
     listed = f"found=$({_processes(containers)})"
     needed = 'test -n "$found"; ' if is_needed else ""
     return f"{listed}; {needed}for each in $found; do kill -{name} $each || true; done"

@@ -2,8 +2,8 @@
 
     python -m e2e.images
 
-The second image is the first with one more layer, so that nodes keep what they share once. The
-archive is what ``docker save`` would write: for ``ctr images import``, ``kind load image-archive``,
+The second image is the first with one more layer, so that nodes store the common layers once. The
+archive has the format of ``docker save``: for ``ctr images import``, ``kind load image-archive``,
 ``docker load``.
 """
 
@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 
 def archive() -> Path:
-    """The archive, built if it is missing or older than the product's. Raises CannotBuild."""
+    """Return the archive, built if it is missing or older than the product's. Raises CannotBuild."""
     base = images.archive()
     sources = base.with_suffix(".sources").read_text()
     wanted = f"{sources} {_requirement()} {_digest(Path(__file__))}"
@@ -69,7 +69,7 @@ def _build(base: Path) -> None:
 
 
 def _requirement() -> str:
-    """The stock client, of the version that all other tests use."""
+    """Return the requirement of the stock client, in the version that all other tests use."""
     return f"{CLIENT}=={importlib.metadata.version(CLIENT)}"
 
 
@@ -81,7 +81,7 @@ def _document(whole: tarfile.TarFile, name: str) -> Any:
 
 
 def _python(whole: tarfile.TarFile, layers: list[str]) -> str:
-    """The version of Python that the image runs: the client is compiled for it."""
+    """Return the version of Python that the image runs: the client is compiled for it."""
     for name in reversed(layers):
         with tarfile.open(fileobj=whole.extractfile(name)) as layer:
             for member in layer:
@@ -92,7 +92,7 @@ def _python(whole: tarfile.TarFile, layers: list[str]) -> str:
 
 
 def _layer(python: str) -> bytes:
-    """The stock client and its dependencies, unpacked."""
+    """Return a layer with the stock client and its dependencies, unpacked."""
     buffer = io.BytesIO()
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=buffer, mode="w") as layer:
         command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download"]

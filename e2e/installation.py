@@ -41,7 +41,7 @@ EXEC_SECONDS = 120.0
 
 CLAIM = "history"
 FOLDER = "/data/onewriter"
-"""Size of the volume of the pipeline's tables."""
+"""The folder of the pipeline's tables, in their volume."""
 
 _SMALL: Json = {
     "suspend": True,
@@ -49,7 +49,7 @@ _SMALL: Json = {
     "driverMemory": "512m",
     "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "1536Mi"}},
 }
-"""The schedule of a job that only tests start."""
+"""Settings of a job that only tests start: its schedule is suspended."""
 
 PIPELINE: Json = {
     "enabled": True,
@@ -111,7 +111,7 @@ class Installation:
         self.upgrade(CHART)
 
     def upgrade(self, chart: Path = CHART, **values: Any) -> str:
-        """Install this chart with these values in place of those that are told as a rule."""
+        """Install this chart, with these values in place of the usual ones."""
         self._values.write_text(json.dumps(self.values | values))
         options = ("--install", f"--values={self._values}", f"--timeout={WAIT_SECONDS}s")
         return self.helm("upgrade", RELEASE, str(chart), *options)
@@ -126,7 +126,7 @@ class Installation:
         self.helm("uninstall", RELEASE)
         self.cluster.kubectl("delete", "namespace", NAMESPACE, "--wait=false")
 
-    # ------------------------------------------------------------ its parts
+    # ------------------------------------------------------------ components
 
     def pods(self, component: str) -> list[Json]:
         """The pods of ``broker``, ``valkey`` or ``operator`` that are not being deleted, by name."""
@@ -229,10 +229,10 @@ class Installation:
         )
 
     def run_in_broker(self, *command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command in a ready broker's pod, which knows how to reach the store.
+        """Run a command in a ready broker's pod, which has the configuration of the store.
 
-        The pod's node must be ready, too: pods of one that is away count as ready for a moment longer,
-        and the API server waits for its kubelet without end.
+        The pod's node must be ready, too: pods of a lost node count as ready for a moment longer,
+        and the API server waits for its kubelet without a limit.
         """
         nodes = {node["metadata"]["name"] for node in self.api.list("nodes") if is_ready(node)}
         ready = [

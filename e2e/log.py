@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Term = tuple[str, int]
-"""A process, and which of its terms."""
+"""A process, and the number of its term."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Line:
     """One acknowledged or stored line.
 
     ``grant`` is what its writer knows of its right to write: a producer, or a sidecar's session.
-    ``epoch`` is what the log says; -1 where only the writer speaks. ``took_ms``: from the send to its
-    acknowledgement, as the writer says.
+    ``epoch`` is the epoch in the log, or -1 if only the writer reported the line. ``took_ms``: from the send
+    to its acknowledgement, as the writer reports it.
     """
 
     position: str
@@ -44,7 +44,7 @@ class Tally:
     refused: int = 0
     stale: int = 0
     figures: list[str] = field(default_factory=list)
-    """One sentence each."""
+    """Measurements, one sentence each."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Stored:
 
 
 def stored(printed: str) -> dict[str, Stored]:
-    """The output of ``read_log.py``, by topic."""
+    """Return the output of ``read_log.py``, by topic."""
     found = {}
     for text in printed.splitlines():
         document = json.loads(text)
@@ -69,22 +69,22 @@ def stored(printed: str) -> dict[str, Stored]:
 
 
 def acknowledged(printed: str) -> set[Line]:
-    """The lines that a writer says were acknowledged."""
+    """Return the lines that a writer reports as acknowledged."""
     return {_line(each, each["position"]) for each in _events(printed, "wrote")}
 
 
 def refused(printed: str) -> int:
-    """How often a writer was refused because another writer led."""
+    """Return how often a writer was refused because another writer led."""
     return len(_events(printed, "refused"))
 
 
 def turned_away(printed: str) -> int:
-    """How often a writer that asked to wait got an error instead."""
+    """Return how often a writer that asked to wait got an error instead."""
     return len(_events(printed, "turnedAway"))
 
 
 def stale(lines: Sequence[Line]) -> list[Line]:
-    """Lines after a line of a later epoch, or in an epoch that was granted to another writer."""
+    """Return lines after a line of a later epoch, or in an epoch that was granted to another writer."""
     found, newest = [], -1
     owners: dict[int, str] = {}
     epochs: dict[str, int] = {}
@@ -98,7 +98,7 @@ def stale(lines: Sequence[Line]) -> list[Line]:
 
 
 def holes(lines: Iterable[Line]) -> list[Line]:
-    """Duplicate lines, and lines after a gap: a writer sends a line after the former is acknowledged."""
+    """Return duplicate lines, and lines after a gap: a writer sends a line after the former is acknowledged."""
     found = []
     last: dict[Term, int] = {}
     for line in lines:
@@ -109,7 +109,7 @@ def holes(lines: Iterable[Line]) -> list[Line]:
 
 
 def lost(lines: Iterable[Line], told: Iterable[Line]) -> list[Line]:
-    """Acknowledged lines that are not at their acknowledged position."""
+    """Return acknowledged lines that are not at their acknowledged position."""
     there = {(line.position, line.term, line.number) for line in lines}
     return [line for line in told if (line.position, line.term, line.number) not in there]
 
@@ -121,7 +121,7 @@ def _line(fields: dict[str, Any], position: str, epoch: int = -1) -> Line:
 
 
 def _events(printed: str, name: str) -> list[dict[str, Any]]:
-    """A writer's output as JSON; an incomplete last line is ignored."""
+    """Return a writer's output as JSON, without an incomplete last line."""
     found: list[dict[str, Any]] = []
     for text in printed.splitlines():
         if text.startswith("{") and text.endswith("}"):

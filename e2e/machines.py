@@ -24,9 +24,9 @@ class Machines(Protocol):
     """The machines of nodes, by node name."""
 
     def shell(self, node: str, script: str, seconds: float = SHELL_SECONDS) -> str:
-        """Run a script as root on a node; what it printed.
+        """Run a script as root on a node; return its output.
 
-        Raises NotPossible, ClusterError when it fails, CommandHangs.
+        Raises NotPossible, ClusterError if it fails, CommandHangs.
         """
         ...
 
@@ -59,7 +59,7 @@ class Machines(Protocol):
         ...
 
     def pod_logs(self, node: str) -> str:
-        """The directory on a node where the kubelet keeps what containers print.
+        """Return the directory on a node where the kubelet stores the output of containers.
 
         Raises NotPossible.
         """
@@ -67,7 +67,7 @@ class Machines(Protocol):
 
 
 class LabMachines:
-    """The lab's two nodes; only the second has a cable."""
+    """The lab's two nodes, of which only the second has a cable."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab

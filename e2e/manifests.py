@@ -19,20 +19,20 @@ PORT = 8080
 STOCK = "stock"
 SIDECAR = "sidecar"
 KINDS = (STOCK, SIDECAR)
-"""With Pulsar's own client, and through the injected sidecar."""
+"""The kinds of writers: with Pulsar's own client, and through the injected sidecar."""
 
 
 PATIENT: Json = {"detection": {"pingIntervalSeconds": 10}}
-"""For topics of tests that are not about silence: a slow machine must not cost a writer its topic."""
+"""For topics of tests that do not test silence: a slow machine must not cost a writer its topic."""
 
 
 def account() -> Json:
-    """The ServiceAccount that writers run under."""
+    """Return the ServiceAccount of the writers."""
     return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": ACCOUNT}}
 
 
 def programs(authority: str) -> Json:
-    """The writers' programs, for their pods to mount, and the authority of the brokers' certificate."""
+    """Return the writers' programs, for their pods to mount, and the authority of the brokers' certificate."""
     files = {path.name: path.read_text() for path in PROGRAMS.glob("*_writer.py")}
     return {
         "apiVersion": "v1",
@@ -43,7 +43,7 @@ def programs(authority: str) -> Json:
 
 
 def topic(name: str, **spec: Any) -> Json:
-    """A topic with a Service for its leader; evictions are not spaced, so that tests are short."""
+    """Return a topic with a Service for its leader. Evictions follow each other at once, so that tests are short."""
     wanted = {
         "access": {"modes": ["WaitForExclusive", "ExclusiveWithFencing"], "requireClaim": True},
         "fencing": {"minIntervalSeconds": 0},
@@ -58,7 +58,7 @@ def topic(name: str, **spec: Any) -> Json:
 
 
 def claim(name: str) -> Json:
-    """All pods of the account may lead the topic, and take it over."""
+    """Return a claim under which all pods of the account may lead the topic and take it over."""
     return {
         "apiVersion": API,
         "kind": "ProducerClaim",
@@ -74,7 +74,7 @@ def claim(name: str) -> Json:
 def workload(
     name: str, writer: str, service_url: str, topic: str, *, stateful: bool = False, **settings: str
 ) -> Json:
-    """Two pods that write: a Deployment, or a StatefulSet. ``settings``: the program's environment."""
+    """Return two pods that write: a Deployment, or a StatefulSet. ``settings``: the program's environment."""
     template = _template(name, writer, service_url, topic, settings)
     spec: Json = {"replicas": 2, "selector": {"matchLabels": {"app": name}}, "template": template}
     if stateful:
@@ -88,14 +88,14 @@ def workload(
 
 
 def pod(name: str, writer: str, service_url: str, topic: str) -> Json:
-    """One of a workload's pods by itself."""
+    """Return one of a workload's pods by itself."""
     found = _template(name, writer, service_url, topic, {})
     found["metadata"]["name"] = name
     return {"apiVersion": "v1", "kind": "Pod", **found}
 
 
 def history(name: str, service_url: str, topic: str, **settings: str) -> Json:
-    """A pod that writes numbered messages to a topic and ends. ``settings``: its environment."""
+    """Return a pod that writes numbered messages to a topic and ends. ``settings``: its environment."""
     found = _template(name, STOCK, service_url, topic, settings)
     found["metadata"]["name"] = name
     found["spec"]["restartPolicy"] = "Never"
@@ -106,7 +106,7 @@ def history(name: str, service_url: str, topic: str, **settings: str) -> Json:
 
 
 def budget(name: str, *, available: int) -> Json:
-    """A PodDisruptionBudget for a workload."""
+    """Return a PodDisruptionBudget for a workload."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -172,7 +172,7 @@ def _template(
                     "maxSkew": 1,
                     "topologyKey": "kubernetes.io/hostname",
                     "whenUnsatisfiable": "DoNotSchedule",
-                    # A node that is being drained is none where somebody is missing.
+                    # A node that is being drained does not count as a node without a pod.
                     "nodeTaintsPolicy": "Honor",
                     "labelSelector": {"matchLabels": {"app": name}},
                 }

@@ -1,4 +1,4 @@
-"""The pipeline of the installation: its image, its volume, runs of its jobs, and what its tables hold."""
+"""The pipeline of the installation: its image, its volume, runs of its jobs, and the contents of its tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.cluster import images
 Json = dict[str, Any]
 
 RUN_SECONDS = 900.0
-"""A run of a job, on two cores that others use too."""
+"""Time limit for a run of a job on two shared cores."""
 
 CONTAINER = "pipeline"
 
@@ -51,20 +51,20 @@ class Pipeline:
     # ------------------------------------------------------------ runs
 
     def start(self, job: str) -> Run:
-        """Run a job now, as a person would."""
+        """Run a job now, as an operator would do by hand."""
         name = f"{job}-{uuid.uuid4().hex[:5]}"
         source = f"--from=cronjob/{RELEASE}-{job}"
         self._tested.cluster.kubectl("create", "job", source, name, namespace=NAMESPACE)
         return Run(self._installation, name)
 
     def run(self, job: str) -> str:
-        """The same, to its end; what it said."""
+        """Run a job to its end; return its output."""
         return self.start(job).succeeded()
 
     # ------------------------------------------------------------ tables
 
     def table(self, topic: str) -> Json:
-        """The numbers and the epochs of a topic's messages in the table."""
+        """Return the numbers and the epochs of a topic's messages in the table."""
         cronjob = self._api.get("cronjobs", NAMESPACE, f"{RELEASE}-offload")
         assert cronjob is not None
         spec = cronjob["spec"]["jobTemplate"]["spec"]
@@ -79,7 +79,7 @@ class Pipeline:
 
 
 class Run:
-    """One run: a Job, and the pods that it has made."""
+    """One run: a Job and its pods."""
 
     def __init__(self, installation: Installation, name: str) -> None:
         self.name = name
@@ -87,12 +87,12 @@ class Run:
         self._api = installation.api
 
     def pods(self) -> list[Json]:
-        """Its pods, the newest last."""
+        """Return its pods, the newest last."""
         found = self._api.list("pods", NAMESPACE, **{"job-name": self.name})
         return sorted(found, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
 
     def driver(self) -> Json:
-        """The pod that runs; waits for it."""
+        """Wait for the running pod and return it."""
 
         def running() -> Json | None:
             found = [pod for pod in self.pods() if pod["status"]["phase"] == "Running"]
@@ -101,7 +101,7 @@ class Run:
         return until(running, self.story)
 
     def executors(self, driver: Json) -> list[Json]:
-        """The pods that a driver has made."""
+        """Return the pods that a driver has made."""
         uid = driver["metadata"]["uid"]
         return [
             pod
@@ -110,18 +110,18 @@ class Run:
         ]
 
     def said(self) -> str:
-        """What its newest pod has printed; waits until that is something."""
+        """Return the output of its newest pod; waits until there is some."""
         name = self.pods()[-1]["metadata"]["name"]
         return until(lambda: self._api.log(NAMESPACE, name, CONTAINER, seconds=ANSWER_SECONDS))
 
     def kill_behind(self, words: str, faults: Faults) -> Json:
-        """kill -9 the pod that runs, as soon as it has said this; answers it."""
+        """kill -9 the running pod as soon as it has printed these words; return the pod."""
         driver = self.driver()
         faults.kill_behind(words, driver, CONTAINER)
         return driver
 
     def succeeded(self) -> str:
-        """Wait for its end, which must be a good one; what its last pod said."""
+        """Wait for its end, which must be successful; return the output of its last pod."""
 
         def ended() -> str:
             status = (self._api.get("jobs", NAMESPACE, self.name) or {}).get("status", {})
@@ -134,7 +134,7 @@ class Run:
         return self.said()
 
     def story(self) -> str:
-        """What a person would look at."""
+        """Return diagnostics for a failure."""
         asked = (
             ("describe", "pods", f"--selector=job-name={self.name}"),
             ("logs", f"--selector=job-name={self.name}", "--tail=40", "--prefix"),

@@ -58,7 +58,7 @@ def test_every_field_is_explained(world: World) -> None:
 
 
 def description(path: str) -> str:
-    """What the definition of a kind says of a field: what kubectl explains where it is installed."""
+    """Return the description of a field as ``kubectl explain`` shows it after the installation."""
     plural, *fields = path.split(".")
     definitions = [yaml.safe_load(file.read_text()) for file in CRDS]
     (spec,) = [each["spec"] for each in definitions if each["spec"]["names"]["plural"] == plural]

@@ -1,4 +1,4 @@
-"""``kubectl onewriter`` beside a whole installation: through port-forwards, with tokens made for it."""
+"""``kubectl onewriter`` with a complete installation: through port-forwards, with tokens made for it."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from tests.cluster import commands
 from tests.cluster.control_plane import COMMAND_SECONDS, WAIT_SECONDS
 
 IN_TIME = ("--timeout-seconds", str(WAIT_SECONDS))
-"""The operator is waited for as long as anything is."""
+"""The plugin waits for the operator as long as the tests wait for anything."""
 
 PLUGIN = "from onewriter_kubectl.cli import main; main()"
 
 
 class Plugin:
-    """The plugin where kubectl can reach the cluster."""
+    """The plugin, run where kubectl can reach the cluster."""
 
     def __init__(self, installation: Installation, namespace: str) -> None:
         self.cluster = installation.cluster
         self._namespace = namespace
 
     def __call__(self, *words: str) -> str:
-        """What it prints; fails with what it says instead."""
+        """Run the plugin and return its output; fails with its error message."""
         cluster = self.cluster
         program = cluster.tool("kubectl")
         where = (f"--kubeconfig={cluster.kubeconfig}", f"--namespace={self._namespace}")

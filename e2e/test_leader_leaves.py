@@ -1,4 +1,4 @@
-"""A leader that stops, crashes or is fenced by order: the other pod leads, and no pod is evicted."""
+"""A leader stops, crashes or is fenced by a command: the other pod leads, and no pod is evicted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_writer_that_crashes_comes_back_and_waits(
 
 
 def holder_of_the_topic(writers: Writers) -> str:
-    """The container whose end is the writer's end."""
+    """Return the name of the container whose end is the writer's end."""
     return "onewriter-sidecar" if writers.name == SIDECAR else "writer"
 
 

@@ -21,7 +21,7 @@ def writers(world: World) -> Writers:
 
 
 def answers(world: World, writers: Writers, asking: str) -> str:
-    """Which pod answers at the Service's name in DNS, asked from inside a pod; empty: none."""
+    """Return the pod that answers at the Service's DNS name, requested from inside a pod; empty if none does."""
     url = f"http://{writers.name}-leader.{world.namespace}.svc.cluster.local/"
     command = ("exec", asking, "--container=writer", "--", "python", "-c", ASK, url)
     done = world.cluster.kubectl(

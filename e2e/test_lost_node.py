@@ -1,4 +1,4 @@
-"""A leader's node is cut off while its containers run on, loses its kubelet, or is drained."""
+"""A leader's node is cut off while its containers continue to run, loses its kubelet, or is drained."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPARED = {"fencing": {"podPolicy": "None", "minIntervalSeconds": 0}}
 
 
 def losable(world: World, faults: Faults) -> str:
-    """A node that can be lost, and does not have the store."""
+    """Return a node that can be lost and does not run the store."""
     (store,) = world.installation.pods("valkey")
     others = sorted(set(world.cluster.names("nodes")) - {store["spec"]["nodeName"]})
     return faults.losable(others)
@@ -96,7 +96,7 @@ def test_a_leader_on_a_drained_node_hands_over(world: World, faults: Faults) -> 
 
 @contextmanager
 def drained(world: World, node: str) -> Iterator[None]:
-    """Everything leaves the node, our own parts too."""
+    """Drain the node of all pods, including those of onewriter."""
     options = ("--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={WAIT_SECONDS}s")
     try:
         world.cluster.kubectl("drain", node, *options)

@@ -13,9 +13,9 @@ from e2e.writers import Reign, Writers, until
 
 SIDECAR_CONTAINER = "onewriter-sidecar"
 STEADY = ("Serving", "Conflict", "Drifted")
-"""Conditions that a change of hands does not touch, whoever tells of it.
+"""Conditions that a change of the holder does not affect, whichever component reports it.
 
-Neither does it touch Ready and PolicyApplied, but those also tell of a broker that does not answer the
+It does not affect Ready and PolicyApplied either, but those also report a broker that does not answer the
 operator in time, as on a busy machine.
 """
 
@@ -77,7 +77,7 @@ def test_without_an_operator_topics_change_hands_and_labelled_pods_wait(
 
 
 def only_labelled_pods_wait(world: World) -> Writers:
-    """The webhook is away: what asks for a sidecar waits for one, nothing else is held up."""
+    """While the webhook is away, only pods that request a sidecar have to wait."""
     status, answer = world.tried(SIDECAR)
     assert status == 500
     assert 'failed calling webhook "inject.onewriter.dev"' in answer["message"]
@@ -103,14 +103,14 @@ def test_an_operator_that_is_frozen_past_its_lease_and_wakes_does_nothing_twice(
     for former in formers:
         faults.freeze(former.pod)
     for writers, former in zip(cast, formers, strict=True):
-        writers.until_outcome(former, "Pending", "Evicted")  # where one took longer than its grace
+        writers.until_outcome(former, "Pending", "Evicted")  # if one took longer than its grace
     faults.freeze(frozen)
     name = frozen["metadata"]["name"]
     until(lambda: installation.leading_operator() != name, installation.leading_operator)
     successors = [writers.succeeded(former) for writers, former in zip(cast, formers, strict=True)]
     for writers, former in zip(cast, formers, strict=True):
         writers.until_outcome(former, "Evicted")
-    faults.thaw(frozen)  # it believes to lead, and that both are still to be evicted
+    faults.thaw(frozen)  # it believes that it leads, and that it still has to evict both
     until(lambda: "operator.ends" in previous_words(installation, name))
     for writers, former, successor in zip(cast, formers, successors, strict=True):
         evicted_once(writers, former, successor)
@@ -119,7 +119,7 @@ def test_an_operator_that_is_frozen_past_its_lease_and_wakes_does_nothing_twice(
 
 
 def previous_words(installation: Installation, operator: str) -> str:
-    """What an operator said before its process ended."""
+    """Return the log of an operator's previous process."""
     return installation.api.log(NAMESPACE, operator, "operator", previous=True)
 
 
@@ -147,13 +147,13 @@ def test_a_store_that_hangs_and_dies_costs_no_writer_its_topic(
 
 
 def is_replaced(installation: Installation, former: Json) -> bool:
-    """Whether the store's pod is another one."""
+    """Whether the store has another pod."""
     uids = [pod["metadata"]["uid"] for pod in installation.pods("valkey")]
     return uids != [] and uids != [former["metadata"]["uid"]]
 
 
 def goes_on(writers: Writers, former: Reign) -> None:
-    """The same pod writes, under the same epoch, and status is as it was."""
+    """Check that the same pod writes under the same epoch, and that the status is unchanged."""
     now = writers.settled()
     assert (now.uid, now.epoch) == (former.uid, former.epoch)
     writers.until_condition("Ready", "True/Ready")
@@ -205,7 +205,7 @@ def test_a_broker_that_loses_the_api_server_goes_on_and_says_so(
 
 
 def waiting_reasons(installation: Installation, broker: str) -> list[str]:
-    """Why buckets wait, as a broker says at /readyz."""
+    """Return why buckets wait, as the broker reports at /readyz."""
     return list(installation.readiness(broker)["buckets"]["waiting"].values())
 
 
@@ -223,7 +223,7 @@ def test_a_broker_that_loses_the_store_loses_its_topics_and_appends_nothing(
     assert "the store does not answer" in installation.readiness(broker)["problems"]
     crashed = stock.settled()
     faults.kill(crashed.pod, "writer")
-    # Its producer is a new one, and may begin by asking the broker that is cut off.
+    # Its producer is a new one, and its first request may go to the broker that is cut off.
     crashed_and_back(stock, crashed, stock.succeeded(crashed))
     heal()
     until(lambda: installation.readiness(broker)["ready"])

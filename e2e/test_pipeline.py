@@ -17,7 +17,7 @@ from e2e.world import SERVICE_URL, World
 from e2e.writers import until
 
 MESSAGES = 200
-"""Of one epoch; each has 10 kB, so that one epoch is more than one batch of offload."""
+"""Messages of one epoch. Each has 10 kB, so that one epoch is more than one batch of offload."""
 
 SIZE = 10_000
 TENURES = 3
@@ -32,14 +32,14 @@ def pipeline(tested: TestedCluster, installation: Installation) -> Pipeline:
 
 @dataclass
 class History:
-    """A topic, and how many messages it was given: their values are the numbers below that."""
+    """A topic, and the number of its messages. Their values are the numbers below it."""
 
     world: World
     topic: str
     written: int = 0
 
     def write(self, tenures: int) -> None:
-        """Have a pod write more, under so many epochs."""
+        """Let a pod write more messages, under this number of epochs."""
         name = f"from-{self.written}"
         settings = {"TENURES": tenures, "MESSAGES": MESSAGES, "SIZE": SIZE, "FIRST": self.written}
         given = {name: str(value) for name, value in settings.items()}
@@ -60,7 +60,7 @@ class History:
 
 @pytest.fixture(scope="module")
 def history(world: World) -> History:
-    """A topic with three epochs, the first two of which nobody can write to any more."""
+    """A topic with three epochs, of which the first two have ended."""
     world.apply(manifests.topic("history"), manifests.claim("history"))
     found = History(world, f"persistent://{world.namespace}/default/history")
     found.write(TENURES)
@@ -78,7 +78,7 @@ def executors(installation: Installation) -> Iterator[None]:
 def test_helm_test_takes_ten_rows_to_a_topic_and_back(
     installation: Installation, pipeline: Pipeline
 ) -> None:
-    del pipeline  # which has brought the image
+    del pipeline  # the fixture has loaded the image
     said = installation.helm("test", "onewriter", "--filter=name=onewriter-test-pipeline", "--logs")
     assert "10 rows, each once, of one epoch" in said
 
@@ -103,7 +103,7 @@ def test_the_audit_finds_one_writer_at_a_time(history: History, pipeline: Pipeli
 
 
 def test_entries_in_the_table_leave_the_store(history: History, pipeline: Pipeline) -> None:
-    """By an account of its own: what stays is the ledger of the epoch that nobody has ended."""
+    """The job has its own account. The ledger of the epoch that has not ended remains in the store."""
     said = pipeline.run("trim")
     (line,) = [line for line in said.splitlines() if "trimmed below" in line]
     assert line.startswith(f"{history.topic}: trimmed below ")

@@ -1,4 +1,4 @@
-"""A leader that freezes or is cut off: fenced first, then evicted by its uid, as budgets allow."""
+"""A leader freezes or is cut off: it is fenced first, then evicted by its uid, as budgets allow."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_silent_leader_is_fenced_and_then_evicted(
 
 @contextmanager
 def nobody_evicted(world: World, *cast: Writers) -> Iterator[None]:
-    """Budgets that forbid it: what has to be in time is so, however slow the machine is."""
+    """Budgets that forbid evictions, so that a test does not depend on the speed of the machine."""
     for writers in cast:
         world.apply(manifests.budget(writers.name, available=2))
     try:
@@ -72,7 +72,7 @@ def test_a_writer_that_wakes_in_time_is_refused_and_keeps_its_pod(
 
 
 def wakes_in_time(cast: list[Writers], formers: list[Reign], faults: Faults) -> None:
-    """Each is frozen until another leads."""
+    """Freeze each leader until another pod leads."""
     for former in formers:
         faults.freeze(former.pod)
     for writers, former in zip(cast, formers, strict=True):

@@ -19,20 +19,20 @@ Json = dict[str, Any]
 
 PROGRAM = (manifests.PROGRAMS / "tenant.py").read_text()
 POLICY = f"{RELEASE}-{NAMESPACE}-tenancy"
-"""Of the API server, and its binding."""
+"""The name of the API server's policy and of its binding."""
 
 NO_RIGHT = "is forbidden: User"
-"""What the API server says to whom no role gives a right."""
+"""The API server's answer to a user without a role that gives the right."""
 
 VERBS_SECONDS = 240.0
-"""For all verbs of one run of the program: it gives each attempt 30 seconds."""
+"""Time limit for all verbs of one run of the program, which gives each attempt 30 seconds."""
 
 WRITTEN = ["WaitForExclusive", "ExclusiveWithFencing"]
-"""What the topic's own team has written to it."""
+"""The lines that the topic's own team has written to it."""
 
 
 class Team:
-    """A namespace, a person who may edit it, and a pod of its account."""
+    """A namespace, a user who may edit it, and a pod of its account."""
 
     def __init__(self, world: World, namespace: str) -> None:
         self.namespace = namespace
@@ -51,7 +51,7 @@ class Team:
         )
 
     def does(self, topic: str, *verbs: str) -> Json:
-        """What its pod is told by the brokers, by verb: see programs/tenant.py."""
+        """Return the brokers' answers to its pod, by verb: see programs/tenant.py."""
         where = ("exec", "--stdin", "tenant", "--container=writer", "--", "python", "-", topic)
         done = self._cluster.kubectl(
             *(*where, *verbs), stdin=PROGRAM, namespace=self.namespace, seconds=VERBS_SECONDS
@@ -60,7 +60,7 @@ class Team:
         return said
 
     def asks(self, *command: str, of: str = "", document: Json | None = None) -> str:
-        """What the API server says against the person's wish; empty when it is fulfilled."""
+        """Return the API server's refusal of the user's request; empty if it is accepted."""
         done = self._cluster.kubectl(
             f"--as={self.person}",
             *command,
@@ -74,7 +74,7 @@ class Team:
 
 @pytest.fixture(scope="module")
 def owner(world: World) -> Team:
-    """The team whose topic ``ledger`` has two lines, and a subscription in front of them."""
+    """The team whose topic ``ledger`` has two lines, and a subscription before them."""
     found = Team(world, world.namespace)
     world.apply(manifests.topic("ledger"), manifests.claim("ledger"))
     until_word(world, world.namespace, "ledger", "Ready")
@@ -102,13 +102,13 @@ def topic_of(world: World) -> str:
 
 
 def heir(world: World) -> Json:
-    """The other team's object for the topic: it would even delete the log with itself."""
+    """The other team's object for the topic. Deleting it would even delete the log."""
     return manifests.topic("heir", topic=topic_of(world), deletionPolicy="Delete")
 
 
 @contextmanager
 def without_policy(world: World) -> Iterator[None]:
-    """The API server takes objects for topics of foreign tenants."""
+    """Remove the policy, so that the API server accepts objects for topics of foreign tenants."""
     kind = "validatingadmissionpolicybinding"
     binding = world.cluster.get(kind, POLICY)
     kept = {key: binding["metadata"].get(key) for key in ("name", "labels", "annotations")}
@@ -132,7 +132,7 @@ def until_word(world: World, namespace: str, name: str, word: str) -> None:
 
 
 def is_shut_out(rival: Team, topic: str) -> None:
-    """Nothing of the topic is open to the team's pod."""
+    """Check that the team's pod can access nothing of the topic."""
     told = rival.does(topic, "write", "read", "move", "administer")
     assert sorted(told) == ["administer", "move", "read", "write"]
     for verb, said in told.items():
@@ -143,7 +143,7 @@ def is_shut_out(rival: Team, topic: str) -> None:
 
 
 def is_as_written(owner: Team, topic: str) -> None:
-    """Its own team reads it, and the subscription is where it was."""
+    """Check that its own team reads it, and that the subscription is where it was."""
     said = owner.does(topic, "read")["read"]
     assert said.pop("consumer") == said.pop("reader") == WRITTEN
     assert said == dict.fromkeys(said, 200)
@@ -178,7 +178,7 @@ def test_an_editor_of_another_namespace_declares_and_changes_nothing_here(
 def test_an_object_that_got_past_the_policy_adopts_and_deletes_nothing(
     world: World, owner: Team, rival: Team
 ) -> None:
-    """As one that is older than the policy: the owner's object is there, and then it is gone."""
+    """Like an object that is older than the policy: while the owner's object exists, and after its deletion."""
     with without_policy(world):
         until(lambda: rival.asks("create", document=heir(world)) == "")
     assert rival.asks("create", document=manifests.claim("heir")) == ""

@@ -15,7 +15,7 @@ def first_reign(writers: Writers) -> Reign:
 
 
 def test_two_pods_that_take_turns_are_left_alone(world: World) -> None:
-    """One pair closes its producers and waits again, the other has its sidecars hand over."""
+    """One pair closes its producers and waits again. The sidecars of the other pair hand over."""
     cast = [
         world.writers(kind, spec=PATIENT, TURN_SECONDS="0.2", INTERVAL_SECONDS="0.05")
         for kind in KINDS

@@ -1,6 +1,6 @@
 """Brokers, store and operators are replaced, upgraded, rolled back and removed while writers write.
 
-With ONEWRITER_ROLLOUTS=20 the brokers are replaced so often, one rollout after the other.
+With ONEWRITER_ROLLOUTS=20 the brokers are replaced 20 times, one rollout after the other.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.cluster.control_plane import WAIT_SECONDS
 ROLLOUTS = int(os.environ.get("ONEWRITER_ROLLOUTS", "1"))
 
 SEND_TIMEOUT_MS = 30_000
-"""A stock client that was told nothing else gives a send up after so long."""
+"""A stock client with default settings gives up a send after this time."""
 
 
 INSTALLED = ("pods", "statefulsets", "deployments", "services", "poddisruptionbudgets")
@@ -29,7 +29,7 @@ INSTALLED = ("pods", "statefulsets", "deployments", "services", "poddisruptionbu
 
 @dataclass(frozen=True)
 class Seen:
-    """What writers went through between two moments."""
+    """What writers observed between two moments."""
 
     sends: int
     failed: int
@@ -46,7 +46,7 @@ class Seen:
 
 
 def watched(cast: list[Writers], happening: Callable[[], None]) -> Seen:
-    """What the writers see of it, up to a few lines behind its end."""
+    """Return what the writers observed during a change, up to a few lines after its end."""
     before = [writers.settled() for writers in cast]
     told = [writers.told for writers in cast]
     refused = sum(writers.refusals for writers in cast)
@@ -57,7 +57,7 @@ def watched(cast: list[Writers], happening: Callable[[], None]) -> Seen:
     now = [until(writers.reign, writers.status) for writers in cast]
     fresh = [each.told - had for had, each in zip(told, cast, strict=True)]
     lines = [line for some in fresh for line in some]
-    # Who could not know what became of a line began a new term.
+    # A writer that could not learn the result of a line began a new term.
     unknown = sum(len({line.term for line in some}) - 1 for some in fresh)
     pairs = zip(before, now, strict=True)
     return Seen(
@@ -71,13 +71,13 @@ def watched(cast: list[Writers], happening: Callable[[], None]) -> Seen:
 
 
 def told(world: World, what: str, seen: Seen) -> None:
-    """Say it in the run's last words, and judge it: nobody was refused, nobody lost the topic."""
+    """Add the result to the summary, and check that no writer was refused and none lost its topic."""
     world.tally.figures.append(f"{what}: {seen}")
     assert (seen.failed, seen.kept) == (0, seen.topics), seen
 
 
 def replaced(installation: Installation, happening: Callable[[], object], *parts: str) -> None:
-    """Wait until every pod of these parts is another one, and everything is in its place."""
+    """Wait until all pods of these components are replaced, and all buckets are at their brokers."""
     former = installation.uids(*parts)
     happening()
     until(
@@ -92,7 +92,7 @@ def replaced(installation: Installation, happening: Callable[[], object], *parts
 
 @pytest.fixture(scope="module")
 def cast(world: World) -> list[Writers]:
-    """For each broker a topic that it serves, written with the stock client; one by sidecars."""
+    """For each broker a topic that it serves, written with the stock client; one topic is written by sidecars."""
     brokers = [pod["metadata"]["name"] for pod in world.installation.pods("broker")]
     names = [world.name_served_by(name, f"topic-of-{name[-1]}") for name in brokers]
     stock = [world.writers(STOCK, name, spec=PATIENT) for name in names]
@@ -118,7 +118,7 @@ def test_replacing_the_brokers_fails_no_send(world: World, cast: list[Writers]) 
 
 
 def part(values: list[int], share: float) -> int:
-    """The value that this share of all (sorted) does not exceed."""
+    """Return the value that this share of all (sorted) values does not exceed."""
     return values[math.ceil(share * len(values)) - 1]
 
 
@@ -134,7 +134,7 @@ def test_replacing_store_and_operators_loses_nothing(world: World, cast: list[Wr
 def test_an_upgrade_and_its_rollback_keep_topics_epochs_and_writers(
     world: World, cast: list[Writers]
 ) -> None:
-    """Every pod's template changes, as it does with every new version of the image."""
+    """The template of every pod changes, as with every new version of the image."""
     installation = world.installation
     noted = {"annotations": {"example.com/version": "2"}}
     values = {part: installation.values[part] | noted for part in ("brokers", "valkey", "operator")}
@@ -164,7 +164,7 @@ def test_uninstalled_and_installed_again_under_writers(world: World, cast: list[
         writers.wrote()
     installation.helm("uninstall", "onewriter")
     until(lambda: remains(world) == [], lambda: (remains(world), installation.story()))
-    # Nobody is there to do what its finalizer asked for: it must not have one any more.
+    # No operator is left to do what its finalizer requires: the finalizer must be gone.
     gone = ("delete", "exclusivetopic/doomed", f"--timeout={WAIT_SECONDS}s")
     world.cluster.kubectl(*gone, namespace=world.namespace)
     installation.upgrade()
@@ -175,7 +175,7 @@ def test_uninstalled_and_installed_again_under_writers(world: World, cast: list[
 
 
 def remains(world: World) -> list[str]:
-    """What of the release is still there, or hangs on its way out."""
+    """Return the objects of the release that still exist or whose deletion hangs."""
     found = {kind: world.api.list(kind, NAMESPACE) for kind in INSTALLED}
     ours = {"app.kubernetes.io/managed-by": "onewriter-operator"}
     return [

@@ -21,7 +21,7 @@ SERVICE_URL = f"pulsar+ssl://{RELEASE}-broker.{NAMESPACE}.svc.cluster.local:6651
 
 
 class World:
-    """``with World(...) as world``: a namespace for the context; at its end every log is checked."""
+    """``with World(...) as world``: a namespace for the context. At its end every log is checked."""
 
     def __init__(
         self, tested: TestedCluster, installation: Installation, name: str, tally: Tally
@@ -60,7 +60,7 @@ class World:
         spec: Json | None = None,
         **settings: str,
     ) -> Writers:
-        """Declare a topic and start two pods that write to it; they are not waited for.
+        """Declare a topic and start two pods that write to it, without waiting for them.
 
         ``spec``: of the ExclusiveTopic. ``settings``: the writers' environment.
         """
@@ -75,7 +75,7 @@ class World:
         return found
 
     def tried(self, kind: str) -> tuple[int, Json]:
-        """The API server's answer to a writer's pod in a dry run."""
+        """Return the API server's answer to a writer's pod in a dry run."""
         pod = manifests.pod(
             "tried", kind, SERVICE_URL, f"persistent://{self.namespace}/default/tried"
         )
@@ -84,7 +84,7 @@ class World:
         return status, answer
 
     def name_served_away_from(self, node: str, stem: str) -> str:
-        """A topic's name whose broker does not run on this node, so that the node alone is lost."""
+        """Return a topic's name whose broker does not run on this node, so that only the node is lost."""
         nodes = {
             pod["metadata"]["name"]: pod["spec"]["nodeName"]
             for pod in self.installation.pods("broker")
@@ -92,7 +92,7 @@ class World:
         return self._name_served(stem, lambda owner: nodes.get(owner, node) != node)
 
     def name_served_by(self, broker: str, stem: str) -> str:
-        """A topic's name that this broker serves now."""
+        """Return a topic's name that this broker serves now."""
         return self._name_served(stem, lambda owner: owner == broker)
 
     def _name_served(self, stem: str, is_right: Callable[[str], bool]) -> str:
@@ -105,7 +105,7 @@ class World:
         raise AssertionError(f"the buckets are served by {sorted(set(owners))}")
 
     def check_logs(self) -> None:
-        """Of every topic of the stories: see Writers.check."""
+        """Check the logs of all topics of the tests; see Writers.check."""
         for each in self._cast:
             each.hear()
         stored = self.installation.logs(*(each.topic for each in self._cast))

@@ -25,7 +25,7 @@ def until(
     what: Callable[[], object] = lambda: "",
     seconds: float = WAIT_SECONDS,
 ) -> Found:
-    """What ``holds`` gives as soon as it is true of anything; fails with what there is instead."""
+    """Wait until the result of ``holds`` is true, and return it; fails with ``what`` is found instead."""
     deadline = time.monotonic() + seconds
     while True:
         found = holds()
@@ -37,7 +37,7 @@ def until(
 
 @dataclass(frozen=True)
 class Reign:
-    """A pod that writes, and the epoch that it was given."""
+    """A pod that writes, and the epoch that it was granted."""
 
     epoch: int
     pod: Json
@@ -56,7 +56,7 @@ class Reign:
 
 
 class Writers:
-    """Two pods of one workload, for one topic and under one claim, all of one name."""
+    """Two pods of one workload, for one topic, under one claim and one name."""
 
     def __init__(self, installation: Installation, namespace: str, name: str) -> None:
         self.name = name
@@ -69,23 +69,23 @@ class Writers:
         self._turned_away: dict[str, int] = {}
         self._heard: list[Json] = []
 
-    # ------------------------------------------------------------ what the API says
+    # ------------------------------------------------------------ the state in the API
 
     def status(self, kind: str = "exclusivetopics") -> Json:
-        """The status of the topic, or of its claim (``producerclaims``)."""
+        """Return the status of the topic, or of its claim (``producerclaims``)."""
         found = self._api.get(kind, self.namespace, self.name) or {}
         status: Json = found.get("status", {})
         return status
 
     def condition(self, of: str, kind: str = "exclusivetopics") -> str:
-        """A condition as ``True/Held``."""
+        """Return a condition as ``True/Held``."""
         for each in self.status(kind).get("conditions", ()):
             if each["type"] == of:
                 return f"{each['status']}/{each['reason']}"
         return ""
 
     def changed_at(self, *conditions: str) -> dict[str, str]:
-        """When these conditions of the topic last changed."""
+        """Return when these conditions of the topic last changed."""
         found = self.status().get("conditions", ())
         return {
             each["type"]: each["lastTransitionTime"] for each in found if each["type"] in conditions
@@ -96,17 +96,17 @@ class Writers:
         until(lambda: self.condition(of, kind) == expected, lambda: self.status(kind))
 
     def pods(self) -> list[Json]:
-        """The workload's pods, without those that are going."""
+        """Return the workload's pods that are not being deleted."""
         found = self._api.list("pods", self.namespace, app=self.name)
         return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
 
     def is_there(self, uid: str) -> bool:
-        """Whether the pod of this uid still exists, going or not."""
+        """Whether the pod of this uid still exists, even if it is being deleted."""
         found = self._api.list("pods", self.namespace, app=self.name)
         return any(pod["metadata"]["uid"] == uid for pod in found)
 
     def outcomes(self) -> dict[str, str]:
-        """What became of fenced pods, by their uid."""
+        """Return the outcomes of fenced pods, by their uid."""
         return {pod["podUID"]: pod["outcome"] for pod in self.status().get("fencedPods", ())}
 
     def until_outcome(self, former: Reign, *expected: str) -> None:
@@ -114,20 +114,20 @@ class Writers:
         until(lambda: self.outcomes().get(former.uid) in expected, self.status)
 
     def events(self, reason: str) -> list[str]:
-        """What Events of this reason say about the topic or its claim."""
+        """Return the texts of Events with this reason about the topic or its claim."""
         found = self._api.list("events", self.namespace)
         mine = [each for each in found if each.get("regarding", {}).get("name") == self.name]
         return [str(each.get("note", "")) for each in mine if each["reason"] == reason]
 
     def evictions(self, former: Reign) -> int:
-        """How often Events say that this pod was evicted, by whomsoever they were written."""
+        """Return how often Events report that this pod was evicted, whichever component wrote them."""
         found = self._api.list("events", self.namespace)
         said = [each for each in found if each["reason"] == "PodEvicted"]
         about = [each for each in said if f"Pod {former.name} " in each.get("note", "")]
         return sum((each.get("series") or {}).get("count", 1) for each in about)
 
     def not_created(self) -> list[str]:
-        """Why pods of the workload could not be created, as its ReplicaSet says."""
+        """Return why pods of the workload could not be created, from its ReplicaSet."""
         found = self._api.list("events", self.namespace)
         mine = [
             each
@@ -141,21 +141,21 @@ class Writers:
         until(lambda: self.events(reason), self.status)
 
     def last_transition(self) -> Json:
-        """The newest change of hands that status tells."""
+        """Return the newest transition in the status."""
         return dict(self.status()["transitions"][0])
 
     def led_to(self) -> tuple[list[str], int]:
-        """The uids that the leader's Service leads to, and the epoch that its slice carries."""
+        """Return the uids that the leader's Service leads to, and the epoch of its slice."""
         labels = {"kubernetes.io/service-name": f"{self.name}-leader"}
         slices = self._api.list("endpointslices", self.namespace, **labels)
         uids = [each["targetRef"]["uid"] for part in slices for each in part.get("endpoints") or ()]
         epochs = [int(part["metadata"]["labels"]["onewriter.dev/epoch"]) for part in slices]
         return uids, max(epochs, default=-1)
 
-    # ------------------------------------------------------------ who writes
+    # ------------------------------------------------------------ the writing pod
 
     def reign(self, *, after: int = 0) -> Reign | None:
-        """Who writes, under an epoch above ``after``; None while nobody does or it is not known."""
+        """Return the writing pod, under an epoch above ``after``; None if there is none or it is unknown."""
         status = self.status()
         holder = status.get("holder") or {}
         epoch = int(status.get("epoch", 0))
@@ -166,7 +166,7 @@ class Writers:
         return Reign(epoch, mine[0]) if mine else None
 
     def until_epoch(self, epoch: int) -> None:
-        """Wait until so many epochs have been given out."""
+        """Wait until the topic epoch has reached this number."""
         until(lambda: int(self.status().get("epoch", 0)) >= epoch, self.status)
 
     def settled(self) -> Reign:
@@ -194,7 +194,7 @@ class Writers:
         return until(found, self.status)
 
     def leads_on(self, node: str) -> Reign:
-        """Have the pod on this node lead: whoever else does is deleted, and hands over."""
+        """Let the pod on this node lead: another leader is deleted, and hands over."""
         reign = self.settled()
         if reign.node != node:
             self._api.delete("pods", self.namespace, reign.name)
@@ -203,10 +203,10 @@ class Writers:
         assert reign.node == node, "the pods are spread over the nodes"
         return reign
 
-    # ------------------------------------------------------------ what the log shows
+    # ------------------------------------------------------------ the contents of the log
 
     def hear(self) -> None:
-        """Take down what the writers say was acknowledged, before their pods and words are gone."""
+        """Record the lines that writers report as acknowledged, before their pods and logs are gone."""
         self._heard = self._api.list("pods", self.namespace, app=self.name)
         for pod in self._heard:
             name = pod["metadata"]["name"]
@@ -220,7 +220,7 @@ class Writers:
                 self._turned_away[who] = max(times, self._turned_away.get(who, 0))
 
     def overhear(self, faults: Faults) -> None:
-        """The same without the API server, of the pods that ``hear`` found."""
+        """Do the same without the API server, for the pods that ``hear`` found."""
         for pod in self._heard:
             self._note(pod, faults.said(pod, "writer"))
 
@@ -230,25 +230,25 @@ class Writers:
 
     @property
     def told(self) -> frozenset[log.Line]:
-        """The lines that writers were heard to have acknowledged."""
+        """The lines that writers reported as acknowledged."""
         return frozenset().union(*self._told.values())
 
     @property
     def refusals(self) -> int:
-        """How often writers have said that they were refused."""
+        """How often writers reported that they were refused."""
         return sum(self._refused.values())
 
     @property
     def turned_away(self) -> int:
-        """How often writers have said that they may not even wait."""
+        """How often writers reported that they could not even wait."""
         return sum(self._turned_away.values())
 
     def wrote(self, more: int = 3, *, faults: Faults | None = None) -> None:
-        """Wait until so many more lines are acknowledged; with ``faults``: by overhearing."""
+        """Wait until this number of further lines is acknowledged; with ``faults``: by ``overhear``."""
         self._hear_more(more, faults)
 
     def taken_over(self, former: Reign, more: int = 3, *, faults: Faults | None = None) -> None:
-        """The same of pods other than the former leader's, whatever status says of who leads."""
+        """Do the same for pods other than the former leader's, whichever leader the status names."""
         self._hear_more(more, faults, but=former.uid)
 
     def _hear_more(self, more: int, faults: Faults | None, but: str = "") -> None:
@@ -260,7 +260,7 @@ class Writers:
         until(lambda: heard() >= goal, lambda: f"{heard()} of {goal} lines")
 
     def refused(self, former: Reign) -> None:
-        """Wait until the pod that was deposed says that it was refused."""
+        """Wait until the deposed pod reports that it was refused."""
 
         def is_refused() -> bool:
             self.hear()
@@ -269,11 +269,11 @@ class Writers:
         until(is_refused, self.status)
 
     def lines(self) -> int:
-        """How many lines the log has."""
+        """The number of lines in the log."""
         return len(self._installation.logs(self.topic)[self.topic].lines)
 
     def check(self, stored: log.Stored, tally: log.Tally) -> None:
-        """No stale line, none lost, none twice; and ``onewriter verify`` holds."""
+        """Check that no line is stale, lost or duplicate, and that ``onewriter verify`` succeeds."""
         lines, told = stored.lines, self.told
         stale = log.stale(lines)
         tally.topics += 1

@@ -1,4 +1,4 @@
-"""Time that passes when a test says so."""
+"""Time that passes when a test advances it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 
 
 def skip(seconds: float) -> None:
-    """Let so many seconds pass at once for the running loop: all that waits for them is due.
+    """Advance the time of the running loop at once, so that all waits up to then are due.
 
-    For what has a time limit: the limit is long, so that whatever the test needs before it ends has
-    happened, however slow the machine is; then the test lets it pass.
+    For tests of time limits: the limit is long, so that everything that must happen before it has happened on a
+    machine of any speed. Then the test skips the remaining time.
     """
     loop = asyncio.get_running_loop()
     time = loop.time

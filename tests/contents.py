@@ -1,7 +1,7 @@
-"""What a fake node stores, in the terms of the log format: for tests that look at it or damage it.
+"""The contents of a fake node in the terms of the log format, for tests that read or damage them.
 
-Everything is a view: a change of a view changes the keyspace, as a person with a terminal would, and leaves no trace in
-the append-only file.
+Everything is a view: a change of a view changes the keyspace, as an operator with a terminal would, and leaves no
+trace in the append-only file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ AuditRecord = tuple[str, MutableMapping[str, str]]
 
 
 def stored_in(node: FakeNode) -> Contents:
-    """What a node stores now; still the same after a restart has given the node another keyspace."""
+    """Return a node's present contents. They stay current after a restart, which gives the node another keyspace."""
     return Contents(node.keyspace)
 
 
@@ -40,7 +40,7 @@ class Contents:
         self.keyspace = keyspace
 
     def copy(self) -> Contents:
-        """What is stored now, whatever is deleted later."""
+        """Return a copy of the present contents, independent of later deletions."""
         kept = Keyspace()
         for key in self.keyspace:
             value = self.keyspace.get(key)
@@ -87,7 +87,7 @@ class Contents:
 
     @property
     def staged_chunks(self) -> int:
-        """How many chunks of staged parts are kept."""
+        """Return the number of stored chunks of staged parts."""
         return sum(len(self.keyspace.hash(key) or {}) for key in self.staged)
 
     @property
@@ -95,7 +95,7 @@ class Contents:
         return HashView(self, MEMBERS.encode())
 
     def keys_of(self, kind: str) -> Iterator[tuple[int, str, bytes]]:
-        """Bucket, name and key of all keys of a kind."""
+        """Yield bucket, name and key of all keys of a kind."""
         for key in self.keyspace:
             if found := re.fullmatch(r"ow:\{b(\d+)\}:(\w+)(?::(.*))?", key.decode()):
                 bucket, of_kind, name = found.groups()
@@ -275,7 +275,7 @@ class Audit(Entries[AuditRecord]):
 
 
 class Owned(View, MutableMapping[str, OwnedRecord]):
-    """The ownerships of a bucket: generations in one hash, owners in another."""
+    """The ownership records of a bucket: generations in one hash, owners in another."""
 
     __slots__ = ()
 
@@ -330,7 +330,7 @@ class Units(MutableMapping[int, Unit]):
         self._fields(bucket).clear()
 
     def settled(self, bucket: int) -> int:
-        """The registration since which the ownerships are what was granted."""
+        """Return the registration since which the ownership records contain all grants."""
         return int(self._fields(bucket).get("owned", "0"))
 
     def __iter__(self) -> Iterator[int]:

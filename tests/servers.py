@@ -1,7 +1,7 @@
-"""Real Redis and Valkey servers for tests: started on a unix socket in a folder of their own.
+"""Real Redis and Valkey servers for tests, started on a unix socket in a folder of their own.
 
-A server is started with the settings of the embedded default, killed by process id, torn, paused,
-made a replica. ``from tests.servers import running_server``; the fixtures are in conftest.py.
+A server starts with the settings of the embedded default. Tests kill it by process id, truncate its file, pause it,
+or make it a replica. ``from tests.servers import running_server``; the fixtures are in conftest.py.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _programs() -> dict[str, Path]:
 
 
 SERVER_PROGRAMS = _programs()
-"""Server programs to test with, by kind; ``redis7`` only where it is installed."""
+"""Server programs to test with, by kind; ``redis7`` only if it is installed."""
 
 SERVER_KINDS = [
     pytest.param(kind, marks=pytest.mark.full) if kind == "redis7" else kind
@@ -61,7 +61,7 @@ BROKER_PASSWORD = "of a broker in tests"  # noqa: S105 (servers that live for on
 
 
 class StoreServer:
-    """One server process over one folder; start, kill and start again as often as needed.
+    """One server process with one folder. It can be started, killed and started again repeatedly.
 
     ``listens_on_tcp``: also on a free port of 127.0.0.1, which replication and Sentinel need.
     """
@@ -84,7 +84,7 @@ class StoreServer:
 
     @property
     def url(self) -> str:
-        """For RedisSettings."""
+        """The URL for RedisSettings."""
         return f"unix://{self.path}"
 
     @property
@@ -121,11 +121,11 @@ class StoreServer:
             time.sleep(0.005)
 
     def command(self, *words: str | bytes | int) -> Any:
-        """Run one command as administrator; raises what redis-py raises."""
+        """Run one command as administrator; raises redis-py's errors."""
         return self._client.execute_command(*words)  # type: ignore[no-untyped-call]
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would; what was synced stays in the folder."""
+        """SIGKILL, like a crash. Synced data stays in the folder."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGKILL)
@@ -134,25 +134,25 @@ class StoreServer:
         self._client.connection_pool.disconnect()
 
     def pause(self) -> None:
-        """SIGSTOP: the process answers nobody, its sockets stay open."""
+        """SIGSTOP: the process answers no client, its sockets stay open."""
         os.kill(self.process_id, signal.SIGSTOP)
 
     def resume(self) -> None:
         os.kill(self.process_id, signal.SIGCONT)
 
     def restart(self, *, keep_bytes: int | None = None) -> None:
-        """Crash and start again, with only the first bytes of the append-only file if given."""
+        """Crash and start again; if given, with only the first bytes of the append-only file."""
         self.kill()
         if keep_bytes is not None:
             os.truncate(self._append_only_file(), keep_bytes)
         self.start()
 
     def append_only_bytes(self) -> int:
-        """The size of the append-only file: a mark that ``restart`` can tear it off at."""
+        """Return the size of the append-only file: a mark at which ``restart`` can cut it."""
         return self._append_only_file().stat().st_size
 
     def follow(self, primary: StoreServer) -> None:
-        """Become a replica and wait until it has everything."""
+        """Become a replica and wait until it has all data."""
         self.command("REPLICAOF", "127.0.0.1", primary.port)
         deadline = time.monotonic() + START_SECONDS_MAX
         while not (self._has_caught_up() and primary.sees_replicas()):
@@ -169,17 +169,17 @@ class StoreServer:
         return found["connected_slaves"] > 0 and "wait_bgsave" not in str(found)
 
     def promote(self) -> None:
-        """Stop following: a dataset of its own from here on, with whatever has arrived."""
+        """Stop following: from here on a separate dataset, with the data that has arrived."""
         self.command("REPLICAOF", "NO", "ONE")
 
     def information(self, section: str) -> dict[str, Any]:
-        """One section of INFO."""
+        """Return one section of INFO."""
         found = self.command("INFO", section)
         assert isinstance(found, dict)
         return found
 
     def replid(self) -> str:
-        """The dataset's identity."""
+        """Return the dataset's identity."""
         return str(self.information("replication")["master_replid"])
 
     def _append_only_file(self) -> Path:
@@ -191,7 +191,7 @@ class StoreServer:
 def running_server(
     kind: str = "valkey", *, listens_on_tcp: bool = False, **settings: str
 ) -> Iterator[StoreServer]:
-    """A started server; killed and its folder removed at the end.
+    """Run a server; at the end it is killed and its folder removed.
 
     ``settings`` are the server's own, with ``_`` for ``-``: ``appendfsync="everysec"``.
     """
@@ -208,7 +208,7 @@ def running_server(
 def running_pair(
     kind: str = "valkey", **settings: str
 ) -> Iterator[tuple[StoreServer, StoreServer]]:
-    """A primary and a replica that has caught up with it."""
+    """Run a primary, and a replica that has caught up with it."""
     with (
         running_server(kind, listens_on_tcp=True, **settings) as primary,
         running_server(kind, listens_on_tcp=True, **settings) as replica,

@@ -1,11 +1,10 @@
-"""A machine that stands still for a while in the middle of every test: ``make standstill``.
+"""A machine that is suspended for a while in the middle of every test: ``make standstill``.
 
-A plugin of pytest (``-p tests.standstill``). The clocks of the process jump ahead in each test, between two
-rounds of its event loop, as they do when a virtual machine is not run for some seconds: everything that was
-to happen by then is due at once, and nothing of what others were to do has happened. Or the same seconds
-pass over several rounds, as on a machine that gives the process a little time now and then.
-``ONEWRITER_SEED`` chooses the rounds, so a failure comes back with its seed. Tests on a virtual clock notice
-nothing.
+A plugin of pytest (``-p tests.standstill``). The clocks of the process jump ahead in each test between two ticks of
+its event loop, as if a virtual machine had been suspended for some seconds: everything scheduled up to then is due at
+once, and the actions of other processes have not happened. Or the same seconds pass over several ticks, as on a
+machine that gives the process a little time now and then. ``ONEWRITER_SEED`` chooses the ticks, so a failure can be
+repeated with its seed. Tests on a virtual clock are not affected.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from collections.abc import Callable, Iterator
 import pytest
 
 SECONDS = float(os.environ.get("ONEWRITER_STANDSTILL_SECONDS", "2.5"))
-"""How long it stands still."""
+"""Duration of the suspension."""
 
 SEED = os.environ.get("ONEWRITER_SEED", "0")
 
 ROUNDS_MAX = 400
-"""The latest round of the loop at which it stops; early ones are as likely as all late ones together."""
+"""The latest tick of the loop at which it begins; early ones are as likely as all late ones together."""
 
 
 JUMPS = (1, 10, 50)
-"""Over so many rounds the seconds pass: at once, or a part of them in each."""
+"""The number of ticks over which the seconds pass: at once, or a part of them in each."""
 
 
 class Standstill:
-    """The clocks of this process, and when they jump."""
+    """The clocks of this process, and the times of their jumps."""
 
     def __init__(self) -> None:
         self._first = self._jumps = self._rounds = 0
@@ -44,11 +43,11 @@ class Standstill:
         self._watch_loops()
 
     def begin(self, first: int, jumps: int) -> None:
-        """From round ``first`` on (the next is 1) the clocks jump ``jumps`` times."""
+        """From tick ``first`` on (the next is 1) the clocks jump ``jumps`` times."""
         self._first, self._jumps, self._rounds = first, jumps, 0
 
     def end(self) -> None:
-        """They jump no more."""
+        """Stop the jumps."""
         self._jumps = 0
 
     def _ahead(self, clock: Callable[[], float]) -> Callable[[], float]:

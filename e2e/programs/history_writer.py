@@ -1,7 +1,7 @@
 """A pod that writes numbered messages under several epochs, one after the other, and ends.
 
-Numbers begin at FIRST; each of TENURES epochs gets MESSAGES of them, of SIZE bytes. What it says at the
-end is JSON: how many were acknowledged.
+Numbers begin at FIRST. Each of TENURES epochs gets MESSAGES of them, of SIZE bytes each. At the end the pod prints
+the number of acknowledged messages as JSON.
 """
 
 import json
@@ -42,7 +42,7 @@ def main() -> None:
         if refused:
             raise SystemExit(f"not acknowledged: {refused}")
     print(json.dumps({"written": TENURES * MESSAGES}), flush=True)
-    os._exit(0)  # the C++ client's threads may still run when Python takes it apart, and abort
+    os._exit(0)  # otherwise threads of the C++ client may abort the process at shutdown
 
 
 def note(result: pulsar.Result, refused: list[str]) -> None:

@@ -1,6 +1,6 @@
-"""Judge topics' logs and print their entries, as the store has them; runs in a broker's pod.
+"""Verify topics' logs and print their entries, as they are in the store; runs in a broker's pod.
 
-No broker and no client is asked: what stands here was appended. One JSON document per topic.
+The program reads the store without any broker or client. It prints one JSON document per topic.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ BLOCKS_AT_ONCE = 500
 
 
 def verdict(topic: str) -> Any:
-    """What ``onewriter verify`` says."""
+    """Return the result of ``onewriter verify``."""
     return json.loads(CliRunner().invoke(verify_command, [topic, "--output=json"]).stdout)
 
 
 async def entries(topic: str) -> list[dict[str, Any]]:
-    """Position, epoch and text of every entry."""
+    """Return position, epoch and text of every entry."""
     store = RedisLogStore(redis_settings(Settings()))
     found: list[dict[str, Any]] = []
     epochs: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What the table of messages has of a topic: its values and epochs, as JSON. Run in the pipeline's image."""
+"""Prints a topic's rows in the table of messages: values and epochs, as JSON. Runs in the pipeline's image."""
 
 import json
 import sys

@@ -1,7 +1,7 @@
-"""A pod that writes a counter through its sidecar, with the standard library alone.
+"""A pod that writes a counter through its sidecar, using only the standard library.
 
-Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``.
-On port 8080 it says who it is. TURN_SECONDS makes it hand the topic over so long after it got it.
+Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``. On port 8080
+it states its name. With TURN_SECONDS it hands the topic over this long after it was granted.
 """
 
 import http.client
@@ -29,7 +29,7 @@ def tell(event: str, **facts: Any) -> None:
 
 
 class Writer:
-    """Asks for a session, publishes under it until it is refused, and begins again."""
+    """Requests a session, publishes under it until it is refused, and starts again."""
 
     def __init__(self) -> None:
         self.session = ""
@@ -47,7 +47,7 @@ class Writer:
                 if found["session"] is not None:
                     self.lead(found["session"])
             except (OSError, http.client.HTTPException):
-                self.connection.close()  # what was under way is asked for again, by its key
+                self.connection.close()  # an unanswered request is repeated with its key
                 time.sleep(RETRY_SECONDS)
 
     def lead(self, session: str) -> None:
@@ -62,7 +62,7 @@ class Writer:
         self.session = ""
 
     def publish(self) -> bool:
-        """Publish the next line; whether we may go on."""
+        """Publish the next line; return whether the session continues."""
         line = {
             "pod": POD,
             "process": PROCESS,
@@ -84,7 +84,7 @@ class Writer:
             tell("refused", term=self.term, reason=answer["error"], stored=answer["stored"])
             return False
         elif answer["stored"] is None:
-            # It will never be known; what follows must not look as if it were.
+            # The result stays unknown; the next lines belong to a new term, so that it is no gap.
             tell("unknown", **line, reason=answer["error"])
             self.term, self.number = self.term + 1, 1
         return True
@@ -98,7 +98,7 @@ class Writer:
 
 
 class WhoIsThere(BaseHTTPRequestHandler):
-    """Answers who it is, and whether it leads."""
+    """Answers with its name and whether it leads."""
 
     writer: Writer
 
@@ -109,7 +109,7 @@ class WhoIsThere(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"pod": POD, "leads": leads}).encode())
 
     def log_message(self, *_: Any) -> None:
-        """Probes are no news."""
+        """Probes are not logged."""
 
 
 def main() -> None:
@@ -120,7 +120,7 @@ def main() -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     threading.Thread(target=writer.run, daemon=True).start()
     signal.sigwait(ended)
-    os._exit(0)  # the sidecar gives the topic back
+    os._exit(0)  # the sidecar releases the topic
 
 
 if __name__ == "__main__":

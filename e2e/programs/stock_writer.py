@@ -1,8 +1,8 @@
-"""A pod that writes a counter with the stock Pulsar client, for as long as it is let.
+"""A pod that writes a counter with the stock Pulsar client as long as it may.
 
-Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``,
-and ``turnedAway`` where it did not get so far as to lead.
-On port 8080 it says who it is. TURN_SECONDS makes it give the topic back so long after it got it.
+Every line that it prints is JSON: ``leads``, ``wrote`` (acknowledged, with its position), ``refused``, and
+``turnedAway`` if its request ended before it could lead. On port 8080 it states its name. With TURN_SECONDS it
+releases the topic this long after it was granted.
 """
 
 import json
@@ -18,7 +18,7 @@ from typing import Any
 import pulsar
 
 FOR_EVER_SECONDS = 2**31 - 1
-"""The C++ client underneath gives up a waiting producer after its operation time-out."""
+"""The underlying C++ client gives up a waiting producer after its operation time-out."""
 
 POD = os.environ["POD"]
 PROCESS = uuid.uuid4().hex[:8]
@@ -35,7 +35,7 @@ def took_ms(since: float) -> int:
 
 
 class Writer:
-    """Leads, writes, loses, and begins again; ``producer`` is there while it leads."""
+    """Leads, writes, loses the topic, and starts again. ``producer`` is set while it leads."""
 
     def __init__(self) -> None:
         self.producer: pulsar.Producer | None = None
@@ -83,7 +83,7 @@ class Writer:
 
 
 class WhoIsThere(BaseHTTPRequestHandler):
-    """Answers who it is, and whether it leads."""
+    """Answers with its name and whether it leads."""
 
     writer: Writer
 
@@ -94,7 +94,7 @@ class WhoIsThere(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"pod": POD, "leads": leads}).encode())
 
     def log_message(self, *_: Any) -> None:
-        """Probes are no news."""
+        """Probes are not logged."""
 
 
 def main() -> None:
@@ -107,7 +107,7 @@ def main() -> None:
     signal.sigwait(ended)
     if writer.producer is not None:
         writer.producer.close()
-    os._exit(0)  # a waiting producer sits in the C++ client, which nobody can call off
+    os._exit(0)  # a waiting producer blocks in the C++ client and cannot be cancelled
 
 
 if __name__ == "__main__":

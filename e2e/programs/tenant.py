@@ -1,9 +1,9 @@
-"""What a pod does to a topic with its own token: ``write``, ``read``, ``move``, ``administer``.
+"""Operations of a pod on a topic with its own token: ``write``, ``read``, ``move``, ``administer``.
 
     python - TOPIC VERB...
 
-It says as JSON what came of each attempt, by verb and name: what was read, or an HTTP status, or the
-error of the stock client. It is run in a pod of the topic's own namespace, and in a stranger's.
+It prints the result of each attempt as JSON, by verb and name: the data that it read, an HTTP status, or the error
+of the stock client. It runs in a pod of the topic's own namespace, and in one of another namespace.
 """
 
 import http.client
@@ -34,7 +34,7 @@ REDIRECTS_MAX = 5
 
 
 def http_status(method: str, path: str, body: Any = None) -> int:
-    """What the broker that serves the topic answers."""
+    """Return the answer of the broker that serves the topic."""
     url = HTTP_URL + path
     for _ in range(REDIRECTS_MAX):
         where = urlsplit(url)
@@ -57,7 +57,7 @@ def attempt(what: Callable[[], Any]) -> Any:
 
 
 def taken(receive: Callable[..., Any]) -> list[str]:
-    """All that there is."""
+    """Return all available messages."""
     found = []
     while True:
         try:
@@ -80,7 +80,7 @@ class Tenant:
         )
 
     def write(self) -> dict[str, Any]:
-        """Each access mode gets the topic and writes a line; a subscription is made before that."""
+        """Lead and write one line in each access mode; a subscription is created before that."""
         modes = pulsar.ProducerAccessMode
         said = {"subscribed": attempt(self._subscribed)}
         for mode in (modes.WaitForExclusive, modes.ExclusiveWithFencing):
@@ -98,7 +98,7 @@ class Tenant:
         return "written"
 
     def read(self) -> dict[str, Any]:
-        """Over the wire and over HTTP; what the subscription has is not acknowledged."""
+        """Read over the wire and over HTTP, without acknowledging the subscription's messages."""
         paths = {
             "status": OWN,
             "history": f"{OWN}/history",
@@ -125,7 +125,7 @@ class Tenant:
         return taken(self.client.create_reader(TOPIC, pulsar.MessageId.earliest).read_next)
 
     def move(self) -> dict[str, int]:
-        """All that changes what consumers get. The last one takes the subscription away."""
+        """Change what consumers receive, in every way. The last one deletes the subscription."""
         group = f"{ADMIN}/subscription/{GROUP}"
         return {
             "seek": http_status("POST", f"{group}/resetcursor/0"),
@@ -136,7 +136,7 @@ class Tenant:
         }
 
     def administer(self) -> dict[str, int]:
-        """What even the topic's own namespace may not: it is done with objects of Kubernetes."""
+        """Try what even the topic's own namespace may not do: it is done with Kubernetes objects."""
         desired = {"revision": "ours", "topics": [], "claims": []}
         return {
             "fence": http_status("POST", f"{OWN}/fence"),
@@ -156,7 +156,7 @@ def main() -> None:
     tenant = Tenant()
     said = {verb: getattr(tenant, verb)() for verb in VERBS}
     print(json.dumps(said), flush=True)
-    os._exit(0)  # the C++ client's threads may still run when Python takes it apart, and abort
+    os._exit(0)  # otherwise threads of the C++ client may abort the process at shutdown
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""ServiceAccounts for tests: the broker's, with its rights and no others, and those of pods."""
+"""ServiceAccounts for tests: the broker's, which has exactly a broker's rights, and those of pods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onewriter_broker.kubernetes_api import ApiServer
 AUDIENCE = "onewriter"
 
 TOKEN_SECONDS = 3_600
-"""A pod's token is valid for longer than any test."""
+"""Lifetime of a pod's token: longer than any test."""
 
 BROKER_RULES = [
     {
@@ -37,7 +37,7 @@ REVIEW_RULES = [
 
 
 def broker_account(cluster: ControlPlane, namespace: str, directory: Path) -> ApiServer:
-    """A ServiceAccount with a broker's rights; its token's file is in ``directory``."""
+    """Create a ServiceAccount with a broker's rights. The file of its token is in ``directory``."""
     name = f"broker-{uuid.uuid4().hex[:8]}"
     subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     cluster.apply(
@@ -81,7 +81,7 @@ def rbac(kind: str, name: str, **fields: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod that no node runs: enough to bind a token to."""
+    """A pod that runs on no node. It is sufficient to bind a token to."""
 
     name: str
     uid: str
@@ -116,7 +116,7 @@ def make_pod(
 
 
 def delete_pod(cluster: ControlPlane, namespace: str, pod: Pod) -> None:
-    """Delete a pod at once: there is no kubelet to confirm."""
+    """Delete a pod at once, because there is no kubelet that confirms its end."""
     cluster.kubectl("delete", "pod", pod.name, "--force", "--grace-period=0", namespace=namespace)
 
 
@@ -128,7 +128,7 @@ def pod_token(
     audience: str = AUDIENCE,
     seconds: int = TOKEN_SECONDS,
 ) -> str:
-    """The token that a kubelet would project into the pod."""
+    """Return the token that a kubelet would project into the pod."""
     return cluster.kubectl(
         *("create", "token", pod.account, f"--audience={audience}", f"--duration={seconds}s"),
         *("--bound-object-kind=Pod", f"--bound-object-name={pod.name}"),

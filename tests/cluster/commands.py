@@ -18,7 +18,7 @@ COMMAND_MAX = 300
 
 
 class CommandHangs(Exception):
-    """A program did not end in time. The text has its command, the bound, and what it printed until then."""
+    """A program did not end in time. The text contains its command, the limit, and its output until then."""
 
 
 def run(
@@ -29,9 +29,9 @@ def run(
     directory: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; exit code and output. Raises CommandHangs behind ``seconds``.
+    """Run a program to its end; return exit code and output. Raises CommandHangs after ``seconds``.
 
-    What it has started ends with it, also inside of another process namespace (``nsenter``).
+    The processes that it has started end with it, also those in another process namespace (``nsenter``).
     """
     words = [str(word) for word in command]
     with subprocess.Popen(
@@ -63,7 +63,7 @@ def _kill(process: subprocess.Popen[str]) -> None:
 
 
 def _text(printed: str | bytes | None) -> str:
-    """What a pipe has brought so far: ``subprocess`` does not decode it."""
+    """Return a pipe's output so far: ``subprocess`` does not decode it."""
     return printed.decode(errors="replace") if isinstance(printed, bytes) else printed or ""
 
 

@@ -1,4 +1,4 @@
-"""The image run as a cluster would run it, without one: nobody's user, a root that cannot be written.
+"""Runs the image as a cluster would, without a cluster: an unprivileged user and a read-only root.
 
 runc starts it from the unpacked archive, in the network of this machine, so that a test reaches it
 on loopback.
@@ -19,11 +19,11 @@ from tests.cluster import commands, images
 USER = 65532
 
 SECONDS_MAX = 180.0
-"""How long any end is waited for."""
+"""Time limit of every wait for an end."""
 
 
 def missing() -> list[str]:
-    """Why no container can be run here, one sentence each."""
+    """Return why no container can run here, one sentence each."""
     found = images.missing()
     if shutil.which("runc") is None:
         found.append("packages: apt-get install -y runc")
@@ -31,7 +31,7 @@ def missing() -> list[str]:
 
 
 class Container:
-    """One container of the image. ``writable`` are directories that pods mount; all else is not."""
+    """One container of the image. ``writable`` are directories that pods mount; all others are read-only."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Container:
             mounts.append(_bind(target, source, "ro"))
         variables = {
             "PATH": "/opt/onewriter/bin:/usr/bin:/bin",
-            "HOME": "/tmp",  # noqa: S108 - as the image says
+            "HOME": "/tmp",  # noqa: S108 - as in the image
             **(environment or {}),
         }
         specification = _specification(root, command, variables, mounts)
@@ -73,16 +73,16 @@ class Container:
             )
 
     def log(self) -> str:
-        """All that it has said."""
+        """Return all of its output."""
         return self._log.read_text(errors="replace")
 
     def wait(self, seconds: float = SECONDS_MAX) -> int:
-        """Its exit code."""
+        """Wait for its end; return its exit code."""
         assert self.process is not None
         return self.process.wait(seconds)
 
     def stop(self) -> int:
-        """SIGTERM, as a kubelet does; its exit code."""
+        """Send SIGTERM, as a kubelet does; return its exit code."""
         commands.run(self._runc("kill", self.name, "TERM"), seconds=SECONDS_MAX)
         assert self.process is not None
         try:
@@ -91,7 +91,7 @@ class Container:
             commands.run(self._runc("delete", "--force", self.name), seconds=SECONDS_MAX)
 
     def execute(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Another process in it, as an exec probe."""
+        """Run another process in it, like an exec probe."""
         within = self._runc("exec", f"--user={USER}:{USER}", self.name, *command)
         return commands.run(within, seconds=SECONDS_MAX)
 
@@ -122,7 +122,7 @@ _SYSTEM_MOUNTS: list[dict[str, Any]] = [
 def _specification(
     root: Path, command: Sequence[str], environment: Mapping[str, str], mounts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """What the runtime of a node makes of a restricted pod."""
+    """Return the specification that a node's runtime would create for a restricted pod."""
     none: dict[str, list[str]] = {
         each: [] for each in ("bounding", "effective", "inheritable", "permitted")
     }
@@ -133,7 +133,7 @@ def _specification(
             "user": {"uid": USER, "gid": USER},
             "args": list(command),
             "env": [f"{name}={value}" for name, value in environment.items()],
-            "cwd": "/tmp",  # noqa: S108 - as the image says
+            "cwd": "/tmp",  # noqa: S108 - as in the image
             "capabilities": none,
             "noNewPrivileges": True,
         },

@@ -1,9 +1,9 @@
-"""A real Kubernetes API on this machine's loopback: etcd, the API server, and more if wanted.
+"""A real Kubernetes API on this machine's loopback: etcd, the API server, and further parts on request.
 
-Tier ``api``: schemas, CEL, defaults, webhooks, RBAC, server-side apply, tokens. Tier
-``control-plane`` adds the controller manager and the scheduler: garbage collection, namespaces that
-go, budgets, Deployments (whose pods stay Pending: there is no node). Every start has ports and a
-directory of its own, so that tests may run side by side; the logs stay in that directory.
+Tier ``api``: schemas, CEL, defaults, webhooks, RBAC, server-side apply, tokens. Tier ``control-plane`` adds the
+controller manager and the scheduler: garbage collection, deletion of namespaces, budgets, Deployments (whose pods
+stay Pending, because there is no node). Every start has its own ports and its own directory, so that tests may run
+in parallel; the logs stay in that directory.
 
 ``USE_EXISTING_CLUSTER=true`` uses the cluster of KUBECONFIG instead.
 """
@@ -32,13 +32,13 @@ WAIT_SECONDS = 240
 """Time limit until an applied object takes effect."""
 
 COMMAND_SECONDS = WAIT_SECONDS + 60.0
-"""One run of kubectl or helm: longer than it is told to wait for anything."""
+"""Time limit of one run of kubectl or helm: longer than its own longest wait."""
 
 STORY_SECONDS = 20.0
-"""One of the questions that tell what is wrong: a node that is away does not answer its question at all."""
+"""Time limit of one diagnostic command: one to an unreachable node gets no answer at all."""
 
 ETCD_SERVES = "ready to serve client requests"
-"""What etcd's log says then. An API server that comes long before gives up."""
+"""The line in etcd's log once it serves. An API server that starts long before gives up."""
 
 HOST = "127.0.0.1"
 API_NAMES = (
@@ -60,11 +60,11 @@ class Cluster:
     kubeconfig: Path
 
     def enter(self) -> list[str]:
-        """The command that goes to where the API server can be reached; nothing: from here."""
+        """Return the command that enters the network of the API server; empty if it is reachable from here."""
         return []
 
     def tool(self, name: str) -> Path:
-        """kubectl or helm, of the cluster's own version."""
+        """Return kubectl or helm in the cluster's own version."""
         return program(name)
 
     def kubectl(
@@ -75,7 +75,7 @@ class Cluster:
         namespace: str = "",
         seconds: float = COMMAND_SECONDS,
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl as the administrator. Raises ClusterError when it fails, CommandHangs."""
+        """Run kubectl as the administrator. Raises ClusterError if it fails, CommandHangs."""
         command = [*self.enter(), str(self.tool("kubectl")), f"--kubeconfig={self.kubeconfig}"]
         if namespace:
             command.append(f"--namespace={namespace}")
@@ -85,7 +85,7 @@ class Cluster:
         return done
 
     def story(self, *questions: Sequence[str], namespace: str = "") -> str:
-        """What kubectl says to each of these command lines, or that it says nothing in time."""
+        """Return kubectl's output for each of these command lines, or that there was none in time."""
 
         def answer(words: Sequence[str]) -> str:
             try:
@@ -98,20 +98,20 @@ class Cluster:
             return "\n".join(pool.map(answer, questions))
 
     def apply(self, *documents: Mapping[str, Any], namespace: str = "", check: bool = True) -> str:
-        """Apply objects; what kubectl said of them, errors included."""
+        """Apply objects; return kubectl's output, including errors."""
         text = yaml.safe_dump_all(documents)
         done = self.kubectl("apply", "-f", "-", stdin=text, namespace=namespace, check=check)
         return done.stdout + done.stderr
 
     def get(self, kind: str, name: str, *, namespace: str = "") -> dict[str, Any]:
-        """An object as the API server has it."""
+        """Return an object as the API server has it."""
         found: dict[str, Any] = json.loads(
             self.kubectl("get", kind, name, "-o", "json", namespace=namespace).stdout
         )
         return found
 
     def names(self, kind: str, *, namespace: str = "") -> Sequence[str]:
-        """The names of all objects of a kind."""
+        """Return the names of all objects of a kind."""
         text = self.kubectl("get", kind, "-o", "name", namespace=namespace).stdout
         return [line.partition("/")[2] for line in text.split()]
 
@@ -126,7 +126,7 @@ class Cluster:
             self.until_served(definition["spec"]["group"], definition["spec"]["names"]["plural"])
 
     def until_served(self, group: str, plural: str) -> None:
-        """Wait until a kind is found by whoever asks: that comes a moment behind Established."""
+        """Wait until the API server serves a kind to all clients, a moment after Established."""
         self.until(
             lambda: (
                 f"{plural}.{group}"
@@ -143,7 +143,7 @@ class Cluster:
         )
 
     def make_namespace(self, name: str, labels: Mapping[str, str] | None = None) -> str:
-        """Make a namespace that pods can be made in: their account comes a moment later."""
+        """Make a namespace and wait until pods can be made in it: their account is created a moment later."""
         about = {"name": name, "labels": dict(labels or {})}
         self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": about})
         if self.makes_accounts:
@@ -156,11 +156,11 @@ class Cluster:
 
     @property
     def makes_accounts(self) -> bool:
-        """Whether a controller gives each namespace its account."""
+        """Whether a controller creates each namespace's account."""
         return True
 
     def until_allowed(self, user: str, verb: str, resource: str, *, namespace: str = "") -> None:
-        """Wait until rights count: the API server learns of them a moment after they are stored."""
+        """Wait until a right is in effect: the API server notices it a moment after it is stored."""
         asked = ("auth", "can-i", verb, resource, f"--as={user}")
         self.until(
             lambda: self.kubectl(*asked, namespace=namespace, check=False).returncode == 0,
@@ -168,7 +168,7 @@ class Cluster:
         )
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
-        """Wait until it holds. Raises ClusterError with ``what`` there is instead."""
+        """Wait until it holds. Raises ClusterError with ``what`` is found instead."""
         deadline = time.monotonic() + WAIT_SECONDS
         while not holds():
             if time.monotonic() > deadline:
@@ -270,7 +270,7 @@ class ControlPlane(Cluster):
         self._end("kube-apiserver")
 
     def stop(self) -> None:
-        """End all parts, the API server before its etcd: it outlives SIGTERM otherwise."""
+        """End all parts, the API server before its etcd, because otherwise it survives SIGTERM."""
         for name in reversed(list(self._processes)):
             self._end(name)
 
@@ -306,19 +306,19 @@ class ControlPlane(Cluster):
         return f"http://{HOST}:{self._etcd}"
 
     def run(self, name: str, *flags: str) -> None:
-        """Start a part; what it prints goes to NAME.log."""
+        """Start a part. Its output goes to NAME.log."""
         with (self.directory / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
                 [program(name), *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL
             )
 
     def log(self, name: str, lines: int = 30) -> str:
-        """The end of a part's log."""
+        """Return the end of a part's log."""
         text = (self.directory / f"{name}.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def is_ready(self) -> bool:
-        """Whether the API server says so itself."""
+        """Whether the API server reports that it is ready."""
         return self.kubectl("get", "--raw", "/readyz", check=False).returncode == 0
 
     def _wait(self, name: str, holds: Any) -> None:

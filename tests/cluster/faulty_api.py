@@ -1,7 +1,7 @@
 """A proxy that forwards to an API server and answers some requests with an error.
 
-It speaks plain HTTP to the client and uses the administrator's certificate for the server. It forwards
-streams as they arrive, and can cut them.
+It uses plain HTTP to the client and the administrator's certificate to the server. It forwards streams as they
+arrive, and can cut them.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.cluster.control_plane import ControlPlane
 
 @dataclass
 class Fault:
-    """Answer requests that match with this status, ``times`` of them; 0: as the server does.
+    """Answers the first ``times`` requests that match with this status; with status 0 the server answers them.
 
-    While ``is_held`` they wait for their answer.
+    While ``is_held`` these requests wait for their answer.
     """
 
     method: str
@@ -40,7 +40,7 @@ class Fault:
 
 
 class FaultyApi:
-    """The proxy; every write that went through it is in ``writes``, and ``reads`` counts by path."""
+    """The proxy. ``writes`` contains every write that it forwarded, and ``reads`` counts by path."""
 
     def __init__(self, cluster: ControlPlane, directory: Path) -> None:
         self._cluster = cluster
@@ -83,7 +83,7 @@ class FaultyApi:
         self._thread.join(30)
         self._loop.close()
 
-    # ------------------------------------------------------------ what a test does
+    # ------------------------------------------------------------ faults
 
     def fail(
         self,
@@ -95,7 +95,7 @@ class FaultyApi:
         headers: dict[str, str] | None = None,
         is_held: bool = False,
     ) -> Fault:
-        """Answer the next requests like that; ``path`` is a regular expression."""
+        """Answer the next requests with this status. ``path`` is a regular expression."""
         fault = Fault(method, path, status, times, headers or {}, is_held)
         self._do(lambda: self.faults.append(fault))
         return fault
@@ -105,7 +105,7 @@ class FaultyApi:
         self._do(lambda: [task.cancel() for task in self._streams])
 
     def counted(self, ignoring: str = "/leases") -> list[tuple[str, str, int]]:
-        """The writes since the last call, without some."""
+        """Return the writes since the last call, except the ignored ones."""
         found = [each for each in self.writes if ignoring not in each[1]]
         self.writes.clear()
         return found
@@ -145,7 +145,7 @@ class FaultyApi:
             is_meant = request.method == fault.method and re.search(fault.path, request.path)
             if is_meant and fault.count < fault.times:
                 fault.count += 1
-                while fault.is_held:  # noqa: ASYNC110 - a test's thread lets go of it
+                while fault.is_held:  # noqa: ASYNC110 - a test's thread releases it
                     await asyncio.sleep(0.02)
                 if fault.status:
                     return web.json_response(

@@ -1,4 +1,4 @@
-"""Images of one static program, as ``docker save`` would write them: no registry, no Docker."""
+"""Images of one static program in the format of ``docker save``, made without registry and Docker."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ int main(void) {
 def write(
     path: Path, tag: str, files: Mapping[str, Path], entrypoint: Sequence[str], *, user: str = ""
 ) -> Path:
-    """An archive with one layer: ``files`` are paths in the image and where each is copied from."""
+    """Write an archive with one layer. ``files``: path in the image, and the file to copy there."""
     layer = _tar((name, source.read_bytes(), 0o755) for name, source in files.items())
     configuration = {
         "architecture": "amd64",
@@ -56,7 +56,7 @@ def write(
 
 
 def pause(directory: Path) -> Path:
-    """The archive of PAUSE, compiled here."""
+    """Return the archive of PAUSE, compiled here."""
     source = directory / "pause.c"
     source.write_text(_PAUSE_SOURCE)
     program = directory / "pause"

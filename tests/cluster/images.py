@@ -2,10 +2,10 @@
 
     python -m tests.cluster.images [onewriter] [onewriter-spark]
 
-By Docker, or without it: where no Docker answers, Debian's buildah runs the very Dockerfile on a base
-made by mmdebstrap, in a copy of the sources with wheels of all packages. Bases, wheels, layers and what
-was built of the same sources within a day are kept outside the checkout, for other checkouts too. An
-archive that is newer than its sources is left as it is.
+Docker builds them if it is available. Otherwise Debian's buildah runs the same Dockerfile on a base made by
+mmdebstrap, in a copy of the sources with wheels of all packages. Bases, wheels, layers and images built of the same
+sources within a day are stored outside the checkout, for other checkouts too. An archive that is newer than its
+sources is not built again.
 """
 
 from __future__ import annotations
@@ -31,42 +31,42 @@ PYTHON = ("python3", "python3-venv", "ca-certificates", "libstdc++6")
 TOOLS = ("buildah", "mmdebstrap")
 DAY_SECONDS = 86_400
 STEP_SECONDS = 1_200.0
-"""One program of a build, downloads included. One whose server does not answer ends with an error."""
+"""Time limit of one program of a build, downloads included. A download without an answer ends with an error."""
 
 BUILD_SECONDS = 3 * STEP_SECONDS
-"""Until whoever builds the image at the same time must be through."""
+"""Time limit of the wait for another run that builds the image at the same time."""
 
 ANSWER_SECONDS = 30.0
-"""Until Docker has said whether it is there."""
+"""Time limit of the question whether Docker is available."""
 CONTEXT = (
     *(".dockerignore", "README.md", "pyproject.toml", "image", "requirements"),
     *("core", "broker", "client", "operator", "pipeline"),
 )
-"""What Dockerfiles copy from."""
+"""The files that Dockerfiles copy from."""
 
 LISTS = ("image", "requirements/build.txt", "requirements/image-tools.txt")
-"""What every image is built with."""
+"""The files that every image is built with."""
 
 DOCKER_BASE = "python:3.13-slim"
-"""The base where ``BASE`` names none; Docker resolves it to a digest first."""
+"""The default of ``BASE``. Docker resolves it to a digest first."""
 
 BILL = "opt/onewriter/share/sbom.cdx.json"
-"""The software bill of materials, in the image."""
+"""The software bill of materials, as a path in the image."""
 
 FILES_TIME = 1_600_000_000
-"""When all files of it were made: a step whose files are the same is known by that, too."""
+"""The modification time of all its files: a build step is recognized by its files, including this time."""
 
 PROXIES = ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
-"""Variables that say how the network is reached."""
+"""Variables that configure the access to the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image: what it is made of, and where that is laid.
+    """An image: its ingredients, and their places.
 
-    ``requirements`` are installed in it, with their hashes; ``packages`` are Debian's, of its base; ``sources``
-    change it, beside its Dockerfile; packages are laid into ``wheels`` for it; ``in_layers``: its steps are
-    kept, and those whose files are the same are not done again.
+    ``requirements`` are installed in it, with their hashes; ``packages`` are Debian packages of its base; ``sources``
+    are files that change it, beside its Dockerfile; ``wheels`` is the directory for its packages. ``in_layers``: its
+    build steps are stored, and steps with the same files are not repeated.
     """
 
     name: str
@@ -79,22 +79,22 @@ class Image:
 
     @property
     def tag(self) -> str:
-        """What nodes call it."""
+        """Its name on nodes."""
         return f"localhost/{self.name}:dev"
 
     @property
     def archive(self) -> Path:
-        """Where it is, as ``docker save`` writes it."""
+        """The path of its archive, in the format of ``docker save``."""
         return ROOT / "dist" / f"{self.name}-image.tar"
 
     @property
     def base_name(self) -> str:
-        """Changes with what the base is made of."""
+        """A name that changes with the ingredients of the base."""
         return hashlib.sha256(" ".join((SUITE, *self.packages)).encode()).hexdigest()[:12]
 
     @property
     def base(self) -> str:
-        """What is built upon."""
+        """The image that it is built upon."""
         return f"localhost/{self.name}-base:{self.base_name}"
 
 
@@ -120,11 +120,11 @@ TAG = ONEWRITER.tag
 
 
 class CannotBuild(Exception):
-    """The image cannot be built here; the text says what to do."""
+    """The image cannot be built here. The text says what to do."""
 
 
 def missing() -> list[str]:
-    """Why no image can be built here, one sentence each."""
+    """Return why no image can be built here, one sentence each."""
     if _docker_answers() or all(map(shutil.which, TOOLS)):
         return []
     if os.geteuid() == 0 and shutil.which("apt-get"):
@@ -133,7 +133,7 @@ def missing() -> list[str]:
 
 
 def archive(image: Image = ONEWRITER) -> Path:
-    """The archive, built if it is not there or older than its sources. Raises CannotBuild."""
+    """Return the archive, built if it is missing or older than its sources. Raises CannotBuild."""
     image.archive.parent.mkdir(exist_ok=True)
     with locked(image.archive.parent / ".image.lock", BUILD_SECONDS):
         fingerprint = _fingerprint(image)
@@ -149,7 +149,7 @@ def archive(image: Image = ONEWRITER) -> Path:
 
 
 def _fingerprint(image: Image) -> str:
-    """Changes whenever the image would."""
+    """Return a digest that changes whenever the image would."""
     digest = hashlib.sha256()
     for name in (
         image.dockerfile,
@@ -181,7 +181,7 @@ def _by_docker(image: Image) -> None:
 
 
 def _pinned_base() -> str:
-    """The base image by its digest: ``BASE`` of the environment, else what the default's tag leads to now."""
+    """Return the base image by its digest: ``BASE`` of the environment, or the present image of the default tag."""
     base = os.environ.get("BASE", DOCKER_BASE)
     if "@sha256:" in base:
         return base
@@ -194,7 +194,7 @@ def _by_buildah(image: Image, fingerprint: str) -> None:
     _get_tools()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onewriter" / "image"
     cache.mkdir(parents=True, exist_ok=True)
-    with locked(cache / "lock", BUILD_SECONDS):  # checkouts beside this one build too
+    with locked(cache / "lock", BUILD_SECONDS):  # other checkouts build here too
         kept = cache / f"{image.name}-image-{fingerprint[:12]}.tar"
         if not _is_of_today(kept):
             for older in cache.glob(f"{image.name}-image-*.tar"):
@@ -227,7 +227,7 @@ def _build(image: Image, cache: Path, target: Path) -> None:
 
 
 def _lay_context(image: Image, cache: Path) -> Path:
-    """A copy of the sources with the wheels that are installed."""
+    """Make a copy of the sources with the wheels to install."""
     context = cache / "context"
     shutil.rmtree(context, ignore_errors=True)
     context.mkdir()
@@ -245,12 +245,12 @@ def _lay_context(image: Image, cache: Path) -> Path:
 
 
 def _is_of_today(path: Path) -> bool:
-    """Whether it is there and made within a day: what it has of others is as new."""
+    """Whether it exists and is at most a day old; the foreign packages in it are as recent."""
     return path.exists() and time.time_ns() / 1e9 - path.stat().st_mtime < DAY_SECONDS
 
 
 def _lay(source: Path, target: Path) -> None:
-    """The same file at a second place; a copy where that is another disk."""
+    """Link the file at a second place, or copy it if that is another disk."""
     try:
         os.link(source, target)
     except OSError:
@@ -269,7 +269,7 @@ def _get_tools() -> None:
 
 
 def _lay_wheels(image: Image, cache: Path, context: Path) -> None:
-    """Every package that the image and its build install, fetched once for each version of the lists."""
+    """Lay out every package that the image and its build install, fetched once for each version of the lists."""
     lists = [ROOT / name for name in (*LISTS[1:], image.requirements)]
     wanted = hashlib.sha256(b"".join(each.read_bytes() for each in lists)).hexdigest()[:12]
     wheels = context / image.wheels
@@ -278,7 +278,7 @@ def _lay_wheels(image: Image, cache: Path, context: Path) -> None:
     if not kept.exists():
         for older in cache.glob(f"{wheels.name}-*"):
             shutil.rmtree(older)
-        _buildah(cache, "rmi", "--prune")  # layers of what is renewed here
+        _buildah(cache, "rmi", "--prune")  # layers that are renewed here
         unfinished = cache / "unfinished-wheels"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
@@ -289,7 +289,7 @@ def _lay_wheels(image: Image, cache: Path, context: Path) -> None:
 
 
 def _download(image: Image, cache: Path, context: Path, target: Path) -> None:
-    """Chosen by the base's own Python, found as pip is told to here; pip checks every hash."""
+    """Let the base's own Python choose the wheels, from pip's index here; pip checks every hash."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     authority = _run([*pip, "config", "get", "global.cert"], check=False).stdout.strip()
     index = _run([*pip, "config", "get", "global.index-url"], check=False).stdout.strip()
@@ -321,7 +321,7 @@ def _download(image: Image, cache: Path, context: Path, target: Path) -> None:
 
 
 def _make_base(image: Image, cache: Path) -> None:
-    """The base image, once: a small Debian with Python, and with what else is wanted."""
+    """Make the base image once: a small Debian with Python and the further packages."""
     found = _buildah(cache, "images", "--quiet", image.base, check=False)
     if found.returncode == 0 and found.stdout.strip():
         return
@@ -339,7 +339,7 @@ def _make_base(image: Image, cache: Path) -> None:
 
 
 def _buildah(cache: Path, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """buildah with a storage of our own, which works without overlay mounts."""
+    """Run buildah with its own storage, which works without overlay mounts."""
     command = ["buildah", f"--root={cache / 'storage'}", f"--runroot={cache / 'run'}", *arguments]
     return _run(command, {**os.environ, "STORAGE_DRIVER": "vfs"}, check=check)
 
@@ -358,15 +358,15 @@ def _run(
 
 
 def unpack(target: Path, image: Image = ONEWRITER) -> Path:
-    """The image's file system, for looking at it or for running it without a runtime."""
+    """Unpack the image's file system, to inspect it or to run it without a runtime."""
     with tarfile.open(archive(image)) as whole:
         for layer in _layers(whole):
             content = whole.extractfile(layer)
             with tarfile.open(fileobj=content) as files:
-                # As an argument, Python 3.11.3 and earlier do not know it.
+                # Python 3.11.3 and earlier do not know it as an argument.
                 files.extraction_filter = getattr(tarfile, "tar_filter", None)
                 files.extractall(target)  # noqa: S202 - an image that was built here
-    target.chmod(0o755)  # it is everybody's root directory
+    target.chmod(0o755)  # it is the root directory of every user
     return target
 
 

@@ -1,12 +1,12 @@
-"""A whole Kubernetes on this machine, without Docker: two nodes whose containers really run.
+"""A complete Kubernetes on this machine, without Docker: two nodes whose containers really run.
 
-Everything lives in network, mount, host name and process namespaces of its own, entered with
-``nsenter``: no port is taken on this machine, no firewall rule of it is touched, and ending the
-first process ends every component and container at once. Needs root, containerd, runc and the CNI
-plugins of the distribution, and the programs of ``binaries``.
+All parts run in their own network, mount, host name and process namespaces, entered with ``nsenter``. The lab takes
+no port on this machine and changes none of its firewall rules. Ending the first process ends every component and
+container at once. The lab needs root, containerd, runc and the CNI plugins of the distribution, and the programs of
+``binaries``.
 
-Node ``lab`` is the control plane and a worker; node ``lab2`` hangs on it by one cable
-(``cut_node2``), so that a node can be lost while its containers run on.
+Node ``lab`` is the control plane and a worker. Node ``lab2`` is connected to it by one cable (``cut_node2``), so
+that a node can be lost while its containers continue to run.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ CABLE_ADDRESS = "10.87.0.1"
 START_SECONDS = 300.0
 STOP_SECONDS = 60.0
 SHELL_SECONDS = 60.0
-"""One script on a node, unless it is one that waits."""
+"""Time limit of one script on a node, unless the script waits for something."""
 
 IMPORT_SECONDS = 240.0
-"""Unpacking an image on a node."""
+"""Time limit for unpacking an image on a node."""
 
 REMOVE_SECONDS = 240.0
-"""Removing what was unpacked."""
+"""Time limit for removing unpacked files."""
 
 NODE_GRACE_SECONDS = 20
-"""A node counts as lost when it has said nothing for so long: no kubelet only because it is slow."""
+"""A node counts as lost after this time without a sign of life; a slow kubelet must not."""
 
 PACKAGES = {
     "containerd": "containerd",
@@ -67,11 +67,11 @@ PACKAGES = {
     "gcc": "gcc",
     "busybox": "busybox-static",
 }
-"""Debian packages that the lab needs, by a program or file that shows that they are there."""
+"""Debian packages that the lab needs, by a program or file that shows that they are installed."""
 
 
 def missing() -> list[str]:
-    """Why no lab can run here, one sentence each."""
+    """Return why no lab can run here, one sentence each."""
     found = []
     if os.geteuid() != 0:
         found.append("root, for namespaces and containers")
@@ -87,13 +87,13 @@ def is_there(sign: str) -> bool:
 
 
 def remove(directory: Path) -> None:
-    """Remove a lab's directory: ``rm`` goes through the files of images several times as fast as Python."""
+    """Remove a lab's directory. ``rm`` removes the files of images several times as fast as Python."""
     commands.run(["rm", "-rf", directory], seconds=REMOVE_SECONDS)
 
 
 @dataclass
 class Lab(Cluster):
-    """The cluster. ``with Lab(directory) as lab``: both nodes are Ready inside."""
+    """The cluster. In ``with Lab(directory) as lab`` both nodes are Ready."""
 
     directory: Path
     nodes: int = 2
@@ -144,7 +144,7 @@ class Lab(Cluster):
                 self.kubectl("wait", f"--for={sign}", f"node/{name}", f"--timeout={WAIT_SECONDS}s")
 
     def stop(self) -> None:
-        """End everything: the API server first, which outlives its etcd otherwise."""
+        """End everything: the API server first, because otherwise it survives the end of its etcd."""
         for name in ("kube-apiserver", "etcd"):
             process = self.processes.get(name)
             if process is not None and process.poll() is None:
@@ -152,7 +152,7 @@ class Lab(Cluster):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(STOP_SECONDS)
         entry = self.processes.get("namespaces-lab")
-        if entry is not None:  # ends whatever is left in its process namespace
+        if entry is not None:  # ends all remaining processes in its process namespace
             entry.kill()
         for process in self.processes.values():
             process.kill()
@@ -163,7 +163,7 @@ class Lab(Cluster):
                 remove_cgroup(node.cgroup)
 
     def _namespaces(self, name: str, enter: Sequence[str]) -> int:
-        """A process that holds namespaces; its id as this machine sees it."""
+        """Start a process that holds namespaces; return its id on this machine."""
         own = ["--pid", "--fork", "--kill-child", "--mount-proc"] if not enter else []
         command = [*enter, "unshare", "--net", "--mount", "--uts", *own, "sleep", "infinity"]
         holder = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -181,7 +181,7 @@ class Lab(Cluster):
         return self.within()
 
     def within(self, node: str = "lab") -> list[str]:
-        """The command that enters a node."""
+        """Return the command that enters a node."""
         entry = self.members[node].entry if node in self.members else self._entry
         return ["nsenter", "-t", str(entry), "-n", "-m", "-u", "-p"]
 
@@ -193,7 +193,7 @@ class Lab(Cluster):
         check: bool = True,
         seconds: float = SHELL_SECONDS,
     ) -> str:
-        """Run a shell script on a node; what it printed. Raises ClusterError, CommandHangs."""
+        """Run a shell script on a node; return its output. Raises ClusterError, CommandHangs."""
         done = commands.run([*self.within(node), "sh", "-ec", script], seconds=seconds)
         if check and done.returncode != 0:
             raise ClusterError(f"{script}\n{done.stderr}")
@@ -204,19 +204,19 @@ class Lab(Cluster):
             "hostname lab; ip link set lo up; sysctl -qw net.ipv4.ip_forward=1;"
             f"ip link add cni0 type bridge; ip addr add {API_ADDRESS}/16 dev cni0;"
             "ip link set cni0 up;"
-            # The API server asks webhooks by their Services' addresses, which kube-proxy replaces.
+            # The API server calls webhooks at their Services' addresses, which kube-proxy replaces.
             f"ip route add {SERVICES} dev cni0"
         )
 
     def run(self, name: str, command: Sequence[str | Path], node: str = "lab") -> None:
-        """Start a program on a node; what it prints goes to NAME.log."""
+        """Start a program on a node. Its output goes to NAME.log."""
         with (self.directory / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [*self.within(node), *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
     def log(self, name: str, lines: int = 30) -> str:
-        """The end of a program's log."""
+        """Return the end of a program's log."""
         text = (self.directory / f"{name}.log").read_text(errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
@@ -303,7 +303,7 @@ class Lab(Cluster):
     # ------------------------------------------------------------ nodes
 
     def _second_node(self) -> Node:
-        """A machine behind a cable of its own."""
+        """Make a machine that is connected by its own cable."""
         entry = self._namespaces("lab2", self.within())
         inside = Path(f"/proc/{entry}/status").read_text()
         own = next(line for line in inside.splitlines() if line.startswith("NSpid")).split()[-1]
@@ -381,11 +381,11 @@ class Lab(Cluster):
         self.run(name, [program("kube-proxy"), f"--config={configuration}"], node.name)
 
     def pod_logs(self, node: str) -> Path:
-        """Where a node's kubelet keeps what containers print."""
+        """Return the directory where a node's kubelet stores the output of containers."""
         return self.members[node].directory / "pod-logs"
 
     def import_image(self, archive: Path, *nodes: str) -> None:
-        """Load an image on these nodes, or on all; pods say ``imagePullPolicy: Never``."""
+        """Load an image on these nodes, or on all. Pods use ``imagePullPolicy: Never``."""
         for name in nodes or tuple(self.members):
             node = self.members[name]
             command = ["ctr", "-a", str(node.socket), "-n", "k8s.io", "images", "import"]
@@ -398,25 +398,25 @@ class Lab(Cluster):
     # ------------------------------------------------------------ faults
 
     def cut_node2(self) -> None:
-        """Pull the second node's cable: its containers run on."""
+        """Pull the second node's cable. Its containers continue to run."""
         self.shell("ip link set v1 down")
 
     def heal_node2(self) -> None:
-        """Plug it in again."""
+        """Plug the cable in again."""
         self.shell(f"ip link set v1 up; ip route replace 10.89.0.0/16 via {NODE2_ADDRESS}")
 
     def signal_program(self, name: str, which: signal.Signals) -> None:
         """Signal a program by the name that it was started under, not the ``nsenter`` around it.
 
-        Nor what it runs just now: an iptables that stands still keeps its lock from the whole machine.
+        Its children get no signal: a stopped iptables would keep its lock from the whole machine.
         """
         entering, program, *_ = descendants(self.processes[name].pid)
         os.kill(program, which)
-        if which is signal.SIGCONT:  # it stands still together with its child
+        if which is signal.SIGCONT:  # it is stopped together with its child
             os.kill(entering, which)
 
     def processes_of(self, pod_uid: str) -> list[int]:
-        """The processes of a pod's containers, as this machine numbers them; not its pause."""
+        """Return the ids of the processes of a pod's containers on this machine, without its pause container."""
         found = []
         for path in Path("/proc").glob("[0-9]*/cgroup"):
             with contextlib.suppress(OSError):

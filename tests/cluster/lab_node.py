@@ -1,4 +1,4 @@
-"""One machine of the lab: its directory and addresses, what its programs are told, its cgroups."""
+"""One machine of the lab: its directory and addresses, the configuration of its programs, its cgroups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ state = "{directory}/containerd-state"
 
 @dataclass
 class Node:
-    """One machine of the lab: ``entry`` is a process in its namespaces."""
+    """One machine of the lab. ``entry`` is a process in its namespaces."""
 
     name: str
     directory: Path
@@ -50,7 +50,7 @@ class Node:
 
 
 def network_of(node: Node) -> dict[str, Any]:
-    """The network of a node's pods, as CNI has it."""
+    """Return the network of a node's pods as a CNI configuration."""
     return {
         "cniVersion": "0.4.0",
         "name": f"network-{node.name}",
@@ -75,7 +75,7 @@ def network_of(node: Node) -> dict[str, Any]:
 def kubelet_configuration(
     node: Node, authority: Path, resolv_conf: Path, pod_logs: Path, dns: str
 ) -> dict[str, Any]:
-    """The configuration of a node's kubelet; ``authority``: the certificate of its clients' CA."""
+    """Return the configuration of a node's kubelet. ``authority``: the certificate of its clients' CA."""
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -100,13 +100,13 @@ def kubelet_configuration(
         "imageGCHighThresholdPercent": 100,
         "nodeStatusUpdateFrequency": "2s",
         "containerRuntimeEndpoint": f"unix://{node.socket}",
-        # Else each kubelet clears away the logs of the other's pods.
+        # Otherwise each kubelet deletes the logs of the other's pods.
         "podLogsDir": str(pod_logs),
     }
 
 
 def proxy_configuration(node: Node, kubeconfig: Path) -> dict[str, Any]:
-    """The configuration of a node's kube-proxy."""
+    """Return the configuration of a node's kube-proxy."""
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
@@ -126,7 +126,7 @@ def proxy_configuration(node: Node, kubeconfig: Path) -> dict[str, Any]:
 
 
 def descendants(process: int) -> list[int]:
-    """A process and all that it started, the nearest first."""
+    """Return a process and all its descendants, the nearest first."""
     found = [process]
     for each in found:
         with contextlib.suppress(OSError):
@@ -136,7 +136,7 @@ def descendants(process: int) -> list[int]:
 
 
 def make_cgroup(name: str) -> None:
-    """A root of its own in every controller: two kubelets would delete each other's pods."""
+    """Make a separate root in every controller: two kubelets would delete each other's pods."""
     for controller in _controllers():
         path = controller / name.strip("/")
         path.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The operator as a process, beside a real API server and brokers, real or fake."""
+"""The operator as a process, with a real API server and real or fake brokers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STOP_SECONDS = 90.0
 ANSWER_SECONDS = 30.0
 
 LEASE = {"durationSeconds": 120, "renewSeconds": 90, "retrySeconds": 0.5}
-"""Nobody waits until it is over: an operator that gets no processor for a while goes on leading."""
+"""Longer than a test: an operator that gets no processor time for a while remains the leader."""
 
 OPTED_IN = {"leaderServices": {"enabled": True}, "podDeletion": {"enabled": True}}
 """Rights that an operator has only if the chart's values grant them."""
@@ -77,7 +77,7 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> OperatorProcess:
-        """Start it and wait until it serves; whether it leads is another question."""
+        """Start it and wait until it serves. It may not lead yet."""
         with (self.directory / f"{self.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", self._program],
@@ -102,7 +102,7 @@ class OperatorProcess:
         os.kill(self.pid, number)
 
     def stop(self) -> int:
-        """End it in order; its exit code."""
+        """End it in order; return its exit code."""
         assert self._process is not None
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
@@ -116,7 +116,7 @@ class OperatorProcess:
         self._process.wait()
 
     def wait_ended(self) -> int:
-        """Its exit code, when it has ended."""
+        """Wait for its end; return its exit code."""
         assert self._process is not None
         try:
             return self._process.wait(STOP_SECONDS)
@@ -129,7 +129,7 @@ class OperatorProcess:
         return self._process is not None and self._process.poll() is None
 
     def get(self, path: str) -> str | None:
-        """What its HTTP server answers; None when it does not."""
+        """Return the answer of its HTTP server, or None if there is none."""
         with (
             contextlib.suppress(OSError),
             urllib.request.urlopen(
@@ -140,7 +140,7 @@ class OperatorProcess:
         return None
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over all its labels. No answer is no figure: it fails."""
+        """Return the sum of a metric over all its labels. Fails if there is no answer."""
         text = self.get("/metrics")
         assert text is not None, f"{self.name} does not answer:\n{self.log()}"
         lines = text.splitlines()
@@ -151,22 +151,22 @@ class OperatorProcess:
 
     @property
     def leads(self) -> bool:
-        """Whether it says so; one that has ended does not."""
+        """Whether it reports that it leads. One that has ended does not."""
         return "onewriter_leader 1.0" in (self.get("/metrics") or "").splitlines()
 
     def log(self) -> str:
-        """All that it said."""
+        """Return all of its output."""
         return (self.directory / f"{self.name}.log").read_text(errors="replace")[-20_000:]
 
     def resident_bytes(self) -> int:
-        """The memory that it holds (Linux)."""
+        """Return the size of its resident memory (Linux)."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextlib.contextmanager
 def running(*operators: OperatorProcess) -> Iterator[Sequence[OperatorProcess]]:
-    """Started operators, ended at the end; what they said is shown when something fails."""
+    """Run operators, and end them at the end. If a test fails, their output is shown."""
     try:
         for each in operators:
             each.start()
@@ -186,7 +186,7 @@ def wait_until(
     seconds: float = SECONDS_MAX,
     explain: Callable[[], object] = lambda: "",
 ) -> Any:
-    """What ``holds`` says, as soon as it is true of anything."""
+    """Wait until the result of ``holds`` is true, and return it."""
     deadline = time.monotonic() + seconds
     while True:
         found = holds()

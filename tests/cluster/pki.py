@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 LIFE = dt.timedelta(days=7)
 EXPIRED = dt.timedelta(minutes=-1)
 SERVICE_ADDRESS = "10.96.0.1"
-"""The API server's own Service."""
+"""The address of the API server's own Service."""
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 
@@ -44,7 +44,7 @@ class Authority:
         return self.directory / "ca.crt"
 
     def server(self, name: str, hosts: list[str], *, is_expired: bool = False) -> None:
-        """A server's certificate for these host names and addresses."""
+        """Issue a server's certificate for these host names and addresses."""
         names: list[x509.GeneralName] = []
         for host in hosts:
             try:
@@ -55,11 +55,11 @@ class Authority:
         self._issue(name, _name(name), names, ExtendedKeyUsageOID.SERVER_AUTH, life)
 
     def client(self, name: str, user: str, group: str = "") -> None:
-        """A client's certificate: Kubernetes reads the user off CN and its group off O."""
+        """Issue a client's certificate. Kubernetes reads the user from CN and its group from O."""
         self._issue(name, _name(user, group), [], ExtendedKeyUsageOID.CLIENT_AUTH)
 
     def service_account_keys(self) -> None:
-        """The pair that signs and verifies ServiceAccount tokens: sa.key and sa.pub."""
+        """Make the pair that signs and verifies ServiceAccount tokens: sa.key and sa.pub."""
         key = rsa.generate_private_key(65537, 2048)
         (self.directory / "sa.key").write_bytes(_private(key))
         (self.directory / "sa.pub").write_bytes(
@@ -69,7 +69,7 @@ class Authority:
         )
 
     def kubeconfig(self, name: str, server: str) -> Path:
-        """A kubeconfig for the client certificate of that name."""
+        """Write a kubeconfig for the client certificate of that name."""
         path = self.directory / f"{name}.kubeconfig"
         document = {
             "apiVersion": "v1",

@@ -1,4 +1,4 @@
-"""Fixtures of the clusters; a conftest.py names this module in ``pytest_plugins``."""
+"""Fixtures of the clusters. A conftest.py names this module in ``pytest_plugins``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CRDS = sorted((ROOT / "crds").glob("*.yaml"))
 
 @pytest.fixture(scope="session")
 def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server that knows our kinds; shared, so use a ``namespace`` of your own."""
+    """An API server that knows onewriter's kinds. It is shared, so use your own ``namespace``."""
     with ControlPlane(tmp_path_factory.mktemp("cluster")) as cluster:
         cluster.establish(*CRDS)
         yield cluster
@@ -26,13 +26,13 @@ def api_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlan
 
 @pytest.fixture
 def namespace(api_server: ControlPlane) -> str:
-    """A namespace for one test. (This API server deletes none: nobody would finish it.)"""
+    """A namespace for one test. (This API server has no controller that could finish its deletion.)"""
     return api_server.make_namespace(f"test-{uuid.uuid4().hex[:10]}")
 
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """Two nodes that run pods. One at a time on a machine: a second waits for the first."""
+    """Two nodes that run pods. A machine runs one lab at a time: a second one waits for the first."""
     with (
         exclusively("lab", LAB_SECONDS),
         Lab(Path(tempfile.mkdtemp(prefix="onewriter-lab-"))) as cluster,

@@ -1,4 +1,4 @@
-"""Prometheus' own tool, for rules and queries: out of Debian's package, which is not installed."""
+"""Prometheus' own tool for rules and queries, taken from Debian's package without installing it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.cluster.commands import CommandHangs, run
 
 PACKAGE = "prometheus"
 FETCH_SECONDS = 300.0
-"""One step of fetching it."""
+"""Time limit of one step of fetching it."""
 
 
 def missing() -> list[str]:
-    """Why there is none here, one sentence each."""
+    """Return why it is not available here, one sentence each."""
     if shutil.which("promtool") or all(map(shutil.which, ("apt-get", "dpkg-deb"))):
         return []
     return ["promtool: install Prometheus, https://prometheus.io/download"]
 
 
 def program() -> Path:
-    """The program; unpacked once, beside the other things that are kept outside the checkout.
+    """Return the program, unpacked once into the cache outside the checkout.
 
     Raises CannotBuild.
     """

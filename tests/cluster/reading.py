@@ -1,4 +1,4 @@
-"""Reading objects straight from the API server: many times faster than a kubectl for each look."""
+"""Reads objects directly from the API server, many times faster than a kubectl for each read."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Reader:
         self._context: ssl.SSLContext | None = None
 
     def get(self, kind: str, namespace: str, name: str) -> Json | None:
-        """An object; None when there is none. Raises ClusterError."""
+        """Return an object, or None if it does not exist. Raises ClusterError."""
         return self._read(f"{_collection(kind, namespace)}/{name}")
 
     def list(self, kind: str, namespace: str) -> list[Json]:
-        """All objects of a kind in a namespace. Raises ClusterError."""
+        """Return all objects of a kind in a namespace. Raises ClusterError."""
         found = self._read(_collection(kind, namespace))
         return [] if found is None else list(found["items"])
 
     def _read(self, path: str) -> Json | None:
-        if not hasattr(self._cluster, "authority"):  # somebody else's cluster: as kubectl may
+        if not hasattr(self._cluster, "authority"):  # an existing cluster: as kubectl may
             done = self._cluster.kubectl("get", "--raw", path, check=False)
             return None if done.returncode else json.loads(done.stdout)
         status, text = self._ask(path)

@@ -31,7 +31,7 @@ class Installed:
         self.cluster = cluster
         self.install()
         for namespace in ("shop", "rival", "default"):
-            for role in ("view", "edit"):  # nobody aggregates roles here
+            for role in ("view", "edit"):  # no controller aggregates roles here
                 binding = ("create", "rolebinding", f"{EDITOR}-{role}", f"--user={EDITOR}")
                 name = f"--clusterrole=onewriter-{NAMESPACE}-{role}"
                 cluster.kubectl(*binding, name, namespace=namespace)
@@ -55,13 +55,13 @@ class Installed:
         assert done.returncode == 0, done.stderr
 
     def as_user(self, user: str, verb: str, document: Json, *more: str) -> str:
-        """What the API server says of it; empty when it is taken. Nothing is stored."""
+        """Return the API server's refusal of a dry run; empty if it is accepted. Nothing is stored."""
         options = [verb, "-f", "-", "--dry-run=server", f"--as={user}", *more]
         done = self.cluster.kubectl(*options, stdin=yaml.safe_dump(document), check=False)
         return "" if done.returncode == 0 else done.stdout + done.stderr
 
     def declared(self, namespace: str, topic: str = "") -> str:
-        """What comes of an editor who declares a topic there."""
+        """Let an editor declare a topic there; return the refusal, empty if it is accepted."""
         spec = {"topic": topic} if topic else {}
         return self.as_user(EDITOR, "create", document(namespace, **spec))
 
@@ -182,7 +182,7 @@ def test_objects_declared_before_the_policy_can_be_changed_and_deleted(
     cluster.kubectl("patch", "xt", "old", "--type=json", f"--patch={patch}", namespace="rival")
 
 
-# ------------------------------------------------------------ the operator's reach
+# ------------------------------------------------------------ limits of the operator
 
 
 def service(namespace: str, **labels: str) -> Json:
@@ -210,7 +210,7 @@ def test_the_operator_makes_and_changes_its_own_objects_alone(opted_in: Installe
     assert opted_in.as_user(OPERATOR, "create", service("shop", **OURS)) == ""
     assert "writes only objects labelled" in opted_in.as_user(OPERATOR, "create", service("shop"))
     opted_in.cluster.apply(service("shop"))
-    # Whoever has the operator could lead the traffic of any Service elsewhere.
+    # An attacker who has taken over the operator could redirect the traffic of any Service.
     said = opted_in.as_user(OPERATOR, "apply", service("shop", **OURS), *APPLIED)
     assert "changes and deletes only objects labelled" in said
     done = opted_in.cluster.kubectl(
@@ -223,7 +223,7 @@ def test_the_operator_makes_and_changes_its_own_objects_alone(opted_in: Installe
 
 
 def installs(installed: Installed) -> tuple[list[Json], list[Json]]:
-    """What the operator installs: created once, and applied again and again."""
+    """Return what the operator installs: objects to create once, and objects to apply repeatedly."""
     found = installed.cluster.get("configmap", "onewriter-config", namespace=NAMESPACE)
     document = yaml.safe_load(found["data"]["configuration.yaml"])
     configuration = Configuration.from_document(document)
@@ -252,7 +252,7 @@ INSTALLATIONS = {
 
 
 def refusals(installed: Installed) -> str:
-    """What the API server says when the operator writes all that it installs; empty when it is taken."""
+    """Return the API server's refusals of all objects that the operator installs; empty if it accepts all."""
     once, always = installs(installed)
     said = [installed.as_user(OPERATOR, "create", each) for each in once]
     said += [installed.as_user(OPERATOR, "apply", each, *APPLIED) for each in always]
@@ -265,7 +265,7 @@ def test_the_operator_may_install_what_it_installs(opted_in: Installed, installa
     try:
         _, always = installs(opted_in)
         assert [each["kind"] for each in always].count("StatefulSet") >= 1
-        # A policy that was changed counts a moment later.
+        # A changed policy takes effect a moment later.
         opted_in.cluster.until(lambda: refusals(opted_in) == "", "everything is taken")
     finally:
         opted_in.install(OPT_IN)

@@ -95,10 +95,10 @@ FAULTS: dict[str, Json] = {
     ),
     "OnewriterDriftRepaired": operator("drift_repaired_total", "1+1x120", kind="Topic"),
 }
-"""The one series of the above that shows each fault."""
+"""For each fault, the one series among the above that shows it."""
 
 WORLD_ENDS = {"OnewriterEntriesLost": "5m", "OnewriterBrokersMissing": "60m"}
-"""When to look, where an hour and a half is too late."""
+"""The time of evaluation, if an hour and a half is too late."""
 
 
 def firing(series: list[Json], name: str, at: str, *, is_expected: bool) -> Json:
@@ -118,7 +118,7 @@ def firing(series: list[Json], name: str, at: str, *, is_expected: bool) -> Json
 
 
 def check(directory: Path, *tests: Json) -> str:
-    """What promtool says against the tests; empty when it agrees."""
+    """Run the tests with promtool; return its errors, empty if there are none."""
     rules = {"groups": [{"name": "onewriter", "rules": alerts()}]}
     (directory / "rules.yaml").write_text(yaml.safe_dump(rules))
     whole = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": list(tests)}

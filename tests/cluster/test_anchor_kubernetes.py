@@ -34,7 +34,7 @@ PATIENT = ApiLimits(request_seconds=float(WAIT_SECONDS), connect_seconds=float(W
 
 
 class CountingApi(KubernetesApi):
-    """Notes the requests that go out."""
+    """Records its requests."""
 
     def __init__(self, server: ApiServer) -> None:
         super().__init__(server, limits=PATIENT)
@@ -110,7 +110,7 @@ async def test_a_broker_may_see_nothing_else(api: CountingApi, namespace: str, p
 async def test_a_server_that_goes_away_and_comes_back(
     another_api_server: Callable[[], ControlPlane], tmp_path: Path
 ) -> None:
-    """What was written is there, what could not be said is Unavailable, and versions go on."""
+    """Stored records are there again, calls without an answer were Unavailable, and versions continue."""
     cluster = another_api_server()
     api = KubernetesApi(broker_account(cluster, "default", tmp_path), limits=PATIENT)
     anchor = KubernetesAnchor(api, "shard-0")

@@ -1,6 +1,6 @@
 """Brokers with their anchor and their clients' identities in a real API server, and without it.
 
-They are processes of this machine; the API server, its objects, rights and tokens are real.
+They are processes of this machine. The API server, its objects, rights and tokens are real.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 Json = dict[str, Any]
 
 PATIENT: Json = {"pingIntervalSeconds": 20}
-"""A holder that gets no processor for a while is not given up: few stories are about that."""
+"""A holder that gets no processor time for a while keeps its topic, because few tests are about that."""
 
 DESIRED = "/onewriter/v1/desired"
 TOPIC = "persistent://shop/default/orders"
@@ -63,7 +63,7 @@ BY_ACCOUNT = claim("writers", {"serviceAccountName": "writer"})
 
 
 class Lab:
-    """Brokers beside one API server, in its namespace ``shop``; the operator is this test."""
+    """Brokers beside one API server, in its namespace ``shop``. The test itself acts as the operator."""
 
     def __init__(
         self, cluster: ControlPlane, store: StoreServer, directory: Path, *, brokers: int = 1
@@ -96,7 +96,7 @@ class Lab:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a command in a broker's pod finds."""
+        """The environment of a command in a broker's pod."""
         settings = self.settings | {"redis_url": self.store.url}
         return {f"ONEWRITER_{name.upper()}": str(value) for name, value in settings.items()}
 
@@ -152,7 +152,7 @@ def running_lab(cluster: ControlPlane, directory: Path, *, brokers: int = 1) -> 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """An API server of this module's own: its tests take it away."""
+    """An API server for this module only, because its tests stop it."""
     with ControlPlane(tmp_path_factory.mktemp("cluster")) as cluster:
         cluster.establish(*CRDS)
         cluster.make_namespace("shop")
@@ -161,7 +161,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def cluster(shared: ControlPlane) -> ControlPlane:
-    """It answers, and knows of no anchor and no pod."""
+    """The API server, running, without any anchor or pod."""
     if not shared.is_ready():
         shared.start_api()
     everything = ("bucketanchors,pods", "--all", "--force", "--grace-period=0")
@@ -182,7 +182,7 @@ def refusal(ask: Callable[[], RawProducer]) -> RefusedByBroker:
 
 
 def promoted(waiter: RawProducer) -> int:
-    """Wait until it may write; the epoch that it got."""
+    """Wait until the producer may write; return its epoch."""
     request_id = waiter.command.request_id
     found = waiter.client.expect(
         pb.CommandProducerSuccess, lambda c: c.request_id == request_id and c.producer_ready
@@ -191,7 +191,7 @@ def promoted(waiter: RawProducer) -> int:
 
 
 def test_claims_admit_their_writers_and_the_status_shows_them(lab: Lab) -> None:
-    """From a broker that was told nothing to pods that wait, take over, and are gone."""
+    """From a broker without any object to pods that wait, take over, and end."""
     eventually(lambda: Http(lab.brokers.http_url)("GET", "/healthz")[0] == 200, WAIT_SECONDS)
     assert not lab.is_ready()
     first, second = (make_pod(lab.cluster, "shop") for _ in range(2))
@@ -275,7 +275,7 @@ def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
     epoch = promoted(waiters[0])
     waiters[0].publish(b"so does the takeover by a waiter that is connected")
 
-    # Its connection breaks: the same pod comes back to its epoch, and to nothing else.
+    # Its connection breaks: the same pod may resume its epoch, and only this one.
     again = lab.connect(tokens[1])
     again.lookup(TOPIC)
     for attempt in (
@@ -375,7 +375,7 @@ def test_a_deleted_pod_does_not_come_back(lab: Lab) -> None:
 
 
 def test_buckets_move_in_order_and_after_a_crash(cluster: ControlPlane, tmp_path: Path) -> None:
-    """Two brokers share the buckets; each one's end leaves all to the other, in one object."""
+    """Two brokers share the buckets. At the end of each, all its buckets move to the other, in one object."""
     with running_lab(cluster, tmp_path / "lab", brokers=2) as lab:
         for number in range(2):
             lab.push(BY_ACCOUNT, number=number)
@@ -385,11 +385,11 @@ def test_buckets_move_in_order_and_after_a_crash(cluster: ControlPlane, tmp_path
             return {record["owner"].partition("~")[0] for record in stored["buckets"]}
 
         def shares() -> list[int]:
-            """How many buckets each broker holds, by its own count."""
+            """Return the number of buckets of each broker, by its own count."""
             answers = [Http(url)("GET", "/readyz") for url in lab.brokers.http_urls]
             return [int(found["buckets"]["held"]) for _, found in answers]
 
-        # Not while they move: what becomes of a bucket then is another story.
+        # Not while buckets move: other tests cover the buckets that are moving.
         eventually(lambda: sum(shares()) == 64 and all(shares()), WAIT_SECONDS)
         assert owners() == {"broker-0", "broker-1"}
         writer = lab.writer(make_pod(cluster, "shop"))
@@ -402,7 +402,7 @@ def test_buckets_move_in_order_and_after_a_crash(cluster: ControlPlane, tmp_path
         survivor = 1 - target
         beside = lab.connect(pod_token(cluster, "shop", make_pod(cluster, "shop")), survivor)
         cluster.stop_api()
-        time.sleep(6)  # longer than a record answers look-ups that could be read again
+        time.sleep(6)  # longer than a record answers look-ups whose anchor could be read again
         assert beside.lookup(TOPIC).broker_service_url == lab.brokers.service_urls[target]
         cluster.start_api()
         lab.brokers.kill(target)

@@ -38,7 +38,7 @@ RESTRICTED = {
 }
 SECONDS_MAX = 240.0
 HOOK_SECONDS = 15
-"""For a hook that waits for what never comes: time enough to ask once."""
+"""Time limit of a hook whose condition never holds: sufficient for one check."""
 ANCHOR: Json = {
     "apiVersion": "onewriter.dev/v1alpha1",
     "kind": "BucketAnchor",
@@ -47,7 +47,7 @@ ANCHOR: Json = {
 
 
 class Installation:
-    """A release of the chart; ``helm`` raises AssertionError when it fails."""
+    """A release of the chart. ``helm`` raises AssertionError if it fails."""
 
     def __init__(self, cluster: ControlPlane) -> None:
         self.cluster = cluster
@@ -60,7 +60,7 @@ class Installation:
 
     def install(self, *settings: str) -> None:
         values = [f"--set={each}" for each in settings]
-        # Hooks are pods, and nothing runs pods here.
+        # Hooks are pods, and there is no node that runs pods.
         self.helm("upgrade", "--install", "onewriter", str(CHART), "--no-hooks", *values)
 
     def get(self, kind: str, name: str) -> Json:
@@ -75,12 +75,12 @@ class Installation:
         return Configuration.from_document(yaml.safe_load(text))
 
     def installed(self) -> list[Json]:
-        """What the operator would install, owned by the chart."""
+        """Return the objects that the operator would install, owned by the chart."""
         owner = self.get("configmap", "onewriter-config")
         return [*created_once(self.configuration, owner), *objects(self.configuration, owner)]
 
     def as_account(self, account: str, *arguments: str, stdin: str = "") -> tuple[int, str]:
-        """kubectl with a ServiceAccount's rights; its exit code and what it said."""
+        """Run kubectl with a ServiceAccount's rights; return its exit code and output."""
         done = self.cluster.kubectl(
             *(f"--as=system:serviceaccount:{NAMESPACE}:{account}", *arguments),
             stdin=stdin,
@@ -128,7 +128,7 @@ def test_every_pod_passes_the_restricted_standard(onewriter: Installation) -> No
         pod = copy.deepcopy(template)
         pod |= {"apiVersion": "v1", "kind": "Pod"}
         pod["metadata"] = {**pod["metadata"], "name": name, "namespace": NAMESPACE}
-        pod["spec"].pop("serviceAccountName", None)  # hooks' accounts are only there with the hook
+        pod["spec"].pop("serviceAccountName", None)  # hooks' accounts exist only with the hook
         done = onewriter.cluster.kubectl(
             "create", "--dry-run=server", "-f", "-", stdin=yaml.safe_dump(pod), check=False
         )
@@ -165,7 +165,7 @@ def apply_as_operator(onewriter: Installation, document: Json) -> None:
 def test_the_operator_installs_store_and_brokers_with_its_own_rights(
     onewriter: Installation,
 ) -> None:
-    for _ in range(2):  # again and again
+    for _ in range(2):  # repeatable
         for document in onewriter.installed():
             apply_as_operator(onewriter, document)
     for kind, names in {
@@ -179,7 +179,7 @@ def test_the_operator_installs_store_and_brokers_with_its_own_rights(
         "poddisruptionbudget": ["onewriter-broker", "onewriter-operator", "onewriter-valkey"],
     }.items():
         assert sorted(onewriter.names(kind)) == names
-    # Their pods are made, so nothing of them is refused in this namespace.
+    # Their pods are created, so this namespace refuses no part of them.
     eventually(
         lambda: {"onewriter-broker-2", "onewriter-valkey-0"} <= set(onewriter.names("pod")),
         "pods of the StatefulSets",
@@ -299,7 +299,7 @@ def test_certificates_stay_over_an_upgrade_and_are_renewed_in_time(onewriter: In
     webhook = onewriter.get("mutatingwebhookconfiguration", "onewriter-system")["webhooks"][0]
     trusted = webhook["clientConfig"]["caBundle"]
     assert trusted == before["onewriter-ca"]["data"]["ca.crt"], "what the API server trusts"
-    # What is left is the last third of a longer validity: all is made anew, the authority too.
+    # Less than the last third of a longer validity is left: everything is renewed, including the authority.
     onewriter.install("certificates.days=36500")
     after = onewriter.get("secret", "onewriter-broker-tls")
     assert after["data"] != before["onewriter-broker-tls"]["data"]
@@ -338,7 +338,7 @@ def test_a_rollback_brings_the_former_configuration_back_and_keeps_anchors(
 
 
 def kubeconfig(onewriter: Installation, account: str, directory: Path) -> Path:
-    """One that has a ServiceAccount's rights."""
+    """Write a kubeconfig with a ServiceAccount's rights."""
     administrator = yaml.safe_load(onewriter.cluster.kubeconfig.read_text())
     token = onewriter.cluster.kubectl(
         "create", "token", account, namespace=NAMESPACE
@@ -359,11 +359,11 @@ HOOKS_MAY = {
         "list exclusivetopics.onewriter.dev",
     ],
 }
-"""A right of each of their roles: it counts a moment after it was stored."""
+"""One right of each hook's role. It takes effect a moment after it was stored."""
 
 
 def hook_objects(onewriter: Installation, component: str) -> None:
-    """The accounts and rights of a hook, as Helm makes them before it."""
+    """Create the accounts and rights of a hook, as Helm does before it."""
     text = onewriter.helm("template", "onewriter", str(CHART), "--kube-version=1.36.3")
     for each in yaml.safe_load_all(text):
         if not each or each["kind"] == "Job":
@@ -420,7 +420,7 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
     cluster = onewriter.cluster
     cluster.apply(TOPIC, ANCHOR)
     eventually(lambda: "data-onewriter-valkey-0" in onewriter.names("pvc"), "the volume's claim")
-    # The Job is in the output of `helm template` too: applied, it changes nothing.
+    # The output of `helm template` contains the Job too: applying it changes nothing.
     arguments = ("--helm-release=onewriter", f"--timeout-seconds={SECONDS_MAX}")
     done = run_hook(onewriter, "clean-up", tmp_path, *arguments)
     assert done.exit_code == 1, done.output
@@ -430,7 +430,7 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
         int(each["revision"])
         for each in json.loads(onewriter.helm("history", "onewriter", "-o", "json"))
     )
-    # This is what Helm notes before its first hook.
+    # Helm stores this before its first hook.
     onewriter.cluster.kubectl(
         *("label", "secret", f"sh.helm.release.v1.onewriter.v{revision}"),
         *("status=uninstalling", "--overwrite"),
@@ -450,7 +450,7 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
     assert "exclusivetopics.onewriter.dev" in cluster.names("crd")
     assert "data-onewriter-valkey-0" in onewriter.names("pvc"), "the data"
     assert "shard-0" in onewriter.names("bucketanchor"), "who owned which bucket, since which epoch"
-    # And back again, on the same data and the same objects.
+    # Install again, on the same data and the same objects.
     onewriter.install()
     assert onewriter.get("secret", "onewriter-ca")["data"] == authority, "sidecars know it"
     assert cluster.get("exclusivetopic", "orders")["metadata"]["uid"]
@@ -459,7 +459,7 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
 def test_where_definitions_go_the_objects_are_deleted_first(
     onewriter: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clean_up, "DELETION_SHARE", 0.02)  # no operator is there to be waited for
+    monkeypatch.setattr(clean_up, "DELETION_SHARE", 0.02)  # there is no operator to wait for
     cluster = onewriter.cluster
     topic = copy.deepcopy(TOPIC)
     topic["metadata"] = {

@@ -1,7 +1,7 @@
-"""The pipeline's jobs in a real control plane: taken, restricted, and a driver that makes an executor.
+"""The pipeline's jobs in a real control plane: accepted, restricted, and a driver that creates an executor.
 
 No node runs the pods. The driver is a real Spark beside the API server, with the rights of its account
-and the chart's arguments; what the executor's pod would run, the image's own script runs here.
+and the chart's arguments. The image's own script runs here what the executor's pod would run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ENTRYPOINT = ROOT / "pipeline" / "image" / "entrypoint.sh"
 NAMESPACE = "system"
 LOOPBACK = "127.0.0.1"
 SECONDS_MAX = 600.0
-"""A Spark starts, on two cores that others use too."""
+"""Time limit for the start of a Spark on two shared cores."""
 VALUES = (
     "spark.enabled=true",
     "spark.table.uri=s3://history/t",
@@ -71,7 +71,7 @@ class Release:
         return [each for each in yaml.safe_load_all(done.stdout) if each]
 
     def judged(self, document: Json) -> str:
-        """What the API server has against it; empty: nothing."""
+        """Return the API server's objection to the document; empty if there is none."""
         done = self.cluster.kubectl(
             *("create", "--dry-run=server", "-f", "-"),
             stdin=yaml.safe_dump(document),
@@ -92,7 +92,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Release]:
 
 
 def definition(group: str, version: str, kind: str) -> Json:
-    """As much of an operator's definition as says that it is there."""
+    """Return a minimal definition of an operator's kind, which shows that the kind exists."""
     plural = f"{kind.lower()}s"
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     served = {"name": version, "served": True, "storage": True}
@@ -141,14 +141,14 @@ def test_pipeline_pods_pass_the_restricted_standard(release: Release, runner: st
             continue
         template |= {"apiVersion": "v1", "kind": "Pod"}
         template["metadata"] = {**template["metadata"], "name": name, "namespace": NAMESPACE}
-        template["spec"].pop("serviceAccountName")  # not all are there
+        template["spec"].pop("serviceAccountName")  # not all of them exist
         assert release.judged(template) == "", name
         seen += 1
     assert seen == 4, "offload, audit, trim, the test"
 
 
 def account_config(release: Release, account: str, directory: Path) -> tuple[Path, str]:
-    """A kubeconfig with a ServiceAccount's rights, and its token."""
+    """Return a kubeconfig with a ServiceAccount's rights, and its token."""
     made = release.cluster.kubectl("create", "token", account, namespace=NAMESPACE)
     config = yaml.safe_load(release.cluster.kubeconfig.read_text())
     config["users"][0]["user"] = {"token": made.stdout.strip()}
@@ -178,7 +178,7 @@ def test_a_driver_makes_executors_with_its_own_rights_and_they_work(
     template = offload["spec"]["jobTemplate"]["spec"]["template"]
     driver = {"apiVersion": "v1", "kind": "Pod", **copy.deepcopy(template)}
     driver["metadata"] = {**driver["metadata"], "name": "driver", "namespace": NAMESPACE}
-    release.cluster.apply(driver)  # nothing runs it: it owns the executors
+    release.cluster.apply(driver)  # it does not run: it owns the executors
     config, authority = account_config(release, "onewriter-pipeline", tmp_path)
     templates = release.cluster.get("configmap", "onewriter-pipeline", namespace=NAMESPACE)
     (tmp_path / "offload.yaml").write_text(templates["data"]["offload.yaml"])
@@ -230,7 +230,7 @@ def test_a_driver_makes_executors_with_its_own_rights_and_they_work(
 def start_executor(
     release: Release, running: subprocess.Popen[bytes], environment: dict[str, str], place: Path
 ) -> subprocess.Popen[bytes]:
-    """What the executor's pod would run, as soon as there is one; its pod is looked at first."""
+    """Wait for the executor's pod, check it, and run what the pod would run."""
     deadline = time.monotonic() + SECONDS_MAX
     while not (found := executors(release)):
         said = (place / "driver.log").read_text()[-3000:]

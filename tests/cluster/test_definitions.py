@@ -316,7 +316,7 @@ def test_kubectl_explains_a_field(api_server: ControlPlane) -> None:
     explain = ("explain", "exclusivetopic.spec.durability")
 
     def is_explained() -> bool:
-        """Schemas are published a moment after the kinds are served."""
+        """Return whether schemas are published, a moment after the kinds are served."""
         said = api_server.kubectl(*explain, check=False).stdout
         return "What an acknowledgement guarantees" in said
 

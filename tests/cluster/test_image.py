@@ -33,7 +33,7 @@ Run = Callable[..., Container]
 
 @pytest.fixture
 def run(root: Path, tmp_path: Path) -> Iterator[Run]:
-    """Start containers; all are stopped at the end."""
+    """Start containers. All are stopped at the end."""
     started: list[Container] = []
 
     def start(*command: str, **options: object) -> Container:
@@ -72,7 +72,7 @@ def test_every_verb_can_be_used(run: Run) -> None:
 def test_nothing_can_be_written(run: Run) -> None:
     container = run("sh", "-c", "id -u; touch /opt/onewriter/x; touch /tmp/x && echo temporary")
     container.wait()
-    said = container.log()  # what went wrong may stand in front: it comes by another pipe
+    said = container.log()  # the error may come before the other output: it uses another pipe
     assert {str(USER), "temporary"} < set(said.splitlines())
     assert "Read-only file system" in said
 

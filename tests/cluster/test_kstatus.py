@@ -30,7 +30,7 @@ def test_a_topics_life(world: World) -> None:
     assert now("orders") == "InProgress", "nobody has looked at it"
     world.operator.start()
     wait_until(lambda: now("orders") == "Current")
-    time.sleep(1.1)  # of two objects the older counts, and creationTimestamp has whole seconds
+    time.sleep(1.1)  # the older of two objects counts, and creationTimestamp has whole seconds
     world.topic("rival", topic=world.name("orders"))
     wait_until(lambda: now("rival") == "Failed")
     world.operator.stop()

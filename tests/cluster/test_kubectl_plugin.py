@@ -1,5 +1,5 @@
-"""``kubectl onewriter`` as people call it: a real API server with its rights, a real operator and
-brokers that ask for tokens. What there is not: nodes, so brokers are reached by their addresses.
+"""``kubectl onewriter`` as users call it: a real API server with its rights, a real operator, and brokers that
+require tokens. There are no nodes, so the plugin reaches brokers by their addresses.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ PLUGIN = "from onewriter_kubectl.cli import main; main()"
 OPERATOR = "onewriter-operator"
 
 ROLES = {"viewer": ("view",), "editor": ("view", "edit")}
-"""People of the namespace, and the roles that they are given. What a cluster aggregates into
-``view`` and ``edit`` comes from its own roles of these names and from the chart's."""
+"""Users of the namespace, and their roles. Rules that a cluster aggregates into ``view`` and ``edit`` come from
+its own roles of these names and from the chart's."""
 
 
 IN_TIME = ("--timeout-seconds", str(WAIT_SECONDS))
-"""The operator is waited for as long as anything is."""
+"""The plugin waits for the operator as long as the tests wait for anything."""
 
 
 class Said:
@@ -101,7 +101,7 @@ class Stage:
         )
 
     def __call__(self, *arguments: str, user: str = "", stdin: str = "") -> Said:
-        """The plugin, as kubectl runs it; ``user`` is one of ROLES, else the administrator."""
+        """Run the plugin as kubectl does. ``user`` is one of ROLES, otherwise the administrator."""
         words = [*arguments, f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
         words += [f"--as={user}"] if user else []
         done = commands.run(
@@ -117,7 +117,7 @@ class Stage:
         return found
 
     def is_served_by_its_broker(self, topic: str) -> bool:
-        """Whether buckets are where they stay: at first, all are with the broker that came first."""
+        """Whether buckets are at their final broker: at first, the first broker has all of them."""
         url = self.brokers.http_urls[self.brokers.target_of(topic)]
         code, _ = Http(url, self._token.read_text())("GET", topic_path(topic))
         return code == 200
@@ -141,7 +141,7 @@ def _broker_service() -> Json:
 
 
 def _people(cluster: ControlPlane, namespace: str) -> None:
-    """Those of ROLES, with what the chart adds to the cluster's roles."""
+    """Create the users of ROLES, with the rules that the chart adds to the cluster's roles."""
     added = [
         each
         for each in of_kind(rendered(), "ClusterRole")
@@ -189,14 +189,14 @@ def stage(api_server: ControlPlane, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 class Play:
-    """A topic with two pods that may write it."""
+    """A topic with two pods that may write to it."""
 
     def __init__(self, stage: Stage, name: str, clients: contextlib.ExitStack) -> None:
         self.stage = stage
         self.name = name
         self.topic = f"persistent://{stage.namespace}/default/{name}"
         self._clients = clients
-        # Clients that get no processor for a while are not given up: no story here is about that.
+        # Clients that get no processor time for a while keep their topics: no test here is about that.
         spec = {"detection": {"pingIntervalSeconds": 20}}
         claim = {"topicRef": {"name": name}, "subject": {"serviceAccountName": "writer"}}
         stage.cluster.apply(
@@ -227,10 +227,10 @@ class Play:
             *("wait", "--for=condition=Granted", f"pclaim/{name}", f"--timeout={WAIT_SECONDS}s"),
             namespace=stage.namespace,
         )
-        wait_until(lambda: "EpochAdvanced" in self._events())  # they come behind status
+        wait_until(lambda: "EpochAdvanced" in self._events())  # Events are written after the status
 
     def _events(self) -> set[str]:
-        """Why there are Events about the topic."""
+        """Return the reasons of the Events about the topic."""
         reasons = ("-o", f'jsonpath={{.items[?(@.regarding.name=="{self.name}")].reason}}')
         events = ("get", "events.events.k8s.io", *reasons)
         return set(
@@ -247,7 +247,7 @@ class Play:
 
     @property
     def not_its_broker(self) -> tuple[str, str]:
-        """Any broker will do: this one has to send on."""
+        """Return another broker than the topic's: any broker must redirect the request."""
         owner = self.stage.brokers.target_of(self.topic)
         return "--http-url", self.stage.brokers.http_urls[1 - owner]
 
@@ -258,7 +258,7 @@ def play(stage: Stage) -> Iterator[Play]:
         yield Play(stage, f"t-{uuid.uuid4().hex[:6]}", clients)
 
 
-# ------------------------------------------------------------ asking
+# ------------------------------------------------------------ queries
 
 
 def test_the_verbs_who_status_and_why_need_only_the_role_view(stage: Stage, play: Play) -> None:
@@ -336,7 +336,7 @@ def test_a_failed_request_ends_with_its_exit_code(stage: Stage) -> None:
     assert away.stderr.count("\n") == 1, away.stderr
 
 
-# ------------------------------------------------------------ orders
+# ------------------------------------------------------------ commands
 
 
 def test_an_editor_fences_and_a_viewer_does_not(stage: Stage, play: Play) -> None:
@@ -401,7 +401,7 @@ def test_a_caller_without_administrator_rights_cannot_order_a_broker(
     assert stage.has_writer(play.name, "one")
 
 
-# ------------------------------------------------------------ for support; without an operator
+# ------------------------------------------------------------ support data; no operator
 
 
 def test_a_report_of_what_there_is(stage: Stage, play: Play) -> None:

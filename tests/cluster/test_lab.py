@@ -106,7 +106,7 @@ def test_pods_of_both_nodes_reach_a_service_and_know_its_name(web: Lab) -> None:
     assert {pod["spec"]["nodeName"] for pod in found} == {"lab", "lab2"}
     for pod in found:
         name = pod["metadata"]["name"]
-        # A node's rules follow a moment behind what is ready.
+        # A node's rules are updated a moment after the pods are ready.
         eventually(partial(reaches, web, name), f"{name} does not reach the service")
         eventually(partial(resolves, web, name), f"{name} does not know the service's name")
 

@@ -30,7 +30,7 @@ def world(shared: World) -> Iterator[World]:
     shared.clear()
 
 
-# ------------------------------------------------------------ the way there and back
+# ------------------------------------------------------------ spec to broker, broker to status
 
 
 def test_a_topic_and_its_claim_reach_the_broker_and_its_story_comes_back(world: World) -> None:
@@ -197,7 +197,7 @@ def test_a_foreign_desired_state_is_replaced(world: World) -> None:
     wait_until(lambda: world.broker.fake.revision != "by hand")
 
 
-# ------------------------------------------------------------ orders of a person
+# ------------------------------------------------------------ commands of a user
 
 
 def test_a_paused_topic_keeps_its_spec(world: World) -> None:
@@ -240,7 +240,7 @@ def test_a_person_fences_an_epoch_and_no_later_one(world: World) -> None:
 
 
 def refusals(world: World) -> list[Json]:
-    """What was said of handovers, the oldest first."""
+    """Return the Events about refused handovers, the oldest first."""
     return sorted(world.events("HandedOverByOrder"), key=lambda event: str(event["eventTime"]))
 
 
@@ -262,7 +262,7 @@ def test_an_order_that_is_refused_again_is_answered_again_at_once(world: World) 
 
 
 def said_times(events: list[Json]) -> int:
-    """How often one thing was said, as its Event tells."""
+    """Return how often an Event was repeated, from its count."""
     series = events[0].get("series") or {} if events else {"count": 0}
     return int(series.get("count", 1))
 
@@ -276,7 +276,7 @@ def test_an_order_with_a_mark_is_a_new_one_and_its_answer_names_it(world: World)
         return note in [event["note"] for event in refusals(world)]
 
     for mark in ("a", "b", "c"):
-        world.annotate(f"onewriter.dev/handover=3#{mark} w2")  # right over the one before
+        world.annotate(f"onewriter.dev/handover=3#{mark} w2")  # directly over the previous one
         told = f"Epoch 3 was to be handed over to w2 (annotation #{mark}): no producer is waiting"
         wait_until(
             partial(is_told, told),
@@ -356,7 +356,7 @@ def test_a_writer_under_deletion_is_a_terminating_endpoint_with_any_labels(
 ) -> None:
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
     found = pod(world, "writer-1", labels={label: "primary"})
-    patch_finalizers(world, ["example.com/wait"])  # it goes, and stays for as long as this is there
+    patch_finalizers(world, ["example.com/wait"])  # its deletion waits for this finalizer
     writer = contender("w1", None, "writer-1", epoch=1) | {"podUID": found["metadata"]["uid"]}
     world.broker.serve(world.name("orders"), status(1, holders=[writer]))
     leads_to(world, [found["status"]["podIP"]], 1)

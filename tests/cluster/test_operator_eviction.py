@@ -45,7 +45,7 @@ def world(shared: World) -> Iterator[World]:
 
 @pytest.fixture
 def own_world(control_plane: ControlPlane, tmp_path: Path) -> Iterator[World]:
-    """An operator of the test's own, which it may end."""
+    """An operator for one test, which the test may end."""
     with one_world(control_plane, tmp_path, QUICK_FENCING) as found:
         yield found
 
@@ -89,7 +89,7 @@ def visited_after_grace(world: World) -> None:
 
 
 def pod(world: World, name: str, **labels: str) -> str:
-    """A ready pod, as if a kubelet ran it; its uid."""
+    """Create a ready pod, as if a kubelet ran it; return its uid."""
     labels = {"app": "writer", "onewriter.dev/claim": "primary", **labels}
     world.apply(
         {
@@ -273,10 +273,10 @@ def test_a_restarted_operator_forgets_no_pod_and_evicts_none_twice(own_world: Wo
         wait_until(lambda: outcomes(world) == {"writer-0": "Pending"})
         world.operator.kill()
     later = contender("later", "primary", "later", epoch=40)
-    world.broker.serve(world.name("orders"), status(40, holders=[later]))  # the story scrolled on
+    world.broker.serve(world.name("orders"), status(40, holders=[later]))  # not in the history
     world.operator.start()
     wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
-    wait_until(lambda: len(world.events("PodEvicted")) == 1)  # said behind the status, once
+    wait_until(lambda: len(world.events("PodEvicted")) == 1)  # written once, after the status
     world.operator.kill()
     successor = pod(world, "writer-0")
     world.operator.start()

@@ -35,7 +35,7 @@ OPT_INS = [f"--set=operator.{value}.enabled=true" for value in ("leaderServices"
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """A control plane with the chart in it. Nothing runs its pods: there is no node."""
+    """A control plane with the chart in it. Its pods do not run, because there is no node."""
     with ControlPlane(tmp_path_factory.mktemp("installed"), workloads=True) as found:
         found.make_namespace(NAMESPACE)
         command = [str(program("helm")), f"--kubeconfig={found.kubeconfig}", f"-n={NAMESPACE}"]
@@ -45,7 +45,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
             seconds=COMMAND_SECONDS,
         )
         assert done.returncode == 0, done.stderr
-        # Its own webhook would ask pods that do not run.
+        # The API server would call its own webhook in pods that do not run.
         found.kubectl("delete", "mutatingwebhookconfigurations", "--all")
         yield found
 
@@ -193,7 +193,7 @@ def test_outside_changes_of_the_installation_are_reverted(
             wait_until(lambda: len(world.installed_names("poddisruptionbudget")) >= 2)
             assert any(wrote_nothing(proxy) for _ in range(VISITS_MAX))
             for _ in range(QUIET_VISITS):
-                assert wrote_nothing(proxy)  # nothing differs, nothing is written
+                assert wrote_nothing(proxy)  # no difference, no write
             secret = world.installed("secret", "onewriter-valkey-password")["data"]
             replicas = world.installed("statefulset", "onewriter-broker")["spec"]["replicas"]
             cluster.kubectl(
@@ -222,7 +222,7 @@ def test_outside_changes_of_the_installation_are_reverted(
 def injecting(
     cluster: ControlPlane, broker: ThreadedBroker, tmp_path: Path
 ) -> Iterator[tuple[Installed, OperatorProcess]]:
-    """Two replicas that serve the webhook, and the API server told of the second, which waits."""
+    """Two replicas that serve the webhook. The API server is configured with the second one, which does not lead."""
     authority = Authority(tmp_path / "webhook-pki")
     authority.server("webhook", ["localhost", "127.0.0.1"])
     files = {
@@ -277,7 +277,7 @@ def pod(name: str, **annotations: str) -> Json:
 
 
 def tried(world: Installed) -> list[Json]:
-    """The sidecars of a pod that is not made: the API server takes a moment to know the webhook."""
+    """Return the sidecars of a pod in a dry run. The API server takes a moment to know the webhook."""
     made = ("create", "--dry-run=server", "--filename=-", "--output=json")
     done = world.cluster.kubectl(
         *made,
@@ -302,7 +302,7 @@ def test_a_replica_that_waits_injects_sidecars(
         )
         return "created" in said or "unchanged" in said
 
-    wait_until(is_made)  # a call of the webhook may take too long
+    wait_until(is_made)  # a call of the webhook may time out
     found = world.get("pod", "writer")
     (sidecar,) = found["spec"]["initContainers"]
     assert (sidecar["name"], sidecar["restartPolicy"]) == ("onewriter-sidecar", "Always")

@@ -1,4 +1,4 @@
-"""The operator's life: end, freeze, two leaders at once, and a failing or unavailable API server."""
+"""The operator's life cycle: end, freeze, two leaders at once, and a failing or unavailable API server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["broker", "world"]
 Json = dict[str, Any]
 
 
-# ------------------------------------------------------------ the operator's own life
+# ------------------------------------------------------------ the operator's own life cycle
 
 
 def test_a_restarted_operator_loses_nothing_and_repeats_no_event(world: World) -> None:
@@ -47,7 +47,7 @@ def test_a_state_with_some_of_the_topics_is_never_handed_over(world: World) -> N
     for turn in range(1, 4):
         world.operator.kill()
         world.broker.do(world.broker.fake.cut)
-        if turn == 2:  # one that has lost everything, too
+        if turn == 2:  # also a broker that has lost everything
             world.broker.fake.revision = world.broker.fake.desired = None
         world.operator.start()
         world.topic("t0", retention={"maxEntries": turn})
@@ -57,13 +57,13 @@ def test_a_state_with_some_of_the_topics_is_never_handed_over(world: World) -> N
 
 
 def shows(world: World, name: str, generation: int) -> None:
-    """Wait until the status is about this generation, and the brokers have it."""
+    """Wait until the status describes this generation, and the brokers have it."""
     wait_until(lambda: world.status(name=name).get("observedGeneration") == generation)
     world.until("PolicyApplied", "True/Applied", name=name)
 
 
 SHORT: Json = {"lease": {"durationSeconds": 15, "renewSeconds": 12, "retrySeconds": 0.5}}
-"""For tests that wait until a Lease is over."""
+"""For tests that wait for the end of a Lease."""
 
 
 @pytest.fixture
@@ -192,7 +192,7 @@ def test_a_slow_answer_about_one_object_holds_up_no_other(
 ) -> None:
     with faulty(api_server, namespace, broker, tmp_path) as (world, proxy):
         wait_until(lambda: world.operator.leads)
-        # All of them: a write that is not answered is given up, and done again.
+        # All of them: the operator gives up a write without an answer and repeats it.
         slow = proxy.fail("PATCH", "/exclusivetopics/slow/status", 0, times=100, is_held=True)
         world.topic("slow")
         wait_until(lambda: slow.count)
@@ -225,7 +225,7 @@ def test_a_server_that_is_away_ends_leadership_and_comes_back_to_everything(
         bodies = len(world.broker.fake.bodies)
         proxy.is_down = True
         assert world.operator.wait_ended() == 1
-        assert len(world.broker.fake.bodies) == bodies  # the brokers go on with what they have
+        assert len(world.broker.fake.bodies) == bodies  # the brokers keep their configuration
         world.writes(epoch=4)
         proxy.is_down = False
         world.operator.start()
@@ -258,7 +258,7 @@ def wrote_nothing(operator: OperatorProcess, proxy: FaultyApi, objects: int) -> 
 
 
 def until_settled(operator: OperatorProcess, proxy: FaultyApi, objects: int) -> None:
-    """Wait until everything is written that what has happened makes it write."""
+    """Wait until all writes caused by earlier changes are done."""
     assert any(wrote_nothing(operator, proxy, objects) for _ in range(ROUNDS_MAX))
 
 
@@ -293,7 +293,7 @@ def test_nothing_is_written_while_nothing_happens(
                 world.until("Ready", "True/Ready", name=f"t{number}")
             world.until("WriterActive", "True/Held", name="t0")
             until_settled(operator, proxy, 40)
-            assert wrote_nothing(operator, proxy, 40)  # all, by a resync
+            assert wrote_nothing(operator, proxy, 40)  # all objects, by a resync
 
 
 def test_an_operator_that_starts_again_rewrites_nothing(

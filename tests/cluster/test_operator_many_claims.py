@@ -25,12 +25,12 @@ Json = dict[str, Any]
 CLAIMS = 1_000
 NAMES = [f"claim-{number:04}" for number in range(CLAIMS)]
 SHOWN = 100
-"""Waiters that a broker tells of; it counts the rest."""
+"""Waiters that a broker reports one by one; it counts the rest."""
 
 CREATES_AT_ONCE = 20
 LOOKS = 40
 READY_SECONDS = 1_200.0
-"""Until a thousand objects are through, on a machine that has other things to do."""
+"""Time limit for a thousand objects on a busy machine."""
 CLAIM_BYTES_MAX = 4_096
 TOPIC_BYTES_MAX = 8_192
 
@@ -50,7 +50,7 @@ def world(
 
 
 async def create_claims(world: World) -> None:
-    """One for each name, all for the same topic."""
+    """Create a claim for each name, all for the same topic."""
     gate = asyncio.Semaphore(CREATES_AT_ONCE)
     async with Kube(await load_configuration(world.cluster.kubeconfig)) as kube:
 
@@ -66,7 +66,7 @@ async def create_claims(world: World) -> None:
 
 
 def crowd(epoch: int, writer: str, former: Json | None = None) -> Json:
-    """What a broker says of a topic for which all others wait."""
+    """Return a broker's report of a topic for which all others wait."""
     holder = contender(f"w-{writer}", writer, epoch=epoch)
     others = [name for name in NAMES if name != writer]
     waiters = [
@@ -84,7 +84,7 @@ def size(found: Json) -> int:
 def test_a_thousand_claims_for_one_topic(world: World) -> None:
     world.topic()
     asyncio.run(create_claims(world))
-    world.topic("another")  # while it has all of them to look at
+    world.topic("another")  # while the operator has to reconcile all of them
     world.until("Ready", "True/Ready", name="another")
     wait_until(lambda: len(world.broker.fake.claims()) == CLAIMS, READY_SECONDS)
 
@@ -112,7 +112,7 @@ def test_a_thousand_claims_for_one_topic(world: World) -> None:
     assert behind().startswith("Granted False/Waiting")
     at_rest(world)
 
-    # A change of hands concerns those that the broker tells of, and nobody else.
+    # A change of the holder concerns only the claims that the broker reports.
     visits = world.operator.metric("onewriter_reconcile_seconds_count")
     world.broker.serve(world.name("orders"), crowd(2, NAMES[1], first["holder"]))
     world.until("Granted", "True/Granted", "pclaim", NAMES[1])

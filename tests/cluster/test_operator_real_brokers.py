@@ -23,25 +23,25 @@ from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 Json = dict[str, Any]
 
 STAGES_MAX = 16
-"""Tests that may have one."""
+"""The maximum number of tests that use a stage."""
 
 EXCLUSIVE = pulsar.ProducerAccessMode.Exclusive
 
 ANSWER_SECONDS = 120
-"""For whatever a client or a broker is asked: a machine may be slow."""
+"""Time limit of every request to a client or a broker: a machine may be slow."""
 
 PATIENT_BROKERS = {
     "frozen_after_seconds": 60,
     "silent_after_seconds": 60,
     "resume_window_seconds": 30,
 }
-"""Whoever gets no processor for a while is not given up: no story here is about that."""
+"""A client that gets no processor time for a while keeps its topic: no test here is about that."""
 
 OPEN_TOPIC: Json = {
     "access": {"requireClaim": False},
     "detection": {"pingIntervalSeconds": 20},
 }
-"""A topic that anybody may write to; its holder may be as slow."""
+"""A topic that all clients may write to. Its holder may be slow, too."""
 
 
 class Stage:
@@ -52,7 +52,7 @@ class Stage:
         self.brokers = brokers
 
     def writer(self, client: pulsar.Client, name: str) -> pulsar.Producer:
-        """The only producer, as soon as the topic may be had: it may be kept for another's return."""
+        """Return the only producer, once the topic is available: it may be reserved for another's return."""
 
         def created() -> pulsar.Producer | None:
             try:
@@ -83,14 +83,14 @@ def brokers() -> Iterator[LocalBrokers]:
 def stages(
     api_server: ControlPlane, brokers: LocalBrokers, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Iterator[Stage]]:
-    """A namespace and its topics for each test, and one operator for all."""
+    """A namespace with its topics for each test, and one operator for all."""
     names = [f"stage-{uuid.uuid4().hex[:10]}" for _ in range(STAGES_MAX)]
     for name in names:
         api_server.make_namespace(name)
     urls = dict(zip(brokers.names, brokers.http_urls, strict=True))
     directory = tmp_path_factory.mktemp("operator")
     options = {"namespaces": names}
-    # What clients made on their own is of the tenant public; here any namespace may adopt it.
+    # Topics that clients create belong to the tenant public. Here any namespace may adopt them.
     allowed = [{"namespace": name, "tenants": ["public"]} for name in names]
     configuration = {"tenancy": {"allow": allowed}}
     operator = OperatorProcess(
@@ -144,7 +144,7 @@ def test_a_person_fences_by_annotation(stage: Stage) -> None:
         world.until("WriterActive", "True/Held")
         epoch = world.status()["epoch"]
         world.annotate(f"onewriter.dev/fence={epoch}")
-        # It says so too when nobody could be asked yet, and asks again.
+        # The operator reports this also while it cannot reach a broker yet, and asks again.
         wait_until(
             lambda: any("done" in each["note"] for each in world.events("FencedByOrder")),
             explain=lambda: (world.events("FencedByOrder"), world.status()),
@@ -203,7 +203,7 @@ def test_the_log_goes_with_its_object(stage: Stage) -> None:
         assert not reader.has_message_available()
         reader.close()
         client.create_producer(world.name("orders"), access_mode=EXCLUSIVE).close()
-        wait_until(lambda: world.status().get("epoch", 0) > epoch)  # it survived the log
+        wait_until(lambda: world.status().get("epoch", 0) > epoch)  # it survived the deletion
     finally:
         client.close()
 
@@ -217,7 +217,7 @@ def test_a_log_with_entries_stays_if_only_an_empty_one_may_go(stage: Stage) -> N
         producer = client.create_producer(world.name("orders"), access_mode=EXCLUSIVE)
         producer.send(b"kept")
         producer.close()
-        # The next writer's ledger has no entry: it is the earlier one that counts.
+        # The next writer's ledger has no entry, so the earlier ledger counts.
         client.create_producer(world.name("orders"), access_mode=EXCLUSIVE).close()
         world.delete("xt")
         world.topic(**OPEN_TOPIC)
@@ -242,7 +242,7 @@ def test_a_broker_that_dies_is_bridged(stage: Stage) -> None:
         producer.send(b"after")
 
         def is_back() -> bool:
-            """Status may be from before still, or in between."""
+            """The status may be the earlier one, or an intermediate one."""
             found = world.status()
             holder = found.get("holder") or {}
             return found["epoch"] >= epoch and holder.get("producerName") == "one"
@@ -256,7 +256,7 @@ def test_a_broker_that_dies_is_bridged(stage: Stage) -> None:
         client.close()
 
 
-# ------------------------------------------------------------ the fake and the real
+# ------------------------------------------------------------ comparison of the fake and the real broker
 
 
 def connection(url: str) -> http.client.HTTPConnection:
@@ -265,7 +265,7 @@ def connection(url: str) -> http.client.HTTPConnection:
 
 
 def call(method: str, url: str, body: object = None) -> tuple[int, Json]:
-    """A request; its status and JSON, redirects as they are."""
+    """Send a request; return its status and JSON. Redirects are not followed."""
     link = connection(url)
     try:
         link.request(method, urllib.parse.urlsplit(url).path, json.dumps(body) if body else None)
@@ -277,7 +277,7 @@ def call(method: str, url: str, body: object = None) -> tuple[int, Json]:
 
 
 def first_lines(url: str) -> list[Json]:
-    """The lines of a broker's stream up to the one that says that all has been told."""
+    """Return the lines of a broker's stream up to the one that ends the initial state."""
     link = connection(url)
     found: list[Json] = []
     try:
@@ -291,7 +291,7 @@ def first_lines(url: str) -> list[Json]:
 
 
 def shape(value: Any) -> Any:
-    """What a value is made of: names and kinds, with nothing said of what is absent."""
+    """Return the structure of a value: names and kinds, without absent parts."""
     if isinstance(value, dict):
         return {name: shape(each) for name, each in value.items() if each not in (None, [], {})}
     if isinstance(value, list):
@@ -305,7 +305,7 @@ def shape(value: Any) -> Any:
 
 
 def is_within(small: Any, large: Any, path: str = "") -> list[str]:
-    """Where ``large`` lacks what ``small`` has."""
+    """Return the places where ``large`` lacks what ``small`` has."""
     if isinstance(small, dict):
         if not isinstance(large, dict):
             return [path]

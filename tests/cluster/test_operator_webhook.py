@@ -28,7 +28,7 @@ VERSION_LABEL = "version"
 
 
 class Admission:
-    """A replica of the operator that serves the webhook, and the API server's way to it.
+    """A replica of the operator that serves the webhook, and the API server's path to it.
 
     The certificate and key that it serves are files, which a renewal replaces as the kubelet would.
     """
@@ -62,10 +62,10 @@ class Admission:
             new.replace(self.served / name)
 
     def trust(self, *authorities: Authority) -> None:
-        """Have the API server believe these, by the webhook's configuration; wait until it counts.
+        """Configure the webhook so that the API server trusts these authorities; wait until it does.
 
-        It comes into force a moment after it is stored. A second webhook in it, which nobody serves,
-        tells: a pod that asks for it by the configuration's version is refused then.
+        The configuration takes effect a moment after it is stored. A second webhook in it, which has no server,
+        shows when: from then on a pod that requests it by the configuration's version is refused.
         """
         self._versions += 1
         version = {VERSION_LABEL: f"v{self._versions}"}
@@ -114,7 +114,7 @@ class Admission:
         wait_until(lambda: VERSION_NAME in self._tried(version).stderr)
 
     def serial(self) -> bytes:
-        """The certificate that a new connection is shown."""
+        """Return the certificate that a new connection receives."""
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with (
@@ -126,7 +126,7 @@ class Admission:
         return found
 
     def refusal(self) -> str:
-        """Why a pod that asks for a sidecar is not let in; empty when it is, with its sidecar."""
+        """Return why a pod that requests a sidecar is refused; empty if it is admitted with its sidecar."""
         done = self._tried({INJECT_LABEL: "true"}, "--dry-run=none")
         if done.returncode:
             return done.stderr
@@ -137,7 +137,7 @@ class Admission:
     def _tried(
         self, labels: dict[str, str], way: str = "--dry-run=server"
     ) -> subprocess.CompletedProcess[str]:
-        """Have a pod made, or have the API server say what would come of it."""
+        """Create a pod, or let the API server report the result of a dry run."""
         self._pods += 1
         document: Json = {
             "apiVersion": "v1",
@@ -171,7 +171,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 def admission(api_server: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[Admission]:
-    """Not started yet: it needs a certificate."""
+    """The replica, not started yet: it needs a certificate."""
     found = Admission(api_server, namespace, tmp_path)
     yield found
     api_server.kubectl("delete", "mutatingwebhookconfiguration", namespace, "--ignore-not-found")

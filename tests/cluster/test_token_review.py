@@ -33,7 +33,7 @@ PATIENT = ApiLimits(request_seconds=float(WAIT_SECONDS), connect_seconds=float(W
 
 
 class CountingApi(KubernetesApi):
-    """Counts the reviews that go out."""
+    """Counts its reviews."""
 
     def __init__(self, server: ApiServer) -> None:
         super().__init__(server, limits=PATIENT)
@@ -45,7 +45,7 @@ class CountingApi(KubernetesApi):
 
 
 class Lab:
-    """An authenticator of a broker's ServiceAccount, and clocks that a test moves."""
+    """An authenticator of a broker's ServiceAccount, and clocks that a test controls."""
 
     def __init__(self, server: ApiServer) -> None:
         self.now = 1000.0
@@ -69,7 +69,7 @@ class Lab:
         return found.value.message
 
     async def refused_in_the_end(self, token: str) -> None:
-        """The API server itself believes what it last found for ten seconds."""
+        """Wait for the refusal: the API server itself caches its last result for ten seconds."""
         async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 try:
@@ -174,7 +174,7 @@ async def test_a_refusal_is_believed_for_a_moment(
     pod = make_pod(api_server, namespace)
     another, token = (pod_token(api_server, namespace, pod) for _ in range(2))
     delete_pod(api_server, namespace, pod)
-    await lab.refused_in_the_end(another)  # the API server has noticed
+    await lab.refused_in_the_end(another)  # the API server has noticed it
     lab.api.reviews = 0
     for _ in range(10):
         await lab.refusal(token)
@@ -202,7 +202,7 @@ async def test_the_wrong_way_of_coming_in(lab: Lab) -> None:
     assert lab.api.reviews == 0
 
 
-# The API server away.
+# The API server is unavailable.
 
 
 @pytest.fixture

@@ -28,13 +28,13 @@ DEPENDENT = (
 def topic_document(
     name: str = "orders", annotations: Mapping[str, str] | None = None, **spec: Any
 ) -> Json:
-    """An ExclusiveTopic."""
+    """Return an ExclusiveTopic."""
     about = {"name": name, "annotations": dict(annotations or {})}
     return {"apiVersion": API, "kind": "ExclusiveTopic", "metadata": about, "spec": spec}
 
 
 def claim_document(name: str = "primary", topic: str = "orders", **subject: Any) -> Json:
-    """A ProducerClaim; without a subject, for the ServiceAccount ``writer``."""
+    """Return a ProducerClaim; without a subject it is for the ServiceAccount ``writer``."""
     subject = subject or {"serviceAccountName": "writer"}
     spec = {"topicRef": {"name": topic}, "subject": subject}
     return {"apiVersion": API, "kind": "ProducerClaim", "metadata": {"name": name}, "spec": spec}
@@ -107,9 +107,9 @@ class World:
         )
 
     def noticed(self, name: str = "orders", **annotations: str | None) -> None:
-        """Annotate a topic (None: take it away), and wait until the operator has seen it so.
+        """Annotate a topic (None: remove the annotation), and wait until the operator has processed it.
 
-        In the same write its spec gets another generation, which status then names.
+        The same write changes its spec, so that it gets another generation, which the status then contains.
         """
         self._generations += 1
         change = {
@@ -163,7 +163,7 @@ class World:
 
 @contextlib.contextmanager
 def one_world(cluster: ControlPlane, directory: Path, program: str = PROGRAM) -> Iterator[World]:
-    """An operator and a broker that many tests use, one after the other; each clears it."""
+    """An operator and a broker that many tests use in turn. Each test clears them."""
     namespace = cluster.make_namespace(f"test-{uuid.uuid4().hex[:10]}")
     with ThreadedBroker() as broker:
         brokers = {"broker-0": broker.url}
@@ -175,7 +175,7 @@ def one_world(cluster: ControlPlane, directory: Path, program: str = PROGRAM) ->
 
 @pytest.fixture
 def broker() -> Iterator[ThreadedBroker]:
-    """A broker of the test's own."""
+    """A broker for one test."""
     with ThreadedBroker() as found:
         yield found
 
@@ -184,14 +184,14 @@ def broker() -> Iterator[ThreadedBroker]:
 def world(
     api_server: ControlPlane, namespace: str, broker: ThreadedBroker, tmp_path: Path
 ) -> Iterator[World]:
-    """An operator of the test's own, which it may end."""
+    """An operator for one test, which the test may end."""
     operator = OperatorProcess(tmp_path, api_server, namespace, {"broker-0": broker.url})
     with running(operator):
         yield World(api_server, namespace, broker, operator)
 
 
 def pod(world: World, name: str, address: str = "", labels: Json | None = None) -> Json:
-    """A pod with an address, as if a kubelet ran it."""
+    """Create a pod with an address, as if a kubelet ran it."""
     number = int(name.rpartition("-")[2])
     world.apply(
         {
@@ -211,7 +211,7 @@ def pod(world: World, name: str, address: str = "", labels: Json | None = None) 
 
 
 def leads_to(world: World, addresses: list[str], epoch: int) -> None:
-    """Wait until the Service leads there, and Service and slice say so."""
+    """Wait until the Service leads to these addresses, and Service and slice show it."""
 
     def labelled(kind: str, name: str) -> bool:
         found = [each["metadata"] for each in world.all(kind) if each["metadata"]["name"] == name]

@@ -1,4 +1,4 @@
-"""The worlds of the log store's contract as fixtures: every test of it runs in each of them."""
+"""The worlds of the log store's contract as fixtures: every contract test runs in each of them."""
 
 from __future__ import annotations
 

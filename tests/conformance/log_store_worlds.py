@@ -1,6 +1,6 @@
-"""The worlds that the log store's contract is tested in: fake servers, and real ones.
+"""The worlds in which the log store's contract is tested: fake servers and real ones.
 
-A world opens stores and does to its servers what the contract is about. The tests see only this.
+A world opens stores and causes the server faults that the contract covers. The tests use only this interface.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from onewriter_core.log_format.chain import CHAIN_START, chain
 
 BUCKETS = 4
 PATIENCE_SECONDS = 30.0
-"""For an answer of a server that runs: on a busy machine its disk, or this process, may be slow."""
+"""Time limit for the answer of a running server. On a busy machine its disk, or this process, may be slow."""
 WORLD_KINDS = ["fake", *SERVER_KINDS]
 
 Answer = TypeVar("Answer")
 
 
 class World(Protocol):
-    """Servers, and stores that are connected to whatever discovery calls the primary."""
+    """Servers, and stores that connect to the server that discovery names as the primary."""
 
     kind: str
 
@@ -64,7 +64,7 @@ class World(Protocol):
     def drop_connections(self) -> None: ...
 
     def mark(self) -> int:
-        """A point in the append-only file, for ``restart``."""
+        """Return a point in the append-only file, for ``restart``."""
 
     def restart(self, keep: int | None = None) -> None: ...
 
@@ -73,27 +73,27 @@ class World(Protocol):
     def come_back(self) -> None: ...
 
     def put_foreign_key(self, key: str) -> None:
-        """Somebody replaces a key by a string."""
+        """Let another process replace a key by a string."""
 
     def delete_key(self, key: str) -> None: ...
 
     def move_end(self, topic: TopicName, end: Position) -> None:
-        """Somebody adds an entry there to a topic's stream and deletes it again."""
+        """Let another process add an entry there to a topic's stream and delete it again."""
 
 
 class PairWorld(World, Protocol):
     """A world with a primary and a replica."""
 
     def stop_replication(self) -> None:
-        """From here on the replica gets nothing any more."""
+        """Stop the replication: the replica receives no more writes."""
 
     def pause_replica(self) -> None:
-        """The replica stays connected and takes nothing in until ``resume_replica``."""
+        """Pause the replica: it stays connected and applies no writes until ``resume_replica``."""
 
     def resume_replica(self) -> None: ...
 
     def fail_over(self) -> None:
-        """Discovery names the replica now; the old primary stays and can be written to."""
+        """Let discovery name the replica. The old primary stays and accepts writes."""
 
 
 class FakeWorld:
@@ -158,9 +158,9 @@ class FakeWorld:
 
 
 class ServerWorld:
-    """Real servers; a link that the stores connect through stands for discovery.
+    """Real servers. The stores connect through a link that takes the place of discovery.
 
-    The stores connect as a user with a broker's rights and no others.
+    The stores connect as a user that has the rights of a broker and no others.
     """
 
     def __init__(self, folder: Path, primary: StoreServer, replica: StoreServer | None) -> None:
@@ -218,7 +218,7 @@ class ServerWorld:
         self.primary.command("XDEL", key, str(end))
 
     def stop_replication(self) -> None:
-        # A replica that is cut off here and promoted later has the same data as one promoted here.
+        # A replica that is cut off now and promoted later has the same data as one promoted now.
         assert self.replica is not None
         self.replica.promote()
 
@@ -263,7 +263,7 @@ def open_pair_world(kind: str) -> Iterator[PairWorld]:
 
 
 def topics_of_bucket(bucket: int, count: int) -> list[TopicName]:
-    """Different topics that hash into one bucket."""
+    """Return different topics that hash into one bucket."""
     found: list[TopicName] = []
     number = 0
     while len(found) < count:
@@ -275,7 +275,7 @@ def topics_of_bucket(bucket: int, count: int) -> list[TopicName]:
 
 
 class Writer:
-    """A broker as small as can be: one bucket, one ledger, and the blocks it sends."""
+    """A minimal broker: one bucket, one ledger, and the blocks that it sends."""
 
     def __init__(self, store: LogStore, binding: Binding, ledger: int) -> None:
         self.store = store
@@ -294,7 +294,7 @@ class Writer:
         return await self.store.fence(Fence(self.binding, self.ledger, logs, audit))
 
     def block(self, topic: TopicName, *entries: bytes, counts: list[int] | None = None) -> Block:
-        """The next block of the topic."""
+        """Return the next block of the topic."""
         first = self._next.get(topic, 1)
         position = Position(self.ledger, first)
         lengths = [len(entry) for entry in entries]
@@ -309,7 +309,7 @@ class Writer:
         return Append(self.binding, topic, self.token, block, never_sent=never_sent)
 
     async def append(self, topic: TopicName, *entries: bytes) -> Append:
-        """Append one block and insist that it got in."""
+        """Append one block. Fails if the store does not accept it."""
         append = self.appending(topic, *entries)
         assert await self.store.append([append]) == [Outcome.DONE]
         return append
@@ -325,20 +325,20 @@ async def writer(
     generation: int = 1,
     ledger: int = 5,
 ) -> Writer:
-    """A writer whose binding is stamped on the present dataset."""
+    """Return a writer whose binding is stamped on the present dataset."""
     binding = Binding(bucket, world.replid(), generation, owner, version)
     assert await stamp_anew(store, binding) is Outcome.DONE
     return Writer(store, binding, ledger)
 
 
 async def positions(store: LogStore, topic: TopicName) -> list[str]:
-    """Where the blocks and markers of a log stand."""
+    """Return the positions of the blocks and markers of a log."""
     stored = await store.read_blocks(topic, EARLIEST, count=1000)
     return [str(block.position) for block in stored]
 
 
 async def decided(call: Callable[[], Awaitable[Answer]]) -> Answer:
-    """What a call answers that is made again for as long as it is undecided."""
+    """Repeat a call while it is undecided, and return its answer."""
     async with asyncio.timeout(4 * PATIENCE_SECONDS):
         while True:
             try:

@@ -1,8 +1,8 @@
-"""Records what Pulsar's Python client really sends: `python tests/conformance/record_frames.py`.
+"""Records the bytes that Pulsar's Python client sends: `python tests/conformance/record_frames.py`.
 
-A stub plays the broker far enough for one producer, one consumer and one reader, and writes every
-byte of the client to frames/. test_golden_frames.py reads those files; record anew only for a new
-client version. Delivering through the stub also shows that a real client takes our MESSAGE frames.
+A stub acts as the broker as far as one producer, one consumer and one reader need it, and writes every byte of the
+client to frames/. test_golden_frames.py reads those files. Record them again only for a new client version. The
+stub also delivers messages, which shows that a real client accepts our MESSAGE frames.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOPIC = "persistent://public/default/orders"
 
 
 class Stub(asyncio.Protocol):
-    """One connection's broker; the log is shared by all connections."""
+    """The broker's side of one connection. All connections share the log."""
 
     log: ClassVar[list[tuple[Send, bytes]]] = []
 

@@ -1,8 +1,8 @@
-"""What every anchor promises, and how the file anchor keeps it when processes are paused or race.
+"""The contract of every anchor, and how the file anchor keeps it when processes are paused or race.
 
-A further implementation joins by adding its factory to FACTORIES: a function from an empty
-directory to an ``Opener``, which opens one more client of the same anchor each time it is called.
-The one in Kubernetes runs against a real API server, as a ServiceAccount with the broker's rights.
+To test a further implementation, add its factory to FACTORIES: a function from an empty directory to an
+``Opener``, which opens one more client of the same anchor on each call. The Kubernetes implementation runs against
+a real API server, as a ServiceAccount with the rights of a broker.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ KUBERNETES = "kubernetes"
 
 @pytest.fixture(params=[*FACTORIES, pytest.param(KUBERNETES, marks=pytest.mark.full)])
 async def open_anchor(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Opener]:
-    """Opens clients of one anchor; closed at the end."""
+    """Open clients of one anchor, and close them at the end."""
     if request.param == KUBERNETES:
         cluster, namespace = map(request.getfixturevalue, ("api_server", "namespace"))
         server = broker_account(cluster, namespace, tmp_path)
@@ -172,7 +172,7 @@ async def test_a_memory_anchor_that_is_away_says_so() -> None:
 
 
 class Pause:
-    """Holds a FileAnchor's worker thread at one step until it is let go."""
+    """Holds a FileAnchor's worker thread at one step until it is released."""
 
     def __init__(self, step: str) -> None:
         self._step = step
@@ -241,7 +241,7 @@ async def test_first_writer_wins_although_it_is_paused_before_it_knows(tmp_path:
 
 
 async def test_a_reader_never_takes_a_stray_file_for_the_record(tmp_path: Path) -> None:
-    """The reader has read version 5; before it confirms, that version is replaced many times."""
+    """The reader has read version 5. Before it confirms, that version is replaced many times."""
     others, pause = FileAnchor(tmp_path), Pause("confirm")
     await advance(others, 5)
     reader = FileAnchor(tmp_path, checkpoint=pause)

@@ -1,4 +1,4 @@
-"""The fake server answers as a real one does: the same random commands and scripts on both, compared."""
+"""The fake server answers like a real one: both run the same random commands and scripts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ while at <= #ARGV do
 end
 return replies
 """
-"""Runs commands, and goes on behind those that fail."""
+"""Runs commands, and continues after those that fail."""
 
 UNTIL_THE_FIRST_ERROR = ONE_BY_ONE.replace(b"redis.pcall", b"redis.call")
 
@@ -76,7 +76,7 @@ def server() -> Iterator[StoreServer]:
 
 @pytest.fixture
 def real(server: StoreServer) -> Iterator[Callable[..., Any]]:
-    """Executes a command on a real server; its reply as the protocol has it, an error as its code."""
+    """Execute a command on a real server; return its reply as in the protocol, or the code of its error."""
     client = redis.Redis(unix_socket_path=str(server.path), protocol=2)
     client.response_callbacks.clear()
     client.flushall()
@@ -92,7 +92,7 @@ def real(server: StoreServer) -> Iterator[Callable[..., Any]]:
 
 
 def code_of(kind: str, text: str) -> str:
-    """What a caller can rely on of an error. (redis-py takes the code ERR away.)"""
+    """Return the part of an error that a caller can rely on. (redis-py removes the code ERR.)"""
     if "equal or smaller" in text:
         return "equal or smaller"
     word = text.partition(" ")[0]
@@ -153,7 +153,7 @@ def random_command(dice: random.Random) -> Words:
 
 
 def keys_of(execute: Callable[..., Any]) -> dict[str, Any]:
-    """All that is stored under the keys."""
+    """Return all that is stored under the keys."""
     found: dict[str, Any] = {}
     for key in KEYS:
         fields = execute("HGETALL", key)
@@ -189,7 +189,7 @@ def test_scripts_of_random_commands_have_the_same_replies_and_effects(
         for _ in range(8):
             words = random_command(dice)
             if words[0] == "HGETALL":
-                continue  # its order is the server's own
+                continue  # the server may choose any order
             arguments.append(b"%d" % len(words))
             arguments += [each if isinstance(each, bytes) else str(each).encode() for each in words]
         expected = real("EVAL", source, len(keys), *keys, *arguments)

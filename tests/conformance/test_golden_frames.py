@@ -1,4 +1,4 @@
-"""What Pulsar's Python client really sends, recorded by record_frames.py, as our codec reads it."""
+"""The codec reads the bytes that Pulsar's Python client sends, as recorded by record_frames.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def recording(request: pytest.FixtureRequest) -> bytes:
 
 
 def conversation(recording: bytes) -> list[Received]:
-    """All that the client said, accepted as soon as it has introduced itself."""
+    """Return all frames of the client; the test accepts it as soon as it has introduced itself."""
     server = ServerConnection()
     buffer = server.get_buffer()
     buffer[: len(recording)] = recording

@@ -1,7 +1,7 @@
-"""The contract of LogStore, kept on the fake server and on real ones alike: one dataset.
+"""The contract of LogStore on one dataset; the fake server and real ones keep it alike.
 
-Here: appending, reading, retrying, state, catalog, audit, trim. Beside it: stamps, fences, zombies,
-datasets that change, broken keys, guards, blocks stored together, ownerships, compacted views.
+This module tests appending, reading, retries, state, catalog, audit and trim. The neighbouring modules test stamps,
+fences, zombies, changes of the dataset, broken keys, guards, blocks stored together, ownership and compacted views.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The contract of LogStore where another process wrote to one of its keys: nobody else suffers."""
+"""The contract of LogStore if another process wrote to one of its keys: other topics are not affected."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_broken_key_is_still_reported_after_a_successor_rejects_the_write(
     sent = mine.appending(TOPIC, b"1")
     await writer(world, store, owner="broker-b", version=2)
     world.put_foreign_key(LOG)
-    (broken,) = await store.append([sent])  # nobody can say any more whether it got in
+    (broken,) = await store.append([sent])  # it can no longer be decided whether it was stored
     assert isinstance(broken, BrokenKey)
 
 
@@ -152,7 +152,7 @@ async def test_a_repaired_log_begins_anew_above_all_that_was_granted(
     world.put_foreign_key(LOG)
     world.delete_key(LOG)
     assert await Writer(store, mine.binding, 6).fence(TOPIC, create=False) is Outcome.LOST
-    assert await mine.fence(TOPIC) is Outcome.FENCED  # the state remembers the ledger
+    assert await mine.fence(TOPIC) is Outcome.FENCED  # the state contains the ledger
     assert await Writer(store, mine.binding, 6).fence(TOPIC) is Outcome.DONE
     assert await positions(store, TOPIC) == ["6-0"]
 
@@ -166,7 +166,7 @@ async def test_a_log_pushed_beyond_every_ledger_is_broken_not_overtaken(
     with pytest.raises(BrokenKey, match="never opened"):
         await Writer(store, mine.binding, 6).fence(TOPIC)
     assert await Writer(store, mine.binding, 9).fence(OTHER) is Outcome.DONE
-    world.move_end(OTHER, Position(9, 50))  # a ledger that there is: a later one will do
+    world.move_end(OTHER, Position(9, 50))  # this ledger exists; a later one is accepted
     assert await Writer(store, mine.binding, 9).fence(OTHER) is Outcome.DONE
     assert await Writer(store, mine.binding, 8).fence(OTHER) is Outcome.FENCED
 

@@ -1,4 +1,4 @@
-"""The contract of CompactedStore, kept on the fake server and on real ones alike."""
+"""The contract of CompactedStore; the fake server and real ones keep it alike."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[PairWorld]:
 
 
 def blocks(count: int) -> list[CompactedBlock]:
-    """Blocks of two entries with a hole between them; one in two is of batches."""
+    """Return blocks of two entries with a hole between them. Every second block contains batches."""
     found: list[CompactedBlock] = []
     link = CHAIN_START
     for number in range(count):
@@ -71,7 +71,7 @@ def view_of(attempt: Attempt, written: list[CompactedBlock]) -> View:
 async def write(
     author: Writer, attempt: Attempt, written: list[CompactedBlock], *, finishes: bool = True
 ) -> View:
-    """A whole view, every call of which is insisted on."""
+    """Write a complete view. Fails if the store does not accept a call."""
     store, binding, token = author.store.compacted, author.binding, author.token
     assert await store.begin(binding, TOPIC, token, attempt) is Outcome.DONE
     while await store.drop(binding, TOPIC, token, attempt.slot) != 0:
@@ -195,7 +195,7 @@ async def test_dropping_a_view_takes_bounded_steps(world: World, store: LogStore
 
 
 async def test_a_fence_stands_after_a_compaction(world: World, store: LogStore) -> None:
-    """S12: neither markers nor tokens nor epochs are touched."""
+    """S12: compaction changes neither markers nor tokens nor epochs."""
     author = await writer(world, store)
     await author.fence(TOPIC)
     await author.append(TOPIC, b"one", b"two")

@@ -1,4 +1,4 @@
-"""The contract of LogStore when the dataset changes underneath: restarts, failovers, losses."""
+"""The contract of LogStore when the dataset changes during operation: restarts, failovers, losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def positions(store: LogStore) -> list[str]:
 
 
 async def committed(store: LogStore, durability: Durability, *, replid: str = "") -> bool:
-    """Commit as a broker does: "not yet" is asked again."""
+    """Commit like a broker, which repeats the call after the answer "not yet"."""
     for _ in range(50):
         if await store.commit(durability, replid=replid):
             return True
@@ -43,7 +43,7 @@ async def committed(store: LogStore, durability: Durability, *, replid: str = ""
 
 
 async def every_write(stale: Writer) -> list[Outcome | BrokenKey]:
-    """The answers to each guarded write of a writer."""
+    """Return the answers to each guarded write of a writer."""
     store, binding, token = stale.store, stale.binding, stale.token
     (appended,) = await store.append([stale.appending(TOPIC, b"stale")])
     return [
@@ -87,7 +87,7 @@ async def test_a_marker_that_a_torn_file_forgot_lets_no_old_writer_in(
     fresh = world.open()
     assert await positions(fresh) == ["5-0", "5-1"]
     assert (await fresh.observe([0])).units[0].owner == "broker-a"
-    # Owner, token and position all fit again; the dataset's identity alone refuses.
+    # Owner, token and position all match again. Only the dataset's identity causes the refusal.
     old.store = fresh
     assert await every_write(old) == [Outcome.REFENCE] * 7
     assert await positions(fresh) == ["5-0", "5-1"]
@@ -119,7 +119,7 @@ async def test_an_emptied_dataset_is_lost_not_free(world: World, store: LogStore
     assert await every_write(mine) == [Outcome.LOST] * 7
     assert (await store.observe([0])).units[0].generation == 0
     assert await positions(store) == []
-    # Even stamped anew: a log that must exist is lost until its loss was reported.
+    # Even after a new stamp, a log that must exist counts as lost until its loss was reported.
     assert await stamp_anew(store, mine.binding) is Outcome.DONE
     later = Writer(store, mine.binding, 7)
     assert await later.fence(TOPIC, create=False) is Outcome.LOST
@@ -172,7 +172,7 @@ async def test_a_promoted_replica_that_lags_lets_no_old_writer_in(pair: PairWorl
     assert await every_write(successor) == [Outcome.REFENCE] * 7
     assert await positions(fresh) == ["5-0", "5-1"]
 
-    # The old primary is still there and takes what is bound to it; nobody will register it again.
+    # The old primary still runs and accepts writes that are bound to it. It is never registered again.
     on_stale = dataclasses.replace(successor.binding)
     assert await store.stamp(on_stale) is Outcome.DONE
     adopted = dataclasses.replace(successor.binding, replid=seen.replid, generation=2, version=3)
@@ -210,7 +210,7 @@ async def test_a_new_connection_vouches_for_nothing_it_did_not_write(pair: PairW
     await store.read_state(TOPIC)
     with pytest.raises(Undecided):
         await store.commit(Durability.REPLICATED)
-    # The same append again: it is there, and this connection has written behind it.
+    # Repeat the same append: it is stored, and this connection has written after it.
     assert await store.append([append]) == [Outcome.DONE]
     assert not await store.commit(Durability.REPLICATED)
     with pytest.raises(Undecided):
@@ -250,7 +250,7 @@ async def test_a_repeated_fence_is_vouched_for_like_the_first(pair: PairWorld) -
 
 
 async def set_cursor(mine: Writer) -> Outcome:
-    """A write that may be the first to notice a dropped connection."""
+    """A write that may be the first call to notice a dropped connection."""
     for _ in range(2):
         try:
             return await mine.store.set_state(mine.binding, TOPIC, mine.token, {"cursor": "5-1"})

@@ -1,4 +1,4 @@
-"""The contract of LogStore: a fence opens a log's next ledger, once, for the stamped owner alone."""
+"""The contract of LogStore: a fence opens a log's next ledger once, and only for the stamped owner."""
 
 from __future__ import annotations
 

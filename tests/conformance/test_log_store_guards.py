@@ -1,7 +1,7 @@
-"""The contract of guarded appends and of checks, kept on the fake server and on real ones alike.
+"""The contract of guarded appends and of checks; the fake server and real ones keep it alike.
 
-Every case of an append whose answer was lost is here: what an earlier attempt did, what happened to
-the guard since, and what the attempt behind it must say.
+This module covers every case of an append whose answer was lost: the effect of an earlier attempt, the changes of
+the guard since then, and the answer that the later attempt must get.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HELD, REFENCE = Outcome.HELD, Outcome.REFENCE
 
 @pytest.fixture
 async def mine(world: World, store: LogStore) -> Writer:
-    """A writer of the target and of another log, at ledger 5."""
+    """Return a writer of the target and of another log, at ledger 5."""
     found = await writer(world, store)
     await found.fence(TARGET, OTHER)
     return found
@@ -45,7 +45,7 @@ async def mine(world: World, store: LogStore) -> Writer:
 async def leads(
     mine: Writer, epoch: int, *, tenure: int | None = None, generation: int | None = None
 ) -> None:
-    """The guarding topic's log is fenced: its newest epoch is this, under this tenure."""
+    """Fence the guarding topic's log: its newest epoch is this one, under this tenure."""
     state = {
         "epoch": str(epoch),
         "leads": str(epoch if tenure is None else tenure),
@@ -158,7 +158,7 @@ async def test_the_position_of_a_refused_block_is_free_again(world: World, mine:
     assert await mine.store.append([again(refused)]) != [DONE], "a copy that comes late"
 
 
-# --- answers that were lost
+# --- lost answers
 
 
 async def test_a_block_that_is_there_counts_although_its_guard_is_over(mine: Writer) -> None:
@@ -191,7 +191,7 @@ async def test_a_block_held_behind_a_refused_one_is_in_doubt_if_it_was_sent_befo
 
 
 async def test_behind_the_next_ledger_a_late_copy_is_harmless(mine: Writer) -> None:
-    """What makes REFENCE the right word: whatever the guard does, the marker keeps the copy out."""
+    """Why REFENCE is the right answer: whatever happens to the guard, the marker rejects the copy."""
     await leads(mine, 7)
     append = again(guarded(mine.appending(TARGET, b"a"), epoch(9)))
     assert await mine.store.append([append]) == [REFENCE]
@@ -201,7 +201,7 @@ async def test_behind_the_next_ledger_a_late_copy_is_harmless(mine: Writer) -> N
     assert await mine.store.append([append]) == [Outcome.FENCED]
 
 
-# --- the floor of a guard that stands elsewhere
+# --- the floor of a guard in another bucket
 
 
 async def test_a_floor_rises_with_the_append_and_keeps_older_ones_out(mine: Writer) -> None:

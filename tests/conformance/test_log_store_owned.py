@@ -1,4 +1,4 @@
-"""The contract of LogStore for records of ownerships, on the fake server and on real ones alike."""
+"""The contract of LogStore for ownership records; the fake server and real ones keep it alike."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The contract of atomic publishes: many blocks of one log, of which all count or none.
 
-Every point at which a publish can be cut short is here, what the next fence makes of it, and every
+This module covers every point at which a publish can be cut short, the effect of the next fence on it, and every
 answer to a call whose earlier attempt may have been executed.
 """
 
@@ -44,7 +44,7 @@ async def mine(world: World, store: LogStore) -> Writer:
 def publish(
     mine: Writer, blocks: int = 3, *, version: int = 7, app: str = APP, owner: str = ""
 ) -> list[Append]:
-    """The blocks of one publish, two entries in each."""
+    """Return the blocks of one publish, with two entries in each."""
     appends = [mine.appending(TOPIC, b"a", b"b", never_sent=True) for _ in range(blocks)]
     opens = [append.block.position for append in appends]
     return [
@@ -205,11 +205,11 @@ async def test_the_next_fence_drops_what_was_not_committed(
     marker = (await mine.store.read_blocks(TOPIC, Position(6, 0), count=1))[0]
     assert isinstance(marker, Marker)
     assert marker.fields["aborted"] == f"{APP}/7"
-    # The rest comes too late, and what was sent before is not there any more, for certain.
+    # The remaining blocks arrive too late, and the earlier ones have certainly been removed.
     late = await mine.store.append(parts[stored:])
     assert late == [FENCED] * (3 - stored)
     assert await mine.store.append(again(parts[:stored])) == [FENCED] * stored
-    # The same version again.
+    # Publish the same version again.
     assert await mine.store.append(publish(successor)) == [DONE] * 3
     assert await positions(mine.store, TOPIC) == ["5-0", "5-1", "6-0", "6-1", "6-3", "6-5"]
 
@@ -297,7 +297,7 @@ async def test_blocks_that_no_reader_could_put_together_are_not_sent(mine: Write
 async def test_a_log_can_be_trimmed_anywhere_around_what_was_dropped_and_stays_loadable(
     world: World, mine: Writer, cut: int
 ) -> None:
-    # Small blocks: all of them share a node of the stream, in which what was dropped leaves gaps.
+    # Small blocks: all of them share a node of the stream, in which dropped blocks leave gaps.
     for _ in range(2):
         await mine.append(TOPIC, b"before")
     assert await mine.store.append(publish(mine, 5)[:4]) == [DONE] * 4

@@ -1,4 +1,4 @@
-"""What only a real server can show: demotion, stalls, memory, ACL, Sentinel, scripts, the reader."""
+"""Properties that only a real server can show: demotion, stalls, memory, ACL, Sentinel, scripts, the reader."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_a_stalled_server_is_undecided_and_its_late_work_overtakes_nothing
         await store.set_catalog(mine.binding, {"topic": "{}"})
     world.primary.resume()
     assert await decided(lambda: store.set_catalog(mine.binding, {})) is Outcome.DONE
-    catalog = await decided(lambda: store.read_catalog(0))  # for good, whatever it is
+    catalog = await decided(lambda: store.read_catalog(0))  # the final contents, whatever they are
     fields = {"cursor": "new"}
     setting = decided(lambda: store.set_state(mine.binding, TOPIC, mine.token, fields))
     assert await setting is Outcome.DONE
@@ -101,13 +101,13 @@ async def test_a_stalled_server_is_undecided_and_its_late_work_overtakes_nothing
 async def test_a_new_connection_has_the_server_forget_the_old_one_first(
     world: ServerWorld,
 ) -> None:
-    # What the old one still had in a socket can then not run behind the new one's writes.
+    # Data that the old connection still had in a socket then cannot run after the new one's writes.
     first = await open_primary(world.settings())
     beside = await open_primary(world.settings())
     second = await open_primary(world.settings(), replaces=first)
     await asyncio.wait_for(first.connection.wait_closed(), PATIENCE_SECONDS)
     assert beside.connection.is_open
-    # Client ids of another server process mean nothing here.
+    # Client ids of another server process have no meaning here.
     stranger = dataclasses.replace(beside, run_id="of another process")
     third = await open_primary(world.settings(), replaces=stranger)
     assert await beside.connection.submit(["CLIENT", "ID"]) == beside.client_id
@@ -148,7 +148,7 @@ async def test_a_foreign_entry_in_a_log_is_named(world: ServerWorld, store: LogS
     world.primary.command("XADD", key, "5-1", "hello", "world")
     with pytest.raises(MalformedBlock, match="5-1"):
         await store.read_blocks(TOPIC, EARLIEST, count=10)
-    # The place is taken, by something that is not this block.
+    # Another block than this one has the position.
     assert await store.append([mine.appending(TOPIC, b"1")]) == [Outcome.FENCED]
 
 
@@ -264,7 +264,7 @@ async def test_a_trimmed_log_survives_a_crash(world: ServerWorld, store: LogStor
 
 
 async def test_everysec_is_not_local_on_any_server(server_kind: str) -> None:
-    """WAITAOF cannot make it so: behind a write's reply it is answered before any sync."""
+    """WAITAOF cannot provide it: it is answered before any sync, directly after the reply to a write."""
     with running_server(server_kind, appendfsync="everysec") as server:
         settings = RedisSettings(url=server.url, buckets=4, commit_timeout_seconds=2.0)
         facts = await check_server(settings)
@@ -320,7 +320,7 @@ async def test_the_broker_user_passes_the_checks_and_can_undo_no_fence(
 
 
 def test_every_command_that_the_rules_do_not_name_is_denied(world: ServerWorld) -> None:
-    """The server itself lists its commands and says which of them the user may run."""
+    """The server itself lists its commands and states which of them the user may run."""
     named = {rule[1:] for rule in broker_acl_rules().split() if rule.startswith("+")}
     listed = commands_of(world.primary)
     allowed = {name for name, words in listed.items() if may_run(world.primary, words)}
@@ -329,11 +329,11 @@ def test_every_command_that_the_rules_do_not_name_is_denied(world: ServerWorld) 
 
 
 BEFORE_LOGIN = {"auth", "hello", "quit", "reset"}
-"""What every user may run, whatever its rules: they come before anybody has logged in."""
+"""Commands that every user may run, whatever its rules: they come before any login."""
 
 
 def commands_of(server: StoreServer) -> dict[str, list[str]]:
-    """All commands and subcommands, each with as many arguments as it takes at least."""
+    """Return all commands and subcommands, each with its minimum number of arguments."""
     client = redis.Redis(unix_socket_path=str(server.path), protocol=2)
     client.response_callbacks.clear()
     found: dict[str, list[str]] = {}
@@ -395,7 +395,7 @@ async def test_a_demoted_primary_is_left_for_the_new_one(server_kind: str) -> No
         mine = await writer(pair, store)
         await mine.fence(TOPIC)
         while not await store.commit(Durability.REPLICATED):
-            pass  # the bucket's record must have arrived there too
+            pass  # the bucket's record must have been replicated too
         replica.promote()
         primary.follow(replica)
         append = mine.appending(TOPIC, b"1")
@@ -427,7 +427,7 @@ async def test_sentinel_leads_to_the_primary_of_the_moment(server_kind: str) -> 
             store = RedisLogStore(settings)
             seen = await until_answered(store)
             assert seen.replid == first.replid()
-            # Sentinel learns of the replica from the primary's INFO, once in ten seconds at worst.
+            # Sentinel learns of the replica from the primary's INFO, which it reads at least every ten seconds.
             await until_sentinel_knows_the_replica(port)
             before = first.replid()
             first.kill()

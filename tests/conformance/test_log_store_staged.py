@@ -1,4 +1,4 @@
-"""The contract of staged parts, kept on the fake server and on real ones alike."""
+"""The contract of staged parts; the fake server and real ones keep it alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of LogStore: looking at a dataset, and stamping its buckets with their owner."""
+"""The contract of LogStore: inspecting a dataset, and stamping its buckets with their owner."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_first_stamp_that_arrives_behind_an_emptying_is_refused(
     await store.stamp(Binding(0, world.replid(), 1, "broker-a", 8), birthmark="one")
     world.flush_all()
     assert await store.stamp(early, birthmark="one") is Outcome.LOST
-    await store.bear(0, "two")  # also late
+    await store.bear(0, "two")  # also too late
     assert await store.stamp(early, birthmark="one") is Outcome.LOST
     assert (await store.observe([0])).units[0].generation == 0
 
@@ -88,7 +88,7 @@ async def test_a_late_stamp_replaces_nothing(
 async def test_a_binding_of_an_earlier_registration_writes_nothing(
     world: World, store: LogStore
 ) -> None:
-    """A forced adoption begins a new registration, and its anchor may count versions from the beginning."""
+    """A forced adoption starts a new registration, whose anchor may count versions from the beginning."""
     binding = Binding(0, world.replid(), 1, "broker-a", 7)
     await stamp_anew(store, binding)
     assert await store.write_audit(binding, {"event": "before"}) is Outcome.DONE

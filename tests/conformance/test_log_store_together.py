@@ -1,4 +1,4 @@
-"""The contract of blocks that are stored together: all of them, or none, whatever was lost on the way."""
+"""The contract of blocks that are stored together: all of them or none, whatever was lost in transit."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def guarded(append: Append, number: int) -> Append:
 
 
 async def entries(store: LogStore, *topics: TopicName) -> list[int]:
-    """How many blocks each log holds."""
+    """Return the number of blocks of each log."""
     return [len(await store.read_blocks(topic, EARLIEST, count=100)) - 1 for topic in topics]
 
 
@@ -131,7 +131,7 @@ async def test_a_broken_key_keeps_all_out(world: World, mine: Writer) -> None:
 
 
 async def test_an_end_that_somebody_moved_keeps_all_out(world: World, mine: Writer) -> None:
-    """Else the first block would be stored before the second one is refused."""
+    """Otherwise the first block would be stored before the second one is refused."""
     world.move_end(TWO, Position(7, 1))
     assert await mine.store.append_together(parts(mine, ONE, TWO)) == [HELD, FENCED]
     assert await entries(mine.store, ONE) == [0]
@@ -147,7 +147,7 @@ async def test_only_what_can_be_stored_together_is_asked_for(world: World, mine:
 
 
 async def test_a_torn_file_keeps_all_or_none(world: World, mine: Writer) -> None:
-    """What a restart loses of the append-only file, it loses together, wherever it was torn."""
+    """A restart that truncates the append-only file loses the blocks together, wherever the file was cut."""
     before = world.mark()
     assert await mine.store.append_together(parts(mine, ONE, TWO)) == [DONE, DONE]
     whole = world.mark()

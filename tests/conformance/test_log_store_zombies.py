@@ -1,4 +1,4 @@
-"""The contract of LogStore: whoever was replaced changes nothing, whatever it tries."""
+"""The contract of LogStore: a replaced broker changes nothing, whatever it tries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onewriter_core.ids import EARLIEST, Position
 
 
 async def zombie_and_successor(world: World, store: LogStore) -> tuple[Writer, Writer]:
-    """A broker that was replaced without knowing it, and its successor, each with one block."""
+    """Return a broker that was replaced without knowing it, and its successor, each with one block."""
     zombie = await writer(world, store)
     await zombie.fence(TOPIC)
     await zombie.append(TOPIC, b"by the first owner")
@@ -57,7 +57,7 @@ async def test_zombie_broker_changes_nothing(world: World, store: LogStore, show
 async def test_calls_from_before_a_loss_of_the_bucket_do_not_count_afterwards(
     world: World, store: LogStore
 ) -> None:
-    # A had the bucket, B took it, A took it again: the same incarnation, two ownerships.
+    # A had the bucket, B acquired it, A acquired it again: the same incarnation, two ownerships.
     first = await writer(world, store)
     await first.fence(TOPIC)
     await writer(world, store, owner="broker-b", version=2, ledger=6)

@@ -14,7 +14,7 @@ from onewriter_broker.testing.processes import LocalBrokers
 
 @contextlib.contextmanager
 def bare_broker(url: str, **options: Any) -> Iterator[LocalBrokers]:
-    """One broker on a store of ours, without a supervisor."""
+    """Run one broker without a supervisor on a store of the test."""
     settings = {"store_timeout_seconds": 1.0}
     options["settings"] = settings | options.get("settings", {})
     with forked_brokers(redis_url=url, **options) as brokers:
@@ -22,14 +22,14 @@ def bare_broker(url: str, **options: Any) -> Iterator[LocalBrokers]:
 
 
 def settle(writer: ContinuousWriter, brokers: list[LocalBrokers], url: str) -> int:
-    """Stop the writer and compare; how many values the brokers reported lost."""
+    """Stop the writer and check its log; return how many values the brokers reported as lost."""
     writer.stop()
     found = story_of(url, writer.topic, buckets=brokers[0].buckets)
     return check(writer, found, reported_losses(brokers, writer.topic))
 
 
 def declared(*topics: tuple[str, str]) -> str:
-    """Manifests of topics with their durability."""
+    """Return manifests of topics with their durability."""
     return "---\n".join(
         f"apiVersion: onewriter.dev/v1alpha1\nkind: ExclusiveTopic\nmetadata: {{name: {name}}}\n"
         f"spec: {{durability: {durability}, access: {{requireClaim: false}}}}\n"

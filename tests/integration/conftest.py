@@ -24,21 +24,21 @@ from onewriter_broker.testing.processes import RUNNING, LocalBrokers
 from onewriter_pipeline.brokers.connection import Access
 
 ROUNDS = int(os.environ.get("ONEWRITER_ROUNDS", "2"))
-"""How often a campaign's round is played: about ten times in CI, hundreds of times in a soak."""
+"""How often a campaign repeats its round: about ten times in CI, hundreds of times in a soak."""
 
 os.environ.setdefault("ONEWRITER_FROZEN_AFTER_SECONDS", "30")
 os.environ.setdefault("ONEWRITER_SILENT_AFTER_SECONDS", "30")
-# On a slow machine a broker, or a client, may get no processor for a while; who tests that says what
-# he wants.
+# On a slow machine a broker or a client may get no processor time for a while. A test of silence sets
+# its own limit.
 
 ATTENTIVE = {"silent_after_seconds": 5.0}
-"""Settings for stories about somebody who is silent: all others in them have so long to answer."""
+"""Settings for tests of a silent client: all other clients in them have this time to answer."""
 
 StockClients = Callable[..., Any]
 RawClients = Callable[..., RawClient]
 
 SECONDS_MAX = 120
-"""For what a stock client is to get done, though brokers die in the story: one may be slow to start."""
+"""Time limit for a stock client while brokers die during the test: a broker may be slow to start."""
 
 _topics = itertools.count(1)
 
@@ -48,7 +48,7 @@ FILES_WITH_PULSAR = (
     "test_sdk_consumer_pulsar.py",
     "test_shared_state_pulsar.py",
 )
-"""Those that ask for ``standalone``: one worker gets them all, so that it starts once."""
+"""The files that request ``standalone``. One worker gets them all, so that Pulsar starts once."""
 
 
 LONG_FILES = (
@@ -90,20 +90,20 @@ LONG_FILES = (
     "test_example_compacted_leader.py",
     "test_token_refresh.py",
 )
-"""Files that take long, though they have few tests: they begin first, so that no worker is left with one at the end."""
+"""Files with few but long tests. They begin first, so that no worker has to run one of them at the end."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On workers, put the files that take long first, and then those with many tests."""
+    """On workers, put the long files first, and then those with many tests."""
     if hasattr(config, "workerinput"):
         tests = Counter(item.path.name for item in items)
         long = {name: place for place, name in enumerate(LONG_FILES)}
         items.sort(key=lambda item: (long.get(item.path.name, len(long)), -tests[item.path.name]))
 
 
-class ByFile(LoadFileScheduling):  # type: ignore[misc]  # it comes without types
-    """Which tests stay together: those of a file, and all that need a real Pulsar."""
+class ByFile(LoadFileScheduling):  # type: ignore[misc]  # the package has no types
+    """Keeps the tests of a file on one worker, and all tests that need a real Pulsar."""
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
@@ -121,7 +121,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test shows what the brokers that ran beside it said."""
+    """Add the log of the running brokers to the report of a failed test."""
     report = yield
     if report.failed:
         for brokers in RUNNING:
@@ -131,14 +131,14 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[LocalBrokers]:
-    """One broker with its Valkey, shared by all stories that do not hurt it."""
+    """One broker with its Valkey, shared by all tests that do not damage it."""
     with forked_brokers() as brokers:
         yield brokers
 
 
 @pytest.fixture(scope="session")
 def standalone() -> Iterator[PulsarStandalone]:
-    """A real Apache Pulsar, for what must be as it is there; it starts in half a minute."""
+    """A real Apache Pulsar, for comparison with its behaviour. It takes half a minute to start."""
     try:
         with PulsarStandalone() as started:
             yield started
@@ -148,13 +148,13 @@ def standalone() -> Iterator[PulsarStandalone]:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic that nobody has used."""
+    """A topic that no other test uses."""
     return f"story-{next(_topics)}"
 
 
 @pytest.fixture
 def stock() -> Iterator[StockClients]:
-    """Makes stock Pulsar clients: ``stock(url, **options)``; closed at the end."""
+    """Makes stock Pulsar clients: ``stock(url, **options)``. They are closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(url: str, **options: Any) -> Any:
@@ -172,7 +172,7 @@ def stock() -> Iterator[StockClients]:
 
 @pytest.fixture
 def raw() -> Iterator[RawClients]:
-    """Makes raw clients: ``raw(address, **options)``; closed at the end."""
+    """Makes raw clients: ``raw(address, **options)``. They are closed at the end."""
     with contextlib.ExitStack() as stack:
 
         def make(address: tuple[str, int], **options: Any) -> RawClient:
@@ -188,7 +188,7 @@ def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
 
     def send(topic: str, values: Iterable[bytes], **options: Any) -> None:
         options = {"batching_enabled": False, "block_if_queue_full": True} | EXCLUSIVE | options
-        # A batch ends when it is full, or with the last message: never because time has passed.
+        # A batch ends when it is full or with the last message, never after a time.
         options.setdefault("batching_max_publish_delay_ms", 60_000)
         producer = client.create_producer(topic, **options)
         for value in values:
@@ -201,10 +201,10 @@ def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
 
 @pytest.fixture
 def access(broker: LocalBrokers) -> Access:
-    """How pipelines reach the broker that is shared."""
+    """The pipeline's access to the shared broker."""
     return Access(broker.http_url)
 
 
 def _close(client: Any) -> None:
-    with contextlib.suppress(pulsar.PulsarException):  # closed by the story already
+    with contextlib.suppress(pulsar.PulsarException):  # the test has closed it already
         client.close()

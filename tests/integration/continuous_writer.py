@@ -31,26 +31,26 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
 
 WINDOW = 16
-"""Sends that are not answered yet, at most."""
+"""The maximum number of unanswered sends."""
 
 PAUSE_SECONDS = 0.002
 RECONNECT_SECONDS = 0.05
 
 REST_SECONDS = 0.1
 RESTING_LOOKS = 10
-"""Without an acknowledgement from one look to the next so often, what had been on its way has arrived.
+"""If this many successive checks find no new acknowledgement, all data in transit has arrived.
 
-One long look would not do: this process may stand still itself meanwhile.
+One long wait would not be sufficient: this process may itself be suspended meanwhile.
 """
 
 WAIT_SECONDS = 120.0
 
 
 class ContinuousWriter:
-    """One exclusive writer of one topic, in a thread of its own; ``with`` it runs.
+    """One exclusive writer of one topic, in its own thread. ``with`` starts and stops it.
 
-    ``brokers``: asked in turn who serves the topic. ``epochs`` are those it was granted, in order,
-    once for each new producer; ``resumed`` counts reconnects that kept theirs.
+    The writer asks each of ``brokers`` in turn which broker serves the topic. ``epochs`` are those that it was
+    granted, in order, one for each new producer. ``resumed`` counts the reconnects that kept their epoch.
     """
 
     def __init__(self, topic: str, *brokers: LocalBrokers, mode: Any = EXCLUSIVE) -> None:
@@ -80,14 +80,14 @@ class ContinuousWriter:
         self.stop()
 
     def stop(self) -> None:
-        """Publish no more, and wait a moment for answers."""
+        """Stop publishing, and wait a moment for answers."""
         self._is_over.set()
         self._thread.join()
         if self._failure is not None:
             raise self._failure
 
     def has_acked(self, more: int, *, seconds: float = WAIT_SECONDS) -> None:
-        """Wait until so many more messages are acknowledged."""
+        """Wait until this number of further messages is acknowledged."""
         goal = len(self.acked) + more
         eventually(
             lambda: len(self.acked) >= goal or not self._thread.is_alive(),
@@ -96,7 +96,7 @@ class ContinuousWriter:
         )
 
     def at_rest(self) -> int:
-        """How many are acknowledged, once no more come because something stands in the way."""
+        """Return the number of acknowledged messages, once a fault prevents further ones."""
         found, looks = -1, 0
 
         def is_at_rest() -> bool:
@@ -132,7 +132,7 @@ class ContinuousWriter:
                 except RefusedByBroker as refused:
                     self.refusals.append(str(refused))
                     if refused.code is ServerError.PRODUCER_FENCED:
-                        # What was under way is unknown to a client; a new producer begins anew.
+                        # The client does not know the result of unanswered sends; a new producer starts again.
                         self._unanswered.clear()
                         name, generation, reconnects = "", generation + 1, 0
                     elif not epoch:
@@ -141,7 +141,7 @@ class ContinuousWriter:
                     self.refusals.append(repr(error)[:200])
                     name = "" if epoch is None and len(self.epochs) <= generation else name
                 self._is_over.wait(RECONNECT_SECONDS)
-        except BaseException as failure:  # noqa: BLE001 - raised again where somebody waits for it
+        except BaseException as failure:  # noqa: BLE001 - raised again in the thread that waits
             self._failure = failure
 
     def _address(self) -> tuple[str, int]:
@@ -165,7 +165,7 @@ class ContinuousWriter:
             time.sleep(PAUSE_SECONDS)
 
     def _hear(self, client: RawClient, producer: RawProducer) -> int:
-        """Take the receipts that came; how many sends are unanswered."""
+        """Read the receipts that have arrived; return the number of unanswered sends."""
         with client._changed:
             receipts = [c for c, _ in client.heard if isinstance(c, SendReceipt)]
             client.heard[:] = [h for h in client.heard if not isinstance(h[0], SendReceipt)]
@@ -179,7 +179,7 @@ class ContinuousWriter:
 
 
 def named_owner(brokers: LocalBrokers, topic: str) -> tuple[str, int]:
-    """Where a look-up at the first of these brokers leads. Raises Unavailable, OSError."""
+    """Return the broker that a look-up at the first of these brokers names. Raises Unavailable, OSError."""
     with RawClient(brokers.address()) as client:
         url = client.lookup(topic).broker_service_url
     if not url:
@@ -190,14 +190,14 @@ def named_owner(brokers: LocalBrokers, topic: str) -> tuple[str, int]:
 
 @dataclass
 class Story:
-    """A log as the store has it: its markers' epochs by ledger, its entries in order."""
+    """A log as it is in the store: its markers' epochs by ledger, its entries in order."""
 
     epochs: dict[int, int] = field(default_factory=dict)
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
 
 
 def story_of(url: str, topic: str, *, buckets: int = 64) -> Story:
-    """Read a log out of the store itself."""
+    """Read a log directly from the store."""
 
     async def read() -> Story:
         store = RedisLogStore(RedisSettings(url=url, buckets=buckets))
@@ -227,7 +227,7 @@ def _add(story: Story, block: Block | Marker) -> None:
 
 
 def reported_losses(brokers: Iterable[LocalBrokers], topic: str) -> list[tuple[Position, Position]]:
-    """What the brokers' logs say is lost of the topic: behind the one up to the other."""
+    """Return the losses of the topic in the brokers' logs: after the first position, up to the second."""
     name = str(TopicName.parse(topic))
     return [
         (Position.parse(str(event["after"])), Position.parse(str(event["last"])))
@@ -238,10 +238,10 @@ def reported_losses(brokers: Iterable[LocalBrokers], topic: str) -> list[tuple[P
 
 
 def check(writer: ContinuousWriter, story: Story, lost: list[tuple[Position, Position]]) -> int:
-    """Compare what the writer knows with the log; how many acknowledged values are lost.
+    """Compare the writer's records with the log; return the number of lost acknowledged values.
 
-    Each acknowledged value stands where it was acknowledged, or that position was reported lost and
-    stands nowhere. No value stands twice, none in front of an earlier one, no epoch goes back.
+    Each acknowledged value is at its acknowledged position, or that position was reported lost and the log does
+    not contain the value. No value is stored twice or before an earlier one, and no epoch falls.
     """
     positions = [position for position, _ in story.entries]
     values = [value for _, value in story.entries]

@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections in mid-stream, as bad networks do.
+"""A TCP proxy that cuts connections in mid-stream, like an unreliable network.
 
 It listens on another loopback address with the broker's own port, so that the advertised address can lead
 through it: ``advertised_host=PROXY_HOST``.
@@ -17,11 +17,11 @@ from typing import Self
 PROXY_HOST = "127.0.0.2"
 
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER that makes close() send RST: what was not delivered is lost."""
+"""SO_LINGER that makes close() send RST: undelivered data is lost."""
 
 
 class CuttingProxy:
-    """Forwards to ``target``; cuts ``cuts`` connections, each after some bytes of its client."""
+    """Forwards to ``target``. It cuts ``cuts`` connections, each after some bytes of its client."""
 
     def __init__(
         self, target: tuple[str, int], *, cuts: int, bytes_between: int, seed: int = 1

@@ -1,4 +1,4 @@
-"""Raw clients that look a topic up and follow it from broker to broker, as stock clients do."""
+"""Raw clients that look a topic up and follow it from broker to broker, like stock clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAUSE_SECONDS = 0.05
 
 
 def at_owner(brokers: LocalBrokers, raw: RawClients, topic: str, *, asked: int = 0) -> RawClient:
-    """A connection to the broker that serves the topic now."""
+    """Connect to the broker that serves the topic now."""
     return raw(brokers.address(brokers.owner_of(topic, asked=asked)))
 
 
@@ -33,9 +33,9 @@ def follow(
     seconds: float = FOLLOW_SECONDS,
     **options: Any,
 ) -> RawProducer:
-    """A producer at whoever serves the topic, asked for again while it moves or nobody does.
+    """Create a producer at the broker that serves the topic; retry while the topic moves or no broker serves it.
 
-    ``waits``: it is to wait, or not; None: if it has to, it is waited for.
+    ``waits``: whether the producer must be queued. None: if it is queued, wait for its grant.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -55,20 +55,20 @@ def follow(
 
 
 def topic_of(brokers: LocalBrokers, number: int, stem: str) -> str:
-    """A topic that placement gives to that broker."""
+    """Return a topic that placement assigns to that broker."""
     candidates = (f"{stem}-{n}" for n in range(1000))
     return next(topic for topic in candidates if brokers.target_of(topic) == number)
 
 
 @contextlib.contextmanager
 def settled(brokers: LocalBrokers, *topics: str) -> Iterator[None]:
-    """``placed``, in the line of contexts of a story."""
+    """``placed`` as a context, for a test's ``with`` statement."""
     placed(brokers, *topics)
     yield
 
 
 def placed(brokers: LocalBrokers, *topics: str, seconds: float = FOLLOW_SECONDS) -> None:
-    """Wait until every broker says of every topic that it is where placement wants it."""
+    """Wait until all brokers agree that each topic is at the broker that placement assigns."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -79,7 +79,7 @@ def placed(brokers: LocalBrokers, *topics: str, seconds: float = FOLLOW_SECONDS)
             ):
                 return
         except (Unavailable, OSError):
-            pass  # nobody serves it just now
+            pass  # no broker serves it at the moment
         if time.monotonic() > deadline:
             raise TimeoutError(f"{topics} are not where they belong")
         time.sleep(PAUSE_SECONDS)

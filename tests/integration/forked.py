@@ -1,7 +1,7 @@
-"""Processes that are forked from one with all imports, so that real processes start at once.
+"""Processes that are forked from one that has all imports, so that real processes start at once.
 
-A broker spends a second of processor time on imports, a sidecar half a second. ``fork`` runs the same
-``main`` in a separate process, which can be killed and frozen like any other.
+A broker spends a second of processor time on imports, a sidecar half a second. ``fork`` runs the same ``main`` in a
+separate process, which can be killed and frozen like any other.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def fork(
     log: Path,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Run ``main``, a function of a module, in a process; its result is the exit code.
+    """Run ``main``, a function of a module, in a process. Its result is the exit code.
 
-    ``log`` receives its output. The process has the methods and fields of ``subprocess.Popen`` that
-    tests use: pid, returncode, poll, wait, send_signal, terminate and kill.
+    ``log`` receives its output. The process has those methods and fields of ``subprocess.Popen`` that the tests
+    use: pid, returncode, poll, wait, send_signal, terminate and kill.
     """
     inside = (main, arguments, log, dict(environment or {}))
     child = _context.Process(target=_run, args=inside, daemon=True)

@@ -15,14 +15,14 @@ from onewriter_broker import process
 from onewriter_broker.testing.processes import LocalBrokers
 
 BUCKETS = 8
-"""How many buckets such brokers share: taking the usual 64 would be two thirds of the work of a start."""
+"""The number of buckets of such brokers. Acquiring the default 64 would be two thirds of the work of a start."""
 
 
 class ForkedBrokers(LocalBrokers):
     """LocalBrokers without a supervisor whose processes are forked."""
 
     def replace(self, number: int = 0) -> None:
-        """SIGKILL a broker and start another in its place, as a supervisor does."""
+        """SIGKILL a broker and start another one in its place, like a supervisor."""
         self.kill(number)
         self.restart(number, wait=False)
 
@@ -38,9 +38,9 @@ def forked_brokers(
     redis_url: str = "",
     settings: Mapping[str, object] | None = None,
 ) -> Iterator[ForkedBrokers]:
-    """Forked brokers in a folder of their own, on a store of their own unless ``redis_url`` names one.
+    """Run forked brokers in a folder of their own, on a store of their own unless ``redis_url`` names one.
 
-    Unless ``settings`` say otherwise, they share ``BUCKETS`` buckets.
+    They share ``BUCKETS`` buckets unless ``settings`` contain another number.
     """
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="onewriter-"))

@@ -1,4 +1,4 @@
-"""HTTP calls as in a script: status and JSON. Redirects are followed only on request."""
+"""HTTP calls like those of a script: status and JSON. Redirects are followed only on request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ PERSISTENT = "/admin/v2/persistent/public/default"
 OWN = "/onewriter/v1/topics/public/default"
 
 CALL_SECONDS_MAX = 120.0
-"""For an answer: a machine may be slow, and a call that waits for something takes a minute."""
+"""Time limit for an answer: a machine may be slow, and a call that waits for an event takes a minute."""
 
 
 def epoch_of(producer: RawProducer) -> int:
-    """The topic epoch of a granted exclusive producer."""
+    """Return the topic epoch of a granted exclusive producer."""
     assert producer.epoch is not None
     return producer.epoch
 
@@ -40,12 +40,12 @@ class Http:
         self._token = token
         self.location = ""
         self.headers: Mapping[str, str] = {}
-        """Of the last answer that was no error."""
+        """The headers of the last successful answer."""
 
     def __call__(
         self, method: str, path: str, body: object = None, **headers: str
     ) -> tuple[int, Any]:
-        """Status, and the body: JSON if it is, else text. ``bytes`` are sent as they are."""
+        """Return status and body, parsed if it is JSON, else as text. ``bytes`` are sent unchanged."""
         raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=raw, method=method)  # noqa: S310 - http
         request.add_header("Content-Type", "application/json")

@@ -1,4 +1,4 @@
-"""Leaders of the topics of a test: drivers of batches, and programs with the SDK."""
+"""Leaders of a test's topics: drivers of batches, and programs with the SDK."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FENCING = AccessMode.EXCLUSIVE_WITH_FENCING
 
 @contextlib.contextmanager
 def lead_session(mode: str = EXCLUSIVE, **more: Any) -> Iterator[LeadSession]:
-    """A driver that leads what it writes, for one batch write or query."""
+    """Run a driver that leads the topics that it writes, for one batch write or query."""
     led = LeadSession(secrets.token_hex(8), Leader(), mode, **more)
     try:
         yield led
@@ -31,20 +31,20 @@ def lead_session(mode: str = EXCLUSIVE, **more: Any) -> Iterator[LeadSession]:
 
 @contextlib.contextmanager
 def granted(access: Access | str, topic: str, app: str, mode: str = EXCLUSIVE) -> Iterator[Grant]:
-    """A topic without partitions, or one partition, led by a driver that may publish as this app."""
+    """Let a driver lead a topic without partitions, or one partition; it may publish as this app."""
     target = PublishTarget(Access(access) if isinstance(access, str) else access, topic)
     with lead_session(mode) as led:
         yield led.begin(target, app).grants[str(TopicName.parse(topic))]
 
 
 def shown(grant: Grant) -> dict[str, str]:
-    """The headers of a grant, as a script gives them to Http."""
+    """Return the headers of a grant, as a script passes them to Http."""
     return {name.replace("-", "_"): value for name, value in grant.headers().items()}
 
 
 @contextlib.contextmanager
 def program(service_url: str, topic: str, app: str, **more: Any) -> Iterator[Grant]:
-    """A topic that a user's program leads, which deposes whoever did; what it passes on to an app."""
+    """Let a user's program lead a topic and depose its leader; yield the grant that it passes to an app."""
     with (
         onewriter.sync.Client(service_url, **more) as client,
         client.lead(topic, access_mode=FENCING, announce=False) as leadership,

@@ -17,24 +17,24 @@ from onewriter_broker.testing.ports import free_ports
 
 BUCKET = "history"
 KEY = "an-access-key"
-SECRET = "wJalrXUtnFEMIK7MDENG"  # noqa: S105 - of this server alone
+SECRET = "wJalrXUtnFEMIK7MDENG"  # noqa: S105 - valid for this server only
 STARTED_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
-    """A server that runs. ``folder``: where it keeps the objects, as files of the same names."""
+    """A running server. ``folder`` contains the objects as files of the same names."""
 
     port: int
     folder: Path
 
     @property
     def location(self) -> str:
-        """Of tables."""
+        """The location of tables."""
         return f"s3://{BUCKET}/tables"
 
     def options(self, **changes: str) -> dict[str, str]:
-        """What it takes to reach it, as delta-rs names it."""
+        """Return the settings for a connection to it, under delta-rs' names."""
         return {
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -46,7 +46,7 @@ class ObjectStore:
 
 @contextlib.contextmanager
 def object_store(folder: Path) -> Iterator[ObjectStore]:
-    """Start one that keeps its objects below a folder. Raises CannotBuild."""
+    """Start a server that stores its objects below a folder. Raises CannotBuild."""
     program = binaries.program("versitygw")
     objects, kept = folder / "objects", folder / "metadata"
     (objects / BUCKET).mkdir(parents=True)

@@ -46,7 +46,7 @@ def trim(access: Access, tables: Tables, topic: str, **options: Any) -> LogRepor
 
 
 def stored(tables: Tables) -> list[bytes]:
-    """The values in the table, in the log's order."""
+    """Return the values in the table, in the log's order."""
     table = tables.existing(MESSAGES)
     files = [pq.ParquetFile(file.path, filesystem=table.place.files()) for file in table.files()]
     rows = pa.concat_tables([file.read() for file in files]).to_pylist() if files else []
@@ -57,7 +57,7 @@ def stored(tables: Tables) -> list[bytes]:
 
 
 def rows(access: Access, topic: str, tables: Tables | None = None, **options: Any) -> list[Any]:
-    """What the data source reads."""
+    """Return the rows that the data source reads."""
     given = {"admin.url": access.url, "topic": topic} | {k: str(v) for k, v in options.items()}
     if tables is not None:
         given |= {"tier": options.get("tier", "all"), "table": tables.place.location}
@@ -80,7 +80,7 @@ def values(access: Access, topic: str, tables: Tables | None = None, **options: 
 
 
 def filled(access: Access, topic: str, fill: Fill, tables: Tables) -> list[bytes]:
-    """Four tenures, the first three of them offloaded."""
+    """Write four tenures, and offload the first three of them."""
     fill(topic, numbered(0, 600))
     fill(topic, numbered(600, 1300), batching_enabled=True)
     fill(topic, numbered(1300, 2000))

@@ -1,4 +1,4 @@
-"""Ownerships over a raw connection: requests, answers, and notifications."""
+"""Ownership of resources over a raw connection: requests, answers, and notifications."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ask_own(
     nonce: str = "",
     only_returns: bool = False,
 ) -> int:
-    """Send OWN; its request id."""
+    """Send OWN; return its request id."""
     request_id = client.next_request_id()
     client.say(
         pb.CommandOwn(
@@ -64,7 +64,7 @@ def own_all(
     nonce: str = "",
     only_returns: bool = False,
 ) -> list[Result]:
-    """The results of a request, in order; RefusedByBroker when it is refused as a whole."""
+    """Return the results of a request, in order. Raises RefusedByBroker if it is refused as a whole."""
     request_id = ask_own(
         client,
         resources,
@@ -86,7 +86,7 @@ def own(
     nonce: str = "",
     only_returns: bool = False,
 ) -> int:
-    """The generation of a resource that is owned from now on; DeniedByBroker when it is not."""
+    """Own a resource and return its generation. Raises DeniedByBroker if it is denied."""
     (result,) = own_all(
         client,
         [(resource, generation)],
@@ -112,7 +112,7 @@ def disown(
 
 
 def lost(client: RawClient) -> pb.CommandOwnershipLost:
-    """What the broker says of an ownership that is over."""
+    """Return the broker's notification that an ownership has ended."""
     return client.expect(pb.CommandOwnershipLost)
 
 
@@ -127,7 +127,7 @@ def own_anywhere(
     identity: str = "",
     only_returns: bool = False,
 ) -> tuple[RawClient, int]:
-    """Own at whichever broker keeps the resource, asked for again while nobody does."""
+    """Own at the broker that serves the resource; retry while no broker does."""
     deadline, number = time.monotonic() + FOLLOW_SECONDS, asked
     while True:
         try:
@@ -161,7 +161,7 @@ def subscribe_with(
     *,
     permits: int = 1_000,
 ) -> RawConsumer:
-    """A consumer with properties; RefusedByBroker when it is refused."""
+    """Return a consumer with properties. Raises RefusedByBroker if the broker refuses it."""
     consumer_id, request_id = next(_consumer_ids), client.next_request_id()
     client.say(
         pb.CommandSubscribe(

@@ -1,4 +1,4 @@
-"""Limits of the SDK for tests in which brokers die: starting a broker takes half a minute at worst.
+"""Limits of the SDK for tests in which brokers die: starting a broker takes up to half a minute.
 
 This happens if several runs share a machine. The SDK's own limits are for brokers that return within a
 moment.

@@ -8,4 +8,4 @@ import onewriter.sidecar.cli  # noqa: F401
 import onewriter_broker.process  # noqa: F401
 
 gc.collect()
-gc.freeze()  # a collection in a forked process need not touch, and so copy, what was here before
+gc.freeze()  # a collection in a forked process then does not touch, and so copy, these objects

@@ -1,6 +1,6 @@
 """A raw client of Pulsar's protocol, for behaviour that stock clients do not have.
 
-It sends what it is told to send, and keeps what it receives, in order.
+It sends exactly the commands that a test asks for, and keeps the received ones in order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOTHING_STORED = (2**64 - 1, 2**64 - 1)
 
 
 class RawClient(RawConnection):
-    """A connection that asks for producers and consumers."""
+    """A connection that creates producers and consumers."""
 
     def lookup(self, topic: str) -> pb.CommandLookupResponse:
         request_id = self.next_request_id()
@@ -60,7 +60,7 @@ class RawClient(RawConnection):
         priority_field: tuple[int, int] | None = None,
         producer_id: int | None = None,
     ) -> RawProducer:
-        """Send PRODUCER; the producer's ``ready`` or ``waits`` hears the answer."""
+        """Send PRODUCER. The producer's ``ready`` or ``waits`` reads the answer."""
         number = next(self._producer_ids) if producer_id is None else producer_id
         command = pb.CommandProducer(
             topic=full(topic),
@@ -81,11 +81,11 @@ class RawClient(RawConnection):
         return RawProducer(self, command)
 
     def producer(self, topic: str, mode: Any = SHARED, **options: Any) -> RawProducer:
-        """A producer that may write; RefusedByBroker when it may not."""
+        """Return a producer that may write. Raises RefusedByBroker if it may not."""
         return self.ask_producer(topic, mode, **options).ready()
 
     def waiter(self, topic: str, mode: Any = WAIT, **options: Any) -> RawProducer:
-        """A producer that waits."""
+        """Return a producer that waits."""
         return self.ask_producer(topic, mode, **options).waits()
 
     def subscribe(
@@ -122,7 +122,7 @@ class RawClient(RawConnection):
 
 
 class RawProducer:
-    """One PRODUCER command, and what is sent under its id."""
+    """One PRODUCER command, and the commands that are sent under its id."""
 
     def __init__(self, client: RawClient, command: pb.CommandProducer) -> None:
         self.client = client
@@ -131,25 +131,25 @@ class RawProducer:
         self.name = command.producer_name
         self.epoch: int | None = None
         self.registration = ""
-        """What proves the holder of the epoch over HTTP; empty: the broker gave none."""
+        """The token that proves over HTTP who holds the epoch; empty if the broker sent none."""
         self.last_sequence_id = -1
         self._sequence = itertools.count()
 
     def waits(self) -> RawProducer:
-        """Hear that it waits."""
+        """Read the answer that it waits."""
         found = self.client.answer(pb.CommandProducerSuccess, self.command.request_id)
         assert not found.producer_ready
         self.name = found.producer_name
         return self
 
     def ready(self) -> RawProducer:
-        """Hear that it may write."""
+        """Read the answer that it may write."""
         found = self.client.answer(pb.CommandProducerSuccess, self.command.request_id)
         assert found.producer_ready, "it waits"
         return self._granted(found)
 
     def ready_at_last(self) -> RawProducer:
-        """Hear that it may write, whether or not it had to wait."""
+        """Read the answer that it may write, whether or not it had to wait."""
         while True:
             found = self.client.answer(pb.CommandProducerSuccess, self.command.request_id)
             if found.producer_ready:
@@ -164,7 +164,7 @@ class RawProducer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it was told that it may write, and nobody has taken that answer yet."""
+        """Whether an unread answer allows it to write."""
         request_id = self.command.request_id
         return self.client.has_heard(
             pb.CommandProducerSuccess, lambda c: c.request_id == request_id and c.producer_ready
@@ -177,14 +177,14 @@ class RawProducer:
         return build_entry(metadata, content)
 
     def send(self, content: bytes, sequence_id: int | None = None) -> int:
-        """Send without waiting; the sequence id."""
+        """Send without waiting; return the sequence id."""
         number = next(self._sequence) if sequence_id is None else sequence_id
         entry = self.entry(content, number)
         self.client.write(encode_send_header(self.producer_id, number, len(entry)) + entry)
         return number
 
     def receipt(self, sequence_id: int) -> MessageId:
-        """The position that the broker stored it at."""
+        """Return the position at which the broker stored it."""
         found = self.client.expect(
             SendReceipt,
             lambda c: (c.producer_id, c.sequence_id) == (self.producer_id, sequence_id),
@@ -196,7 +196,7 @@ class RawProducer:
         return self.receipt(self.send(content, sequence_id))
 
     def closed_by_broker(self) -> None:
-        """Hear that the broker has closed it, unasked."""
+        """Read that the broker has closed it without a request."""
         self.client.expect(
             pb.CommandCloseProducer,
             lambda c: (c.producer_id, c.request_id) == (self.producer_id, BROKERS_OWN_REQUEST),
@@ -223,7 +223,7 @@ class RawConsumer:
         )
 
     def contents(self, count: int) -> list[bytes]:
-        """The next ``count`` unbatched messages."""
+        """Return the next ``count`` unbatched messages."""
         return [bytes(entry_payload(self.receive()[1])) for _ in range(count)]
 
     def flow(self, permits: int) -> None:
@@ -250,7 +250,7 @@ def full(topic: str) -> str:
 
 
 def entries_of(address: tuple[str, int], topic: str) -> list[bytes]:
-    """Every entry of a topic, read to its end as it is now, each as its producer sent it."""
+    """Read a topic up to its present end; return every entry as its producer sent it."""
     with RawClient(address) as client:
         consumer = client.subscribe(topic, "reader-of-everything", permits=0, durable=False)
         request_id = client.next_request_id()
@@ -270,7 +270,7 @@ def entries_of(address: tuple[str, int], topic: str) -> list[bytes]:
 
 
 def contents_of(address: tuple[str, int], topic: str) -> list[bytes]:
-    """The contents of a topic's uncompressed messages in their order, batches taken apart."""
+    """Return the contents of a topic's uncompressed messages in order, with batches split."""
     found: list[bytes] = []
     for entry in entries_of(address, topic):
         metadata = parse_metadata(entry)
@@ -284,7 +284,7 @@ def contents_of(address: tuple[str, int], topic: str) -> list[bytes]:
 
 
 def eventually(holds: Callable[[], bool], seconds: float = SECONDS_MAX, *, what: str = "") -> None:
-    """Wait until it holds. Raises TimeoutError."""
+    """Wait until the condition holds. Raises TimeoutError."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -294,7 +294,7 @@ def eventually(holds: Callable[[], bool], seconds: float = SECONDS_MAX, *, what:
 
 @contextlib.contextmanager
 def clients(address: tuple[str, int], count: int, **options: Any) -> Iterator[list[RawClient]]:
-    """So many connections, closed at the end."""
+    """Open this number of connections; they are closed at the end."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(RawClient(address, **options)) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""One connection of the raw client: writes to a broker, and what arrives from it.
+"""One connection of the raw client: it writes to a broker and records what arrives.
 
 Its own thread answers PINGs until ``freeze``, as stock clients do.
 """
@@ -22,7 +22,7 @@ from onewriter_core.wire.commands import EXTENSIONS_VERSION
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 SECONDS_MAX = 120.0
-"""How long an expected answer is waited for: a machine may be slow, and a test that fails is not."""
+"""Time limit for an expected answer: the machine may be slow, and a failing test may take that long."""
 
 Kind = TypeVar("Kind")
 
@@ -37,7 +37,7 @@ class RefusedByBroker(Exception):
 
 
 class RawConnection:
-    """One connection. ``heard`` is all that came and was not yet taken by ``expect``."""
+    """One connection. ``heard`` holds all received commands that ``expect`` has not taken yet."""
 
     def __init__(
         self,
@@ -98,22 +98,22 @@ class RawConnection:
         )
         self.answer(pb.CommandConnected)
 
-    # ------------------------------------------------------------ speaking
+    # ------------------------------------------------------------ sending
 
     def write(self, data: bytes) -> None:
-        """Bytes as they are."""
+        """Send bytes unchanged."""
         with self._writing:  # PONGs come from another thread
             self.socket.sendall(data)
 
     def say(self, message: Message) -> None:
-        """A command, without waiting for anything."""
+        """Send a command without waiting for an answer."""
         self.write(self._wire.encode(message))
 
     def next_request_id(self) -> int:
         return self._wire.next_request_id()
 
     def freeze(self) -> None:
-        """Neither read nor answer PINGs from now on; the socket stays open."""
+        """Stop reading and answering PINGs. The socket stays open."""
         self._reads.clear()
 
     def thaw(self) -> None:
@@ -126,7 +126,7 @@ class RawConnection:
         self._reader.join()
         self.socket.close()
 
-    # ------------------------------------------------------------ hearing
+    # ------------------------------------------------------------ receiving
 
     def expect(
         self,
@@ -135,7 +135,7 @@ class RawConnection:
         *,
         seconds: float = SECONDS_MAX,
     ) -> Kind:
-        """The first command of that kind, heard already or still to come; it is taken out."""
+        """Take out and return the first command of that kind, received already or still to come."""
         return self.expect_with_payload(kind, where, seconds=seconds)[0]
 
     def expect_with_payload(
@@ -160,11 +160,11 @@ class RawConnection:
                 self._changed.wait(left)
 
     def answer(self, kind: type[Kind], request_id: int | None = None) -> Kind:
-        """The answer to a request; RefusedByBroker when it is an error."""
+        """Return the answer to a request. Raises RefusedByBroker if it is an error."""
 
         def fits(command: Any) -> bool:
             return isinstance(command, (kind, pb.CommandError)) and (
-                request_id is None or command.request_id == request_id  # type: ignore[union-attr]  # whoever gives one
+                request_id is None or command.request_id == request_id  # type: ignore[union-attr]  # such kinds have one
             )
 
         found: Any = self.expect(object, fits)
@@ -210,6 +210,6 @@ class RawConnection:
                 self._changed.notify_all()
 
     def ping(self) -> None:
-        """A round trip: all that was sent before has been looked at."""
+        """Make a round trip: afterwards the broker has processed everything sent before."""
         self.say(pb.CommandPing())
         self.expect(pb.CommandPong)

@@ -23,10 +23,10 @@ from onewriter_broker.testing.processes import LocalBrokers
 WRITER, READER, STRANGER, ADMINISTRATOR = "writer", "reader", "stranger", "boss"
 
 LIFE_SECONDS = 6.0
-"""Of a token in a file that is renewed."""
+"""Lifetime of a token in a file that is renewed."""
 RENEWAL_SECONDS = 1.0
 REFRESHED_SECONDS = 16
-"""For what must outlive every token that it began with."""
+"""Duration of work that must outlive every token that it began with."""
 
 _TOPIC = """
 apiVersion: onewriter.dev/v1alpha1
@@ -51,7 +51,7 @@ _REFUSALS = re.compile(r'^onewriter_refusals_total\{right="(\w+)"\} (\S+)$', re.
 
 @dataclass
 class Secured:
-    """The broker, and what clients show to it."""
+    """The broker, and the credentials that clients present to it."""
 
     brokers: LocalBrokers
     authority: Authority
@@ -77,7 +77,7 @@ class Secured:
 
     @contextlib.contextmanager
     def renewed(self, subject: str) -> Iterator[Path]:
-        """A file with a token that soon expires, written again and again, as Kubernetes does."""
+        """A file with a short-lived token that is rewritten regularly, as in Kubernetes."""
         path, over = self._folder / f"{subject}.token", threading.Event()
 
         def write() -> None:
@@ -99,7 +99,7 @@ class Secured:
             thread.join()
 
     def refusals(self) -> dict[str, int]:
-        """Refused requests by the right that was missing."""
+        """Return the number of refused requests by the missing right."""
         request = urllib.request.Request(f"https://127.0.0.1:{self.https_port}/metrics")
         request.add_header("Authorization", f"Bearer {self.token(ADMINISTRATOR)}")
         context = create_default_context(cafile=self.authorities)
@@ -109,10 +109,10 @@ class Secured:
 
     @contextlib.contextmanager
     def few_refusals(self, attempts: int) -> Iterator[None]:
-        """Inside, the broker refuses requests, and no more than a few for each attempt of a client.
+        """Within the context, the broker refuses requests, but only a few for each attempt of a client.
 
-        Fewer than ``attempts`` are possible: a client may answer a second attempt from the refused look-up of
-        the first, which Java's does when the two follow each other closely. The caller checks each attempt.
+        There may be fewer than ``attempts`` refusals: a client may answer a second attempt from the refused look-up
+        of the first one. Java's client does so if the two follow each other closely. The caller checks each attempt.
         """
         before = sum(self.refusals().values())
         yield
@@ -121,12 +121,12 @@ class Secured:
 
 
 REQUESTS_PER_ATTEMPT = 3
-"""What a client may ask for the same thing before it reports a refusal: it looks a topic up in two steps."""
+"""Requests that a client may send for one thing before it reports a refusal: it looks a topic up in two steps."""
 
 
 @contextlib.contextmanager
 def secured_broker(folder: Path, *topics: str) -> Iterator[Secured]:
-    """The broker of a test module; each topic is written by WRITER and read by READER."""
+    """Run the broker of a test module. WRITER writes each topic, and READER reads it."""
     authority = Authority(folder / "pki")
     authority.server("broker", ["127.0.0.1", "localhost"])
     port, https_port = free_ports(1), free_ports(1)

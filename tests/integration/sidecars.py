@@ -27,7 +27,7 @@ def _main() -> None:
 
 
 class Sidecar:
-    """One process. ``with`` it runs; at the end it is stopped as by SIGTERM, or killed."""
+    """One process. ``with`` starts it; at the end it is stopped as by SIGTERM, or killed."""
 
     def __init__(
         self, directory: Path, url: str, topic: str, name: str, **settings: object
@@ -52,10 +52,10 @@ class Sidecar:
         return fork(_main, log=self.log_path, environment=self._environment)
 
     def restart(self) -> None:
-        """Begin again, after it ended, as the same pod's container would."""
+        """Start again after it ended, like the container of the same pod."""
         self.process = self._start()
 
-    # ------------------------------------------------------------ asking
+    # ------------------------------------------------------------ requests
 
     def standing(self) -> dict[str, Any]:
         status, body = self.http("GET", "/leadership")
@@ -63,7 +63,7 @@ class Sidecar:
         return dict(body)
 
     def until(self, phase: str, *, connected: bool = True) -> dict[str, Any]:
-        """Wait until it is there; the standing then."""
+        """Wait until it is in this phase; return its status then."""
         deadline = time.monotonic() + SECONDS_MAX
         while True:
             with contextlib.suppress(OSError):
@@ -74,14 +74,14 @@ class Sidecar:
             time.sleep(0.01)
 
     def lead(self) -> str:
-        """Wait until it leads; the session."""
+        """Wait until it leads; return the session."""
         return str(self.until("leading")["session"])
 
     def publish(self, content: bytes, session: str, **headers: str) -> tuple[int, Any]:
         return self.http("POST", "/publish", content, Onewriter_Session=session, **headers)
 
     def stream(self, contents: list[bytes], session: str) -> list[Any]:
-        """The lines of a length-prefixed stream's answer."""
+        """Send a length-prefixed stream; return the lines of the answer."""
         body = b"".join(len(each).to_bytes(4, "big") + each for each in contents)
         kind = "application/vnd.onewriter.messages"
         request = (
@@ -100,13 +100,13 @@ class Sidecar:
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
 
-    # ------------------------------------------------------------ its life
+    # ------------------------------------------------------------ life cycle
 
     def signal(self, which: signal.Signals) -> None:
         self.process.send_signal(which)
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; return the exit code."""
         self.process.terminate()
         return self.process.wait(SECONDS_MAX)
 
@@ -116,7 +116,7 @@ class Sidecar:
 
 
 class Events(threading.Thread):
-    """A reader of leadership events; ``seen`` is what came."""
+    """A reader of leadership events. ``seen`` holds the events received."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         super().__init__(daemon=True)
@@ -145,7 +145,7 @@ class Events(threading.Thread):
 def sidecars(
     directory: Path, url: str, topic: str, *names: str, **settings: object
 ) -> Iterator[list[Sidecar]]:
-    """So many sidecars of one topic, each in line before the next one starts."""
+    """Run a sidecar of one topic for each name. Each is queued before the next one starts."""
     with contextlib.ExitStack() as stack:
         found: list[Sidecar] = []
         for name in names:
@@ -167,7 +167,7 @@ def _end(sidecar: Sidecar) -> None:
 
 
 def _unchunked(body: bytes) -> bytes:
-    """The content of a chunked HTTP body."""
+    """Return the content of a chunked HTTP body."""
     content = b""
     while body:
         size, _, rest = body.partition(b"\r\n")

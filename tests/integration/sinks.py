@@ -1,4 +1,4 @@
-"""Batches for several logs, written as by a driver and its tasks, without Spark."""
+"""Batches for several logs, written without Spark as a driver and its tasks would write them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APP = "job"
 
 
 def rows(numbers: Iterable[int], topics: Sequence[str] = (), keys: int = 0) -> pa.RecordBatch:
-    """Numbered rows, for topics in turn, with one of so many keys."""
+    """Return numbered rows, for the topics in turn, with one of ``keys`` keys."""
     listed = list(numbers)
     columns: dict[str, Any] = {"value": pa.array([b"%d" % number for number in listed])}
     if topics:
@@ -33,7 +33,7 @@ def rows(numbers: Iterable[int], topics: Sequence[str] = (), keys: int = 0) -> p
 
 
 def staged(target: PublishTarget, version: int, *batches: pa.RecordBatch) -> list[StagedLog]:
-    """As a task for each batch does."""
+    """Stage like one task for each batch."""
     return [
         log
         for number, batch in enumerate(batches)
@@ -44,7 +44,7 @@ def staged(target: PublishTarget, version: int, *batches: pa.RecordBatch) -> lis
 def publish(
     target: PublishTarget, version: int, parts: Sequence[StagedLog], mode: str = EXCLUSIVE
 ) -> dict[str, Publication]:
-    """As a driver does, which leads unless the target names the epochs that its program leads."""
+    """Publish like a driver, which leads unless the target names the epochs that its program leads."""
     if target.is_led:
         return transfer.publish(target, APP, version, parts)
     with lead_session(mode) as led:
@@ -64,7 +64,7 @@ def write(
 
 
 def led_by(target: PublishTarget, grants: Mapping[str, Grant]) -> PublishTarget:
-    """The target of a program that leads its topics itself."""
+    """Return the target of a program that leads its topics itself."""
     return replace(target, grants={full(topic): grants[topic] for topic in grants}, is_led=True)
 
 
@@ -88,9 +88,9 @@ def stored(client: Any, topic: str, partitions: int) -> list[list[int]]:
 def half_published(
     broker: LocalBrokers, topic: str, version: int
 ) -> tuple[PublishTarget, pa.RecordBatch]:
-    """A batch of 200 rows that one of two partitions has, as its driver died then.
+    """Publish a batch of 200 rows to only one of two partitions, because its driver died then.
 
-    Now the topic has five.
+    The topic now has five partitions.
     """
     partitioned(broker, topic, 2)
     target, batch = target_of(broker, topic), rows(range(200), keys=50)

@@ -1,4 +1,4 @@
-"""Streams as plain objects that are called as by Spark: readers, and everything that they read."""
+"""Streams as plain objects that tests call as Spark does: readers, and all that they read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPARED = [name for name in MESSAGE_COLUMNS if name != "__messageProperties"]
 def stream(
     access: Access, name: str, /, tables: Tables | None = None, **options: Any
 ) -> TopicStreamReader:
-    """A new reader, as of a query that was started again."""
+    """Return a new reader, like that of a restarted query."""
     given = {"admin.url": access.url, "topic": name, "startingOffsets": "earliest"}
     if tables is not None:
         given |= {"tier": "all", "table": tables.place.location}
@@ -49,7 +49,7 @@ def read(reader: TopicStreamReader, start: Any, end: Any) -> list[bytes]:
 
 
 def begun(reader: TopicStreamReader) -> Any:
-    """Where a new query begins: nothing is in its first batch. Spark asks once more where that is."""
+    """Return the start of a new query: its first batch is empty, and Spark asks once more for the start."""
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     reader.initialOffset()
@@ -58,7 +58,7 @@ def begun(reader: TopicStreamReader) -> Any:
 
 
 def batches(reader: TopicStreamReader, start: Any = None) -> tuple[list[list[bytes]], Any]:
-    """All that there is, batch by batch, and where that ends."""
+    """Return all available entries, batch by batch, and the end of the last one."""
     offset, found = start or begun(reader), list[list[bytes]]()
     limit = reader.getDefaultReadLimit()
     while (end := reader.latestOffset(offset, limit)) != offset:
@@ -72,6 +72,6 @@ def all_of(parts: list[list[bytes]]) -> list[bytes]:
 
 
 def standing(access: Access, topic: str, name: str) -> Position:
-    """In front of what the subscription stands: asking for the beginning moves it nowhere."""
+    """Return the position before which the subscription is; asking for the beginning does not move it."""
     with Broker(access) as broker:
         return broker.acknowledge(topic, name, Position(0, 0))

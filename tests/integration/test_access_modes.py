@@ -1,5 +1,5 @@
 """All four access modes with Pulsar's clients: each cell of the decision table, the queue, and the cases of
-upstream's own tests.
+Pulsar's own tests.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ STATES = (NOBODY, SHARED_ONES, SHARED_AND_WAITERS, OWNER, OWNER_AND_WAITERS)
 def occupy(
     client: RawClient, topic: str, state: str
 ) -> tuple[list[RawProducer], list[RawProducer]]:
-    """Bring a topic into a state; its writers and its waiters."""
+    """Bring a topic into a state; return its writers and its waiters."""
     writers, waiters = [], []
     if state in {SHARED_ONES, SHARED_AND_WAITERS}:
         writers = [client.producer(topic, SHARED, name=f"shared-{n}") for n in range(2)]
@@ -92,7 +92,7 @@ def test_a_newcomer_is_answered_by_the_table(
             with pytest.raises(RefusedByBroker) as refusal:
                 newcomer.ready()
             assert refusal.value.code is code
-    for writer in writers:  # nobody is disturbed by a newcomer
+    for writer in writers:  # a new producer disturbs none of them
         writer.publish(b"those who were there still write")
 
 
@@ -108,9 +108,9 @@ def test_a_fencing_newcomer_throws_everybody_out(
             waiter.ready()
         assert refusal.value.code is FENCED
     for writer in writers:
-        writer.closed_by_broker()  # told at once, without having sent anything
+        writer.closed_by_broker()  # it learns this at once, without having sent anything
         writer.send(b"too late")
-    others.ping()  # and its late sends close nothing
+    others.ping()  # its late sends close no connection
     newcomer.publish(b"mine")
     assert contents_of(broker.address(), topic) == [b"mine"]
 
@@ -391,7 +391,7 @@ def test_claims_say_who_may_write_and_who_comes_first(
     )
     asks_nothing = client("primary").waiter("guarded")
     owner.close()
-    asks_nothing.ready()  # its claim's default, 50, against the other claim's cap, 10
+    asks_nothing.ready()  # its claim's default, 50, against the other claim's maximum, 10
     with pytest.raises(RefusedByBroker) as found:
         client("standby").producer("guarded", FENCING)
     assert found.value.code is ServerError.AUTHORIZATION_ERROR
@@ -417,7 +417,7 @@ def test_a_stock_client_with_a_token_writes(guarded: LocalBrokers, stock: StockC
 def test_a_deposed_identity_may_take_over_only_by_naming_the_epoch(
     guarded: LocalBrokers, raw: RawClients
 ) -> None:
-    """A woken zombie never evicts its successor."""
+    """A zombie that resumes never evicts its successor."""
     zombie = raw(guarded.address(), token=token("primary"))
     zombie.producer("guarded", FENCING).publish(b"mine")
     successor = raw(guarded.address(), token=token("rival")).producer("guarded", FENCING)

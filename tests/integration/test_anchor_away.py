@@ -25,7 +25,7 @@ from onewriter_core.ids import TopicName, bucket_of
 
 
 class MovableAnchor:
-    """The directory of the file anchor, which somebody moves elsewhere and back."""
+    """The directory of the file anchor, which the test moves elsewhere and back."""
 
     def __init__(self, data_directory: Path) -> None:
         self._place = data_directory / "anchor"
@@ -60,7 +60,7 @@ def anchor(brokers: LocalBrokers, raw: RawClients, topic: str) -> MovableAnchor:
 def test_grants_go_on_without_the_anchor_while_reserved_ledgers_are_left(
     brokers: LocalBrokers, raw: RawClients, topic: str, anchor: MovableAnchor
 ) -> None:
-    """Released and given to the next waiter, as often as there are ledgers; then it waits."""
+    """The topic is released and granted to the next waiter until no ledger is left. Then the grant waits."""
     anchor.move_away()
     client = raw(brokers.address())
     holder = client.producer(topic, EXCLUSIVE)
@@ -91,11 +91,11 @@ def test_grants_go_on_without_the_anchor_while_reserved_ledgers_are_left(
 def test_a_takeover_that_cannot_be_recorded_stops_no_holder(
     brokers: LocalBrokers, raw: RawClients, topic: str, anchor: MovableAnchor
 ) -> None:
-    """Should the store forget the takeover, only the anchor's note would keep the loser out."""
+    """If the store lost the takeover, only the anchor's note would prevent the loser's return."""
     holder = raw(brokers.address()).producer(topic, EXCLUSIVE)
     http = Http(brokers.http_url)
     anchor.move_away()
-    # The broker finds out by another topic's grant, which nobody loses anything by.
+    # The broker notices the lost anchor by another topic's grant, which affects no holder.
     names = (f"{topic}-{n}" for n in itertools.count())
     other = next(name for name in names if is_in_the_bucket_of(topic, name, brokers))
     released = raw(brokers.address()).producer(other, EXCLUSIVE)
@@ -123,7 +123,7 @@ def is_in_the_bucket_of(topic: str, name: str, brokers: LocalBrokers) -> bool:
 def test_the_first_use_of_a_bucket_is_refused_for_now(
     brokers: LocalBrokers, raw: RawClients, topic: str, anchor: MovableAnchor
 ) -> None:
-    """What was never noted as used could be emptied and taken for new."""
+    """A bucket that was never recorded as used could be emptied and taken for new."""
     names = (f"{topic}-{n}" for n in itertools.count())
     other = next(name for name in names if not is_in_the_bucket_of(topic, name, brokers))
     anchor.move_away()

@@ -41,11 +41,11 @@ from onewriter_pipeline.publish.staging import Part, Publication, Staging
 
 APP = "0f3a-query"
 ROWS = 10_000
-"""Of a publish that is cut short: with 1,000 bytes each they fill some 40 blocks."""
+"""Rows of a publish that is cut short: with 1,000 bytes each they fill some 40 blocks."""
 
 
 def rows(first: int, count: int, size: int = 0) -> pa.RecordBatch:
-    """Numbered rows, as executors have them."""
+    """Return numbered rows, as executors have them."""
     values = [str(number).ljust(size, ".").encode() for number in range(first, first + count)]
     return pa.record_batch(
         {
@@ -60,7 +60,7 @@ def rows(first: int, count: int, size: int = 0) -> pa.RecordBatch:
 def staging(
     url: str, topic: str, version: int, *, app: str = APP, grant: Grant | None = None
 ) -> Iterator[Staging]:
-    """Rows on their way to a topic under a grant; without, a driver leads it meanwhile."""
+    """Stage rows of a topic under a grant; without a grant a driver leads the topic meanwhile."""
     with contextlib.ExitStack() as stack:
         led = grant or stack.enter_context(granted(url, topic, app))
         yield stack.enter_context(Staging(Access(url), topic, app, version, led))
@@ -82,7 +82,7 @@ def staged(opened: Staging, *batches: pa.RecordBatch) -> list[Part]:
 
 
 class Reader:
-    """A stock consumer's reader from the beginning on."""
+    """A stock consumer that reads from the beginning."""
 
     def __init__(self, client: Any, topic: str) -> None:
         self._reader = client.create_reader(topic, pulsar.MessageId.earliest)
@@ -362,14 +362,14 @@ def test_whom_no_claim_admits_stages_and_publishes_nothing() -> None:
         path = f"{OWN}/closed/staged/{APP}/1"
         assert http("PUT", f"{path}/0/1", MAGIC)[0] == 403
         assert http("POST", f"{path}/publish", {"epoch": 1, "parts": []})[0] == 403
-        assert http("DELETE", path) == (200, {"dropped": 0})  # everybody administers one machine
+        assert http("DELETE", path) == (200, {"dropped": 0})  # on one machine all users administer
 
 
 # --- brokers that die
 
 
 class Story:
-    """A broker on a store of ours that is killed while it publishes."""
+    """A broker on the test's store that is killed while it publishes."""
 
     def __init__(self, brokers: LocalBrokers, store_url: str, topic: str, number: int = 0) -> None:
         self.brokers = brokers
@@ -394,7 +394,7 @@ class Story:
         return lambda: self.stored() > blocks
 
     def kill_when(self, condition: Callable[[], bool], answer: Future[Publication]) -> bool:
-        """Kill the broker as soon as that holds; False: the publish was over before."""
+        """Kill the broker as soon as the condition holds; False: the publish had ended before."""
         while not condition():
             if answer.done():
                 return False
@@ -474,7 +474,7 @@ def test_another_broker_takes_over_in_the_middle(topic: str, stock: StockClients
         rows_before = 5
 
         def dies_in_the_middle(version: int) -> bool:
-            """Whether the broker was killed before the publish was over."""
+            """Return whether the broker was killed before the end of the publish."""
             with staging(addresses, topic, version) as opened, ThreadPoolExecutor(1) as pool:
                 parts, before = staged(opened, rows(rows_before, ROWS, 1000)), story.stored()
                 answer = pool.submit(opened.publish, parts)
@@ -482,7 +482,7 @@ def test_another_broker_takes_over_in_the_middle(topic: str, stock: StockClients
                 assert answer.result(timeout=120).rows == ROWS
             return is_killed
 
-        for version in itertools.count(2):  # who looks too late has another try
+        for version in itertools.count(2):  # tries again if the publish ended before the kill
             is_killed = dies_in_the_middle(version)
             rows_before += ROWS
             if is_killed:

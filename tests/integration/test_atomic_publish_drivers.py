@@ -24,7 +24,7 @@ def test_a_version_below_the_last_one_is_refused_with_the_one_that_is_held(
             publish(broker.http_url, topic, 2, rows(50, 10))
     with pytest.raises(
         Conflict, match="has version 3"
-    ):  # a stream that began anew, and has no rows yet
+    ):  # a stream that started again and has no rows yet
         publish(broker.http_url, topic, 0)
     assert publish(broker.http_url, topic, 3, rows(0, 10)).is_duplicate
     assert Reader(stock(broker.service_url), topic).numbers() == list(range(10))
@@ -49,7 +49,7 @@ def test_drivers_that_count_attempts_alike_do_not_touch_each_others_parts(
 def test_rows_that_end_in_an_error_leave_nothing_staged(broker: LocalBrokers, topic: str) -> None:
     def broken() -> Iterator[pa.RecordBatch]:
         for number in range(20):
-            yield rows(number * 1000, 1000, size=1000)  # a part is full before all are there
+            yield rows(number * 1000, 1000, size=1000)  # a part is full before all are read
         raise RuntimeError("the last row")
 
     with (

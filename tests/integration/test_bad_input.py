@@ -36,7 +36,7 @@ CONNECTS = 200 * ROUNDS
 
 @pytest.fixture
 def bystander(broker: LocalBrokers, raw: RawClients, topic: str) -> Iterator[RawProducer]:
-    """A holder with a waiter beside whatever happens; at the end nothing has happened to it."""
+    """A holder with a waiter during the test. At the end nothing has happened to them."""
     process_id = broker.pid()
     producer = raw(broker.address()).producer(f"{topic}-bystander", EXCLUSIVE)
     waiter = raw(broker.address()).waiter(f"{topic}-bystander")
@@ -204,14 +204,14 @@ DAMAGED_ENTRIES = {
 def test_a_damaged_entry_hurts_only_its_sender(
     broker: LocalBrokers, raw: RawClients, topic: str, entry: bytes, is_chunk: bool
 ) -> None:
-    """Stored verbatim, or its connection is closed; either way everybody else goes on."""
+    """The broker stores it verbatim or closes its connection. Other clients are not affected."""
     producer = raw(broker.address()).producer(topic, EXCLUSIVE, name="p")
     header = encode_send_header(producer.producer_id, 0, len(entry), is_chunk=is_chunk)
     producer.client.write(header + entry)
     with contextlib.suppress(TimeoutError, OSError):
         producer.client.expect(SendReceipt, seconds=1)
     producer.client.close()
-    # A resume looks through what is pending and what is stored.
+    # A resume reads all pending and stored entries.
     back = raw(broker.address())
     resumed = back.producer(topic, EXCLUSIVE, name="p", epoch=producer.epoch, reconnects=1)
     with contextlib.suppress(OSError):
@@ -232,7 +232,7 @@ def test_duplicate_ids_are_refused_and_disturb_nothing(
     waiter = client.waiter(topic, producer_id=2)
     with pytest.raises(RefusedByBroker):
         client.producer(topic, WAIT, producer_id=2)
-    client.producer(f"{topic}-another", EXCLUSIVE, producer_id=1)  # answered for the first one
+    client.producer(f"{topic}-another", EXCLUSIVE, producer_id=1)  # answered like the first request
     consumer = client.subscribe(topic, "s")
     client.say(
         pb.CommandSubscribe(
@@ -288,7 +288,7 @@ def test_thousands_connect_and_drop(broker: LocalBrokers, topic: str) -> None:
 
 
 def _frames(topic: str) -> list[bytes]:
-    """Good frames to start from: what a client says in its life."""
+    """Return valid frames: the commands of a client's life."""
     entry = RawProducer.entry(
         RawProducer(None, pb.CommandProducer(topic="t", producer_id=1, request_id=1)),  # type: ignore[arg-type]  # says nothing
         b"content",
@@ -327,7 +327,7 @@ def _frames(topic: str) -> list[bytes]:
 
 @st.composite
 def streams(draw: st.DrawFn) -> list[bytes]:
-    """Good frames in any order, some of them with bytes changed, and random bytes in between."""
+    """Draw valid frames in any order, some with changed bytes, and random bytes in between."""
     good = _frames("fuzzed")
     pieces: list[bytes] = []
     for _ in range(draw(st.integers(1, 12))):

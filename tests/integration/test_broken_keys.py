@@ -56,7 +56,7 @@ def topic() -> str:
 
 @pytest.fixture
 def neighbour(topic: str) -> str:
-    """Another topic of the same bucket."""
+    """Return another topic of the same bucket."""
     bucket = KEYS.bucket(TopicName.parse(topic))
     names = (TopicName.parse(f"{topic}-neighbour-{number}") for number in itertools.count())
     return str(next(name for name in names if KEYS.bucket(name) == bucket))
@@ -64,7 +64,7 @@ def neighbour(topic: str) -> str:
 
 @pytest.fixture(autouse=True)
 def nothing_hangs(brokers: LocalBrokers) -> Iterator[None]:
-    """No call of any story stays undecided, and no topic fails otherwise than on purpose."""
+    """Check that no call stays undecided, and that a topic fails only on purpose."""
     process_id = brokers.pid()
     before = {name: len(brokers.events(name)) for name in ("append.undecided", "fence.undecided")}
     yield
@@ -88,9 +88,9 @@ def refusal(ask: Callable[[], RawProducer]) -> RefusedByBroker:
 
 
 def after_repair(brokers: LocalBrokers, raw: RawClients, topic: str, mode: Any) -> RawProducer:
-    """A producer, asked for until the broker has looked at the topic's keys again.
+    """Return a producer; retry until the broker has read the topic's keys again.
 
-    And until the former holder's right to resume has passed.
+    The retries also last until the former holder's right to resume has ended.
     """
     granted: list[RawProducer] = []
 

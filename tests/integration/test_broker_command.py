@@ -24,11 +24,11 @@ try:
 except ConfigurationError as error:
     sys.exit(f"{error}")
 """
-"""The command without its dispatcher, which finds it by what is installed."""
+"""The command without its dispatcher, which finds it among the installed packages."""
 
 
 class Container:
-    """The command as a container's first process would be: settings in the environment only."""
+    """The command as the first process of a container: settings in the environment only."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
         self.port = free_ports(2)
@@ -128,7 +128,7 @@ def test_outside_a_cluster_it_does_not_guess_an_api_server(
 
 
 def test_the_first_process_is_small(valkey: StoreServer, tmp_path: Path) -> None:
-    """It waits for months: what a broker needs is not loaded into it."""
+    """It waits for months, so it loads no module that only a broker needs."""
     container = Container(tmp_path, REDIS_URL=valkey.url)
     try:
         eventually(container.is_ready)

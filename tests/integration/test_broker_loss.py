@@ -30,7 +30,7 @@ from onewriter_core.errors import ServerError, Unavailable
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 RETURN_SECONDS = 300.0
-"""For holders that are to come back before their waiters: a machine may be slow."""
+"""Window for holders that must return before their waiters are promoted: a machine may be slow."""
 
 
 @pytest.fixture
@@ -46,20 +46,20 @@ def bare(request: pytest.FixtureRequest) -> Iterator[LocalBrokers]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[LocalBrokers]:
-    """Two brokers that nobody hurts."""
+    """Two brokers that no test damages."""
     with forked_brokers(brokers=2) as brokers:
         yield brokers
 
 
 @pytest.fixture(scope="module")
 def supervised() -> Iterator[LocalBrokers]:
-    """A broker that is started again when it has died, and killed when it is frozen."""
+    """A broker that its supervisor restarts after its death, and kills when it is frozen."""
     with running_brokers(settings={"frozen_after_seconds": 3.0}) as brokers:
         yield brokers
 
 
 def is_serving(brokers: LocalBrokers, topic: str, *, number: int) -> bool:
-    """Whether that broker says that it serves the topic."""
+    """Whether that broker reports that it serves the topic."""
     try:
         return brokers.owner_of(topic, asked=number) == number
     except (Unavailable, OSError):
@@ -154,7 +154,7 @@ def test_a_holder_that_does_not_come_back_loses_to_the_first_waiter(
     reconnects = itertools.count(1)
 
     def is_told() -> bool:
-        """Whether it hears of its loss; the broker may have to ask the anchor about its buckets first."""
+        """Whether it knows of its loss; the broker may have to read the anchor about its buckets first."""
         with pytest.raises(RefusedByBroker) as found:
             raw(bare.address(1)).producer(
                 topic, EXCLUSIVE, name="holder", epoch=holder.epoch, reconnects=next(reconnects)
@@ -166,7 +166,7 @@ def test_a_holder_that_does_not_come_back_loses_to_the_first_waiter(
 
 
 def test_a_broker_that_left_in_order_leaves_no_waiting(bare: LocalBrokers, raw: RawClients) -> None:
-    """On a clean move waiters are told to look again and queue at the new owner."""
+    """On a clean move waiters are asked to look the topic up again, and queue at the new owner."""
     topic = topic_of(bare, 0, "moves")
     placed(bare, topic)
     holder = at_owner(bare, raw, topic).producer(topic, EXCLUSIVE, name="holder")
@@ -215,7 +215,7 @@ def test_a_broker_that_leaves_fails_no_send_and_turns_no_waiter_away(
 def test_a_client_whose_topic_nobody_can_serve_just_now_asks_again_on_the_same_connection(
     bare: LocalBrokers, stock: StockClients
 ) -> None:
-    """The anchor is away, so a dead broker's buckets are taken by nobody until it is back."""
+    """Without the anchor no broker can take over a dead broker's buckets."""
     orphan, other = topic_of(bare, 0, "orphan"), topic_of(bare, 1, "other")
     placed(bare, orphan, other)
     client = stock(bare.service_urls[1])
@@ -235,7 +235,7 @@ def test_a_client_whose_topic_nobody_can_serve_just_now_asks_again_on_the_same_c
 
 
 def failed_lookup(brokers: LocalBrokers, topic: str) -> bool:
-    """Whether broker 1 says that nobody serves the topic, and that asking again is in order."""
+    """Whether broker 1 reports that no broker serves the topic, with an error that allows a retry."""
     with RawClient(brokers.address(1)) as client:
         answer = client.lookup(topic)
     failed = answer.response == pb.CommandLookupResponse.FAILED

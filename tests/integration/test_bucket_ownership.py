@@ -70,7 +70,7 @@ class Application:
 
     async def holds(self, count: int) -> None:
         async with asyncio.timeout(SECONDS_MAX):
-            while len(self.buckets.held()) != count:  # noqa: ASYNC110 - no event tells it
+            while len(self.buckets.held()) != count:  # noqa: ASYNC110 - no event reports it
                 await asyncio.sleep(0.01)
 
     def holding(self) -> Holding:
@@ -89,7 +89,7 @@ class Application:
 
 @asynccontextmanager
 async def running(application: Application) -> AsyncIterator[None]:
-    """Run it; at the end it stops in the middle of whatever it does, as when frozen."""
+    """Run it. At the end it stops at any point of its work, as if frozen."""
     async with asyncio.TaskGroup() as tasks:
         task = tasks.create_task(application.run())
         try:
@@ -100,7 +100,7 @@ async def running(application: Application) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def broker(me: str, server: EmbeddedServer, directory: Path) -> AsyncIterator[Application]:
-    """A running broker; at the end it is gone without a word, as after kill -9."""
+    """Run a broker. At the end it disappears without notice, as after kill -9."""
     application = Application(me, server, directory)
     try:
         async with running(application):
@@ -195,7 +195,7 @@ async def test_a_lost_dataset_is_refused_until_it_is_forced(
             await application.holds(BUCKETS - 1)
             reason, found = "holds nothing of bucket", application.buckets.waiting_reason
             async with asyncio.timeout(SECONDS_MAX):
-                while reason not in found(BUCKET):  # noqa: ASYNC110 - no event tells it
+                while reason not in found(BUCKET):  # noqa: ASYNC110 - no event reports it
                     await asyncio.sleep(0.01)
             await application.holds(BUCKETS - 1)
             forced = await adopt_force(

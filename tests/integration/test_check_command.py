@@ -18,7 +18,7 @@ def run(*arguments: str) -> click.testing.Result:
 
 
 def test_a_fenced_writer_is_refused(broker: LocalBrokers, topic: str) -> None:
-    for _ in range(2):  # as often as one likes, on the same topic
+    for _ in range(2):  # repeatable on the same topic
         done = run(topic, "--service-url", broker.service_url)
         assert done.exit_code == 0, done.output
         for words in ("claimed: epoch", "taken over", "is refused", "not given again", "publishes"):
@@ -55,7 +55,7 @@ class Writer:
 
 
 class Unfaithful:
-    """A client of such a broker; ``epochs`` are what it grants, one after the other."""
+    """A client of such a broker. ``epochs`` are the epochs that it grants, one after the other."""
 
     def __init__(self, *epochs: int, is_refused: bool) -> None:
         self.writers = [Writer(epoch, is_refused=is_refused) for epoch in epochs]

@@ -1,5 +1,5 @@
-"""CHECK on a topic whose acknowledgements wait for a replica: it is as durable as they are, and delays no
-other topic.
+"""CHECK on a topic whose acknowledgements wait for a replica: the check is as durable as they are, and delays
+no other topic.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from onewriter import AccessMode, Client, Limits, ProducerOptions, Unavailable
 
 EXCLUSIVE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
 CHECKS = 200
-"""At once, each about another epoch: the SDK lets those share that ask the same."""
+"""Simultaneous checks, each of another epoch: the SDK combines checks of the same epoch."""
 
 SENDS = 20
 PATIENT = Limits(operation_timeout_seconds=300.0)
@@ -42,7 +42,7 @@ async def test_checks_wait_for_the_replica_and_nobody_else_does(topic: str) -> N
             checks = asyncio.gather(
                 *(client.check(topic, epoch + number) for number in range(CHECKS))
             )
-            for number in range(SENDS):  # the store has no replica that answers for all this time
+            for number in range(SENDS):  # meanwhile the store's replica does not answer
                 await local.send(b"%d" % number)
             with pytest.raises(Unavailable, match="replicas do not answer"):
                 await impatient.check(topic)

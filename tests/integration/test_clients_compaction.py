@@ -15,7 +15,7 @@ from tests.integration.raw import eventually
 from onewriter_broker.testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
-"""For what is to come: a machine may be slow, and a test that fails is not."""
+"""Time limit for expected messages: a machine may be slow, and a failing test may take that long."""
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def everything(client: Any, topic: str, *, compacted: bool = True) -> list[tuple
 
 
 def send_all(producer: Any, messages: list[tuple[str | None, bytes | None]]) -> list[MessageId]:
-    """Batched where the producer batches: handed in at once."""
+    """Send all messages, batched if the producer batches."""
     ids: list[MessageId] = []
 
     def told(_: object, message_id: MessageId) -> None:
@@ -140,7 +140,7 @@ def test_a_consumer_acknowledges_what_it_gets_and_gets_it_once(
     for number in range(45, 50):
         message = first.receive(RECEIVE_MS)
         assert message.data() == b"%d" % number
-        first.acknowledge(message)  # one by one: what lies between was left out, and is done with
+        first.acknowledge(message)  # one by one: the omitted messages between count as acknowledged
     first.close()
 
     def backlog() -> int:

@@ -18,7 +18,7 @@ from tests.integration.raw import eventually
 from onewriter_broker.testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
-"""For what is to come: a machine may be slow, and a test that fails is not."""
+"""Time limit for expected messages: a machine may be slow, and a failing test may take that long."""
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def client(broker: LocalBrokers, stock: StockClients) -> Any:
 
 @pytest.fixture
 def publish(client: Any, topic: str) -> Callable[..., list[Any]]:
-    """Publishes messages "0", "1", ...: ``publish(count, first, batched)``; their ids."""
+    """Publish messages "0", "1", ...: ``publish(count, first, batched)`` returns their ids."""
 
     def publish_some(count: int, first: int = 0, *, batched: bool = False) -> list[Any]:
         producer = client.create_producer(
@@ -237,8 +237,8 @@ def test_dead_letters_find_their_topic_and_its_subscription(
     publish(3)
     for _ in range(9):
         consumer.negative_acknowledge(consumer.receive(RECEIVE_MS))
-    # The client made its producer for dead letters; the broker made the subscription with it, so
-    # that whoever comes later finds them all.
+    # The client created its producer for dead letters. The broker created the subscription with it,
+    # so that later consumers find all of them.
     found: list[int] = []
 
     def all_three() -> bool:

@@ -33,14 +33,14 @@ pytestmark = (
 
 PROGRAM = Path(__file__).parent.parent / "conformance" / "java" / "ClientConformance.java"
 CASES_MIN = 80
-"""So many cases are in the program: fewer that ran would be a test that cannot fail."""
+"""The minimum number of cases in the program: with fewer the test could not fail."""
 
 
 CHUNKS = PROGRAM.with_name("Chunks.java")
 ROUTING = PROGRAM.with_name("Routing.java")
 LARGE_BYTES = 12 * 1024 * 1024
 RUN_SECONDS_MAX = 600.0
-"""For a program, on a machine that has other things to do; alone it takes half a minute."""
+"""Time limit for a program on a busy machine. Alone it takes half a minute."""
 
 
 def java_command(program: Path) -> list[str]:

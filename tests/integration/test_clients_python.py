@@ -21,7 +21,7 @@ from tests.integration.raw import eventually
 from onewriter_broker.testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
-"""For what is to come: a machine may be slow, and a test that fails is not."""
+"""Time limit for expected messages: a machine may be slow, and a failing test may take that long."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_null_value_stays_null(client: Any, topic: str) -> None:
 def test_a_large_message_goes_in_chunks(client: Any, topic: str) -> None:
     consumer = client.subscribe(topic, "s")
     producer = client.create_producer(topic, chunking_enabled=True)
-    large = bytes(range(256)) * 4 * 1024 * 12  # 12 MiB; the broker takes 5 at a time
+    large = bytes(range(256)) * 4 * 1024 * 12  # 12 MiB; the broker accepts 5 at a time
     producer.send(large)
     producer.send(b"behind it")
     first = consumer.receive(RECEIVE_MS)
@@ -189,7 +189,7 @@ def test_encrypted_messages_pass_through(client: Any, topic: str, tmp_path: Path
 
 
 def backlog(http: Http, topic: str, subscription: str) -> int:
-    """How many messages the subscription still has to acknowledge."""
+    """Return the number of messages that the subscription has not acknowledged."""
     _, stats = http("GET", f"{PERSISTENT}/{topic}/stats")
     return int(stats["subscriptions"][subscription]["msgBacklog"])
 

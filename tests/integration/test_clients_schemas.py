@@ -22,7 +22,7 @@ from tests.integration.http_calls import ADMIN, PERSISTENT, Http
 from onewriter_broker.testing.processes import LocalBrokers
 
 RECEIVE_MS = 60_000
-"""For what is to come: a machine may be slow, and a test that fails is not."""
+"""Time limit for expected messages: a machine may be slow, and a failing test may take that long."""
 NAMESPACE = "/admin/v2/namespaces/public/default"
 
 
@@ -35,7 +35,7 @@ class Point(Record):  # type: ignore[misc]  # the client ships no types
 
 
 class PointAndName(Record):  # type: ignore[misc]
-    """May follow it: the new field has a default."""
+    """A compatible second version: the new field has a default."""
 
     _avro_namespace = "shapes"
     x = Integer()
@@ -44,14 +44,14 @@ class PointAndName(Record):  # type: ignore[misc]
 
 
 class Other(Record):  # type: ignore[misc]
-    """May not: what it asks for was never written."""
+    """An incompatible version: it requires a field that was never written."""
 
     _avro_namespace = "shapes"
     z = Integer(required=True)
 
 
 for later in (PointAndName, Other):
-    later.__name__ = "Point"  # Avro tells records apart by their names
+    later.__name__ = "Point"  # Avro distinguishes records by their names
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_schema_that_does_not_fit_is_refused(client: Any, topic: str) -> None:
         client.subscribe(topic, "s", schema=AvroSchema(Other))
     with pytest.raises(pulsar.IncompatibleSchema):
         client.subscribe(topic, "s", schema=StringSchema())
-    client.create_producer(topic)  # bytes are asked no questions, as in Pulsar
+    client.create_producer(topic)  # bytes need no schema check, as in Pulsar
     client.subscribe(topic, "s")
 
 
@@ -169,7 +169,7 @@ def test_the_admin_api_sets_tries_and_deletes(client: Any, http: Http, topic: st
     assert http("POST", path + "/schema", {"type": "none such"})[0] == 422
     assert http("DELETE", path + "/schema") == (200, {"version": 1})
     assert http("GET", path + "/schema")[0] == 404
-    assert http("GET", path + "/schema/0")[0] == 200  # messages name it
+    assert http("GET", path + "/schema/0")[0] == 200  # messages refer to it
     assert http("POST", path + "/schema", other) == (200, {"version": {"version": 2}})
     with pytest.raises(pulsar.IncompatibleSchema):
         client.create_producer(topic, schema=AvroSchema(Point))

@@ -30,9 +30,9 @@ from tests.integration.secured import (
 from tests.integration.test_clients_java import java_command
 
 CASES = 6
-"""In each of the programs."""
+"""Cases in each of the programs."""
 ATTEMPTS_REFUSED = 4
-"""In each of them: a stranger produces, subscribes and reads; a reader produces."""
+"""Refused attempts in each of them: a stranger produces, subscribes and reads; a reader produces."""
 RUN_SECONDS_MAX = 500.0
 RECEIVE_MS = 60_000
 
@@ -61,7 +61,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 
 @pytest.fixture
 def client_of(secured: Secured, stock: StockClients) -> Clients:
-    """Makes a client with default settings for a subject."""
+    """Make a client with default settings for a subject."""
 
     def make(subject: str) -> Any:
         return stock(
@@ -150,7 +150,7 @@ def test_python_outlives_its_tokens(secured: Secured, stock: StockClients) -> No
 
 
 def outcomes(secured: Secured, command: list[str], topic: str) -> list[str]:
-    """What a program prints of its cases; it is refused where it should be, and asks no more."""
+    """Return a program's output about its cases. The broker refuses what it should, and few requests more."""
     with secured.renewed(WRITER) as token, secured.few_refusals(ATTEMPTS_REFUSED):
         words = [secured.url, secured.authorities, topic]
         words += [secured.token(subject) for subject in (WRITER, READER, STRANGER)]

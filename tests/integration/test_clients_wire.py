@@ -31,7 +31,7 @@ def test_a_send_of_no_messages_ends_its_own_connection_only(
 def test_a_failover_consumer_is_told_whether_it_is_active_once_it_asks_for_messages(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    # Go's client registers a consumer after it has read SUCCESS: what comes with it gets lost.
+    # Go's client registers a consumer after it has read SUCCESS, and loses what arrives with it.
     client = raw(broker.address())
     consumer = client.subscribe(topic, kind=pb.CommandSubscribe.FAILOVER, permits=0)
     client.ping()
@@ -45,7 +45,7 @@ def test_a_first_producer_may_bring_a_subscription(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
     client = raw(broker.address())
-    for producer_id in (7, 8):  # the second finds it there
+    for producer_id in (7, 8):  # the second request finds the subscription
         request_id = client.next_request_id()
         client.say(
             pb.CommandProducer(

@@ -50,7 +50,7 @@ def brokers(valkey: StoreServer) -> Iterator[LocalBrokers]:
 
 
 def read(client: Any, topic: str) -> dict[str, bytes]:
-    """The state that a compacted reader ends up with; each of its messages is newer than the last."""
+    """Return the final state of a compacted reader; each of its messages is newer than the last."""
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
     found: dict[str, bytes] = {}
     last = (0, 0, 0)
@@ -74,7 +74,7 @@ def holds(valkey: StoreServer, topic: str) -> bool:
 
 
 def asked_to_compact(brokers: LocalBrokers, topic: str) -> int:
-    """Have the topic compacted; the broker that does it, found although others just died."""
+    """Have the topic compacted; return the broker that does it, found although others just died."""
     found: list[int] = []
 
     def ask() -> bool:
@@ -110,7 +110,7 @@ def test_keys_outlive_retention(
     for number in range(3_000):
         producer.send_async(b"%d" % number, lambda *_: None, partition_key="hot")
     producer.flush()
-    # The ledger must end before anything of it can go.
+    # The ledger must end before any part of it can be trimmed.
     answers = {Http(url)("PUT", f"{PERSISTENT}/kept/unload")[0] for url in brokers.http_urls}
     assert 204 in answers
     producer.send(b"last", partition_key="hot")

@@ -48,7 +48,7 @@ def brokers(valkey: StoreServer) -> Iterator[LocalBrokers]:
 
 
 def fill(producer: Any, keys: int) -> dict[str, bytes]:
-    """Send to so many keys in turn; the newest value of each."""
+    """Send to this number of keys in turn; return the newest value of each."""
     state: dict[str, bytes] = {}
     for number in range(MESSAGES):
         key, value = f"key-{number % keys}", b"%d" % number + bytes(MESSAGE_BYTES)
@@ -59,10 +59,10 @@ def fill(producer: Any, keys: int) -> dict[str, bytes]:
 
 
 def nearly_filled(valkey: StoreServer, brokers: LocalBrokers) -> int:
-    """Let what the store uses be more than nine tenths of what it may; the limit in bytes."""
+    """Let the store's use exceed nine tenths of its limit; return the limit in bytes."""
     limit = 0
 
-    def is_full() -> bool:  # what it uses falls for a moment, as buffers of the filling go
+    def is_full() -> bool:  # its use falls for a moment, as buffers of the filling are freed
         nonlocal limit
         limit = int(valkey.information("memory")["used_memory"] / 0.92)
         valkey.command("CONFIG", "SET", "maxmemory", limit)
@@ -74,7 +74,7 @@ def nearly_filled(valkey: StoreServer, brokers: LocalBrokers) -> int:
 
 
 def bounded(brokers: LocalBrokers) -> None:
-    """From now on retention wants nearly all of the log to go, once its ledger was rolled."""
+    """From now on retention requires trimming nearly all of the log, once its ledger was rolled."""
     file = brokers.directory / "manifests.yaml"
     file.write_text(MANIFEST.format(retention="maxBytes: 2000000"))
     hang_up(brokers)
@@ -118,7 +118,7 @@ def test_a_view_that_does_not_fit_is_told_and_no_key_is_lost(
     assert held_back(brokers)
     assert brokers.events("retention.trimmed") == []
 
-    valkey.command("CONFIG", "SET", "maxmemory", 3 * limit)  # what an operator does about it
+    valkey.command("CONFIG", "SET", "maxmemory", 3 * limit)  # an operator's reaction
     brokers.wait_for_event("compaction.done")
     eventually(lambda: brokers.events("retention.trimmed") != [])
     eventually(lambda: not held_back(brokers))

@@ -88,7 +88,7 @@ def test_following_prints_what_comes(broker: LocalBrokers, raw: RawClients, topi
     found: list[str] = []
 
     def has_ended() -> bool:
-        producer.publish(b"x")  # where it begins is not known from outside
+        producer.publish(b"x")  # its start is not visible from outside
         return process.poll() is not None
 
     try:

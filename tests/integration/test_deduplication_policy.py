@@ -25,7 +25,7 @@ NOWHERE = (2**64 - 1, 2**64 - 1)
 """The position in the receipt of a duplicate."""
 
 FIRST = 1
-"""The first sequence id of a replay: Python's client takes a 0 for none given."""
+"""The first sequence id of a replay: Python's client treats 0 as none given."""
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_a_replay_by_another_exclusive_writer_of_that_name_after_the_broker_died
         topic, producer_name="source", access_mode=Mode.ExclusiveWithFencing
     )
     assert second.last_sequence_id() == 99
-    for number in range(FIRST, 120):  # a source that begins again from an old checkpoint
+    for number in range(FIRST, 120):  # a source that restarts from an old checkpoint
         second.send_async(b"%d" % number, None, sequence_id=number)
     second.flush()
     assert contents_of(deduplicated.address(), topic) == [b"%d" % n for n in range(FIRST, 120)]
@@ -150,7 +150,7 @@ def test_a_topic_of_its_own_mind(deduplicated: LocalBrokers, raw: RawClients, to
     assert http("DELETE", path)[0] == 204
     assert http("GET", path) == (200, "")
     assert http("GET", f"{path}?applied=true") == (200, True)
-    assert receipt_of(client, producer, 4) != NOWHERE  # what was handed in before does not count
+    assert receipt_of(client, producer, 4) != NOWHERE  # earlier sends do not count
     assert receipt_of(client, producer, 4) == NOWHERE
     stats = f"{ADMIN}/persistent/public/default/{topic}/stats"
     assert http("GET", stats)[1]["deduplicationStatus"] == "Enabled"

@@ -44,13 +44,13 @@ def claim(name: str, for_topic: str, **spec: Any) -> Json:
 
 @pytest.fixture(scope="module")
 def told() -> Iterator[LocalBrokers]:
-    """A broker whose desired state is pushed."""
+    """A broker that receives its desired state over HTTP."""
     with forked_brokers() as brokers:
         yield brokers
 
 
 class Pusher:
-    """Pushes whole states; each has another revision."""
+    """Pushes complete states. Each has another revision."""
 
     def __init__(self, http: Http) -> None:
         self.http = http
@@ -170,7 +170,7 @@ def test_a_topic_that_is_used_gets_partitions(
 def test_a_topic_that_is_there_without_partitions_gets_none(
     told: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
-    """Its messages would be out of reach, and a batch that is played again would be published twice."""
+    """Its messages would be unreachable, and a replayed batch would be published twice."""
     push([])
     client = raw(told.address())
     producer = client.producer("single", EXCLUSIVE)
@@ -197,7 +197,7 @@ def test_a_topic_that_is_there_without_partitions_gets_none(
 def test_a_holder_is_watched_more_closely(
     told: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
-    """It is frozen under a patient declaration, and silent under the one that comes meanwhile."""
+    """Under a patient declaration a frozen client remains. A stricter one, pushed meanwhile, finds it silent."""
     patient = {"pingIntervalSeconds": 60, "pingFailures": 3}
     push([topic("watched", detection=patient)])
     frozen, other = raw(told.address()), raw(told.address())
@@ -298,7 +298,7 @@ spec: {{partitions: {partitions}, access: {{requireClaim: false}}}}
 
 
 def hang_up(brokers: LocalBrokers) -> None:
-    """SIGHUP to the supervisor, as a person would send it."""
+    """Send SIGHUP to the supervisor, as an operator would."""
     os.kill(brokers._processes[0].pid, signal.SIGHUP)
 
 
@@ -326,7 +326,7 @@ def test_files_are_read_again_on_sighup(raw: RawClients) -> None:
 
 
 def test_broken_files_do_not_keep_a_broker_from_coming_back(raw: RawClients) -> None:
-    """Somebody broke the manifests, and later a broker died: it goes on with what it had read."""
+    """The manifests become invalid, and later a broker dies: it continues with those that were read before."""
     with running_brokers(manifests=MANIFEST.format(partitions=2)) as brokers:
         (brokers.directory / "manifests.yaml").write_text(MANIFEST.format(partitions="lots"))
         process_id = brokers.kill()

@@ -23,12 +23,12 @@ from onewriter_broker.testing.processes import LocalBrokers
 ROOT = Path(__file__).resolve().parents[2]
 URL = "pulsar://127.0.0.1:6650"
 PROGRAM_SECONDS = 180.0
-"""A program of the documentation ends by itself, long before."""
+"""Time limit of a program of the documentation, which ends by itself long before."""
 
 USERS_ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith("ONEWRITER_")
 }
-"""A program's own brokers have their defaults, as at its users': it may wait until one is silent."""
+"""A program's own brokers have their defaults, as for users: the program may wait until one is silent."""
 
 MANIFESTS = "\n---\n".join(path.read_text() for path in sorted((ROOT / "examples").glob("*.yaml")))
 """``make run`` applies them: a documented program must not need a right that it lacks there."""
@@ -38,7 +38,7 @@ _BEGINS = re.compile(r"(import|from) ")
 
 
 def programs(page: Path) -> list[str]:
-    """The page's programs, each behind empty lines, so that a traceback names the page's own."""
+    """Return the page's programs, each after empty lines, so that a traceback names the page's own lines."""
     text = page.read_text()
     return [
         "\n" * (text.count("\n", 0, found.start()) + 1) + found[1]

@@ -33,7 +33,7 @@ def lines_of(process: subprocess.Popen[str]) -> IO[str]:
 
 
 def said(process: subprocess.Popen[str], word: str) -> str:
-    """The next line that has the word in it."""
+    """Return the next line that contains the word."""
     return next(line for line in lines_of(process) if word in line)
 
 
@@ -50,13 +50,13 @@ def test_the_next_leader_continues_where_the_last_one_stopped(
             replayed = int(said(process, "leading").split("; ")[1].split(" ")[0])
             assert replayed <= done + 1
             if name == "third":
-                assert replayed < done  # the view, and what came behind it
+                assert replayed < done  # the view, and the entries after it
             first = number_of(said(process, "change"))
-            assert first in {done + 1, done + 2}  # the last one may have been stored unsaid
+            assert first in {done + 1, done + 2}  # the last one may be unreported
             done = first
             while done < first + 200:
                 done = number_of(said(process, "change"))
-            if name == "second":  # it had the changes of the first compacted, beside its own
+            if name == "second":  # it had the changes of the first compacted, with its own
                 broker.wait_for_event(
                     "compaction.done",
                     lambda event: topic in str(event["topic"]) and event["entries"] != 0,

@@ -9,7 +9,7 @@ from onewriter_broker.testing.processes import LocalBrokers
 
 WITH_THEIR_OWN_BROKERS = {"uptime_checkers/demo"}  # test_example_uptime_checkers.py
 ENDLESS = {"leader_election", "sidecar/leader", "uptime_checkers/checker"}
-"""They go on until they are stopped; other tests do that."""
+"""They run until they are stopped; other tests do that."""
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES.keys() - WITH_THEIR_OWN_BROKERS))

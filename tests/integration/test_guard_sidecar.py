@@ -32,7 +32,7 @@ def guarded(sidecar: Sidecar, target: str, content: bytes, session: str) -> tupl
 def test_a_frozen_leader_wakes_up_and_writes_nowhere(
     topic: str, tmp_path: Path, target: str
 ) -> None:
-    """In the same bucket and in another one, where the guard takes two steps."""
+    """In the same bucket, and in another one, where the guard takes two steps."""
     other = target % topic
     with (
         forked_brokers(settings=ATTENTIVE) as brokers,

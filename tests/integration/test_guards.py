@@ -29,12 +29,12 @@ FENCING = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING)
 
 
 def beside(topic: str) -> str:
-    """A topic of the same bucket."""
+    """Return a topic of the same bucket."""
     return f"{{{topic}}}-audit"
 
 
 def elsewhere(brokers: LocalBrokers, topic: str) -> str:
-    """A topic of another bucket."""
+    """Return a topic of another bucket."""
     own = bucket_of(TopicName.parse(topic), brokers.buckets)
     names = (f"{topic}-far-{number}" for number in range(1_000))
     return next(n for n in names if bucket_of(TopicName.parse(n), brokers.buckets) != own)
@@ -72,7 +72,7 @@ async def test_a_guarded_producer_writes_while_its_leader_leads(
 async def test_beside_its_guard_nothing_enters_after_a_takeover(
     broker: LocalBrokers, topic: str
 ) -> None:
-    """The store decides, message by message: nobody had to tell the guarded producer."""
+    """The store decides for each message: the guarded producer needs no notification."""
     target = beside(topic)
     async with Client(broker.service_url) as client, Client(broker.service_url) as other:
         leader = await client.create_producer(topic, EXCLUSIVE)
@@ -94,7 +94,7 @@ async def test_beside_its_guard_nothing_enters_after_a_takeover(
 async def test_closing_after_a_refused_message_reports_the_refusal(
     broker: LocalBrokers, topic: str
 ) -> None:
-    """The close is on its way when the store refuses: its answer must not hide that."""
+    """The close is under way when the store refuses: the answer to it must not hide the refusal."""
     target = beside(topic)
     async with Client(broker.service_url) as client, Client(broker.service_url) as other:
         leader = await client.create_producer(topic, EXCLUSIVE)
@@ -125,7 +125,7 @@ async def test_elsewhere_the_successors_first_write_is_the_floor(
 
 
 async def test_of_many_messages_under_way_a_prefix_enters(broker: LocalBrokers, topic: str) -> None:
-    """And the messages of others between them are all there, in their order."""
+    """The messages of other producers between them are all stored, in order."""
     target = beside(topic)
     async with Client(broker.service_url) as client, Client(broker.service_url) as other:
         leader = await client.create_producer(topic, EXCLUSIVE)

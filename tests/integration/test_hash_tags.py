@@ -24,7 +24,7 @@ from onewriter_core.ids import TopicName, bucket_without_tags
 
 PROGRAM = str(Path(sys.executable).with_name("onewriter"))
 ORDERED_SECONDS = 60.0
-"""A command that asks one broker ends by itself, long before."""
+"""Time limit of a command that calls one broker and ends by itself long before."""
 
 
 def test_a_name_in_braces_is_reached_over_http(

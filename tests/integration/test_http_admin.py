@@ -28,7 +28,7 @@ def http(broker: LocalBrokers) -> Http:
 
 @pytest.fixture
 def namespace(http: Http, topic: str) -> Iterator[str]:
-    """A tenant and a namespace of the test's own."""
+    """A tenant and a namespace for one test."""
     tenant = f"tenant-{topic}"
     assert http("PUT", f"{ADMIN}/tenants/{tenant}", INFO)[0] == 204
     assert http("PUT", f"{ADMIN}/namespaces/{tenant}/ns")[0] == 204

@@ -43,7 +43,7 @@ from onewriter_pipeline.errors import (
 __all__ = ["guarded"]
 
 LARGE = 200_000
-"""Bytes of an entry, so that a topic of a hundred is more than sockets keep."""
+"""Bytes of an entry, so that a topic of a hundred entries exceeds the sockets' buffers."""
 
 KEYS = Keys(BUCKETS)
 
@@ -61,7 +61,7 @@ def own_store() -> Iterator[StoreServer]:
 
 
 def fill(producer: RawProducer, contents: list[bytes]) -> None:
-    """Publish these, and return once the last one is stored."""
+    """Publish these, and return when the last one is stored."""
     for start in range(0, len(contents), 100):
         part = contents[start : start + 100]
         for content in part[:-1]:
@@ -70,7 +70,7 @@ def fill(producer: RawProducer, contents: list[bytes]) -> None:
 
 
 def contents(chunks: Iterator[Chunk] | list[Chunk]) -> list[bytes]:
-    """What was published, out of the entries."""
+    """Return the published contents of the entries."""
     found = []
     for chunk in chunks:
         view = memoryview(chunk.payload)
@@ -209,7 +209,7 @@ def test_reads_of_trimmed_entries_report_the_trim(
     )
     assert contents(pipeline.read(topic, read.end)) == [
         b"new"
-    ]  # nothing that was not read has gone
+    ]  # nothing was trimmed before it was read
     assert (kept.segments[0].producer, kept.segments[0].is_whole) == ("ada", False)
     with pytest.raises(Trimmed) as raised:
         list(pipeline.read(topic, read.first))
@@ -230,7 +230,7 @@ def test_entries_that_a_durable_subscription_lacks_are_not_trimmed(
 
 
 def test_an_index_that_begins_behind_a_trimmed_marker_asks_the_audit(raw: RawClients) -> None:
-    """Another broker process knows nothing of what was trimmed before it came."""
+    """Another broker process does not know what was trimmed before its start."""
     with forked_brokers() as brokers, Broker(Access(brokers.http_url)) as pipeline:
         producer = raw(brokers.address()).producer("aged", EXCLUSIVE, name="ada")
         for number in range(20):
@@ -291,11 +291,11 @@ def test_a_stream_ends_with_its_token_and_goes_on_with_the_next(
     assert sum(len(each.lengths) for each in found if isinstance(each, BlockFrame)) == 150
 
 
-# ---------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------- faults
 
 
 def stalled_reader(broker: LocalBrokers, topic: str) -> socket.socket:
-    """Somebody who asks for a topic's blocks and reads no more than the answer's head."""
+    """Request a topic's blocks and read only the head of the answer."""
     address = urlsplit(broker.http_url)
     reader = socket.create_connection((str(address.hostname), int(address.port or 0)))
     reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -318,7 +318,7 @@ def test_readers_that_stop_slow_nobody_and_are_let_in_in_bounds(
         for number in range(50):
             producer.publish(b"%d" % number)
         assert len(contents(pipeline.read(topic))) == 150
-        # The one that has just ended may not be counted out yet.
+        # The stream that has just ended may still be counted.
         eventually(lambda: f"onewriter_block_streams {STREAMS_MAX - 1}.0" in metrics(broker))
         stalled.append(stalled_reader(broker, topic))
         status, said = Http(broker.http_url)("GET", f"{OWN}/{topic}/blocks")
@@ -329,7 +329,7 @@ def test_readers_that_stop_slow_nobody_and_are_let_in_in_bounds(
     finally:
         for reader in stalled:
             reader.close()
-    assert len(contents(pipeline.read(topic))) == 150  # patient until one has gone
+    assert len(contents(pipeline.read(topic))) == 150  # it waits until one has ended
 
 
 def test_a_topic_that_moves_in_the_middle_is_read_on_where_it_went(raw: RawClients) -> None:

@@ -93,7 +93,7 @@ def test_missing_messages_are_not_found(
 def send_entry(
     producer: RawProducer, metadata: pb.MessageMetadata, content: bytes
 ) -> tuple[int, int]:
-    """Whatever a client makes of an entry; its position."""
+    """Send an entry with any metadata; return its position."""
     entry = build_entry(metadata, content)
     header = encode_send_header(producer.producer_id, metadata.sequence_id, len(entry))
     producer.client.write(header + entry)

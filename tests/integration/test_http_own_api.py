@@ -1,4 +1,4 @@
-"""onewriter's own API: the writer, the queue, the transitions, and orders that change them."""
+"""onewriter's own API: the writer, the queue, the transitions, and commands that change them."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_history_is_read_in_pages_oldest_first(
     def grants_of() -> list[Any]:
         return [each for each in http("GET", path)[1]["records"] if each["kind"] == "grant"]
 
-    # How long nobody led is noted behind each grant but the first.
+    # Each grant but the first records how long the topic had no leader.
     eventually(lambda: all("leaderlessMs" in each for each in grants_of()[1:]))
     everything = http("GET", path)[1]["records"]
     grants = grants_of()
@@ -201,7 +201,7 @@ def test_topics_are_listed_in_pages(http: Http, topic: str) -> None:
 
 
 def test_metrics_follow_a_takeover(topic: str, raw: RawClients) -> None:
-    with forked_brokers() as broker:  # of which nobody else, who is leaving yet, has a connection
+    with forked_brokers() as broker:  # no earlier client can still have a connection to it
         follow_a_takeover(broker, topic, raw)
 
 
@@ -233,7 +233,7 @@ def follow_a_takeover(broker: LocalBrokers, topic: str, raw: RawClients) -> None
 
 @pytest.fixture(scope="module")
 def stopping() -> Iterator[LocalBrokers]:
-    """A broker whose store stands still now and then; a handover of the topic ``brief`` has half a second."""
+    """A broker whose store is frozen at times; a handover of the topic ``brief`` has half a second."""
     brief = """
     apiVersion: onewriter.dev/v1alpha1
     kind: ExclusiveTopic
@@ -269,14 +269,14 @@ def test_a_handover_that_the_store_cannot_decide_in_time_is_not_called_done(
     status, said = http("POST", f"{OWN}/brief/handover")
     assert (status, said["reason"][:24]) == (504, "not decided within 0.5 s")
     stopping.thaw(store)
-    waiter.ready()  # it was decided after all, and only once
+    waiter.ready()  # the handover was decided after all, and only once
     holder.closed_by_broker()
     assert http("GET", f"{OWN}/brief")[1]["epoch"] == epoch_of(waiter)
 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBrokers]:
-    """A broker that wants tokens; its administrator is called boss."""
+    """A broker that requires tokens; its administrator is called boss."""
     key = tmp_path_factory.mktemp("keys") / "secret"
     key.write_text(SECRET)
     settings = {

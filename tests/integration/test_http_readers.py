@@ -1,5 +1,5 @@
 """Readers of whole logs over HTTP: their positions, the number of remaining messages, and what was trimmed
-behind them.
+after their positions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def pipeline(broker: LocalBrokers) -> Iterator[Broker]:
         yield client
 
 
-# ------------------------------------------------------------ how far a reader is
+# ------------------------------------------------------------ position of a reader
 
 
 def test_a_subscription_follows_a_reader_and_never_goes_back(
@@ -97,7 +97,7 @@ def test_impossible_follow_requests_are_refused_with_a_reason(
     assert said == {"topic": full(topic), "subscription": "a/b", "before": said["before"]}
 
 
-# ------------------------------------------------------------ blocks without what is in them
+# ------------------------------------------------------------ blocks without their contents
 
 
 def test_blocks_may_be_asked_for_without_their_entries(
@@ -120,7 +120,7 @@ def test_blocks_may_be_asked_for_without_their_entries(
     assert sum(each.messages for each in segment.stretches) == segment.messages == 20
 
 
-# ------------------------------------------------------------ what was cut behind a reader
+# ------------------------------------------------------------ trimming beyond a reader
 
 
 @pytest.mark.parametrize("past", [0, 1], ids=["at the next marker", "behind the next marker"])

@@ -23,7 +23,7 @@ SECONDS_MAX = 120.0
 
 @pytest.fixture(autouse=True)
 def nobody_is_patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The brokers of this file have their own default: it is what their users' tests wait for."""
+    """The brokers of this file have their own default, because their users' tests wait for it."""
     monkeypatch.delenv("ONEWRITER_SILENT_AFTER_SECONDS", raising=False)
 
 
@@ -115,7 +115,7 @@ async def test_hand_over_leaves_no_gap(onewriter_broker: InProcessBroker) -> Non
 async def test_a_writer_behind_a_partition_is_succeeded_and_finds_out(
     onewriter_broker: InProcessBroker,
 ) -> None:
-    patient = Limits(silent_after_seconds=SECONDS_MAX)  # it does not come back before it is missed
+    patient = Limits(silent_after_seconds=SECONDS_MAX)  # it returns after the loss is noticed
     async with (
         asyncio.timeout(SECONDS_MAX),
         Client(onewriter_broker.service_url, limits=patient) as here,

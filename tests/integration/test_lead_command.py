@@ -45,7 +45,7 @@ Lead = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def lead(broker: LocalBrokers) -> Iterator[Lead]:
-    """Starts ``onewriter lead`` with these words; whatever still runs at the end is killed."""
+    """Start ``onewriter lead`` with these arguments. Processes that still run at the end are killed."""
     with contextlib.ExitStack() as stack:
 
         def start(*words: str, url: str = broker.service_url) -> subprocess.Popen[bytes]:
@@ -67,13 +67,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 class Notes:
-    """What the command wrote down of itself."""
+    """The lines that the command wrote about itself."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def wait_for(self, word: str, count: int = 1) -> str:
-        """The text behind the ``count``-th line that begins with this word."""
+        """Return the text after the word, from the ``count``-th line that begins with it."""
         deadline = time.monotonic() + SECONDS_MAX
         while time.monotonic() < deadline:
             text = self._path.read_text() if self._path.exists() else ""

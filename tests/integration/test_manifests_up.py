@@ -25,7 +25,7 @@ metadata: {name: good}
 
 
 def refused(folder: Path, manifests: str = GOOD, *arguments: str) -> str:
-    """Start with these manifests, see it end with a message and a code; the message."""
+    """Start with these manifests, check that it ends with a message and a code; return the message."""
     path = folder / "manifests.yaml"
     path.write_text(manifests)
     options = ["--port", str(free_ports(1)), "--http-port", str(free_ports(1))]
@@ -45,7 +45,7 @@ def refused(folder: Path, manifests: str = GOOD, *arguments: str) -> str:
 
 
 def test_a_wrong_manifest_is_refused_by_file_document_and_field(tmp_path: Path) -> None:
-    """tests/unit/core/test_manifests.py has the other mistakes."""
+    """tests/unit/core/test_manifests.py covers the other mistakes."""
     wrong = "kind: ExclusiveTopic\nmetadata: {name: t}\nspec: {partitions: many}"
     said = refused(tmp_path, f"{GOOD}---\napiVersion: onewriter.dev/v1alpha1\n{wrong}\n")
     for word in ("manifests.yaml", "document 2", "spec.partitions", "whole number"):
@@ -75,7 +75,7 @@ def test_a_store_that_evicts_is_refused(tmp_path: Path) -> None:
     assert "maxmemory-policy" in said
 
 
-@pytest.mark.full  # needs Debian's Redis; every other story runs on Valkey
+@pytest.mark.full  # needs Debian's Redis; all other tests run on Valkey
 @pytest.mark.skipif(not DEBIAN_REDIS.exists(), reason="Debian's Redis 7.0 is not installed")
 def test_debians_redis_will_do(raw: RawClients) -> None:
     with running_server("redis7") as store, forked_brokers(redis_url=store.url) as brokers:

@@ -25,7 +25,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def shared() -> str:
-    """The topic of a map that nobody has used."""
+    """The topic of a new map."""
     return f"sidecar-map-{next(_numbers)}"
 
 
@@ -64,7 +64,7 @@ def test_two_sidecars_share_a_map(pair: list[Sidecar], shared: str) -> None:
 
 
 def test_no_increment_is_lost_between_two_sidecars(pair: list[Sidecar], shared: str) -> None:
-    """Each reads and replaces by the value's ETag, as shell scripts would."""
+    """Each reads, and replaces by the value's ETag, as shell scripts would."""
     pair[0].http("PUT", f"/map/{shared}/count", 0)
     troubles: list[Any] = []
 
@@ -127,7 +127,7 @@ def test_the_map_survives_a_restart(pair: list[Sidecar], shared: str) -> None:
 def test_the_documented_commands_do_what_they_say(pair: list[Sidecar], shared: str) -> None:
     section = DOCUMENTATION.read_text().partition("## `/map`")[2]
     commands = section.partition("```sh\n")[2].partition("```")[0]
-    commands = commands.partition("curl -sN")[0]  # which goes on for ever
+    commands = commands.partition("curl -sN")[0]  # this one does not end
     commands = commands.replace(
         "127.0.0.1:6680/map/limits", f"127.0.0.1:{pair[1].port}/map/{shared}"
     )

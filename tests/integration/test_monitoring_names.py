@@ -18,7 +18,7 @@ SUFFIXES = {
     "histogram": ("_bucket", "_sum", "_count"),
     "gauge": ("",),
 }
-"""What a family's samples are called."""
+"""The suffixes of a family's sample names."""
 
 
 def names(text: str) -> set[str]:
@@ -39,10 +39,10 @@ OTHER_NAMES = frozenset(
         *("onewriter_manifests", "onewriter_extensions"),
     }
 )
-"""Packages, a fixture of tests, a field on the wire."""
+"""Names of packages, of a test fixture and of a wire field."""
 
 CONDITIONAL = frozenset({"onewriter_tls_certificate_not_after_seconds"})
-"""What brokers and operators show only with a certificate."""
+"""Metrics that brokers and operators show only with a certificate."""
 
 
 def shown_by(broker: LocalBrokers) -> set[str]:

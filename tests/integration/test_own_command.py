@@ -37,7 +37,7 @@ def resource() -> str:
 
 @pytest.fixture
 def start(broker: LocalBrokers) -> Iterator[Start]:
-    """Starts ``onewriter own`` with these words; whatever still runs at the end is killed."""
+    """Start ``onewriter own`` with these arguments. Processes that still run at the end are killed."""
     with contextlib.ExitStack() as stack:
 
         def run(*words: str) -> subprocess.Popen[str]:
@@ -142,7 +142,7 @@ def test_a_command_does_not_outlive_us(start: Start, resource: str) -> None:
     assert said(process) == f"{resource}: generation 1"
     pid = int(said(process))
     process.kill()
-    process.wait(SECONDS_MAX)  # its pipes stay open for as long as the command lives
+    process.wait(SECONDS_MAX)  # its pipes stay open while the command runs
     deadline = time.monotonic() + SECONDS_MAX
     try:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""An administrator drops the records of ownerships, with a real store."""
+"""An administrator drops ownership records, with a real store."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def brokers() -> Iterator[LocalBrokers]:
 
 def dropped(http: Http, group: str, query: str = "") -> tuple[int, int]:
     status, answer = http("DELETE", f"{OWNERSHIPS}?group={group}{query}")
-    assert status in {200, 503}, answer  # 503: it has not heard of all brokers lately
+    assert status in {200, 503}, answer  # 503: not all brokers have reported lately
     return answer.get("dropped", 0), answer.get("kept", 0)
 
 
 async def gone(brokers: LocalBrokers, group: str, query: str = "") -> None:
-    """Drop one record, when nobody can act as its owner any more."""
+    """Drop one record when no client can act as its owner any more."""
     http = Http(brokers.http_url)
     await asyncio.to_thread(eventually, lambda: dropped(http, group, query) == (1, 0))
 
@@ -147,7 +147,7 @@ async def test_a_resource_without_any_owner_guards_nothing(
         await gone(brokers, group)
         with pytest.raises(
             Fenced
-        ):  # as if it had been: of what was dropped only the floor is known
+        ):  # as if it had been owned: only the floor of dropped records is known
             await client.create_producer(elsewhere, guard(group, never, 1))
         with pytest.raises(Refused, match="never owned"):
             await client.create_producer(elsewhere, guard(group, never, 2))

@@ -1,4 +1,4 @@
-"""Ownerships while a broker and its store die, freeze and are replaced."""
+"""Ownership of resources while a broker and its store die, freeze and are replaced."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def resource() -> str:
 
 
 def broker_of(brokers: LocalBrokers, client: RawClient) -> int:
-    """Which of the brokers a connection leads to."""
+    """Return the number of the broker to which a connection leads."""
     ports = [brokers.address(number)[1] for number in range(len(brokers.names))]
     return ports.index(client.socket.getpeername()[1])
 
 
 @pytest.fixture
 def patient() -> Iterator[LocalBrokers]:
-    """They wait for owners of a broker that died for longer than any machine takes to come back."""
+    """Brokers that wait for the owners of a dead broker longer than any machine takes to restart."""
     with (
         running_server() as store,
         forked_brokers(
@@ -105,7 +105,7 @@ def test_an_owner_that_died_with_its_broker_is_replaced_in_bounded_time(
 def test_an_owner_is_sent_on_when_its_bucket_is_given_back(
     tmp_path: Path, raw: RawClients, resource: str
 ) -> None:
-    """A second broker comes: half of the buckets move to it, and their owners with them."""
+    """A second broker starts: half of the buckets move to it, and their owners with them."""
     with (
         running_server() as store,
         forked_brokers(redis_url=store.url) as first,
@@ -144,7 +144,7 @@ def test_a_zombie_broker_grants_nothing(bare: LocalBrokers, raw: RawClients, res
         living = raw(bare.address(1 - old))
 
         def moved() -> bool:
-            with contextlib.suppress(DeniedByBroker, AssertionError):  # asked to ask the zombie
+            with contextlib.suppress(DeniedByBroker, AssertionError):  # redirected to the zombie
                 return own(living, resource, generation + 1, identity="two") > generation
             return False
 
@@ -160,7 +160,7 @@ def test_a_zombie_broker_grants_nothing(bare: LocalBrokers, raw: RawClients, res
 
 
 class Link:
-    """An address of the store that can be made to lead elsewhere, as a Service's name does."""
+    """An address of the store that can be redirected, as a Service's name can."""
 
     def __init__(self, folder: Path, server: StoreServer) -> None:
         self._path = folder / "primary"
@@ -175,7 +175,7 @@ class Link:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short enough for a unix socket's path."""
+    """A folder whose name is short enough for a unix socket's path."""
     with tempfile.TemporaryDirectory(prefix="ow-") as name:
         yield Path(name)
 
@@ -193,7 +193,7 @@ def test_a_broker_tells_a_lagging_replica_what_it_has_forgotten(
         with forked_brokers(redis_url=link.url) as brokers:
             owner = raw(brokers.address())
             assert own(owner, resource, nonce="mine", identity="one") == 1
-            replica.promote()  # from here on it gets nothing any more
+            replica.promote()  # from here on it receives no more writes
             assert own(owner, resource, 7, nonce="mine", identity="one") == 7
             assert own(owner, resource + " new", nonce="mine") == 1
             fail_over(link, primary, replica)
@@ -217,7 +217,7 @@ def test_a_broker_tells_a_lagging_replica_what_it_has_forgotten(
 def test_a_generation_that_nobody_remembers_does_not_come_again(
     folder: Path, raw: RawClients, resource: str
 ) -> None:
-    """Broker and primary die together; the replica has never heard of the last grant."""
+    """Broker and primary die together; the replica never received the last grant."""
     with running_pair() as (primary, replica):
         link = Link(folder, primary)
         with forked_brokers(redis_url=link.url) as brokers:

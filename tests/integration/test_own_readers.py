@@ -118,9 +118,9 @@ def test_a_group_that_never_owned_the_topic_reads_as_ever(
 def test_a_reader_for_an_owner_is_refused_without_an_owner(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """He would believe to be the only one: "orders" may be owned as a text, and read as a topic."""
+    """The reader would believe to be the only one: "orders" may be owned as a text, and read as a topic."""
     client = raw(broker.address())
-    own(client, topic)  # a text, which is no topic
+    own(client, topic)  # a text, not a topic
     assert refusal(client, topic, {GENERATION: "1"}) is ServerError.NOT_ALLOWED_ERROR
 
 
@@ -142,7 +142,7 @@ def test_a_reader_on_another_connection_proves_itself_by_the_nonce(
 def test_the_owner_of_a_partition_reads_that_partition(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """The owner of a topic reads those of its partitions that nobody owns by themselves."""
+    """The owner of a topic reads those of its partitions that have no owner of their own."""
     partitions = [f"{topic}-partition-{n}" for n in range(2)]
     producers = [raw(broker.address()).producer(name) for name in partitions]
     one, two = raw(broker.address()), raw(broker.address())
@@ -161,7 +161,7 @@ def test_the_owner_of_a_partition_reads_that_partition(
 def test_a_burst_of_acknowledgements_behind_a_takeover_moves_nothing(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """Sent before anybody told the reader, read by the broker after the takeover."""
+    """They are sent before the reader is notified, and read by the broker after the takeover."""
     producer = raw(broker.address()).producer(topic)
     ids = [producer.publish(b"%d" % n) for n in range(20)]
     former = raw(broker.address())
@@ -192,7 +192,7 @@ def test_a_stock_consumer_reads_with_two_properties(
 def test_an_owner_that_returns_reads_again(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """Its former connection still looks alive, and its consumer with it."""
+    """Its former connection still looks alive, and so does its consumer."""
     ghost = raw(broker.address())
     own(ghost, full(topic), nonce="mine")
     left = subscribe_with(ghost, topic, "group", {GENERATION: "1"})

@@ -34,7 +34,7 @@ FROM_BEGINNING = ConsumerOptions(start=EARLIEST)
 
 @pytest.fixture
 def resource() -> str:
-    """A resource that nobody has owned."""
+    """A resource without an owner."""
     return f"sdk, number {next(_numbers)}"
 
 
@@ -162,7 +162,7 @@ async def test_an_owner_goes_on_when_its_broker_is_killed(tmp_path: Path, resour
 async def test_a_broker_of_somebody_else_is_told_nothing(
     broker: LocalBrokers, resource: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a Pulsar broker answers CONNECT: without the field that announces our own commands."""
+    """Like a Pulsar broker's answer to CONNECT: without the field that announces our own commands."""
     async with Client(broker.service_url) as client:
         connection = await client._directory.any_broker()
         monkeypatch.setattr(connection, "extensions_version", 0)
@@ -176,7 +176,7 @@ async def test_an_owner_serves_until_its_successor_is_told(
 ) -> None:
     async with Client(broker.service_url) as client, Client(broker.service_url) as other:
         (former,) = await client.own("group", [resource], serve_seconds=1.0)
-        while not former.may_serve():  # noqa: ASYNC110 - it tells nobody
+        while not former.may_serve():  # noqa: ASYNC110 - no event reports it
             await asyncio.sleep(0.01)
         until = former.serve_until
         (taken,) = await other.own("group", [(resource, 2)])

@@ -39,9 +39,9 @@ def asked(sidecar: Sidecar, body: object) -> list[Any]:
 
 
 def events(sidecar: Sidecar, path: str) -> Generator[Any, None, None]:
-    """What a stream of events tells. As a browser's reader it comes again where it was cut off.
+    """Yield a stream's events. Like a browser's reader, it reconnects if it is cut off.
 
-    A sidecar does so to who connects and sends nothing for five seconds: a busy machine does that.
+    A sidecar cuts off clients that connect and send nothing for five seconds, as on a busy machine.
     """
     request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n"
     while True:

@@ -1,4 +1,4 @@
-"""The decision table of ownerships over the wire, cell by cell (docs/wire.md, "Ownerships")."""
+"""The decision table of ownership over the wire, cell by cell (docs/wire.md, "Ownerships")."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _numbers = itertools.count()
 
 @pytest.fixture
 def resource() -> str:
-    """A resource that nobody has owned."""
+    """A resource without an owner."""
     return f"any text at all, number {next(_numbers)}"
 
 
@@ -125,7 +125,7 @@ def test_a_higher_generation_severs_whoever_owns(
 def test_generation_0_succeeds_for_an_administrator_whoever_owns(
     broker: LocalBrokers, raw: RawClients, resource: str
 ) -> None:
-    """Without tokens everybody is an administrator, as over HTTP; with them: test_own_rights.py."""
+    """Without tokens every client is an administrator, as over HTTP; test_own_rights.py tests it with tokens."""
     former, client = raw(broker.address()), raw(broker.address())
     own(former, resource, identity="one")
     own(former, resource, 40, identity="one")

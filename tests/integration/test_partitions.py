@@ -47,7 +47,7 @@ def partitioned() -> Iterator[LocalBrokers]:
 
 
 def ask_all(client: RawClient, topic: str, mode: Any, order: list[int]) -> dict[int, RawProducer]:
-    """As the C++ library does: every partition at once, in any order."""
+    """Ask like the C++ library: for every partition at once, in any order."""
     return {n: client.ask_producer(f"{topic}-partition-{n}", mode) for n in order}
 
 
@@ -63,7 +63,7 @@ def test_the_topic_has_the_partitions_that_its_manifest_says(
 
 
 def is_granted(producer: RawProducer) -> bool:
-    """Whether it is; a refusal is heard again by whoever asks next."""
+    """Whether it is granted. The next caller reads a refusal again."""
     request_id = producer.command.request_id
     eventually(lambda: producer.client.has_heard(object, lambda c: _answers(c, request_id)))
     return producer.is_ready
@@ -108,7 +108,7 @@ def test_two_waiting_clients_do_not_block_each_other(
 def test_stock_clients_race_for_a_partitioned_topic(
     partitioned: LocalBrokers, stock: StockClients, rounds: int
 ) -> None:
-    """In upstream's broker each may win some partitions, and then both fail."""
+    """In Pulsar's broker each may win some partitions, and then both fail."""
     clients = [stock(partitioned.service_url) for _ in range(2)]
     for _ in range(rounds):
         outcomes: list[Any] = [None, None]
@@ -159,7 +159,7 @@ def test_stock_clients_hand_a_partitioned_topic_over(
 def test_by_name_a_single_partition_is_competed_for(
     partitioned: LocalBrokers, stock: StockClients, raw: RawClients
 ) -> None:
-    """Clients that ask for the metadata of one partition mean that one, and not the group."""
+    """Clients that ask for the metadata of one partition mean this partition, and not the group."""
     alone = stock(partitioned.service_url).create_producer(
         full("group-5-partition-2"), access_mode=Mode.Exclusive
     )

@@ -30,11 +30,11 @@ TYPES = {
     for name, kind in column_types().items()
     if name in MESSAGE_COLUMNS
 }
-SECRET = "a-token-that-nobody-may-see"  # noqa: S105 - of nobody
+SECRET = "a-token-that-nobody-may-see"  # noqa: S105 - not a real one
 
 
 def batch(**options: Any) -> int:
-    """Read with spark.read's reader; how many rows that gives."""
+    """Read with spark.read's reader; return the number of rows."""
     reader = TopicReader(read_options(given(options)))
     return sum(rows.num_rows for task in reader.partitions() for rows in reader.read(task))
 

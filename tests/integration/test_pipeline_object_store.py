@@ -34,7 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectStore]:
 
 @pytest.fixture
 def place(store: ObjectStore, topic: str) -> str:
-    """Nobody else's."""
+    """Return a location that only this test uses."""
     return f"{store.location}/{topic}"
 
 
@@ -45,7 +45,7 @@ def tables(store: ObjectStore, place: str) -> Tables:
 
 @pytest.fixture
 def folder(store: ObjectStore, topic: str) -> Path:
-    """Where the objects of ``place`` are."""
+    """Return the folder that holds the objects of ``place``."""
     return store.folder / "tables" / topic
 
 
@@ -156,7 +156,7 @@ def test_an_object_that_was_altered_trims_nothing(
     path = max(parquet(folder), key=lambda each: each.stat().st_size)
     contents = pq.ParquetFile(path).metadata.row_group(0).column(0)
     content = bytearray(path.read_bytes())
-    # In the rows themselves: other bytes, as of statistics, may change without changing what is read.
+    # In the rows themselves: other bytes, such as statistics, may change without changing the result.
     content[contents.data_page_offset + contents.total_compressed_size // 2] ^= 1
     path.write_bytes(content)
     arguments = ["trim", "--admin-url", access.url, "--topic", topic, *words(store, place)]

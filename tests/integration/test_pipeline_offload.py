@@ -180,7 +180,7 @@ def test_two_offloads_at_once_one_wins(
         offload(access, tables, topic, observe=other)
     assert stored(tables) == numbered(0, 100)
     written = list(tmp_path.glob("messages/**/*.parquet"))
-    assert len(written) == len(tables.existing(MESSAGES).files())  # the loser took its files away
+    assert len(written) == len(tables.existing(MESSAGES).files())  # the loser removed its files
 
 
 def test_offload_names_entries_that_were_trimmed_before(
@@ -263,7 +263,7 @@ def test_a_full_disk_ends_in_one_sentence_and_the_next_run_goes_on(
     assert offload(access, tables, topic).rows == 100
 
 
-# ------------------------------------------------------------ keeping house
+# ------------------------------------------------------------ maintenance
 
 
 def test_compaction_changes_nothing_that_is_read(

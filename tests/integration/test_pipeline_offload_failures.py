@@ -37,12 +37,12 @@ LZ4 = 1
 
 
 def files(tables: Tables) -> list[str]:
-    """All Parquet files that lie there, whether they count or not."""
+    """Return all Parquet files in the folder, committed or not."""
     return [str(path) for path in Path(tables.place.location).glob("messages/**/*.parquet")]
 
 
 def sent_as(producer: RawProducer, number: int, content: bytes, **fields: Any) -> None:
-    """Publish an entry with fields of one's own in its metadata."""
+    """Publish an entry with additional fields in its metadata."""
     metadata = pb.MessageMetadata(
         producer_name=producer.name or "w", sequence_id=number, publish_time=1, **fields
     )
@@ -159,7 +159,7 @@ def test_a_message_that_was_given_up_with_its_epoch_holds_no_trim_back(
     offload(access, tables, topic)
     assert stored(tables) == []
     fill(f"{topic}-other", [b"x"])
-    producer.close()  # the message is not whole, and its epoch may go on
+    producer.close()  # the message is incomplete, and its epoch may continue
     assert trim(access, tables, topic).limited_by == "ledger"
     fill(topic, numbered(0, 300))
     fill(topic, [b"last"])

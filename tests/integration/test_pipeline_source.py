@@ -45,9 +45,9 @@ Values = Callable[..., list[bytes]]
 
 @pytest.fixture
 def fill(broker: LocalBrokers, stock: StockClients) -> Fill:
-    """Sends messages: ``fill(topic, values, **options of the producer)``.
+    """Send messages: ``fill(topic, values, **options of the producer)``.
 
-    With ``together=N`` no block of the log has more than N of them: it waits for the receipts of each N.
+    With ``together=N`` no block of the log has more than N of them: the sender waits for the receipts of each N.
     """
     client = stock(broker.service_url)
 
@@ -73,7 +73,7 @@ def access(broker: LocalBrokers) -> Access:
 
 @pytest.fixture
 def values(access: Access) -> Values:
-    """Reads the values of a topic: ``values(topic, **options of the read)``."""
+    """Read the values of a topic: ``values(topic, **options of the read)``."""
 
     def read(topic: str = "", **options: Any) -> list[bytes]:
         return [row["value"] for row in rows(access, topic, **options)]
@@ -299,13 +299,13 @@ def test_epochs_that_were_trimmed_are_an_error_unless_loss_is_accepted(
     topic: str, fill: Fill, values: Values, access: Access
 ) -> None:
     exclusive = {"access_mode": pulsar.ProducerAccessMode.Exclusive}
-    fill(topic, numbered(0, 600), together=200, **exclusive)  # blocks are trimmed as a whole
+    fill(topic, numbered(0, 600), together=200, **exclusive)  # only whole blocks are trimmed
     fill(topic, numbered(600, 700), **exclusive)
     with Broker(access) as broker:
         held = broker.segments(topic)
         first, last = held.segments[-2:]
         below = json.dumps({"epochs": f"{(first.epoch or 0) - 1}"})
-        assert values(topic, **json.loads(below)) == []  # there was none, and nothing was trimmed
+        assert values(topic, **json.loads(below)) == []  # there was none; nothing was trimmed
         named = [{"epochs": str(first.epoch)}, {"startingEpoch": str(first.epoch)}]
         for before in (Position(first.ledger, 400), Position(last.ledger, 0)):
             broker.trim(topic, before, epoch=held.epoch)
@@ -338,7 +338,7 @@ def read_stream(reader: TopicStreamReader, start: Any, end: Any) -> list[bytes]:
 
 
 def begun(reader: TopicStreamReader) -> Any:
-    """Where a new query begins: nothing is in its first batch."""
+    """Return the start of a new query; its first batch is empty."""
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) == start
     assert not reader.partitions(start, start)

@@ -24,7 +24,7 @@ ALL = ReadAllAvailable()
 
 
 def trim(access: Access, topic: str) -> str | None:
-    """Drop all in front of the current ledger; what kept some of it."""
+    """Trim all before the current ledger; return what retained some of it."""
     with Broker(access) as broker:
         held = broker.segments(topic)
         return broker.trim(topic, Position(held.ledger, 0), epoch=held.epoch).limited_by
@@ -51,7 +51,7 @@ def now_ms() -> int:
 def test_a_first_batch_that_is_repeated_loses_nothing(
     access: Access, topic: str, fill: Fill, given: dict[str, Any], first: int
 ) -> None:
-    """Spark asks anew where a query begins when it repeats its first batch."""
+    """Spark asks again for the start of a query when it repeats its first batch."""
     options = {"startingOffsets": ""} | given
     if "%s" in str(options["startingOffsets"]):
         options["startingOffsets"] %= topic
@@ -103,7 +103,7 @@ def test_available_now_of_a_topic_that_grows_before_the_query_begins(
         lost.latestOffset({FULL + topic: "999999:1"}, ALL)
 
 
-# ------------------------------------------------------------ logs that come, and go
+# ------------------------------------------------------------ new and deleted logs
 
 
 def pattern_of(topic: str) -> dict[str, Any]:
@@ -208,7 +208,7 @@ def test_a_log_that_was_deleted_has_no_subscription(
     again.latestOffset(end, ALL)
     again.commit(end)
     assert standing(access, f"{topic}-b", "spark") == position_of(end[f"{FULL}{topic}-b"])
-    fill(f"{topic}-a", numbered(0, 5))  # another one of that name
+    fill(f"{topic}-a", numbered(0, 5))  # another topic of the same name
     fill(f"{topic}-a", numbered(5, 9))
     with pytest.raises(Trimmed, match="failOnDataLoss=false begins there"):
         again.latestOffset(end, ALL)
@@ -217,7 +217,7 @@ def test_a_log_that_was_deleted_has_no_subscription(
     assert found == [numbered(0, 9)]
 
 
-# ------------------------------------------------------------ tails that were lost
+# ------------------------------------------------------------ lost tails
 
 
 @pytest.mark.parametrize("tier", ["hot", "all", "cold"])
@@ -232,7 +232,7 @@ def test_a_batch_whose_tail_was_lost_is_not_repeated_without_it(
     log = FULL + topic
     with Broker(access) as broker:
         ledger = next(each.ledger for each in broker.segments(topic).segments if each.entries)
-    start, end = {log: f"{ledger}:1"}, {log: f"{ledger}:101"}  # as if ten more had been there
+    start, end = {log: f"{ledger}:1"}, {log: f"{ledger}:101"}  # as if it had had ten more
     with pytest.raises(LogEnds, match=f"nothing of {ledger}:91 to {ledger}:101.*its tail was lost"):
         stream(access, topic, tables, tier=tier).partitions(start, end)
     careless = stream(access, topic, tables, tier=tier, failOnDataLoss="false")

@@ -53,7 +53,7 @@ def test_a_batch_has_so_many_messages_at_most(access: Access, topic: str, fill: 
     found, _ = batches(reader)
     assert all_of(found) == numbered(0, 2500)
     assert max(map(len, found)) == 100
-    assert len(found) < 2500 / 60  # each but the last one is about full
+    assert len(found) < 2500 / 60  # each except the last one is almost full
 
 
 def test_an_entry_with_more_messages_than_a_batch_may_have_is_a_batch(
@@ -236,7 +236,7 @@ def test_entries_missing_in_both_tiers_are_named(
 
 
 def trimmed(access: Access, topic: str) -> tuple[str | None, str | None]:
-    """Trim all that may go; what kept more from going, and its name."""
+    """Trim all that may be trimmed; return the kind and the name of what retained the rest."""
     with Broker(access) as broker:
         held = broker.segments(topic)
         done = broker.trim(topic, Position(held.ledger, 0), epoch=held.epoch)
@@ -266,20 +266,20 @@ def test_the_subscription_goes_where_spark_says_and_never_back(
     start = begun(reader)
     first = reader.latestOffset(start, limit)
     reader.partitions(start, first)
-    second = reader.latestOffset(first, limit)  # Spark commits behind this
+    second = reader.latestOffset(first, limit)  # Spark commits after this
     began = position_of(start[log])
-    assert standing(access, topic, "spark") == Position(began.ledger, 1)  # a marker is no entry
+    assert standing(access, topic, "spark") == Position(began.ledger, 1)  # a marker is not an entry
     reader.commit(first)
     assert standing(access, topic, "spark") == position_of(first[log])
     reader.commit(start)  # a retry
     reader.commit(first)
     assert standing(access, topic, "spark") == position_of(first[log])
     again = stream(access, topic, ackSubscription="spark", maxEntriesPerTrigger=40)
-    again.partitions(first, second)  # repeated: only what is in front of it is certain
+    again.partitions(first, second)  # repeated: only what is before it is certain
     again.latestOffset(second, limit)
     assert standing(access, topic, "spark") == position_of(first[log])
     once_more = stream(access, topic, ackSubscription="spark")
-    once_more.latestOffset(second, limit)  # nothing is repeated, so Spark has noted it
+    once_more.latestOffset(second, limit)  # it repeats nothing, so Spark has recorded it
     assert standing(access, topic, "spark") == position_of(second[log])
 
 

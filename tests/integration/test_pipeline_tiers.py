@@ -21,7 +21,7 @@ from pyspark_onewriter.tasks import read_task
 
 
 def half_offloaded(access: Access, topic: str, fill: Fill, tables: Tables) -> None:
-    """300 messages of three tenures, of which the table has the first."""
+    """Write 300 messages in three tenures, of which the table has the first."""
     fill(topic, numbered(0, 100))
     offload(access, tables, topic)
     fill(topic, numbered(100, 200))
@@ -29,7 +29,7 @@ def half_offloaded(access: Access, topic: str, fill: Fill, tables: Tables) -> No
 
 
 def jobs(access: Access, topic: str, fill: Fill, tables: Tables) -> None:
-    """All is offloaded, and of the first two tenures nothing left in the log."""
+    """Offload everything, and trim the first two tenures from the log."""
     fill(topic, numbered(300, 310))
     with Broker(access) as broker:
         second = broker.segments(topic).segments[1].ledger

@@ -48,7 +48,7 @@ def test_trim_and_then_read_across_both_tiers(
     assert found == before
     assert list(found[0]) == list(MESSAGE_COLUMNS)
     assert values(access, topic, tables, tier="cold") == sent[:2000]
-    # What is left is offloaded, verified and read as ever.
+    # The remaining entries are offloaded, verified and read as before.
     offload(access, tables, topic)
     assert rows(access, topic, tables) == before
     assert values(access, topic, tables, tier="cold") == sent
@@ -131,11 +131,11 @@ def test_partitions_across_both_tiers(
         rows(access, f"{topic}-partition-7", tables, tier="cold")
 
 
-# ------------------------------------------------------------ a table that is not what the log is
+# ------------------------------------------------------------ a table that differs from the log
 
 
 def files(tables: Tables) -> list[Path]:
-    """The files of messages, the largest first."""
+    """Return the files of messages, the largest first."""
     table = tables.existing(MESSAGES)
     found = sorted(table.files(), key=lambda file: -file.rows)
     return [Path(table.place.location) / file.path for file in found]
@@ -182,7 +182,7 @@ def with_a_bit_of_a_value_changed(tables: Tables) -> str:
     path = files(tables)[0]
     values = pq.ParquetFile(path).read().column(VALUE).to_pylist()
     content = bytearray(path.read_bytes())
-    kept = next(value for value in values if value in content)  # compression may cut one in two
+    kept = next(value for value in values if value in content)  # compression may split a value
     content[content.index(kept) + 50] ^= 1
     path.write_bytes(content)
     return "contents of entries"

@@ -31,10 +31,10 @@ from onewriter_core.wire.values import Delivery, SendReceipt
 
 MEGABYTE = 1024 * 1024
 PENDING_MAX = 2 * MEGABYTE
-"""Sent but unanswered bytes before a connection is not read any more, in these stories."""
+"""Unanswered bytes after which the broker stops reading a connection, in these tests."""
 
 GROWTH_MAX = 48 * MEGABYTE
-"""What a broker may take for a story that pushes far more than that at it."""
+"""The memory that a broker may use while a test sends it far more than that."""
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def pressed(store: StoreServer) -> Iterator[LocalBrokers]:
     settings = {
         "pending_bytes_per_connection_max": PENDING_MAX,
         "store_timeout_seconds": 1.0,
-        # A test limits the store's memory for a moment; the share of a limit just seen would refuse the next one.
+        # A test limits the store's memory for a moment. A share of the limit just read would refuse the next one.
         "undeclared_store_share": 0,
     }
     with forked_brokers(redis_url=store.url, settings=settings) as brokers:
@@ -57,7 +57,7 @@ def pressed(store: StoreServer) -> Iterator[LocalBrokers]:
 
 @pytest.fixture(autouse=True)
 def nobody_died(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The broker lives through every story, and nothing unexpected was raised in it."""
+    """Check that the broker survives every test without an unexpected exception."""
     brokers: LocalBrokers = request.getfixturevalue("pressed")
     process_id = brokers.pid()
     yield
@@ -67,7 +67,7 @@ def nobody_died(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 class Pusher:
-    """Sends as fast as the broker reads, beside the story; ``sent`` counts what it got rid of."""
+    """Sends as fast as the broker reads, in parallel with the test. ``sent`` counts the messages sent."""
 
     def __init__(self, producer: RawProducer, size: int, bytes_max: int) -> None:
         self.sent = 0
@@ -87,7 +87,7 @@ class Pusher:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it has not got rid of anything for a while, though it has more."""
+        """Whether it could send nothing for a while, although it has more."""
         before = self.sent
         time.sleep(1.0)
         return self._thread.is_alive() and self.sent == before
@@ -104,7 +104,7 @@ def receipts(client: RawClient) -> list[int]:
 def test_a_producer_faster_than_the_store_is_held_back_alone(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
-    """The store stands still: the pusher's connection is not read, everybody else's is."""
+    """While the store is frozen, the broker does not read the pusher's connection, but all others."""
     producer = follow(pressed, raw, topic, EXCLUSIVE)
     before = pressed.resident_bytes()
     other = raw(pressed.address())
@@ -112,7 +112,7 @@ def test_a_producer_faster_than_the_store_is_held_back_alone(
     try:
         pusher = Pusher(producer, 100_000, 64 * MEGABYTE)
         eventually(lambda: pusher.is_stuck)
-        assert pusher.sent * 100_000 < PENDING_MAX + 32 * MEGABYTE  # the rest lies in sockets
+        assert pusher.sent * 100_000 < PENDING_MAX + 32 * MEGABYTE  # the rest is in sockets
         assert pressed.resident_bytes() - before < GROWTH_MAX
         other.ping()
         other.lookup(topic)
@@ -127,7 +127,7 @@ def test_a_producer_faster_than_the_store_is_held_back_alone(
 def test_a_holder_that_goes_while_it_is_not_read_is_noticed_at_once(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
-    """The store stands still all the while: nothing makes the broker read from it again."""
+    """The store is frozen all the time: nothing makes the broker read from the connection again."""
     producer = follow(pressed, raw, topic, EXCLUSIVE)
     waiter = raw(pressed.address()).waiter(topic)
     seen = len(pressed.events("connection.gone"))
@@ -185,7 +185,7 @@ def test_a_consumer_that_never_acknowledges_gets_what_it_asked_for_and_no_more(
 def test_a_store_that_is_killed_and_comes_back_loses_nothing(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
-    """Undecided is retried with the same positions; the holder keeps its epoch."""
+    """Undecided calls are retried with the same positions. The holder keeps its epoch."""
     producer = follow(pressed, raw, topic, EXCLUSIVE)
     pusher = Pusher(producer, 2_000, 4 * MEGABYTE)
     eventually(lambda: len(receipts(producer.client)) > 50)
@@ -211,7 +211,7 @@ def test_a_store_that_is_away_gives_clear_answers(
     try:
         client.ping()
         client.lookup(topic)
-        with pytest.raises(RefusedByBroker) as found:  # by memory, no store needed
+        with pytest.raises(RefusedByBroker) as found:  # from memory, without the store
             client.producer(topic, EXCLUSIVE)
         assert found.value.code is ServerError.PRODUCER_FENCED
         waiter = client.waiter(topic)
@@ -238,7 +238,7 @@ def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(
         for number in range(1, 50):
             producer.send(b"%d;" % number + bytes(1000), number)
         reader = raw(pressed.address()).subscribe(topic, "reader", durable=False)
-        assert reader.contents(1) == [b"0;before"]  # reading goes on
+        assert reader.contents(1) == [b"0;before"]  # readers continue
         time.sleep(1.0)
         assert not producer.client.is_closed
     finally:
@@ -252,10 +252,10 @@ def test_a_full_store_pushes_back_and_goes_on_when_there_is_room(
 def test_a_store_that_turned_read_only_is_not_written_to_and_nothing_is_lost(
     pressed: LocalBrokers, store: StoreServer, raw: RawClients, topic: str
 ) -> None:
-    """As a replica it answers READONLY; promoted again it has another dataset identity.
+    """As a replica it answers READONLY. Promoted again, it has another dataset identity.
 
-    What nobody writes to is bound to the new dataset too: a topic that was only there to be read,
-    and one that nobody had opened yet.
+    Topics without writes are bound to the new dataset too: a topic that is only read, and one that was not
+    opened yet.
     """
     quiet = raw(pressed.address()).subscribe(f"{topic}-quiet", "durable")
     writes_once = follow(pressed, raw, f"{topic}-quiet", EXCLUSIVE)
@@ -266,7 +266,7 @@ def test_a_store_that_turned_read_only_is_not_written_to_and_nothing_is_lost(
     producer.publish(b"0", 0)
     waiter = raw(pressed.address()).waiter(topic)
     with running_server(listens_on_tcp=True) as elsewhere:
-        elsewhere.pause()  # so that nothing is copied from there
+        elsewhere.pause()  # so that it sends no data
         store.command("REPLICAOF", "127.0.0.1", elsewhere.port)
         producer.send(b"1", 1)
         time.sleep(1.0)

@@ -12,7 +12,7 @@ from tests.integration.raw import EXCLUSIVE, WAIT, RawProducer, eventually
 from onewriter_core.wire.values import SendReceipt
 
 DEADLINES_SECONDS = (1, 4, 16)
-"""A machine on which nobody gets a message through within the first is asked with the next."""
+"""A machine too slow to store a message within the first deadline is tested with the next one."""
 
 MANIFESTS = "---".join(
     f"""
@@ -28,10 +28,10 @@ spec: {{access: {{requireClaim: false}}, detection: {{progressDeadlineSeconds: {
 def keeps_its_turn(
     holder: RawProducer, waiter: RawProducer, deadline: float, asked_at: float
 ) -> bool:
-    """Publish for longer than the deadline; False: this was too slow itself to keep it.
+    """Publish for longer than the deadline; False: the test itself was too slow to keep it.
 
-    ``asked_at``: when the holder asked for its turn. Raises AssertionError if the turn is lost though
-    the broker took no two messages as far apart as the deadline.
+    ``asked_at``: when the holder asked for the topic. Raises AssertionError if the topic is lost although no two
+    messages were stored as far apart as the deadline.
     """
     ends, before = asked_at + 2.5 * deadline, asked_at
     while before < ends:

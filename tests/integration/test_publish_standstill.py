@@ -41,7 +41,7 @@ ROWS, ROW_BYTES = 40_000, 1_000
 ANSWER_SECONDS_MAX = 120.0
 
 ATTEMPTS_MAX = 10
-"""Whoever looks at the store from outside may come too late, on a machine that has much to do."""
+"""Attempts: on a busy machine a test may read the store too late."""
 
 STOPS: dict[str, Callable[[Story, int], bool]] = {
     "with its first block": lambda story, before: story.state("open") is not None,
@@ -51,7 +51,7 @@ STOPS: dict[str, Callable[[Story, int], bool]] = {
 
 
 @pytest.mark.parametrize(
-    "stop",  # the first and the last block have answers of their own
+    "stop",  # the first and the last block have their own answers
     [pytest.param(stop, marks=[pytest.mark.full] * (stop == "in the middle")) for stop in STOPS],
 )
 def test_a_store_that_stops_in_it_holds_nobody_up_for_ever_and_all_rows_are_there_once(
@@ -66,7 +66,7 @@ def test_a_store_that_stops_in_it_holds_nobody_up_for_ever_and_all_rows_are_ther
             first = 5 + (version - 2) * ROWS
             status = stopped_publish(story, server, version, first, STOPS[stop])
             if status == 503 or stop != "with its first block":
-                break  # else this machine stopped the store too late: nearly all was there
+                break  # otherwise the test stopped the store too late: nearly all was stored
         else:
             pytest.fail("the store was never stopped in time")
         publish(brokers.http_url, topic, version + 1, rows(first + ROWS, 5))
@@ -81,7 +81,7 @@ def stopped_publish(
     first: int,
     is_time: Callable[[Story, int], bool],
 ) -> int:
-    """Publish rows, stop the store when it is time, ask again behind that; the first answer's status."""
+    """Publish rows, stop the store at that time, ask again afterwards; return the first answer's status."""
     url, topic = story.brokers.http_url, story.topic
     with granted(url, topic, APP) as grant, staging(url, topic, version, grant=grant) as opened:
         return _stopped(story, server, (opened, grant), version, first, is_time)
@@ -185,7 +185,7 @@ def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
         had_read = pipeline.segments(topic).end
         epoch = producer.epoch
         grant = Grant(epoch, producer.capability(APP))
-        # The first publish under an epoch also writes to the audit who publishes.
+        # The first publish under an epoch also records its publisher in the audit.
         publish(brokers.http_url, topic, 2, rows(5, 5), grant=grant)
         with staging(brokers.http_url, topic, 3, grant=grant) as opened:
             parts = [asdict(part) for part in staged(opened, rows(10, 5))]
@@ -213,7 +213,7 @@ def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
             list(pipeline.frames(topic, had_read))
         assert http("DELETE", known) == (200, {"app": APP, "version": 3})
         assert story.state(f"txn:{APP}") is None
-        story.note(f"txn:{APP}", "7")  # another broker's: this one's memory does not have it
+        story.note(f"txn:{APP}", "7")  # another broker's: this one does not have it in memory
         assert http("DELETE", known) == (200, {"app": APP, "version": 7})
         assert story.state(f"txn:{APP}") is None
         assert http("DELETE", known)[0] == 404

@@ -26,7 +26,7 @@ async def test_a_holder_hears_of_stock_clients_that_wait(
         third = client.start_producer(
             topic, ProducerOptions(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE)
         )
-        while first.waiting != 2:  # noqa: ASYNC110 - told by the broker
+        while first.waiting != 2:  # noqa: ASYNC110 - the broker reports it
             await asyncio.sleep(0.01)
         await first.close()
         await asyncio.to_thread(waiter.ready_at_last)

@@ -33,11 +33,11 @@ Redeliver = pb.CommandRedeliverUnacknowledgedMessages
 
 
 class Race:
-    """One consumer, and a writer that writes just when redelivery is asked for."""
+    """One consumer, and a writer that writes exactly when redelivery is requested."""
 
     def __init__(self, consumer: Consumer, producer: RawProducer, seed: int) -> None:
         self.is_overtaken = False
-        """Something else came than the oldest unacknowledged message and those behind it."""
+        """Whether a message came that is neither the oldest unacknowledged one nor after it."""
         self._consumer = consumer
         self._producer = producer
         self._random = random.Random(seed)
@@ -45,14 +45,14 @@ class Race:
         self._unacknowledged: list[int] = []
 
     async def play(self) -> None:
-        """One round."""
+        """Play one round."""
         self._publish(self._random.randint(1, 3))
         received = [await self._consumer.receive(timeout_seconds=60) for _ in self._unacknowledged]
         if self._random.random() < 0.5 or len(received) > UNACKNOWLEDGED_MAX:
             kept = min(self._random.randint(0, 2), len(received) - 1)
             await self._consumer.acknowledge_cumulative(received[-1 - kept])
             self._unacknowledged = self._unacknowledged[-kept:] if kept else []
-        # This blocks the event loop: when it goes on, all of it is on its way and none was read.
+        # This blocks the event loop: when it continues, all messages are in transit and none was read.
         self._publish(self._random.randint(1, 8))
         if self._random.random() < 0.3:
             await asyncio.sleep(0)
@@ -74,7 +74,7 @@ class Race:
 
 @pytest.fixture
 def dropped(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """One item for each delivery that was filtered because it was of before."""
+    """One item for each delivery that was dropped because of its older epoch."""
     found: list[None] = []
     is_stale = Stream._is_stale
 
@@ -111,7 +111,7 @@ async def test_the_race_is_never_lost(
 async def test_without_epochs_the_race_is_lost(
     broker: LocalBrokers, raw: RawClients, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same consumer, less the filter: what was on its way comes before the oldest."""
+    """The same consumer without the filter: messages in transit come before the oldest."""
     monkeypatch.setattr(Stream, "_is_stale", lambda *_arguments: False)
     producer = raw(broker.address()).producer(topic)
     async with Client(broker.service_url) as client:
@@ -124,7 +124,7 @@ async def test_without_epochs_the_race_is_lost(
 async def test_without_epochs_messages_are_lost(
     broker: LocalBrokers, raw: RawClients, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes what comes next for the oldest, acknowledges up to there, and dies."""
+    """It takes the next message for the oldest, acknowledges up to there, and dies."""
     monkeypatch.setattr(Stream, "_is_stale", lambda *_arguments: False)
     lost = await _fail_after_redelivery(broker, raw(broker.address()).producer(topic), topic)
     assert lost, "nothing was lost"
@@ -137,7 +137,7 @@ async def test_with_epochs_none_is(broker: LocalBrokers, raw: RawClients, topic:
 async def _fail_after_redelivery(
     broker: LocalBrokers, producer: RawProducer, topic: str
 ) -> set[bytes]:
-    """What no consumer was ever handed after the redelivery that was to bring everything again."""
+    """Return the messages that no consumer received after the redelivery that should repeat them all."""
     async with Client(broker.service_url) as client:
         consumer = await client.subscribe(topic, "s")
         written = [b"%d" % number for number in range(10)]
@@ -145,7 +145,7 @@ async def _fail_after_redelivery(
             producer.publish(content)
             await consumer.receive(timeout_seconds=60)
         for content in written[5:]:
-            producer.publish(content)  # the loop stands still: on their way, not read
+            producer.publish(content)  # the loop is blocked: in transit, not read
         await consumer.redeliver_unacknowledged()
         processed = await consumer.receive(timeout_seconds=60)
         await consumer.acknowledge_cumulative(processed)
@@ -160,7 +160,7 @@ async def _fail_after_redelivery(
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 5 * ROUNDS)
 async def test_a_connection_that_is_lost_meanwhile(raw: RawClients, topic: str) -> None:
-    """It returns all the same, with redelivery, and nothing stays filtered."""
+    """It returns with redelivery, and no message stays filtered."""
     with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         producer = raw(brokers.address()).producer(topic)
         written = [b"%d" % number for number in range(20)]
@@ -235,7 +235,7 @@ async def test_a_standby_that_asks_changes_nothing_for_the_active_one(
 
 
 def subscribing(client: RawClient, topic: str, consumer_id: int, **fields: int) -> bytes:
-    """A SUBSCRIBE, encoded."""
+    """Return an encoded SUBSCRIBE."""
     return encode_command(
         pb.CommandSubscribe(
             topic=full(topic),
@@ -256,7 +256,7 @@ def redelivering(client: RawClient, consumer_id: int, epoch: int) -> Redeliver:
 
 
 def deliveries(consumer: RawConsumer, count: int) -> list[tuple[int | None, bytes]]:
-    """The next ones: epoch and content."""
+    """Return epoch and content of the next deliveries."""
     found = [consumer.receive() for _ in range(count)]
     return [(each.consumer_epoch, bytes(entry_payload(payload))) for each, payload in found]
 
@@ -316,7 +316,7 @@ def test_behind_the_answer_nothing_of_before_is_written(
     consumer.flow(1)
     consumer.acknowledge(consumer.receive()[0].message_id)
     for epoch in range(1, 20):
-        # In one packet: the broker begins to deliver, and is asked to begin again.
+        # In one packet: the broker begins to deliver, and is asked to start again.
         command = redelivering(client, 903, epoch)
         client.write(encode_flow(903, 40) + encode_command(command))
         client.answer(pb.CommandSuccess, command.request_id)

@@ -66,7 +66,7 @@ def content(number: int, shape: str) -> bytes:
 def publish_through_cuts(
     client: Any, topic: str, mode: Any, shape: str, count: int, *, pause: float = 0.0
 ) -> list[Any]:
-    """Send without waiting; the result of each send, in order of sending."""
+    """Send without waiting; return the result of each send, in order of sending."""
     producer = client.create_producer(
         topic,
         access_mode=mode,
@@ -96,7 +96,7 @@ def publish_through_cuts(
 
 
 def stored_numbers(brokers: LocalBrokers, topic: str, shape: str) -> list[int]:
-    """The messages' numbers as they are in the log; chunks are put together, once each."""
+    """Return the messages' numbers as they are in the log. Chunks are assembled, once each."""
     if shape != "chunked":
         return [int(text.split(b";")[0]) for text in contents_of(brokers.address(), topic)]
     numbers = []
@@ -129,7 +129,7 @@ def test_a_stream_through_a_network_that_cuts(
 def test_a_stream_across_the_death_of_its_broker(
     stock: StockClients, topic: str, mode: str, shape: str, mortal: LocalBrokers
 ) -> None:
-    """What the dead broker had stored and not answered is sent again to its successor."""
+    """Messages that the dead broker had stored but not answered are resent to its successor."""
     count = MESSAGES if shape != "chunked" else 60
     client = stock(mortal.service_url)
 
@@ -168,7 +168,7 @@ def test_a_resend_is_answered_with_the_original_position(
         first = raw(broker.address()).producer(name, EXCLUSIVE, name="writer")
         for sequence in range(100):
             first.send(b"%d" % sequence, sequence)
-        first.receipt(number % 100)  # so many are stored at least when it comes back
+        first.receipt(number % 100)  # at least these are stored when it returns
         back = raw(broker.address()).producer(
             name, EXCLUSIVE, name="writer", epoch=first.epoch, reconnects=1
         )

@@ -46,7 +46,7 @@ def test_a_holder_that_reconnects_before_anybody_else_keeps_its_epoch(
 def test_a_holder_that_reconnects_behind_a_waiter_is_fenced(
     broker: LocalBrokers, raw: RawClients, topic: str, mode: str, waiters: int
 ) -> None:
-    """Without a change of broker nothing is kept for it: nobody waits for nothing."""
+    """Without a change of the broker no time is reserved for it, so no waiter waits in vain."""
     holder = raw(broker.address()).producer(topic, MODES[mode], name="holder")
     queue = raw(broker.address())
     waiting = [
@@ -68,7 +68,7 @@ def test_a_holder_that_reconnects_behind_a_waiter_is_fenced(
 def test_a_holder_whose_old_connection_still_looks_alive_replaces_it(
     broker: LocalBrokers, raw: RawClients, topic: str, mode: str
 ) -> None:
-    """Upstream fences it for ever, or queues it behind its own ghost."""
+    """Pulsar fences it for ever, or queues it after its own lost connection."""
     ghost = raw(broker.address()).producer(topic, MODES[mode], name="holder")
     ghost.client.freeze()
     back = raw(broker.address()).producer(
@@ -119,7 +119,7 @@ def _is_let_in(broker: LocalBrokers, raw: RawClients, topic: str) -> bool:
 def test_a_stock_client_resumes_through_a_cut_and_through_a_second_start(
     tmp_path: Path, stock: StockClients, topic: str
 ) -> None:
-    """The same messages and the same epoch; only whoever comes next has another one."""
+    """The same messages and the same epoch. Only the next producer has another one."""
     brokers = LocalBrokers(tmp_path, settings={"advertised_host": PROXY_HOST})
     brokers.start()
     try:

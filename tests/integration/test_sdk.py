@@ -59,7 +59,7 @@ async def test_every_access_mode_writes(broker: LocalBrokers, topic: str, mode: 
 async def test_a_stream_through_a_network_that_cuts(
     topic: str, mode: AccessMode, batching: Batching | None
 ) -> None:
-    """Neither a hole nor a duplicate, and one epoch all along."""
+    """Neither a hole nor a duplicate, and a single epoch."""
     options = ProducerOptions(access_mode=mode, pending_messages_max=200, batching=batching)
     contents = [b"%d" % number + b"." * 200 for number in range(MESSAGES)]
     with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
@@ -103,7 +103,7 @@ async def test_a_writer_outlives_its_broker(topic: str) -> None:
 async def test_under_load_a_takeover_leaves_no_doubt(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """On a living connection each message is either stored or definitely not: none is unknown."""
+    """On a live connection each message is either stored or definitely not: none is unknown."""
     said = Said()
     async with Client(broker.service_url) as client, Candidacy(client, topic) as candidate:
         for number in range(ROUNDS):
@@ -123,7 +123,7 @@ async def test_under_load_a_takeover_leaves_no_doubt(
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 5 * ROUNDS)
 async def test_a_cut_and_a_takeover_at_once_are_told_truly(raw: RawClients, topic: str) -> None:
-    """What was in flight is unknown; what is said to be definite is."""
+    """Messages in flight are unknown. Results that are reported as definite are correct."""
     said = Said()
     with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:
         with CuttingProxy(brokers.address(), cuts=0, bytes_between=2) as proxy:
@@ -145,7 +145,7 @@ async def test_a_cut_and_a_takeover_at_once_are_told_truly(raw: RawClients, topi
 
 
 class Said:
-    """What the SDK said of each message."""
+    """The results that the SDK reported for each message."""
 
     def __init__(self) -> None:
         self.stored: set[bytes] = set()
@@ -153,7 +153,7 @@ class Said:
         self.unknown: set[bytes] = set()
 
     async def publish(self, term: Leadership, number: int) -> None:
-        """A thousand messages under one term, or as many as it lasts."""
+        """Publish a thousand messages under one term, or as many as it allows."""
         contents = [b"%d/%d" % (number, each) for each in range(1_000)]
         receipts: list[asyncio.Future[MessageId]] = []
         for content in contents:
@@ -176,7 +176,7 @@ class Said:
                     self.stored.add(content)
 
     def check(self, log: list[bytes]) -> None:
-        """Compare it with the log."""
+        """Compare the results with the log."""
         assert len(set(log)) == len(log), "a message stands twice"
         assert self.stored <= set(log), "an acknowledged message is missing"
         assert not self.refused & set(log), "a message that was refused is in the log"

@@ -49,20 +49,20 @@ LAST = b"nothing comes behind it"
 
 
 def large(number: int, size: int) -> bytes:
-    """Nothing that a codec makes much smaller."""
+    """Return content that no codec makes much smaller."""
     return b"%d;" % number + random.Random(number).randbytes(size)
 
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[LocalBrokers]:
-    """A broker that takes small entries only."""
+    """A broker that accepts only small entries."""
     with forked_brokers(settings={"message_bytes_max": SMALL_ENTRY_BYTES_MAX}) as brokers:
         yield brokers
 
 
 @pytest.fixture
 def proxied() -> Iterator[LocalBrokers]:
-    """The same, whose look-ups lead through the proxy."""
+    """The same, but its look-ups lead through the proxy."""
     settings = {"advertised_host": PROXY_HOST, "message_bytes_max": SMALL_ENTRY_BYTES_MAX}
     with forked_brokers(settings=settings) as brokers:
         yield brokers
@@ -106,7 +106,7 @@ async def test_the_sdk_reads_its_own_messages(
 async def test_stock_clients_read_chunks_of_the_sdk(
     broker: LocalBrokers, stock: StockClients, topic: str
 ) -> None:
-    """Whole, acknowledged whole, and in their order."""
+    """Complete, acknowledged as a whole, and in order."""
     client = stock(broker.service_url)
     consumer = await asyncio.to_thread(client.subscribe, topic, "s")
     written = [large(1, LARGE_BYTES), b"between", large(2, LARGE_BYTES)]
@@ -143,7 +143,7 @@ async def test_without_the_option_it_is_refused_and_the_rest_goes_on(
 
 
 async def test_a_stream_through_a_network_that_cuts(proxied: LocalBrokers, topic: str) -> None:
-    """Both sides of it: neither a hole nor a duplicate, and everything whole."""
+    """Both the writer and the reader: no hole, no duplicate, and every message complete."""
     written = [large(number, 150_000) for number in range(20)]
     volume = sum(map(len, written))
     with CuttingProxy(proxied.address(), cuts=6, bytes_between=volume // 12) as proxy:
@@ -161,13 +161,13 @@ async def test_a_stream_through_a_network_that_cuts(proxied: LocalBrokers, topic
 
 
 async def sent_but_for(producer: Producer, size: int) -> None:
-    """Wait until no more bytes than these have no receipt."""
-    while producer.pending_bytes > size:  # noqa: ASYNC110 - there is no event for that
+    """Wait until at most this number of bytes has no receipt."""
+    while producer.pending_bytes > size:  # noqa: ASYNC110 - no event reports it
         await asyncio.sleep(0)
 
 
 async def test_a_message_larger_than_what_a_broker_remembers_outlives_it(topic: str) -> None:
-    """Its successor looks through 16 MiB of the log for what was stored before."""
+    """Its successor reads 16 MiB of the log for what was stored before."""
     content = large(1, 27 * 1024 * 1024)
     with forked_brokers(settings={"message_bytes_max": SMALL_ENTRY_BYTES_MAX}) as brokers:
         async with Client(brokers.service_url) as client:
@@ -187,7 +187,7 @@ async def test_a_message_larger_than_what_a_broker_remembers_outlives_it(topic: 
 async def test_a_takeover_in_the_middle_leaves_nothing_that_is_read(
     narrow: LocalBrokers, topic: str
 ) -> None:
-    """What was answered is whole, what was fenced is not there, and the log has halves."""
+    """Answered messages are complete, fenced ones are not readable, and the log contains incomplete ones."""
     size = 100 * SMALL_ENTRY_BYTES_MAX
     answered, unknown, refused = set(), set(), set()
     async with Client(narrow.service_url) as client, Client(narrow.service_url) as other:
@@ -222,7 +222,7 @@ async def test_a_takeover_in_the_middle_leaves_nothing_that_is_read(
 
 
 async def read_all(brokers: LocalBrokers, topic: str) -> list[bytes]:
-    """All that comes to a reader in front of the last message."""
+    """Return all messages that a reader receives before the last one."""
     found: list[bytes] = []
     async with Client(brokers.service_url) as client:
         reader = await client.create_reader(topic, EARLIEST)
@@ -232,7 +232,7 @@ async def read_all(brokers: LocalBrokers, topic: str) -> list[bytes]:
 
 
 def send_chunk(writer: RawProducer, number: int, count: int) -> None:
-    """One of a message's chunks, by somebody who takes his time."""
+    """Send one of a message's chunks, as a slow writer."""
     said = pb.MessageMetadata(
         producer_name=writer.name,
         sequence_id=0,
@@ -256,7 +256,7 @@ async def test_a_message_whose_next_chunk_is_late_is_given_up(
     *,
     acknowledges: bool,
 ) -> None:
-    """Loudly, should it be completed; and it comes again, unless that was not wanted."""
+    """The completed message raises an error. It is delivered again, unless the consumer acknowledged it."""
     is_given_up, given_up = asyncio.Event(), Consumer.chunks_given_up
 
     def noted(self: Consumer, chunk_ids: Sequence[MessageId]) -> None:

@@ -107,7 +107,7 @@ async def test_a_compacted_topic_ends_where_its_last_key_was_removed(
 async def test_a_stock_client_reads_it_and_waits(
     client: Client, broker: LocalBrokers, stock: StockClients, topic: str
 ) -> None:
-    """C++ and those on it are not told: they would close their connection."""
+    """The C++ client and those based on it are not notified: they would close their connection."""
     await write(client, topic, b"0", b"1")
     terminate(broker, topic)
     reader = stock(broker.service_url).create_reader(topic, pulsar.MessageId.earliest)

@@ -44,7 +44,7 @@ async def leading(
 
 
 async def take_over(broker: LocalBrokers, topic: str) -> int:
-    """Somebody deposes the leader; the new epoch."""
+    """Depose the leader; return the new epoch."""
     async with Client(broker.service_url) as client:
         producer = await client.create_producer(topic, FENCING)
         assert producer.epoch is not None
@@ -81,13 +81,13 @@ async def test_a_leader_writes_elsewhere_until_it_is_deposed(
 async def test_elsewhere_a_leader_who_heard_of_nothing_is_refused_by_the_proof(
     broker: LocalBrokers, topic: str
 ) -> None:
-    """His connection to the guarding topic's broker is cut: he cannot know, and does not write."""
+    """Its connection to the guarding topic's broker is cut: it cannot know, and does not write."""
     target = elsewhere(broker, topic)
     async with leading(broker, topic) as leadership:
         await leadership.guarded(target).send(b"before")
         leadership.lost.reason = None
         epoch = await take_over(broker, topic)
-        leadership.lost.reason = None  # as if the news had not come
+        leadership.lost.reason = None  # as if the notification had not arrived
         with pytest.raises(Fenced) as fenced:
             await leadership.guarded(target).send(b"late")
         assert fenced.value.current_epoch == epoch
@@ -97,10 +97,10 @@ async def test_elsewhere_a_leader_who_heard_of_nothing_is_refused_by_the_proof(
 async def test_a_seal_keeps_earlier_leaders_out_without_a_message(
     broker: LocalBrokers, topic: str
 ) -> None:
-    """Even one whose proof was given before the takeover: the floor stands in the target."""
+    """Even one whose proof was given before the takeover: the target stores the floor."""
     target = elsewhere(broker, topic)
     async with leading(broker, topic) as leadership, Client(broker.service_url) as other:
-        # Not the leadership's own, which ends with it: one that has not heard of the takeover.
+        # Not the leadership's own producer, which ends with it: one that does not know of the takeover.
         asked = ProducerOptions(properties=leadership.guard.properties())
         old = await other.create_producer(target, asked)
         await old.send(b"before")
@@ -165,7 +165,7 @@ async def test_a_transaction_stores_all_of_it(broker: LocalBrokers, topic: str) 
 async def test_a_deposed_leaders_transaction_stores_nothing(
     broker: LocalBrokers, topic: str
 ) -> None:
-    """Also one that names only other topics, by a leader who has not heard of his end."""
+    """Also a transaction that names only other topics, by a leader that does not know of its end."""
     audits = [beside(topic), f"{beside(topic)}-2"]
     async with leading(broker, topic) as leadership:
         producers = {}
@@ -192,7 +192,7 @@ async def test_a_guard_that_is_over_is_found_by_the_store(broker: LocalBrokers, 
         transaction.send(b"late, too", topic=other.topic)
         await other.producer()
         await take_over(broker, topic)
-        leadership.lost.reason = None  # as if the news had not come
+        leadership.lost.reason = None  # as if the notification had not arrived
         with pytest.raises((Fenced, NotSent)):
             await transaction.commit()
         with pytest.raises((Fenced, NotSent)):
@@ -226,7 +226,7 @@ async def test_an_exception_in_the_block_sends_nothing(broker: LocalBrokers, top
 
 
 async def test_transactions_through_a_dead_broker_are_whole(topic: str) -> None:
-    """Each is in both topics or in neither, in the same order; an answered one is there."""
+    """Each is in both topics or in neither, in the same order. An answered one is stored."""
     audit = beside(topic)
     answered, unknown = [], []
     with forked_brokers() as brokers:
@@ -277,13 +277,13 @@ async def test_an_ownership_guards_writes_to_what_it_owns(broker: LocalBrokers, 
     assert await stored(broker, topic) == [b"first", b"second"]
 
 
-# --- what is left of all that
+# --- the resulting logs
 
 
 async def test_refused_blocks_leave_no_hole_that_verify_would_find(
     valkey: StoreServer, topic: str
 ) -> None:
-    """Guarded and other writers of one log, takeovers in their midst, and transactions."""
+    """Guarded and other writers of one log, with takeovers and transactions in between."""
     audit = beside(topic)
     with forked_brokers(redis_url=valkey.url) as brokers:
         async with Client(brokers.service_url) as client, Client(brokers.service_url) as other:
@@ -315,7 +315,7 @@ async def test_refused_blocks_leave_no_hole_that_verify_would_find(
 
 
 async def _stream(guarded: Producer, plain: Producer, over: asyncio.Event) -> int:
-    """Both write, beyond the takeover's end; how many of the guarded ones were refused."""
+    """Let both write, beyond the end of the takeover; return how many guarded messages were refused."""
     receipts = []
     for number in itertools.count():
         if over.is_set() and number >= 2_000:

@@ -44,7 +44,7 @@ _topics = itertools.count(1)
 
 
 class Server(NamedTuple):
-    """A real broker, and what it is."""
+    """A real broker, and its kind."""
 
     url: str
     is_onewriter: bool
@@ -65,7 +65,7 @@ def topic() -> str:
 
 
 async def contents_of(url: str, topic: str) -> list[bytes]:
-    """All of a topic's messages but those that say who leads, by a reader of the SDK."""
+    """Return all of a topic's messages except those that name the leader, with a reader of the SDK."""
     found = []
     async with Client(url) as client, await client.create_reader(topic) as reader:
         while await reader.has_message_available():
@@ -76,7 +76,7 @@ async def contents_of(url: str, topic: str) -> list[bytes]:
 
 
 async def notice(server: Server, leadership: Leadership) -> None:
-    """Pulsar tells nobody that he was deposed, before he sends; and then it cuts the connection."""
+    """Pulsar notifies a deposed leader only when it sends, and then cuts the connection."""
     if not server.is_onewriter:
         with pytest.raises((Fenced, OutcomeUnknown)):
             await leadership.send(b"am I still it?")
@@ -362,7 +362,7 @@ async def test_priorities_order_the_line_where_the_broker_knows_them(
     ):
         for priority in (1, 30, 20):
             tasks.create_task(lead(client, priority))
-        while former.waiting < 3:  # noqa: ASYNC110 - the property is what is looked at
+        while former.waiting < 3:  # noqa: ASYNC110 - the property is tested
             await asyncio.sleep(0.01)
         await former.handover()
     assert order == [30, 20, 1]

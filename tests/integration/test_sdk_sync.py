@@ -63,7 +63,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 class Beside:
-    """Something that blocks, in a thread of its own."""
+    """A blocking call in its own thread."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._ended: list[object] = []
@@ -217,7 +217,7 @@ def test_an_interrupt_ends_a_call_and_loses_nothing(client: Client, topic: str) 
 
 
 def given_up(leadership: Leadership) -> concurrent.futures.Future[MessageId]:
-    """The receipt of a message in a transaction that failed."""
+    """Return the receipt of a message in a transaction that failed."""
     receipts = []
     with contextlib.suppress(ZeroDivisionError), leadership.transaction() as transaction:
         receipts.append(transaction.send(b"never"))

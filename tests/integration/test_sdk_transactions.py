@@ -40,7 +40,7 @@ async def stored(broker: LocalBrokers, topic: str) -> Stored:
 
 
 async def stream(producer: Producer, stop: asyncio.Event) -> list[bytes]:
-    """Sends without a pause; what it has sent, all of it stored."""
+    """Send without a pause; return the messages sent, all of them stored."""
     sent, receipts = [], []
     for number in count():
         if stop.is_set():
@@ -53,7 +53,7 @@ async def stream(producer: Producer, stop: asyncio.Event) -> list[bytes]:
 
 
 async def commit(leadership: Leadership, audit: str, number: int) -> bool:
-    """A transaction of one message here and two there; False: nobody knows whether it is stored."""
+    """Commit a transaction of one message here and two there; False: its result is unknown."""
     transaction = leadership.transaction(announce=False)
     transaction.send(b"whole %d" % number)
     transaction.send(b"whole %d a" % number, topic=audit)
@@ -66,7 +66,7 @@ async def commit(leadership: Leadership, audit: str, number: int) -> bool:
 
 
 def check_log(log: Stored, plain: list[bytes]) -> list[bytes]:
-    """What came by transactions, once it is seen that everything stands in its producer's order."""
+    """Check that all is in its producer's order; return the messages that came by transactions."""
     ids = [number for number, _ in log]
     assert ids == sorted(set(ids)), "not in the order of the numbers, or twice"
     contents = [content for _, content in log]
@@ -83,7 +83,7 @@ def check_log(log: Stored, plain: list[bytes]) -> list[bytes]:
 async def test_each_is_whole_and_in_its_place_among_a_stream_of_sends(
     topic: str, *, is_batched: bool, kills: int
 ) -> None:
-    """Though the broker dies, and several are committed at a time."""
+    """Although the broker dies, and several are committed at a time."""
     options = ProducerOptions(
         pending_messages_max=PENDING_MAX,
         batching=Batching() if is_batched else None,

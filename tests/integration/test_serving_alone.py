@@ -19,7 +19,7 @@ PATIENCE_SECONDS = 240
 
 
 async def serves(leadership: Leadership) -> None:
-    while not leadership.may_serve():  # noqa: ASYNC110 - by the clock, and nobody tells
+    while not leadership.may_serve():  # noqa: ASYNC110 - by the clock, without an event
         await asyncio.sleep(0.01)
 
 
@@ -49,7 +49,7 @@ async def test_a_takeover_waits_until_the_former_leader_cannot_serve(
 async def test_a_leader_cut_off_from_a_dying_broker_stops_before_its_successor_begins(
     topic: str, brokers: int
 ) -> None:
-    """The next broker knows from the store what the last one had granted."""
+    """The next broker reads from the store what the last one had granted."""
     with forked_brokers(brokers=brokers) as local:
         placed(local, topic)
         async with (

@@ -49,7 +49,7 @@ class TestContract(MapContract):
 async def _campaign(
     clients: list[Client], topic: str, rounds: int, fault: Any, *, pause_seconds: float
 ) -> None:
-    """Linearizable per key while ``fault`` happens ``rounds`` times; and the log folds to the map."""
+    """Check that the map is linearizable per key during ``rounds`` faults, and equals the log's fold."""
     faults = 0
     over = asyncio.Event()
     async with AsyncExitStack() as stack:
@@ -105,7 +105,7 @@ async def test_state_is_linearizable_while_writers_are_deposed(
 @pytest.mark.campaign
 @pytest.mark.timeout(120 + 5 * ROUNDS)
 async def test_state_is_linearizable_while_connections_are_cut(topic: str) -> None:
-    """All of them at once, with whatever was under way."""
+    """All connections at once, with everything in transit."""
     with (
         forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers,
         CuttingProxy(brokers.address(), cuts=0, bytes_between=2) as proxy,
@@ -123,7 +123,7 @@ async def test_state_is_linearizable_while_connections_are_cut(topic: str) -> No
 async def test_two_clients_write_one_map_for_long_and_none_is_fenced(
     broker: LocalBrokers, topic: str
 ) -> None:
-    """They hand over to each other, again and again, and every write succeeds."""
+    """They repeatedly hand over to each other, and every write succeeds."""
     loop = asyncio.get_running_loop()
     until = loop.time() + ROUNDS
     async with Client(broker.service_url) as one, Client(broker.service_url) as other:
@@ -151,7 +151,7 @@ async def test_two_clients_write_one_map_for_long_and_none_is_fenced(
 async def test_opening_in_mid_takeover_gives_the_fold_of_the_log(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """From checkpoints that are written meanwhile, while writers are deposed."""
+    """It opens from checkpoints that are written meanwhile, while writers are deposed."""
     policy = Checkpoints(writes=20, seconds_min=0.05)
     over = asyncio.Event()
     async with Client(broker.service_url) as one, Client(broker.service_url) as other:
@@ -231,13 +231,13 @@ async def test_retention_never_passes_the_newest_checkpoint() -> None:
             async with opened() as one, opened() as other:
                 for number in range(40):  # each in a ledger of its own
                     await (one, other)[number % 2].put(str(number), number)
-                await asyncio.sleep(12)  # a sweep, at the least
+                await asyncio.sleep(12)  # at least one sweep
                 assert brokers.events("retention.trimmed") == []
                 await one.state.checkpoint()
                 for number in range(40, 50):
                     await (one, other)[number % 2].put(str(number), number)
                 await asyncio.to_thread(brokers.wait_for_event, "retention.trimmed", _any)
-            await asyncio.to_thread(brokers.replace)  # and what it had in memory
+            await asyncio.to_thread(brokers.replace)  # and its memory
             await asyncio.to_thread(brokers.wait_ready)
             assert len(await BrokerWorld(client, "cut").log()) < 50
             async with opened() as again:

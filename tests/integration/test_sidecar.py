@@ -31,12 +31,12 @@ from onewriter_core.wire.messages import parse_metadata
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "sidecar"
 
 PATIENT: Any = {"publish_timeout_seconds": 100}
-"""For stories in which brokers die: one may be slow to start."""
+"""For tests in which brokers die: one may be slow to start."""
 
 
 @pytest.fixture
 def verified() -> Iterator[tuple[LocalBrokers, Callable[[str], None]]]:
-    """A broker on a store of its own, and ``onewriter verify`` of a topic straight from that store."""
+    """A broker on its own store, and ``onewriter verify`` of a topic directly from that store."""
     with (
         running_server() as store,
         forked_brokers(redis_url=store.url, settings=ATTENTIVE) as brokers,
@@ -103,7 +103,7 @@ def test_a_stream_across_the_death_of_the_broker_is_stored_once_each(
 
 @pytest.mark.full  # test_broker_loss.py moves a holder, and a sidecar is an SDK client
 def test_two_brokers_and_the_owner_dies(topic: str, tmp_path: Path) -> None:
-    """The other broker takes the topic over; the writer goes on under its epoch."""
+    """The other broker takes the topic over; the writer continues under its epoch."""
     with (
         running_server() as store,
         forked_brokers(brokers=2, redis_url=store.url) as brokers,
@@ -120,7 +120,7 @@ def test_two_brokers_and_the_owner_dies(topic: str, tmp_path: Path) -> None:
         brokers.restart(owner)
 
 
-# ---------------------------------------------------------------- changing hands
+# ---------------------------------------------------------------- handover
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", pytest.param("release", marks=pytest.mark.full)])
@@ -172,7 +172,7 @@ def test_the_leaders_sidecar_is_killed(broker: LocalBrokers, topic: str, tmp_pat
         leader.kill()
         successor = waiter.lead()
         assert waiter.publish(b"after", successor)[0] == 200
-        # The container starts again: what its application still holds is worth nothing.
+        # The container restarts: the session that its application still has is invalid.
         leader.restart()
         leader.until("queueing")
         status, answer = leader.publish(b"under the former session", session)
@@ -184,7 +184,7 @@ def test_the_leaders_sidecar_is_killed(broker: LocalBrokers, topic: str, tmp_pat
 def test_a_frozen_sidecar_wakes_up_and_publishes_nothing(
     verified: tuple[LocalBrokers, Callable[[str], None]], topic: str, tmp_path: Path
 ) -> None:
-    """Requests that it finds on waking, and later ones: 409 each, and nothing of them in the log."""
+    """Requests that it finds on waking, and later ones: each gets 409, and none is in the log."""
     brokers, verify = verified
     with sidecars(tmp_path, brokers.service_url, topic, "a", "b") as (frozen, waiter):
         session = frozen.lead()
@@ -205,7 +205,7 @@ def test_a_frozen_sidecar_wakes_up_and_publishes_nothing(
         ]
         for each in zombies:
             each.start()
-        time.sleep(0.3)  # they lie in its sockets
+        time.sleep(0.3)  # they are in its sockets
         frozen.signal(signal.SIGCONT)
         for each in zombies:
             each.join()
@@ -236,7 +236,7 @@ def test_results_stored_and_not_stored_are_true(
     topic: str,
     tmp_path: Path,
 ) -> None:
-    """Under load, the topic is taken away again and again; each answer is compared with the log."""
+    """Under load, the topic is taken away repeatedly. Each answer is compared with the log."""
     brokers, verify = verified
     outcomes: dict[bytes, bool | None] = {}
     with sidecars(tmp_path, brokers.service_url, topic, "a") as (writer,):
@@ -313,7 +313,7 @@ def test_each_takeover_publishes_the_new_leader(
         assert announced[1]["epoch"] == b.standing()["epoch"]
 
 
-# ---------------------------------------------------------------- who it is
+# ---------------------------------------------------------------- identity
 
 
 def test_a_rotated_token_keeps_the_writer(topic: str, tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ def test_a_rotated_token_keeps_the_writer(topic: str, tmp_path: Path) -> None:
             for number in range(12):  # six seconds: the first token expires three times over
                 assert writer.publish(b"%d" % number, session)[0] == 200
                 time.sleep(0.5)
-            brokers.replace()  # a new connection needs a token of now
+            brokers.replace()  # a new connection needs a valid token
             status, answer = writer.publish(b"after", session)
             assert status == 200, answer
     finally:
@@ -372,7 +372,7 @@ def test_a_token_that_is_no_good_is_said_and_asked_about_again(topic: str, tmp_p
             sidecar.stop()
 
 
-# ---------------------------------------------------------------- living with others
+# ---------------------------------------------------------------- other components
 
 
 @pytest.mark.full  # test_a_frozen_sidecar_wakes_up_and_publishes_nothing
@@ -420,7 +420,7 @@ def test_a_broker_that_is_not_there_yet_is_waited_for(
 def test_the_commands_beside_a_running_sidecar(
     broker: LocalBrokers, topic: str, tmp_path: Path
 ) -> None:
-    """``release`` is what a preStop hook calls; both find the sidecar by its environment."""
+    """A preStop hook calls ``release``. Both find the sidecar by its environment."""
     path = tmp_path / "sidecar.sock"
     with sidecars(tmp_path, broker.service_url, topic, "a", socket=path) as (writer,):
         socket = {"ONEWRITER_SIDECAR_SOCKET": str(path)}
@@ -434,7 +434,7 @@ def test_the_commands_beside_a_running_sidecar(
 
 
 def sidecar_command(*words: str, **environment: str) -> str:
-    """What ``onewriter sidecar WORDS`` says."""
+    """Return the output of ``onewriter sidecar WORDS``."""
     program = "from onewriter.sidecar.cli import sidecar; sidecar()"
     run = subprocess.run(
         [sys.executable, "-c", program, *words],

@@ -1,6 +1,6 @@
 """The sink without Spark: attempts, drivers and restarts in the worst order, with a real broker.
 
-The cases are tested themselves: they must fail with a sink that is broken on purpose.
+The cases themselves are tested: they must fail with a sink that is broken on purpose.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Messages = list[WriterCommitMessage | None]
 
 @contextlib.contextmanager
 def as_task(partition: int, attempt: int, batch: int) -> Iterator[None]:
-    """What Spark tells the tasks of a batch of a stream; of another one it tells less."""
+    """Set what Spark passes to the tasks of a batch of a stream; other tasks get less."""
     before, context = TaskContext.get(), object.__new__(TaskContext)
     properties = {"sql.streaming.queryId": QUERY, "streaming.sql.batchId": str(batch)}
     named = {"partitionId": partition, "taskAttemptId": attempt, "localProperties": properties}
@@ -56,7 +56,7 @@ def as_task(partition: int, attempt: int, batch: int) -> Iterator[None]:
 
 
 class Driver:
-    """A program that writes one batch after the other; as Spark does, it hands out copies of its sink."""
+    """A program that writes one batch after the other. Like Spark, it distributes copies of its sink."""
 
     def __init__(
         self, log: Log, options: dict[str, Any], *, is_stream: bool, leader: Leader | None = None
@@ -73,7 +73,7 @@ class Driver:
         self._pickled = self._begun()
 
     def _begun(self) -> bytes:
-        """What tasks are given; of a stream, the commit of a batch, too, as Spark makes it anew each time."""
+        """Return what tasks receive. For a stream this includes the commit, which Spark creates for each batch."""
         options = sink.begun(self._options)
         made = sink.TopicStreamWriter(options) if self._is_stream else sink.TopicWriter(options)
         return pickle.dumps(made)
@@ -81,13 +81,13 @@ class Driver:
     def write(
         self, partition: int, *batches: pa.RecordBatch, batch: int = 0
     ) -> WriterCommitMessage:
-        """An attempt of a task."""
+        """Run an attempt of a task."""
         return self.attempt(partition, iter(batches), batch)
 
     def attempt(
         self, partition: int, batches: Iterator[pa.RecordBatch], batch: int = 0
     ) -> WriterCommitMessage:
-        """The same, of rows that come by and by."""
+        """Run an attempt whose rows arrive one after the other."""
         if self._is_stream:
             self._pickled = self._begun()
         with as_task(partition, next(_attempts), batch):
@@ -115,7 +115,7 @@ _attempts = itertools.count()
 
 
 class Log:
-    """A topic, who writes to it, and what it holds."""
+    """A topic, its writers, and its contents."""
 
     def __init__(self, broker: LocalBrokers, name: str, client: Any, folder: Path) -> None:
         self.broker, self.name, self.client = broker, name, client
@@ -124,25 +124,25 @@ class Log:
         client.create_producer(name).close()
 
     def driver(self, version: int, **options: Any) -> Driver:
-        """Of a batch."""
+        """Return the driver of a batch."""
         return Driver(self, {"txnAppId": APP, "txnVersion": version} | options, is_stream=False)
 
     def stream(self, *, elsewhere: bool = False, **options: Any) -> Driver:
-        """Of a query; ``elsewhere``: of another driver on the same checkpoint."""
+        """Return the driver of a query; ``elsewhere``: another driver on the same checkpoint."""
         leader = Leader(root=self._folder) if elsewhere else None
         named = {"checkpointLocation": f"/checkpoints/{self.name}"} | options
         return Driver(self, named, is_stream=True, leader=leader)
 
     def stored(self) -> list[int]:
-        """Its rows, in its order."""
+        """Return the topic's rows in order."""
         return Reader(self.client, self.name).numbers()
 
 
-# ------------------------------------------------------------ stories
+# ------------------------------------------------------------ cases
 
 
 def attempts_that_end_before_and_behind_the_commit(log: Log) -> None:
-    """Rows of one attempt count, though others see them in another order, and end at any time."""
+    """Rows of one attempt count, although others read them in another order, and end at any time."""
     driver = log.driver(1)
     messages: Messages = []
     turned = [rows(50, 50), rows(0, 50)]
@@ -164,7 +164,7 @@ def attempts_that_end_before_and_behind_the_commit(log: Log) -> None:
 
 
 def partitions_stand_in_their_order(log: Log) -> None:
-    """Whichever ends first; one without rows, too."""
+    """Whichever ends first, and also one without rows."""
     driver = log.driver(1)
     last = driver.write(3, rows(200, 100))
     empty = driver.write(1, rows(0, 0))
@@ -174,7 +174,7 @@ def partitions_stand_in_their_order(log: Log) -> None:
 
 
 def a_batch_is_played_again(log: Log) -> None:
-    """As Spark does it where a commit failed behind its work: abort, and the batch again."""
+    """Spark does this if a commit failed after its work: abort, and the batch again."""
     for _ in range(3):
         driver = log.driver(1)
         messages: Messages = [driver.write(0, rows(0, 10)), driver.write(1, rows(10, 10))]
@@ -184,7 +184,7 @@ def a_batch_is_played_again(log: Log) -> None:
 
 
 def drivers_beside_one_another(log: Log) -> None:
-    """One gives up while another one still stages; who is behind is told so."""
+    """One gives up while another one still stages. A driver of an older version gets an error."""
     one, other = log.driver(1), log.driver(1)
     first: Messages = [one.write(0, rows(0, 10))]
     second: Messages = [other.write(0, rows(0, 10)), None]
@@ -200,7 +200,7 @@ def drivers_beside_one_another(log: Log) -> None:
 
 
 def a_task_told_nothing(log: Log) -> None:
-    """Then nothing is published; the batch may be written again."""
+    """Then nothing is published. The batch may be written again."""
     driver = log.driver(1)
     messages: Messages = [driver.write(0, rows(0, 10)), None, driver.write(2, rows(20, 10))]
     with expected(PipelineError):
@@ -213,7 +213,7 @@ def a_task_told_nothing(log: Log) -> None:
 
 
 def a_part_is_lost(log: Log) -> None:
-    """What was staged is there no more: never is it taken for no rows."""
+    """A staged part no longer exists: it is never treated as a part without rows."""
     driver = log.driver(1)
     messages: Messages = [driver.write(0, rows(0, 10))]
     status, _ = log.http("DELETE", f"{OWN}/{log.name}/staged/{APP}/1")
@@ -227,7 +227,7 @@ def a_part_is_lost(log: Log) -> None:
 
 
 def an_epoch_is_over(log: Log) -> None:
-    """Nothing is published under it, though nobody else holds the topic just now."""
+    """Nothing is published under it, although the topic has no other holder at the moment."""
     with program(log.broker.service_url, log.name, APP) as grant:
         driver = log.driver(1, epoch=grant.epoch, capabilityToken=grant.capability)
         holder(log.client, log.name).close()
@@ -237,7 +237,7 @@ def an_epoch_is_over(log: Log) -> None:
 
 
 def an_epoch_passes_on(log: Log) -> None:
-    """Its driver publishes while its holder has the topic, then the driver of the next one."""
+    """Its driver publishes while its holder has the topic, then the driver of the next epoch."""
     with program(log.broker.service_url, log.name, APP) as old:
         driver = log.driver(1, epoch=old.epoch, capabilityToken=old.capability)
         driver.commit([driver.write(0, rows(0, 10))])
@@ -251,7 +251,7 @@ def an_epoch_passes_on(log: Log) -> None:
 
 
 def a_query_is_restarted(log: Log) -> None:
-    """In the middle of its second batch, and with a batch that is not the one its tasks are of."""
+    """In the middle of its second batch, and with another batch than that of its tasks."""
     query = log.stream()
     query.commit([query.write(0, rows(0, 10))])
     query.commit([query.write(0, rows(10, 10), batch=1)], batch=1)
@@ -266,7 +266,7 @@ def a_query_is_restarted(log: Log) -> None:
 
 
 def a_driver_is_superseded_in_a_batch(log: Log) -> None:
-    """It publishes nothing more, and says who leads; the batch is the other driver's, once."""
+    """It publishes nothing more, and names the leader. The other driver publishes the batch, once."""
     fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
     query = log.stream(**fencing)
     query.commit([query.write(0, rows(0, 10))])
@@ -282,7 +282,7 @@ def a_driver_is_superseded_in_a_batch(log: Log) -> None:
 
 
 def a_driver_is_superseded_between_batches(log: Log) -> None:
-    """The next batch fails before any row is staged; begun again, the query leads as it may."""
+    """The next batch fails before any row is staged. After a restart the query may lead again."""
     fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
     query = log.stream(**fencing)
     query.commit([query.write(0, rows(0, 10))])
@@ -299,7 +299,7 @@ def a_driver_is_superseded_between_batches(log: Log) -> None:
 
 
 def a_leader_process_dies_in_a_batch(log: Log) -> None:
-    """The driver leads again, but not for what it had begun: others may have led in between."""
+    """The driver leads again, but not for what it had begun: another may have led in between."""
     query = log.stream(elsewhere=True)
     query.commit([query.write(0, rows(0, 10))])
     messages: Messages = [query.write(0, rows(10, 10), batch=1)]
@@ -314,7 +314,7 @@ def a_leader_process_dies_in_a_batch(log: Log) -> None:
 
 
 def drivers_depose_each_other(log: Log) -> None:
-    """Each of them begins again where it failed: every row is there once all the same."""
+    """Each of them restarts where it failed. Nevertheless every row is stored once."""
     fencing: dict[str, Any] = {"accessMode": "exclusive-with-fencing"}
     for batch in range(4):
         one = log.stream(**fencing)
@@ -334,7 +334,7 @@ def drivers_depose_each_other(log: Log) -> None:
 
 @contextlib.contextmanager
 def expected(error: type[Exception], text: str = "") -> Iterator[None]:
-    """An AssertionError unless it is raised, with such a text."""
+    """Check that this error is raised, with such a text."""
     try:
         yield
     except error as raised:
@@ -381,7 +381,7 @@ WRITERS: Final = (sink.TopicWriter, sink.TopicStreamWriter)
 
 @contextlib.contextmanager
 def instead(method: str, other: Callable[..., Any]) -> Iterator[None]:
-    """Both kinds of sink do another thing; it is given the method itself in front of the arguments."""
+    """Replace a method of both kinds of sink. The replacement gets the method as its first argument."""
     with contextlib.ExitStack() as stack:
         for writer in WRITERS:
             right = getattr(writer, method)
@@ -402,7 +402,7 @@ def names_without_attempt(_: Log) -> Mutation:
 
 
 def an_app_for_each_driver(_: Log) -> Mutation:
-    """What is published is compared with nothing: each driver begins anew."""
+    """Nothing is compared with the published version: each driver starts from the beginning."""
     right, drivers = sink.write_options, itertools.count()
 
     def options(given: dict[str, str], *words: Any, **more: Any) -> Any:
@@ -412,7 +412,7 @@ def an_app_for_each_driver(_: Log) -> Mutation:
 
 
 def any_version_is_a_duplicate(_: Log) -> Mutation:
-    """It does not look at which version is held."""
+    """It does not check which version is stored."""
     right = staging.Staging.try_to_publish
 
     def publish(self: staging.Staging, *words: Any) -> staging.Publication:
@@ -445,7 +445,7 @@ def a_batch_begins_under_no_epoch(_: Log) -> Mutation:
 
 
 def a_loss_is_not_noted(_: Log) -> Mutation:
-    """A driver that was deposed goes on with the next batch as if it had begun anew."""
+    """A deposed driver continues with the next batch as if it had started again."""
     right = LeadSession.begin
 
     def begin(self: LeadSession, target: Any, app: str) -> Any:
@@ -456,7 +456,7 @@ def a_loss_is_not_noted(_: Log) -> Mutation:
 
 
 def abort_undoes_what_is_published(log: Log) -> Mutation:
-    """The log forgets the version, which would be published again."""
+    """The log forgets the version, so that it is published again."""
 
     def abort(right: Any, *words: Any) -> None:
         log.http("DELETE", f"{OWN}/{log.name}/published/{APP}")
@@ -466,7 +466,7 @@ def abort_undoes_what_is_published(log: Log) -> Mutation:
 
 
 def abort_drops_what_others_staged(log: Log) -> Mutation:
-    """All of the batch, instead of its own parts."""
+    """It drops all parts of the batch, instead of only its own."""
 
     def abort(*_: Any) -> None:
         log.http("DELETE", f"{OWN}/{log.name}/staged/{APP}/1")
@@ -475,7 +475,7 @@ def abort_drops_what_others_staged(log: Log) -> Mutation:
 
 
 def what_no_task_told_is_left_out(_: Log) -> Mutation:
-    """A task that told nothing had no rows."""
+    """A task without a result counts as one without rows."""
 
     def commit(right: Any, self: Any, messages: Messages, *batch: int) -> None:
         right(self, [each for each in messages if each is not None], *batch)
@@ -484,7 +484,7 @@ def what_no_task_told_is_left_out(_: Log) -> Mutation:
 
 
 def a_lost_part_is_left_out(_: Log) -> Mutation:
-    """What is there is published."""
+    """The existing parts are published."""
 
     def commit(right: Any, self: Any, messages: Messages, *batch: int) -> None:
         try:
@@ -496,7 +496,7 @@ def a_lost_part_is_left_out(_: Log) -> Mutation:
 
 
 def tasks_append_themselves(log: Log) -> Mutation:
-    """What a task has is published at once, as an app of its own."""
+    """A task's rows are published at once, under their own app."""
 
     def write(_: Any, self: Any, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
@@ -524,7 +524,7 @@ def parts_are_turned_round(_: Log) -> Mutation:
 
 
 def another_batch_is_committed(_: Log) -> Mutation:
-    """The number that Spark names is compared with nothing."""
+    """The number that Spark names is not compared."""
 
     def commit(right: Any, self: Any, messages: Any, _: int) -> None:
         right(self, messages, messages[0].version)

@@ -249,7 +249,7 @@ def test_a_python_producer_that_is_told_how_sends_a_key_to_the_same_partition(
     assert stored(client, topic, 5) == [2 * numbers for numbers in sent]
 
 
-# ------------------------------------------------------------ how a driver comes to lead
+# ------------------------------------------------------------ how a driver starts to lead
 
 
 def test_a_driver_deposes_whoever_leads_where_that_is_asked_for(
@@ -318,7 +318,7 @@ def test_a_driver_leads_with_the_priority_of_its_claim_and_its_token(
 def test_drivers_that_depose_each_other_leave_every_row_once(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
-    """Each of them goes on with the next batch once this one is published, by whomever."""
+    """Each continues with the next batch once this one is published, by either of them."""
     partitioned(broker, topic, 3)
     target = target_of(broker, topic)
     batches = {

@@ -19,7 +19,7 @@ USER = "broker"
 
 @pytest.fixture
 def guarded() -> Iterator[StoreServer]:
-    """A store that lets nobody in but its users; the test itself comes by the socket as admin."""
+    """A store that only its users may access. The test itself uses the socket as admin."""
     with running_server(listens_on_tcp=True) as store:
         store.command("ACL", "SETUSER", USER, "on", ">first", *broker_acl_rules().split())
         store.command("ACL", "SETUSER", "admin", "on", "nopass", "~*", "+@all")

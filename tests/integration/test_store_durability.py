@@ -31,7 +31,7 @@ def test_replicated_waits_for_its_replica_and_nobody_else_does(topic: str) -> No
         careful.has_acked(50)
         local.has_acked(50)
         replica.pause()
-        local.has_acked(50)  # by a broker that has handled what came before
+        local.has_acked(50)  # by a broker that has processed all earlier requests
         stopped_at = careful.at_rest()
         local.has_acked(200)
         time.sleep(0.5)
@@ -67,7 +67,7 @@ def test_a_topic_is_served_once_the_store_has_what_it_wants(topic: str, raw: Raw
         client = raw(brokers.address())
         with pytest.raises(RefusedByBroker, match="Replicated"):
             client.producer(topic, EXCLUSIVE)
-        replica.follow(primary)  # the first one: the dataset has another identity from here on
+        replica.follow(primary)  # the first one: the dataset gets another identity
         brokers.wait_for_event("store.promises")
         follow(brokers, raw, topic, EXCLUSIVE).publish(b"1")
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(180 + 15 * ROUNDS)
 
 
 class Link:
-    """An address of the store that can be made to lead elsewhere, as a Service's name does."""
+    """An address of the store that can be redirected, as a Service's name can."""
 
     def __init__(self, folder: Path, name: str, server: StoreServer) -> None:
         self._path = folder / name
@@ -51,7 +51,7 @@ class Link:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Short enough for a unix socket's path."""
+    """A folder whose name is short enough for a unix socket's path."""
     with tempfile.TemporaryDirectory(prefix="ow-") as name:
         yield Path(name)
 
@@ -65,7 +65,7 @@ def drop_connections(server: StoreServer) -> None:
 
 @pytest.mark.campaign
 def test_a_lagging_replica_is_promoted_under_a_writer(folder: Path, topic: str) -> None:
-    """The holder keeps its epoch: its broker knows the grant, whatever the replica knows."""
+    """The holder keeps its epoch: its broker knows the grant, even if the replica does not."""
     chance = random.Random(1)
     lost = 0
     with running_pair() as pair:
@@ -74,7 +74,7 @@ def test_a_lagging_replica_is_promoted_under_a_writer(folder: Path, topic: str) 
         with bare_broker(link.url) as brokers, ContinuousWriter(topic, brokers) as writer:
             for number in range(ROUNDS):
                 writer.has_acked(50)
-                # Cut off now and promoted later: the same as a replica that lags by so much.
+                # Cut off now and promoted later: the same as a replica that lags by this much.
                 servers[1].promote()
                 if number % 2:
                     writer.has_acked(1)
@@ -92,9 +92,9 @@ def test_a_lagging_replica_is_promoted_under_a_writer(folder: Path, topic: str) 
 
 @pytest.mark.campaign
 def test_a_broker_that_stays_with_the_old_primary_appends_nothing(folder: Path, topic: str) -> None:
-    """The old primary goes on taking writes, and a broker goes on sending them there.
+    """The old primary continues to accept writes, and a broker continues to send them there.
 
-    In every round the owner of the topic is left behind, and told later where the store is.
+    In every round the topic's owner stays with the old primary and learns the store's new address later.
     """
     lost = 0
     with running_pair() as pair, contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ def test_a_broker_that_stays_with_the_old_primary_appends_nothing(folder: Path, 
 def stale_broker_round(
     servers: list[StoreServer], links: list[Link], brokers: list[LocalBrokers], topic: str
 ) -> int:
-    """One failover that one broker misses; how many acknowledged values it cost."""
+    """Run one failover that one broker misses; return the number of acknowledged values that it lost."""
     eventually(
         lambda: is_owner(brokers[0], topic) != is_owner(brokers[1], topic), what="no agreement"
     )
@@ -127,7 +127,7 @@ def stale_broker_round(
         writer.has_acked(50)
         servers[1].promote()
         links[1 - stale].lead_to(servers[1])
-        # Both lose their connections; the stale one finds its way back to the old primary.
+        # Both lose their connections. The stale one reconnects to the old primary.
         drop_connections(servers[0])
         eventually(lambda: is_owner(brokers[1 - stale], topic), what="nobody took the topic over")
         eventually(
@@ -144,7 +144,7 @@ def stale_broker_round(
 
 
 def is_owner(brokers: LocalBrokers, topic: str) -> bool:
-    """Whether this broker says of itself that it serves the topic."""
+    """Whether this broker reports that it serves the topic."""
     with contextlib.suppress(Unavailable, OSError):
         return named_owner(brokers, topic) == brokers.address()
     return False
@@ -161,12 +161,12 @@ def accounted(writer: ContinuousWriter, brokers: list[LocalBrokers], url: str) -
     return True
 
 
-# ---- A single server comes back with less ---------------------------------------------------------
+# ---- A single server returns with less data -------------------------------------------------------
 
 
 @pytest.mark.campaign
 def test_a_file_is_torn_under_a_writer(topic: str) -> None:
-    """The torn part may hold the broker's own stamp: that there is no other copy must be known."""
+    """The lost part may contain the broker's own stamp; the broker must know that no other copy exists."""
     chance = random.Random(2)
     settings = {"redis_is_alone": True, "store_timeout_seconds": 1.0}
     with (
@@ -189,7 +189,7 @@ def test_a_file_is_torn_under_a_writer(topic: str) -> None:
 @pytest.mark.campaign
 @pytest.mark.parametrize("kind", SERVER_KINDS)
 def test_a_server_restarts_under_a_writer(kind: str, topic: str) -> None:
-    """Another ``master_replid``, the same data: nothing is lost and nobody loses its turn."""
+    """Another ``master_replid``, the same data: nothing is lost and every holder keeps its topic."""
     with (
         running_server(kind) as server,
         bare_broker(server.url) as brokers,
@@ -207,7 +207,7 @@ def test_a_server_restarts_under_a_writer(kind: str, topic: str) -> None:
 
 
 def test_an_old_snapshot_is_restored(topic: str) -> None:
-    """No append-only file at all: what the snapshot does not have is lost, and said to be."""
+    """Without an append-only file: data that the snapshot lacks is lost and reported."""
     settings = {"minimum_durability": "None", "store_timeout_seconds": 1.0}
     with (
         running_server(appendonly="no") as server,
@@ -225,7 +225,7 @@ def test_an_old_snapshot_is_restored(topic: str) -> None:
 
 @pytest.mark.campaign
 def test_the_embedded_server_is_killed_under_a_writer(topic: str) -> None:
-    """``onewriter up`` starts it again on the same data; holders keep writing, nothing is lost."""
+    """``onewriter up`` restarts it on the same data. Holders keep writing, and nothing is lost."""
     with running_brokers() as brokers, ContinuousWriter(topic, brokers) as writer:
         for number in range(max(2, ROUNDS // 3)):
             writer.has_acked(50)
@@ -245,7 +245,7 @@ def test_the_embedded_server_is_killed_under_a_writer(topic: str) -> None:
 
 
 ADOPTED = {"buckets": 64}
-"""As many as ``onewriter adopt`` assumes of a store."""
+"""The number of buckets that ``onewriter adopt`` assumes."""
 
 
 def test_flushall_is_refused_until_a_person_decides(topic: str) -> None:
@@ -280,7 +280,7 @@ def test_flushall_is_refused_until_a_person_decides(topic: str) -> None:
 
 
 def test_a_log_deleted_by_mistake_is_detected(topic: str) -> None:
-    """The bucket is there, one stream is not: its owner knows all that matters, and goes on."""
+    """The bucket exists, one stream does not: its owner knows all that matters, and continues."""
     with (
         running_server() as server,
         bare_broker(server.url) as brokers,

@@ -68,7 +68,7 @@ def busy(server: StoreServer) -> None:
 
 
 def test_trouble_holds_the_writer_up_and_loses_nothing(topic: str) -> None:
-    """One trouble after the other, under one writer."""
+    """One fault after the other, with one writer."""
     with (
         running_server() as server,
         bare_broker(server.url) as brokers,
@@ -98,16 +98,16 @@ def test_a_store_near_its_limit_pushes_back_before_it_refuses(topic: str, raw: R
         filler = client.producer(f"{topic}-filler")
         filled = 0
         while not brokers.events("store.nearly_full"):
-            # Slowly towards the end: the broker looks at the store now and then.
+            # Slowly towards the end, because the broker checks the store only from time to time.
             is_filling = memory_used(server) < 0.8 * MEMORY_MAX
             filler.publish(bytes(100_000 if is_filling else 10_000))
-            time.sleep(0 if is_filling else INTERVAL_SECONDS / 20)  # ten looks, before it is full
+            time.sleep(0 if is_filling else INTERVAL_SECONDS / 20)  # ten checks before it is full
             filled += 1
             assert filled < 2_000, "it never was nearly full"
         eventually(lambda: is_refused(client, f"{topic}-new"), what="a new producer was let in")
         time.sleep(2.0)
         assert memory_used(server) < MEMORY_MAX
-        writer.has_acked(1)  # slowly, not never
+        writer.has_acked(1)  # slowly, but not never
         assert not brokers.events("append.undecided"), "the store had to refuse"
         server.command("CONFIG", "SET", "maxmemory", "0")
         brokers.wait_for_event("store.has_room")

@@ -1,5 +1,5 @@
-"""A writer is killed, frozen, or woken: the next writer, the time until it writes, and what counts of the old
-one.
+"""A writer is killed, frozen, or woken: the next writer, the time until it writes, and which sends of the old
+one count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "leader_election.py
 
 
 class Candidate:
-    """One process of the leader election example, and what it has said."""
+    """One process of the leader election example, and its output."""
 
     def __init__(self, brokers: LocalBrokers, topic: str, name: str, folder: Path) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Candidate:
 
     @property
     def wrote(self) -> list[int]:
-        """The numbers of the messages that it has a receipt for."""
+        """Return the numbers of the messages that it has a receipt for."""
         return [int(n) for n in re.findall(rf"^{self.name}: wrote (\d+) ", self.said, re.MULTILINE)]
 
     @property
@@ -73,7 +73,7 @@ class Candidate:
 
 @pytest.fixture(scope="module")
 def attentive() -> Iterator[LocalBrokers]:
-    """A broker that soon notices who is silent."""
+    """A broker that soon detects silent clients."""
     with forked_brokers(settings=ATTENTIVE) as brokers:
         yield brokers
 
@@ -118,9 +118,9 @@ def test_the_leader_is_frozen_and_wakes_up(
     time.sleep(0.3)
     stored = [text.decode() for text in contents_of(attentive.address(), topic)]
     of_leader = [int(text.split()[1]) for text in stored if text.startswith("ada ")]
-    # What it was sending when it froze is there once or not at all; nothing after that.
+    # The message in flight when it froze is stored once or not at all; nothing after it.
     assert of_leader in (wrote, [*wrote, len(wrote) + 1])
-    # The receipt of that one may have reached it before it froze: it says so when it wakes.
+    # Its receipt may have arrived before the freeze: the process reports it when it wakes.
     assert leader.wrote in (wrote, of_leader)
     first_of_other = next(i for i, text in enumerate(stored) if text.startswith("bob "))
     assert all(text.startswith("bob ") for text in stored[first_of_other:])
@@ -150,7 +150,7 @@ def test_other_producers_on_the_losers_connection_are_not_disturbed(
 def test_receipts_of_what_was_appended_come_before_the_close(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """In flight at a takeover: receipted and in the log, or neither; nothing after the close."""
+    """Messages in flight at a takeover have a receipt and are in the log, or neither. None follows the close."""
     for number in range(ROUNDS):
         name = f"{topic}-{number}"
         loser = raw(broker.address()).producer(name, EXCLUSIVE)
@@ -176,7 +176,7 @@ def test_receipts_of_what_was_appended_come_before_the_close(
 def test_sends_of_a_woken_writer_are_refused_and_not_in_the_log(
     attentive: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """A frozen raw client: silent for long enough, it loses the topic; then it sends."""
+    """A frozen raw client, silent for long enough, loses the topic. Then it sends."""
     frozen = raw(attentive.address()).producer(topic, EXCLUSIVE)
     frozen.publish(b"before")
     waiter = raw(attentive.address()).waiter(topic)
@@ -195,7 +195,7 @@ def test_sends_of_a_woken_writer_are_refused_and_not_in_the_log(
 
 
 def test_a_stale_fencer_evicts_nobody(broker: LocalBrokers, raw: RawClients, topic: str) -> None:
-    """Upstream throws everybody out before it looks at the epoch."""
+    """Pulsar disconnects all producers before it compares the epoch."""
     stale = raw(broker.address()).producer(topic, FENCING)
     owner = raw(broker.address()).producer(topic, FENCING)
     waiter = raw(broker.address()).waiter(topic)
@@ -213,7 +213,7 @@ def test_a_stale_fencer_evicts_nobody(broker: LocalBrokers, raw: RawClients, top
 def test_a_waiter_with_an_old_epoch_is_fenced_and_not_queued(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """Upstream queues it and, at its promotion, the topic epoch goes back."""
+    """Pulsar queues it, and at its promotion the topic epoch falls."""
     first = raw(broker.address()).producer(topic, EXCLUSIVE)
     second = raw(broker.address()).producer(topic, FENCING)
     with pytest.raises(RefusedByBroker) as found:
@@ -231,7 +231,7 @@ def test_a_waiter_with_an_old_epoch_is_fenced_and_not_queued(
 def test_of_a_fencer_a_sharer_and_a_waiter_at_once_only_one_writes(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
-    """Upstream lets two exclusive writers write at once while old sends are in flight."""
+    """Pulsar allows two exclusive writers at once while old sends are in flight."""
     for number in range(ROUNDS):
         name = f"{topic}-{number}"
         old = raw(broker.address()).producer(name, EXCLUSIVE)

@@ -1,4 +1,4 @@
-"""``onewriter.testing``, with which tests of applications begin."""
+"""``onewriter.testing``, the starting point for tests of applications."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Invalid
 
 NAMES = [f"tls-{number}" for number in range(8)]
-"""Topics, of both brokers some."""
+"""Topics, of which each broker serves some."""
 
 ALONE = ProducerOptions(access_mode=AccessMode.EXCLUSIVE)
 
 
 class Site:
-    """Two brokers with a certificate, and the authority that made it."""
+    """Two brokers with a certificate, and the authority that issued it."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = Authority(directory)
@@ -51,7 +51,7 @@ class Site:
         }
 
     def shown(self, port: int) -> x509.Certificate:
-        """The certificate that a newcomer sees."""
+        """Return the certificate that a new connection receives."""
         context = ssl.create_default_context(cafile=str(self.authority.certificate))
         with (
             socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
@@ -85,7 +85,7 @@ def secured(site: Site) -> Iterator[LocalBrokers]:
 def test_a_stock_client_stays_on_tls_from_broker_to_broker(
     site: Site, secured: LocalBrokers, stock: StockClients, raw: RawClients
 ) -> None:
-    """Each broker is asked for topics of both: what it answers leads on to a TLS port."""
+    """Each broker is asked for topics of both. Its answers lead to TLS ports."""
     client = stock(
         f"pulsar+ssl://127.0.0.1:{site.port}",
         tls_trust_certs_file_path=str(site.authority.certificate),
@@ -140,7 +140,7 @@ def test_https_answers_as_http_does_and_redirects_to_https(
     name = next(name for name in NAMES if secured.owner_of(name) == 1)
     raw(secured.address(1)).producer(name, EXCLUSIVE).publish(b"x")
     path = f"/onewriter/v1/topics/public/default/{name}"
-    status = json.loads(site.get(path, broker=0))  # urllib follows, and https only
+    status = json.loads(site.get(path, broker=0))  # urllib follows redirects, to https only
     assert status["broker"].startswith("broker-1~")
     found = json.loads(site.get(f"/lookup/v2/topic/persistent/public/default/{name}"))
     assert found["brokerUrlTls"] == f"pulsar+ssl://127.0.0.1:{site.port + 1}"
@@ -206,7 +206,7 @@ def test_files_that_do_not_fit_together_change_nothing_and_are_said(
     before = site.shown(site.port).serial_number
     certificate = Path(str(site.settings["tls_cert_file"]))
     good = certificate.read_bytes()
-    certificate.write_bytes(site.authority.certificate.read_bytes())  # not the key's
+    certificate.write_bytes(site.authority.certificate.read_bytes())  # it does not match the key
     refused = secured.wait_for_event("tls.unusable", count=2)
     assert "broker.crt" in str(refused["reason"])
     assert site.shown(site.port).serial_number == before
@@ -247,7 +247,7 @@ PROGRAM = str(Path(sys.executable).with_name("onewriter"))
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Site, LocalBrokers]]:
-    """Two brokers that serve the network over TLS alone, and this machine's loopback without it, too."""
+    """Two brokers that serve the network over TLS alone, and this machine's loopback also without it."""
     made = Site(tmp_path_factory.mktemp("tls-only"))
     settings = made.settings | {
         "host": "0.0.0.0",
@@ -296,7 +296,7 @@ async def test_the_sdk_needs_no_plain_address(alone: tuple[Site, LocalBrokers]) 
 def test_commands_inside_of_a_pod_are_led_on_to_tls(
     alone: tuple[Site, LocalBrokers], raw: RawClients
 ) -> None:
-    """They begin at the plain port of loopback, as the variables of a broker's pod have it."""
+    """They start at the plain loopback port that the variables of a broker's pod contain."""
     site, brokers = alone
     far = next(name for name in NAMES if brokers.owner_of(name) == 1)
     here = Http(brokers.http_urls[0])

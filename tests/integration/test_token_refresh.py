@@ -11,7 +11,7 @@ from tests.integration.forked_brokers import forked_brokers
 
 SECRET = b"a secret of at least thirty-two bytes"
 LIFE_SECONDS = 4.0
-"""Of a token, and for a client to say which one it has."""
+"""Lifetime of a token, and a client's time to present its present one."""
 TOKENS = 4
 
 

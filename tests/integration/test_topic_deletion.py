@@ -11,7 +11,7 @@ import pulsar
 from onewriter_broker.testing.processes import LocalBrokers
 
 BLOCKS = 2_500
-"""More than the store drops in one call."""
+"""More blocks than the store drops in one call."""
 
 
 def delete(brokers: LocalBrokers, topic: str, switch: str = "force") -> int:
@@ -58,7 +58,7 @@ def test_a_topic_with_entries_in_an_earlier_ledger_is_not_empty(
     first.send(b"kept")
     first.close()
     assert delete(broker, topic, "onlyIfEmpty") == 409
-    producer().close()  # a ledger of its own, without an entry
+    producer().close()  # its own ledger, without an entry
     assert delete(broker, topic, "onlyIfEmpty") == 409
     reader = client.create_reader(topic, pulsar.MessageId.earliest)
     assert reader.read_next(60_000).data() == b"kept"

@@ -80,7 +80,7 @@ class Store:
             eventually(lambda: not self.followers())
 
     def followers(self) -> list[str]:
-        """Processes that still run the script."""
+        """Return the processes that still run the script."""
         found = []
         for each in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):  # it ended meanwhile
@@ -143,7 +143,7 @@ def test_brokers_stay_connected_while_the_password_changes(store: Store) -> None
 def test_a_password_that_vanished_changes_nothing(store: Store) -> None:
     with store.running():
         (store.passwords / "password").unlink()
-        time.sleep(1.0)  # ten looks
+        time.sleep(1.0)  # ten checks
         assert accepted(store.connected("first"))
 
 

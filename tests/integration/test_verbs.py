@@ -43,7 +43,7 @@ class Said:
 
 
 def onewriter(verb: str, *arguments: object, **environment: str) -> Said:
-    """The verb as the command runs and ends it; without the command's start."""
+    """Run and end the verb like the command, without the command's start."""
     target = f"onewriter_broker.verbs.{MODULES[verb]}:{verb}"
     point = metadata.EntryPoint(verb, target, "onewriter.commands")
     with (
@@ -174,7 +174,7 @@ def test_adopt_takes_an_emptied_store_back_into_service(
             "adopt", "--all", "--force", "--reason", "the disk died", "--data-dir", data
         )
         assert done.code == 0, done.err or done.out
-        # The buckets that were never used are taken without anybody's help.
+        # Buckets that were never used are acquired without an operator.
         assert "1 of 64 buckets adopted" in done.out
         if not is_running:
             brokers.start(wait=False)
@@ -188,6 +188,6 @@ def test_adopt_takes_an_emptied_store_back_into_service(
 
 
 def empty_the_store(brokers: LocalBrokers) -> None:
-    """FLUSHALL by mistake: the append-only file is cut to nothing."""
+    """FLUSHALL by mistake: the append-only file is truncated to zero bytes."""
     for path in (brokers.data_directory / "valkey").rglob("*.aof"):
         os.truncate(path, 0)

@@ -40,7 +40,7 @@ AUDIT = KEYS.audit(KEYS.bucket(TOPIC))
 
 
 def live(url: str, life: Callable[[RedisLogStore], object] = an_eventful_life) -> None:
-    """Write a history to the server at ``url``, and close the store behind it."""
+    """Write a history to the server at ``url``, and close the store afterwards."""
 
     async def run() -> None:
         store = RedisLogStore(RedisSettings(url=url, buckets=BUCKETS))
@@ -57,7 +57,7 @@ def verify(*words: str) -> Result:
 
 
 def violated(result: Result) -> set[str]:
-    """The predicates in a JSON report."""
+    """Return the predicates in a JSON report."""
     report = json.loads(result.stdout)
     return {violation["predicate"] for log in report["logs"] for violation in log["violations"]}
 
@@ -140,7 +140,7 @@ def test_retention_trims_a_real_log_and_the_rest_holds(valkey: StoreServer) -> N
         assert await retention.sweep(story.log, bound, nobody, story.clock_ms) > 300
 
     live(valkey.url, life)
-    assert 50 <= valkey.command("XLEN", LOG) < 300  # whole nodes of the stream go
+    assert 50 <= valkey.command("XLEN", LOG) < 300  # whole nodes of the stream are trimmed
     result = verify("orders", "--redis-url", valkey.url)
     assert result.exit_code == 0, result.output
     assert "note: what was trimmed, up to" in result.stdout

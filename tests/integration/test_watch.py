@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 
 class Watching:
-    """One watcher; ``lines`` is all it was told."""
+    """One watcher. ``lines`` holds all lines received."""
 
     def __init__(self, url: str, token: str = "") -> None:
         self.lines: list[Json] = []
@@ -108,7 +108,7 @@ def test_a_watch_sends_the_present_state_then_each_change(
     )
     assert last["previous"]["epoch"] == epoch_of(holder) < last["epoch"]
     told = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
-    assert told.keys() - {"refusals"} == status.keys()  # a watch is told no refusals
+    assert told.keys() - {"refusals"} == status.keys()  # a watch does not report refusals
     assert told["transitions"] == status["transitions"]
     assert told["slots"][0]["epoch"] == status["slots"][0]["epoch"]
 
@@ -194,7 +194,7 @@ def test_a_watch_ends_with_its_token_and_with_the_broker(
         lasting.wait(lambda _: lasting.is_ended)
 
 
-# The story.
+# The history.
 
 
 def causes(broker: LocalBrokers, topic: str) -> list[str]:
@@ -204,7 +204,7 @@ def causes(broker: LocalBrokers, topic: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def attentive() -> Iterator[LocalBrokers]:
-    """A broker that soon notices who is silent."""
+    """A broker that soon detects silent clients."""
     with forked_brokers(settings=ATTENTIVE) as brokers:
         yield brokers
 
@@ -221,7 +221,7 @@ def test_a_takeover_is_one_by_force_if_the_loser_does_not_answer_and_else_none(
     frozen.freeze()
     raw(attentive.address()).producer(topic, FENCING, name="winner")
     eventually(lambda: causes(attentive, topic) == ["Initial", "Forced"])
-    # The other loser was told earlier, so that its silence would have been long enough by now, too.
+    # The other loser was notified earlier, so that its silence would be long enough by now, too.
     assert causes(attentive, f"{topic}-answered") == ["Initial", "TakenOver"]
     watching.wait(lambda _: watching.status(topic)["transitions"][-1]["cause"] == "Forced")
     last = watching.status(topic)["transitions"][-1]
@@ -232,7 +232,7 @@ def test_a_takeover_is_one_by_force_if_the_loser_does_not_answer_and_else_none(
 
 
 def test_the_story_outlives_the_broker(topic: str, raw: RawClients) -> None:
-    """Everything that was told before the broker died is told after it, who was forced included."""
+    """All that was reported before the broker died is reported afterwards, including who was forced out."""
     with forked_brokers(settings=ATTENTIVE) as brokers:
         client = raw(brokers.address())
         for name in ("a", "b"):

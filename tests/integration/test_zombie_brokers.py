@@ -45,7 +45,7 @@ def bare() -> Iterator[LocalBrokers]:
 
 
 def agreed_owner(brokers: LocalBrokers, topic: str) -> int:
-    """The broker that all of them name as the topic's owner, once they do."""
+    """Return the topic's owner once all brokers name the same one."""
     found: list[int] = []
 
     def agree() -> bool:
@@ -78,7 +78,7 @@ def acknowledge_unheard(consumer: RawConsumer, message_id: MessageId) -> int:
 
 
 def ask_to_delete(brokers: LocalBrokers, number: int, topic: str) -> http.client.HTTPConnection:
-    """Tell a broker to trim the topic to nothing; its answer is read later."""
+    """Tell a broker to trim the topic completely. The answer is read later."""
     address = brokers.http_urls[number].removeprefix("http://")
     connection = http.client.HTTPConnection(address, timeout=120)
     connection.request("DELETE", f"/admin/v2/persistent/public/default/{topic}?force=true")
@@ -88,11 +88,11 @@ def ask_to_delete(brokers: LocalBrokers, number: int, topic: str) -> http.client
 @pytest.mark.campaign
 @pytest.mark.timeout(180 + 15 * ROUNDS)
 def test_a_zombie_broker_changes_nothing(bare: LocalBrokers, raw: RawClients) -> None:
-    """It wakes up and tries to write, in most rounds at least: elsewhere it learns first what it has lost."""
+    """It resumes and tries to write, in most rounds. In the others it learns first what it has lost."""
     numbers = itertools.count()
     for number in itertools.islice(numbers, ROUNDS):
         one_round(bare, raw, f"zombie-{number}")
-    while not was_refused(bare):  # the rounds so far have shown nothing
+    while not was_refused(bare):  # the rounds so far have proved nothing
         number = next(numbers)
         assert number < ROUNDS + 10, "no broker that woke up tried to write"
         one_round(bare, raw, f"zombie-{number}")

@@ -1,20 +1,20 @@
 """Breadth-first exploration of every reachable state of a small model.
 
-Here live the search, the three kinds of property and the counter-example's story. What is explored
-lives elsewhere: a model is any object that names its initial states and, for a state, every action
-that may happen next with the state it leads to. States must be hashable and never change.
+This module contains the search, the three kinds of property, and the text of a counter-example. A model is any
+object that returns its initial states and, for a state, every possible action with the state that follows.
+States must be hashable and immutable.
 
 * ``Always``: true in every reachable state.
 * ``Step``: true of every transition (before, action, after), also of those that change nothing.
-* ``Sometimes``: must be seen at least once. A model that never reaches it proves nothing about it,
-  so an unreached one is a failure, like a broken property.
+* ``Sometimes``: must occur at least once. A model that never reaches it proves nothing about it. An unreached
+  ``Sometimes`` is therefore a failure, like a broken property.
 
-Because the search goes level by level, the first violation found has a shortest story. Bounds are
-the caller's; when one cuts the search short the report says so, and ``assert_sound`` fails unless
-the caller has said that a partial search is what it wants.
+The search visits one level after the other, so the first violation found has a shortest run. The caller sets the
+bounds. If a bound ends the search early, the report names the bound, and ``assert_sound`` fails unless the caller
+accepts a partial search.
 
-Not here: fairness and liveness (nothing here proves that something *must* happen), symmetry
-reduction and hashing tricks (a model that wants them normalises its own states).
+Out of scope: fairness and liveness (no property states that an action *must* happen), symmetry reduction and
+compact hashing (a model that needs them normalises its own states).
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ ActionT = TypeVar("ActionT")
 ActionT_co = TypeVar("ActionT_co", covariant=True)
 
 STATES_MAX = 2_000_000
-"""States after which a search stops and says so, unless told otherwise (about 1 KiB each)."""
+"""Default number of states after which a search stops and reports this bound (about 1 KiB per state)."""
 
 
 class Model(Protocol[StateT, ActionT_co]):
-    """What can be explored. ``str(action)`` is the line that a story shows for it."""
+    """An object to explore. ``str(action)`` is the line that describes the action in a counter-example."""
 
     def initial(self) -> Iterable[StateT]:
-        """The states in which a run may begin."""
+        """Return the states in which a run may begin."""
         ...
 
     def successors(self, state: StateT) -> Iterable[tuple[ActionT_co, StateT]]:
-        """Every action enabled in ``state`` with the state after it.
+        """Return every action that is enabled in ``state``, with the state after it.
 
-        An action with several possible results is yielded once per result. An exception is a
-        violation, told with its story: the code under exploration must not raise.
+        An action with several possible results is yielded once per result. An exception is a violation and is
+        reported with its run: the code under exploration must not raise.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Always(Generic[StateT]):
-    """A predicate over states. False or an AssertionError is a violation."""
+    """A predicate over states. The result False or an AssertionError is a violation."""
 
     name: str
     holds: Callable[[StateT], bool]
@@ -60,7 +60,7 @@ class Always(Generic[StateT]):
 
 @dataclass(frozen=True)
 class Step(Generic[StateT, ActionT]):
-    """A predicate over transitions. False or an AssertionError is a violation."""
+    """A predicate over transitions. The result False or an AssertionError is a violation."""
 
     name: str
     holds: Callable[[StateT, ActionT, StateT], bool]
@@ -68,7 +68,7 @@ class Step(Generic[StateT, ActionT]):
 
 @dataclass(frozen=True)
 class Sometimes(Generic[StateT, ActionT]):
-    """A transition that must be reachable; evaluated until it was seen once."""
+    """A transition that must be reachable. The search evaluates it until it has occurred once."""
 
     name: str
     reached: Callable[[StateT, ActionT, StateT], bool]
@@ -78,8 +78,8 @@ class Sometimes(Generic[StateT, ActionT]):
 class Violation(Generic[StateT, ActionT]):
     """A broken property with a shortest run that breaks it.
 
-    ``actions[i]`` leads from ``states[i]`` to ``states[i + 1]``. ``detail`` is the text of the
-    error when one was raised.
+    ``actions[i]`` leads from ``states[i]`` to ``states[i + 1]``. ``detail`` is the text of the error if one was
+    raised.
     """
 
     broken: str
@@ -88,7 +88,7 @@ class Violation(Generic[StateT, ActionT]):
     states: tuple[StateT, ...]
 
     def story(self, describe: Callable[[StateT], str] | None = None) -> str:
-        """The run as numbered lines; ``describe`` adds a line about the state after each action."""
+        """Return the run as numbered lines. ``describe`` adds a line about the state after each action."""
         lines = [f"broken: {self.broken}" + (f" ({self.detail})" if self.detail else "")]
         if describe is not None:
             lines.append(f"      {describe(self.states[0])}")
@@ -103,11 +103,11 @@ class Violation(Generic[StateT, ActionT]):
 
 @dataclass(frozen=True)
 class Report(Generic[StateT, ActionT]):
-    """What a search saw.
+    """The result of a search.
 
-    ``depth`` is the longest distance from an initial state. ``cut`` names the bound that ended the
-    search early, empty when every reachable state was seen. ``unreached`` are the ``Sometimes``
-    that did not occur; it means little beside a violation or a cut, which end the search early.
+    ``depth`` is the longest distance from an initial state. ``cut`` names the bound that ended the search early;
+    it is empty if the search visited every reachable state. ``unreached`` are the ``Sometimes`` that did not
+    occur; after a violation or a cut, which end the search early, they mean little.
     """
 
     states: int
@@ -128,7 +128,7 @@ class Report(Generic[StateT, ActionT]):
     def assert_sound(
         self, *, partial: bool = False, describe: Callable[[StateT], str] | None = None
     ) -> None:
-        """Raise AssertionError unless all properties held, all was seen and nothing was vacuous.
+        """Raise AssertionError unless all properties held, the search was complete and every ``Sometimes`` occurred.
 
         ``partial`` accepts a search that a bound ended.
         """
@@ -142,7 +142,7 @@ class Report(Generic[StateT, ActionT]):
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """States hold no cycles, and walking millions of them again and again costs most of the time."""
+    """Switch the collector off: states contain no cycles, and scanning millions of them takes most of the time."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -161,10 +161,10 @@ def explore(
     states_max: int = STATES_MAX,
     depth_max: int | None = None,
 ) -> Report[StateT, ActionT]:
-    """Visit every state reachable from the initial ones, nearest first, and judge all of it.
+    """Visit every state reachable from the initial ones, nearest first, and check all properties.
 
-    Stops at the first violation; when more than ``states_max`` states are known; or where going on
-    would take more than ``depth_max`` actions.
+    The search stops at the first violation, when more than ``states_max`` states are known, or when the next
+    level would need more than ``depth_max`` actions.
     """
     started = time.perf_counter()
     search = _Search(model, always, steps, sometimes)
@@ -182,7 +182,7 @@ def explore(
 
 
 class _Search(Generic[StateT, ActionT]):
-    """One run of ``explore``. ``origins`` maps each known state to how it was first reached."""
+    """One run of ``explore``. ``origins`` maps each known state to the way in which it was first reached."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ class _Search(Generic[StateT, ActionT]):
             self.depth += bool(level)
 
     def _expand(self, state: StateT, following: list[StateT]) -> bool:
-        """Take every action from ``state``; False when something broke."""
+        """Take every action from ``state``. Return False if a property is broken."""
         origins, steps = self.origins, self._steps
         try:
             successors = list(self._model.successors(state))
@@ -254,7 +254,7 @@ class _Search(Generic[StateT, ActionT]):
         return True
 
     def _check(self, state: StateT) -> bool:
-        """Judge a new state; False when something broke."""
+        """Check a new state. Return False if a property is broken."""
         for always in self._always:
             detail = ""
             try:
@@ -269,7 +269,7 @@ class _Search(Generic[StateT, ActionT]):
     def _report(
         self, broken: str, detail: str, state: StateT, last: tuple[ActionT, StateT] | None = None
     ) -> None:
-        """Record what broke in ``state``, or on the ``last`` transition from it, with the way there."""
+        """Record what broke in ``state``, or on the ``last`` transition from it, with the run that leads there."""
         states, actions = [state], list[ActionT]()
         while (origin := self.origins[states[-1]]) is not None:
             states.append(origin[0])

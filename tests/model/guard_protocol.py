@@ -1,33 +1,31 @@
-"""Guarded writes (docs/adr/0012) as a model: a guarding topic, a target, and all their races.
+"""Guarded writes (docs/adr/0012) as a model: a guarding topic, a target topic, and all their races.
 
-The race, in prose
-------------------
-A leader of epoch 1 sends a message to the target, under its guard, and stands still. Epoch 2 is
-granted. The message is somewhere: in the leader's hands, in the broker's memory, in a call whose answer
-was lost and that is sent again, in a socket buffer that the store reads much later. The store fails
-over to a replica that never saw epoch 2 and finds nothing wrong with epoch 1. And the broker, told that
-the guard is over, gives the message's position to another one and says "certainly not appended", while
-a copy of it is still under way.
+The race
+--------
+A leader of epoch 1 sends a message to the target under its guard and freezes. Epoch 2 is granted. The message may
+be in several places: in the leader's memory, in the broker's memory, in a call whose answer was lost and that is
+sent again, or in a socket buffer that the store reads much later. The store may fail over to a replica that never
+received epoch 2 and accepts epoch 1. And the broker, informed that the guard has ended, may give the message's
+position to another message and answer "certainly not appended" while a copy of the message is still under way.
 
 How it is modelled
 ------------------
-* The store is the sequence of its writes, and what scripts look at is a fold over them; a failover keeps
-  any prefix and raises the generation. That commands of an older dataset or owner are refused is what
-  storage_protocol.py shows; here it is taken for granted.
-* One broker serves the target and has at most one undecided call, as the Appender does. Each attempt is
-  a *copy* that the store executes at any later time, once, or never; its answer may be lost.
-* After a failover both logs are fenced again, in any order: the guarding one by an owner who remembers
-  the last grant, or by one who does not and then lets nobody resume an epoch that may not be the last.
-* ``Rules.is_atomic``: both topics share a bucket, and the append compares. Otherwise the client has the
-  guarding topic's owner prove the epoch, and the append compares with the floor and raises it.
+* The store is the sequence of its writes. The values that scripts read are a fold over this sequence. A failover
+  keeps any prefix and raises the generation. storage_protocol.py shows that the store refuses commands of an
+  older dataset or owner; this model assumes it.
+* One broker serves the target and has at most one undecided call, as the Appender does. Each attempt is a *copy*
+  that the store executes at any later time, once, or never; its answer may be lost.
+* After a failover both logs are fenced again, in any order. The guarding log is fenced by an owner that remembers
+  the last grant, or by one that does not. The latter allows no producer to resume an epoch that may not be the last.
+* ``Rules.is_atomic``: both topics share a bucket, and the append compares the epochs. Otherwise the client asks
+  the owner of the guarding topic to prove the epoch, and the append compares with the floor and raises it.
 
-Ghosts: ``granted`` (the newest epoch that anybody was told), ``Operation.is_late`` (a newer epoch than
-its own was granted before it was invoked), ``sealed`` (the highest epoch whose write or seal was
-answered).
+Ghosts: ``granted`` (the newest epoch that any producer was granted), ``Operation.is_late`` (a newer epoch than its
+own was granted before the operation was invoked), ``sealed`` (the highest epoch whose write or seal was answered).
 
-Not modelled: several guarded blocks in one call (the conformance suite has them), a target whose owner
-changes together with the dataset (then the floor is as durable as the topic's acknowledgements are),
-and checks answered by a primary that was cut off (as durable as the guarding topic's acknowledgements).
+Not modelled: several guarded blocks in one call (the conformance suite has them), a target whose owner changes
+together with the dataset (then the floor is as durable as the topic's acknowledgements), and checks answered by a
+primary that was cut off (as durable as the guarding topic's acknowledgements).
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ from typing import NamedTuple
 class Write(NamedTuple):
     """One write that the store executed.
 
-    grant: number is the epoch. guard-fence: number is the tenure that may write, other the highest
-    epoch. target-fence: number is the ledger, other the floor. entry: number is the operation, other its
-    position, floor what it leaves. floor: number is the floor.
+    guard-fence: ``number`` is the tenure that may write, ``other`` the highest epoch. grant: ``number`` is the
+    epoch. target-fence: ``number`` is the ledger, ``other`` the floor. entry: ``number`` is the operation,
+    ``other`` its position, ``floor`` the floor after it. floor: ``number`` is the floor.
     """
 
     kind: str
@@ -54,7 +52,7 @@ class Write(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the scripts see."""
+    """The values that the scripts read."""
 
     leads: int = 0
     epoch: int = 0
@@ -64,7 +62,7 @@ class View(NamedTuple):
     floor: int = 0
     last: tuple[int, int] = (0, 0)
     entries: tuple[tuple[int, int, int], ...] = ()
-    """Ledger, position and operation of each."""
+    """Ledger, position and operation of each entry."""
 
 
 class Operation(NamedTuple):
@@ -87,7 +85,7 @@ class Copy(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What happens."""
+    """One step of a run."""
 
     kind: str
     operation: int = -1
@@ -99,12 +97,12 @@ class Action(NamedTuple):
 
 
 class State(NamedTuple):
-    """The world at one moment."""
+    """The state of the whole model at one moment."""
 
     base: View
-    """What stands in the store for good: no failover to come can lose it."""
+    """The part of the store's contents that no later failover can lose."""
     writes: tuple[Write, ...]
-    """What was written since."""
+    """The writes since then."""
     generation: int
     operations: tuple[Operation, ...]
     granted: int = 1
@@ -113,61 +111,61 @@ class State(NamedTuple):
     pending: Copy | None = None
     """The newest attempt of the broker's one call."""
     is_doubtful: bool = False
-    """The call was answered REFENCE, or its dataset is gone: seen behind the next ledger."""
+    """The call was answered REFENCE, or its dataset is gone. The next fence of the target decides its result."""
     position: int = 1
     ledger: int = 1
     floor_memory: int = 0
     told_epoch: int = 1
-    """What a broker that keeps the epoch in its memory believes."""
+    """The epoch that a broker has in its memory, in the variant that compares there."""
     failovers: int = 0
     repetitions: int = 0
 
     @property
     def seen(self) -> View:
-        """What stands in the store."""
+        """The present contents of the store."""
         return view(self.base, self.writes)
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the protocol does; each False is a naive variant that must be found wrong."""
+    """The rules of the protocol. Each False is a naive variant, which the search must find wrong."""
 
     is_atomic: bool = True
     compared_in_append: bool = True
-    """Else in the broker's memory, before the call."""
+    """If False, the broker compares in its memory before the call."""
     generation_checked: bool = True
-    """A guarding log that was not fenced since the dataset was registered guards nothing."""
+    """A guarding log that was not fenced since the dataset was registered guards no writes."""
     present_wins: bool = True
-    """A repeated block is looked for before its guard is."""
+    """The script looks for a repeated block before it checks the block's guard."""
     definite_only_at_first: bool = True
-    """A repeated block that is refused and not there is in doubt until the next ledger."""
+    """A repeated block that is refused and not found is in doubt until the next ledger."""
     raised_in_append: bool = True
-    """Else the floor is raised by a call of its own, behind the answer."""
+    """If False, a separate call raises the floor after the answer."""
     checked_behind_invocation: bool = True
-    """Else an earlier proof will do."""
+    """If False, an earlier proof is accepted."""
     floors_remembered: bool = True
-    """Whoever fences the target writes the floors that it remembers."""
+    """A broker that fences the target writes the floors that it remembers."""
     careful_tenure: bool = True
-    """An owner who cannot know that the last grant survived lets nobody lead."""
+    """An owner that cannot know whether the last grant survived allows no producer to lead."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How far the search goes."""
+    """The bounds of the search."""
 
     operations: tuple[int, ...] = (1, 2)
     """The epochs of the sends."""
     epochs: int = 2
     failovers: int = 1
     repetitions: int = 2
-    """Calls that are sent again."""
+    """The number of calls that are sent again."""
 
 
 Transition = tuple[Action, State]
 
 
 def view(seen: View, writes: tuple[Write, ...]) -> View:
-    """What stands in the store after these writes."""
+    """Return the contents of the store after these writes."""
     for write in writes:
         match write.kind:
             case "grant":
@@ -199,7 +197,7 @@ def view(seen: View, writes: tuple[Write, ...]) -> View:
 
 @dataclass(frozen=True, slots=True)
 class GuardProtocol:
-    """The model: what may happen next."""
+    """The model: the actions that are possible in each state."""
 
     rules: Rules = Rules()
     scope: Scope = Scope()
@@ -218,7 +216,7 @@ class GuardProtocol:
             yield action, self._normal(after)
 
     def _normal(self, state: State) -> State:
-        """Without what can make no difference any more: old history, copies that nothing takes."""
+        """Remove what can make no difference any more: old history, and copies that no node accepts."""
         seen = state.seen
         if state.failovers == self.scope.failovers:
             state = state._replace(base=seen, writes=())
@@ -367,7 +365,7 @@ class GuardProtocol:
         return "OK", entry
 
     def _refusal(self, state: State, seen: View, operation: Operation) -> str:
-        """What guard_refusal of guard.lua says."""
+        """What guard_refusal of guard.lua answers."""
         if not self.rules.compared_in_append:
             return ""
         if not self.rules.is_atomic:
@@ -422,7 +420,7 @@ class GuardProtocol:
         if pending is not None:
             if (pending.ledger, pending.position, pending.operation) in seen.entries:
                 after = self._stored(after, pending.operation)
-            else:  # gathered again, as if it had never been sent
+            else:  # gathered again, like an operation that was never sent
                 after = _operated(after, pending.operation, phase="waiting")
                 after = after._replace(pending=None, is_doubtful=False)
         return Action("fence the target"), after

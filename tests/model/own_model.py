@@ -1,13 +1,13 @@
-"""Ownerships of one resource, for the explorer: the real table, three askers, moves and a failover.
+"""Ownership of one resource as a model: the real table, three requesters, moves of the bucket and a failover.
 
-One actor asks twice under the same identity (a task and its next life), one under another. The
-store has a replica that may lag; when it is promoted while the broker dies too, the record that is
-found may have forgotten grants, and the anchor's note says so (``known_since``). When the broker lives
-on, memory knows better: it writes what the replica lacks, and drops again what that has still. A record
-that nobody owns may be dropped; its floor is stored in the same step.
+Two requesters share an identity (a task and its next incarnation); the third has another one. The store has a
+replica that may lag. If it is promoted while the broker dies too, the record found there may lack grants; the
+anchor's note says so (``known_since``). If the broker survives, its memory is more recent: it writes what the
+replica lacks and drops what the replica still has. A record without an owner may be dropped; its floor is stored
+in the same step.
 
-Not modelled: durability within one dataset (a grant is stored when it is answered), several
-resources, readers; the simulation and the tests with real brokers have these.
+Not modelled: durability within one dataset (a grant is stored before it is answered), several resources, readers.
+The simulation and the tests with real brokers cover these.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ ASKERS = (
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """``granted``: what each generation was answered to, by nonce; a ghost, nobody reads it.
+    """``granted``: the nonce to which each generation was granted (a ghost that no rule reads).
 
-    ``connected``: the asker whose connection owns the resource; None: nobody's does. ``knows``: the
-    generation each asker believes to own.
+    ``connected``: the requester whose connection owns the resource; None: no connection does. ``knows``: the
+    generation that each requester believes to own.
     """
 
     record: Ownership = Ownership()
@@ -74,7 +74,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """``answer`` is what was decided, where something was asked."""
+    """``answer`` is the decision if the action is a request."""
 
     text: str
     asker: int | None = None
@@ -104,7 +104,7 @@ def _found(record: Ownership, floor: int) -> Ownership:
 
 
 class OwnModel:
-    """``steps_max`` bounds the generations granted; ``registrations_max`` the failovers."""
+    """``steps_max`` bounds the number of generations granted, ``registrations_max`` the number of failovers."""
 
     def __init__(
         self,
@@ -203,10 +203,10 @@ class OwnModel:
         )
 
     def _bound_anew(self, world: World) -> World:
-        """Memory knows all grants, whatever the replica knows: nobody is disconnected.
+        """The broker's memory holds all grants, whatever the replica holds: no requester is disconnected.
 
-        What only the replica has is taken for a grant of one's own that was never answered, unless a
-        floor says that it was dropped.
+        A record that only the replica has is treated as an own grant that was never answered, unless a floor
+        shows that it was dropped.
         """
         registration = world.registration + 1
         floor = max(world.floor, world.replica_floor)
@@ -226,20 +226,20 @@ class OwnModel:
 
 
 def each_generation_is_ones_own(world: World) -> bool:
-    """A generation tells whose a write, a read or an acknowledgement is."""
+    """A generation identifies the owner of a write, a read or an acknowledgement."""
     generations = [generation for generation, _ in world.granted]
     return len(set(generations)) == len(generations)
 
 
 def generations_never_fall(before: World, _action: Action, after: World) -> bool:
-    """Not below what was ever granted, either: no later grant is lower."""
+    """No later grant is lower than any earlier one, not only than the present one."""
     highest = max((generation for generation, _ in before.granted), default=0)
     new = after.granted - before.granted
     return all(generation > highest for generation, _ in new)
 
 
 def owners_are_deposed_by_right_only(before: World, action: Action, after: World) -> bool:
-    """By a higher generation, by the next life of the same identity, or by who may reset."""
+    """Only a higher generation, the next incarnation of the same identity, or a reset deposes an owner."""
     owner = before.connected
     if owner is None or action.asker is None or action.asker == owner or before == after:
         return True
@@ -252,7 +252,7 @@ def owners_are_deposed_by_right_only(before: World, action: Action, after: World
 
 
 def nobody_returns_behind_a_successor(before: World, action: Action, _after: World) -> bool:
-    """Going on is for the newest owner alone (S3: only if no grant lies between)."""
+    """Only the newest owner may continue (S3: only if no grant was made in between)."""
     if (
         not isinstance(action.answer, OwnershipGranted)
         or action.answer.is_new

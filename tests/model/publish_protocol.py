@@ -1,12 +1,11 @@
-"""Atomic publishes, for the explorer: one log, brokers that replace one another, a replica that lags.
+"""Atomic publishes as a model: one log, brokers that replace one another, and a replica that lags.
 
-A publish is known by a version and made in attempts, each a run of parts that one broker appends one
-after the other. A call may be executed late, twice, or never be answered. A fence ends the broker
-before it; a failover brings back the dataset as the replica had it. Readers see what lies below the
-watermark of the broker that serves.
+A publish has a version. Each attempt at it is a sequence of parts that one broker appends one after the other. A
+call may be executed late, twice, or never be answered. A fence ends the earlier broker; a failover restores the
+dataset as the replica had it. Readers see the entries below the watermark of the serving broker.
 
-Not modelled: what orders fences and failovers (storage_protocol.py has it; here a fence is always of the
-newest ledger on the dataset that counts), several logs, the numbers of entries.
+Not modelled: the order of fences and failovers (storage_protocol.py has it; here a fence always opens the newest
+ledger on the registered dataset), several logs, the numbers of entries.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 PARTS = 3
-"""Of each attempt: one that opens, one between, one that commits."""
+"""Parts of each attempt: the one that opens it, one between, and the one that commits it."""
 
 
 class Part(NamedTuple):
-    """A block of an attempt: ``number`` counts from 0, the last one commits."""
+    """A block of an attempt. ``number`` counts from 0; the last one commits."""
 
     ledger: int
     attempt: int
@@ -33,7 +32,7 @@ class Part(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A block of somebody else's."""
+    """A block that belongs to no attempt."""
 
     ledger: int
 
@@ -47,7 +46,7 @@ Item = Part | Row | Marker
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the protocol does; each taken away alone must be missed."""
+    """The rules of the protocol. The search must find each variant wrong in which one rule is missing."""
 
     watermark_waits: bool = True
     fence_drops: bool = True
@@ -59,10 +58,10 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How far is explored."""
+    """The bounds of the search."""
 
     attempts: tuple[int, ...] = (1, 1)
-    """The versions asked for, one attempt each."""
+    """The versions requested, one attempt each."""
     fences: int = 2
     failovers: int = 1
     rows: int = 1
@@ -70,7 +69,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a node stores: the log, and of its state the attempt that is open and the version."""
+    """The contents of a node: the log, the open attempt and the version."""
 
     items: tuple[Item, ...] = (Marker(1),)
     open: int | None = None
@@ -83,13 +82,13 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One attempt: at which ledger it runs, what it has appended, and how it was answered."""
+    """One attempt: its ledger, the parts that it appended, and its answer."""
 
     version: int
     ledger: int = 0
     stored: int = 0
     sent: int | None = None
-    """The part of which no answer has come."""
+    """The part that has no answer yet."""
     answer: str = ""
 
 
@@ -99,15 +98,15 @@ class State:
     replica: Data = Data()
     attempts: tuple[Asked, ...] = ()
     copies: frozenset[Part] = frozenset()
-    """Calls that may be executed (again)."""
+    """Calls that may be executed once more, or for the first time."""
     watermark: int = 1
-    """How many items the broker that serves lets be read."""
+    """The number of items that the serving broker allows readers to read."""
     seen: tuple[Item, ...] = ()
     fences: int = 0
     failovers: int = 0
     rows: int = 0
     is_serving: bool = True
-    """The newest ledger's broker has its marker durable."""
+    """The marker of the newest ledger is durable, so its broker serves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +119,7 @@ class Action:
 
 
 class PublishProtocol:
-    """All that can happen, by these rules and within this scope."""
+    """The model: the actions that are possible under these rules and within this scope."""
 
     def __init__(self, rules: Rules = Rules(), scope: Scope = Scope()) -> None:
         self.rules = rules
@@ -178,7 +177,7 @@ class PublishProtocol:
         yield Action("somebody else writes"), replace(state, data=stored, rows=state.rows + 1)
 
     def _executed(self, state: State, part: Part) -> Iterator[tuple[Action, State]]:
-        """A copy arrives: answered to who still waits, or not; it may arrive once more."""
+        """The store executes a copy. The answer reaches a waiting broker or is lost; the copy may arrive once more."""
         data, answer = self._append(state.data, part)
         each = state.attempts[part.attempt]
         executed = replace(state, data=data)
@@ -189,7 +188,7 @@ class PublishProtocol:
                 told = replace(each, sent=None, stored=part.number + 1)
             elif answer == "known":
                 told = replace(each, sent=None, answer="duplicate")
-            else:  # its broker is deposed: what became of its last part is not for it to say
+            else:  # its broker is deposed and cannot decide what happened to its last part
                 is_certain = not part.commits
                 told = replace(each, sent=None, answer="failed" if is_certain else "unknown")
             yield (
@@ -226,7 +225,7 @@ class PublishProtocol:
     # ------------------------------------------------------------ readers
 
     def _read(self, state: State) -> Iterator[tuple[Action, State]]:
-        """The watermark goes as far as all is durable and whole; then it is read up to there."""
+        """The watermark rises to the end of all durable and complete items; then a reader reads up to it."""
         if not state.is_serving:
             return
         items = state.data.items
@@ -245,7 +244,7 @@ class PublishProtocol:
     # ------------------------------------------------------------ the next broker
 
     def _fenced(self, state: State, data: Data) -> State:
-        """A fence of the newest ledger on this data; what runs under older ones is decided."""
+        """A fence opens the newest ledger on this data and decides the attempts under older ledgers."""
         ledger = max(state.data.ledger, data.ledger) + 1
         kept = data.items
         if self.rules.fence_drops:
@@ -266,7 +265,7 @@ class PublishProtocol:
         )
 
     def _decided(self, each: Asked, number: int, fenced: Data) -> Asked:
-        """What a broker says of an attempt that a fence has ended."""
+        """The broker's answer to an attempt that a fence has ended."""
         if each.answer or each.ledger == 0:
             return each
         if each.stored < PARTS and each.sent != PARTS - 1:
@@ -283,14 +282,14 @@ def _with(state: State, number: int, attempt: Asked) -> State:
 
 
 def runs(items: tuple[Item, ...]) -> list[tuple[int, int]]:
-    """Attempt and version of each whole publish."""
+    """Return the attempt and the version of each complete publish."""
     return [
         (item.attempt, item.version) for item in items if isinstance(item, Part) and item.commits
     ]
 
 
 def is_whole(items: tuple[Item, ...]) -> bool:
-    """Whether each part stands among all the others of its attempt, with nothing between."""
+    """Return whether the parts of each attempt are complete and contiguous."""
     index = 0
     while index < len(items):
         item = items[index]

@@ -1,6 +1,6 @@
-"""What must hold of the storage protocol, and what a model of it must have seen to mean anything.
+"""Properties of the storage protocol: what must hold, and what a model must reach so that this means anything.
 
-Each property carries the number of the invariant it states (docs/invariants.md, "storage").
+Each property carries the number of the invariant that it states (docs/invariants.md, "storage").
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ StorageSometimes = Sometimes[State, Action]
 
 
 def counting(rules: Rules, state: State) -> list[Node]:
-    """The nodes whose history is the topic's history now."""
+    """Return the nodes whose history is the topic's history now."""
     if rules.registered:
         return [node for node in state.nodes if node.replid == state.anchor[-1].replid]
     return [state.nodes[state.elected]]
@@ -28,7 +28,7 @@ def _counts(rules: Rules, state: State, action: Action) -> bool:
 
 
 def always(rules: Rules) -> list[StorageAlways]:
-    """Invariants of single states."""
+    """Return the invariants of single states."""
 
     def fenced(state: State) -> bool:
         return not any(view(node.writes).stale for node in counting(rules, state))
@@ -53,7 +53,7 @@ def always(rules: Rules) -> list[StorageAlways]:
 
 
 def steps(rules: Rules) -> list[StorageStep]:
-    """Invariants of single transitions."""
+    """Return the invariants of single transitions."""
 
     def accepted_late(before: State, action: Action, after: State) -> bool:
         return action.kind != "append" or not _counts(rules, after, action)
@@ -88,7 +88,7 @@ def steps(rules: Rules) -> list[StorageStep]:
 
 
 def registration(rules: Rules) -> list[StorageStep]:
-    """Invariants that mean something only where datasets are registered."""
+    """Return the invariants that mean something only where datasets are registered."""
 
     def lineage(before: State, action: Action, after: State) -> bool:
         if action.kind != "acquire" or not before.anchor[-1].replid:
@@ -122,11 +122,11 @@ EARLIER_OWNERSHIP = Step[State, Action](
     "6 a catalog write of an earlier ownership is refused, even of the broker that is owner again",
     lambda before, action, after: action.kind != "catalog" or action.detail != "regained",
 )
-"""Stricter than invariant 6: holds only where writes compare the stamp's version, not its owner."""
+"""Stricter than invariant 6. Holds only if writes compare the stamp's version instead of its owner."""
 
 
 def sometimes(model: StorageProtocol) -> list[StorageSometimes]:
-    """What a run within any scope of three versions and three datasets must have seen."""
+    """Return what a run within any scope of three versions and three datasets must reach."""
     return [
         Sometimes("a CAS is lost", _cas_is_lost),
         Sometimes("a broker dies between its CAS and its stamp, and is replaced", _dies_early),
@@ -146,7 +146,7 @@ def sometimes(model: StorageProtocol) -> list[StorageSometimes]:
 
 
 def _adopts(before: State, action: Action) -> int:
-    """The replid that this action registers in another one's place; 0: it does not."""
+    """Return the replid that this action registers in place of another one, or 0 if it registers none."""
     if action.kind != "acquire" or not before.anchor[-1].replid:
         return 0
     attempt = before.attempts[action.broker]
@@ -240,7 +240,7 @@ ROLL = StorageSometimes("an owner rolls to its next ledger and keeps the topic e
 
 
 def _reaching(state: State) -> Iterable[tuple[int, Node]]:
-    """Versions whose bindings can still talk to the dataset that counts, with its primary."""
+    """Return the versions whose bindings still reach the registered dataset, each with its primary."""
     counts = state.anchor[-1].replid
     for node in state.nodes:
         if node.primary and node.replid == counts:

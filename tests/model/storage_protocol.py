@@ -1,66 +1,61 @@
-"""The storage protocol (docs/adr/0002) as a model: anchor, two-node store, brokers, all their races.
+"""The storage protocol (docs/adr/0002) as a model: anchor, store of several nodes, brokers, all their races.
 
-The race, in prose
-------------------
-A broker that wants a bucket reads the anchor, looks at the store, changes the anchor by
-compare-and-set, stamps the bucket's record in the store, and opens a new ledger there by writing
-its marker. From that marker on the store refuses whatever is older. Between any two of these steps
-the broker may stand still for as long as it likes, and the world goes on: another broker takes the
-bucket; the primary dies and a replica that never saw the marker is promoted; the dead primary comes
-back from a torn file and, until somebody tells it otherwise, accepts writes like any primary. Now
-the first broker wakes up. It believes that it owns the bucket, it holds a ledger that was once
-good, it has commands in socket buffers, and there may be a node that has forgotten why it should
-refuse them. If one such command is accepted on the branch of history that finally counts, the fence
-was worth nothing.
+The race
+--------
+A broker that wants a bucket reads the anchor, inspects the store, changes the anchor by compare-and-set, stamps
+the bucket's record in the store, and opens a new ledger there by writing its marker. After this marker the store
+refuses all older writers. The broker may freeze between any two of these steps, without a limit of time, while
+other components continue: another broker acquires the bucket; the primary dies and a replica that never received
+the marker is promoted; the dead primary restarts from a truncated file and, until it is reconfigured, accepts
+writes like any primary. Then the first broker resumes. It believes that it owns the bucket, it holds a ledger
+that was once valid, it has commands in socket buffers, and a node may have lost the reason to refuse them. If one
+such command is accepted on the branch of history that finally counts, the fence was worthless.
 
-So the anchor registers not only an owner but the one dataset (replid) that counts; a write names the
-dataset it was bound to and is refused elsewhere; and another dataset may be registered only if it
-descends from the registered one: by its ``master_replid2``, or, where a restart lost that, because
-it carries the generation that only a stamp *after* the compare-and-set can have put there.
+Therefore the anchor registers not only an owner but also the one dataset (replid) that counts. A write names the
+dataset that it was bound to and is refused elsewhere. Another dataset may be registered only if it descends from
+the registered one. Its ``master_replid2`` proves this. Where a restart lost ``master_replid2``, the generation
+proves it, because only a stamp *after* the compare-and-set can have written that generation.
 
 How it is modelled
 ------------------
 * ``State.anchor`` is the anchor with its whole past: version v of the record is ``anchor[v]``.
-* A node is its role, its replid, its replid2 and the sequence of writes it executed. What the
-  scripts look at (the bucket's generation, owner and stamped version, a log's newest marker and
-  token) is a fold over those writes. Every loss is then simply a shorter sequence.
-* A replica may lag by any number of writes. The choice is made late: while linked, it is shown with
-  all of its primary's writes, and its promotion keeps any prefix of them.
-* Each successful compare-and-set creates a *binding*. A binding's commands (stamp, read the log,
-  fence, roll, append, cursor write, catalog write) may be executed on any writable node at any later
-  time, until the end of the world: that is the frozen broker, the crashed one whose bytes are still
-  under way, the one that reconnected elsewhere, and the owner itself, all at once. A crash is thus
-  a binding whose commands no longer come.
-* An accepted write that is newer than all that was granted changes nothing that any later check
-  looks at, so it is not stored. One that is *stale* is stored as such (ghost), because the branch it
-  sits on may yet be registered.
+* A node is its role, its replid, its replid2 and the sequence of writes that it executed. The values that scripts
+  read (the bucket's generation, owner and stamped version, a log's newest marker and token) are a fold over those
+  writes. Every loss is then a shorter sequence.
+* A replica may lag by any number of writes. The model makes this choice late: a linked replica has all writes of
+  its primary, and its promotion keeps any prefix of them.
+* Each successful compare-and-set creates a *binding*. A binding's commands (stamp, read the log, fence, roll,
+  append, cursor write, catalog write) may be executed on any writable node at any later time until the end of the
+  run. This covers a frozen broker, a crashed one whose bytes are still under way, one that reconnected elsewhere,
+  and the owner itself, all at once. A crash is a binding whose commands no longer arrive.
+* An accepted write that is newer than all grants changes nothing that any later check reads, so it is not stored.
+  A *stale* one is stored as such (ghost), because its branch may be registered later.
 
-Ghost variables, seen by properties and never by the protocol: ``granted`` and ``granted_epoch``
-(the highest ledger and topic epoch any producer may have heard of), ``parents`` (which dataset each
-was really cut from), stale marks.
+Ghost variables, read by properties and never by the protocol: ``granted`` and ``granted_epoch`` (the highest
+ledger and topic epoch that any producer may have received), ``parents`` (the dataset from which each dataset was
+really derived), stale marks.
 
-Bounds are bounds, not truths
------------------------------
-``Scope`` limits nodes, brokers, anchor versions (successful acquisitions), datasets (promotions and
-restarts) and ledgers per reservation. Nothing is proved beyond them; what is wrong with the weaker
-protocols shows well within them.
+Bounds
+------
+``Scope`` limits nodes, brokers, anchor versions (successful acquisitions), datasets (promotions and restarts) and
+ledgers per reservation. The model proves nothing beyond these bounds. The weaker protocols fail well within them.
 
 Not modelled
 ------------
-* The content of entries: retries, deduplication, the reconciliation of the tail after a re-fence,
-  the commit watermark, and with them durability and visibility (redis invariants 8 and 9).
-* Several topics or buckets, and more than one shard. One topic per bucket loses nothing here: the
-  scripts treat topics one by one, under one record.
-* Damage to a live dataset other than emptying it whole (DEL, XSETID): the store's access rules
-  forbid it to brokers. Emptying (FLUSHALL) is an action where ``Scope.flushes`` says so; what it
-  shows is that nobody comes back on an emptied bucket by himself, not even by a first stamp, made
-  while nothing was granted, that arrives after a grant *and* after the emptying.
-* That the anchor tells a bucket in use from one that never was (``last_ledger``) is taken for
-  granted, by way of the ghost ``granted``.
-* Force: ``adopt --force`` gives up lineage on purpose. Restoring an old copy of the anchor.
-* The last granted ledger recorded in the anchor (it lets a holder resume after a failover that
-  provably lost no marker); here such a holder must win anew.
-* Liveness. What the protocol refuses for ever is named by ``sometimes`` properties only.
+* The content of entries: retries, deduplication, the reconciliation of the tail after a re-fence, the commit
+  watermark, and with them durability and visibility (redis invariants 8 and 9).
+* Several topics or buckets, and more than one shard. One topic per bucket loses nothing here: the scripts treat
+  topics one by one, under one record.
+* Damage to a live dataset other than emptying it completely (DEL, XSETID): the store's access rules forbid it to
+  brokers. Emptying (FLUSHALL) is an action if ``Scope.flushes`` allows it. It shows that no broker regains an
+  emptied bucket without an operator, not even by a first stamp that was made while nothing was granted and that
+  arrives after a grant *and* after the emptying.
+* How the anchor distinguishes a bucket in use from one that was never used (``last_ledger``). The model assumes
+  it, by reading the ghost ``granted``.
+* Force: ``adopt --force`` ignores lineage on purpose. Restoring an old copy of the anchor.
+* The last granted ledger recorded in the anchor (with it a holder resumes after a failover that provably lost no
+  marker); in the model such a holder must be granted the topic again.
+* Liveness. Only ``sometimes`` properties name what the protocol refuses for ever.
 """
 
 from __future__ import annotations
@@ -88,13 +83,13 @@ Transition = tuple[Action, State]
 
 @dataclass(frozen=True, slots=True)
 class StorageProtocol:
-    """The model: ``Rules`` decide what brokers and scripts check, ``Scope`` how far it goes."""
+    """The model. ``Rules`` select the checks of brokers and scripts, ``Scope`` sets the bounds."""
 
     rules: Rules = PROTOCOL
     scope: Scope = Scope()
 
     def initial(self) -> Iterator[State]:
-        """One primary with linked replicas; nothing written or registered, unless ``begun``."""
+        """Return one primary with linked replicas, without writes or registrations unless ``begun``."""
         state = State(
             anchor=(Version(0, 0, -1, 0),),
             nodes=tuple(Node(index == 0, 1, 0, ()) for index in range(self.scope.nodes)),
@@ -108,7 +103,7 @@ class StorageProtocol:
         yield self._begun(state) if self.scope.begun else state
 
     def _begun(self, state: State) -> State:
-        """The same world after broker A's first acquisition and first grant."""
+        """Return the same state after broker A's first acquisition and first grant."""
         block = self.scope.block
         writes = (Write("stamp", 1, 1), Write("marker", 1, 1, 1))
         return state._replace(
@@ -139,7 +134,7 @@ class StorageProtocol:
     def _acquire(self, state: State, broker: int) -> Iterator[Transition]:
         newest = len(state.anchor) - 1
         if newest == 0 and broker > 0:
-            return  # Brokers are alike: whoever is first is called A.
+            return  # Brokers are interchangeable: the first one is always A.
         attempt = state.attempts[broker]
         if attempt is None or attempt.version != newest:
             fresh = Attempt(newest)
@@ -207,7 +202,7 @@ class StorageProtocol:
         return marks and not seen.generation and not seen.birthmark
 
     def _bear(self, state: State, index: int, broker: int, attempt: Attempt) -> Transition:
-        """It is executed once, so when does not matter: what counts is who saw it."""
+        """The action is executed once, so its time does not matter, only which node received it."""
         number = state.births + 1
         marked = _written(state, state.nodes[index].replid, Write("birth", number))
         return (
@@ -216,7 +211,7 @@ class StorageProtocol:
         )
 
     def _needs_nothing(self, state: State, broker: int) -> bool:
-        """An owner with ledgers left opens the next one without asking the anchor."""
+        """An owner with ledgers left opens the next one without reading the anchor."""
         own = state.bindings[-1]
         return (
             not self.scope.needless
@@ -225,14 +220,14 @@ class StorageProtocol:
         )
 
     def adoptable(self, state: State, version: int, node: Node) -> str:
-        """Why a broker that read ``version`` may bind to this node; empty: it may not."""
+        """Return why a broker that read ``version`` may not bind to this node; empty if it may."""
         record = state.anchor[version]
         if not self.rules.registered:
             return "taken as it is"
         if not record.replid:
             return "" if view(node.writes).generation else "the first one"
         if state.granted and not view(node.writes).generation:
-            return ""  # it was in use and was emptied: a person must look
+            return ""  # it was in use and was emptied: an operator must decide
         if node.replid == record.replid:
             return "the registered one"
         if self.rules.by_anything:
@@ -290,17 +285,17 @@ class StorageProtocol:
         )
 
     def _overtaken(self, state: State, attempt: Attempt | None) -> Attempt | None:
-        """An attempt whose version is no longer the newest.
+        """Drop an attempt whose version is no longer the newest.
 
-        It can only lose its compare-and-set, which changes nothing, so it is forgotten at once;
-        unless it may still write to a node before it.
+        It can only lose its compare-and-set, which changes nothing, so it is dropped at once, unless it may
+        still write to a node before the compare-and-set.
         """
         if self.rules.stamp_after or len(state.anchor) >= self.scope.versions:
             return None
         return attempt
 
     def _rebind(self, state: State, broker: int, attempt: Attempt) -> Transition:
-        """Level 2: the owner follows the store to another dataset on its own authority."""
+        """Level 2: the owner follows the store to another dataset without asking the anchor."""
         binding = state.bindings[-1]._replace(replid=attempt.replid)
         return (
             Action("rebind", broker=broker, detail=f"replid {attempt.replid}"),
@@ -309,7 +304,7 @@ class StorageProtocol:
             ),
         )
 
-    # ---- The scripts: what a binding's commands do when a node executes them ------------------
+    # ---- The scripts: the effect of a binding's commands when a node executes them ------------
 
     def _write(self, state: State, version: int, index: int, node: Node) -> Iterator[Transition]:
         rules, binding, record = self.rules, state.bindings[version], state.anchor[version]
@@ -352,7 +347,7 @@ class StorageProtocol:
         return any(write.kind == "stamp" and write.number == version for write in node.writes)
 
     def guarded(self, state: State, version: int, seen: View) -> bool:
-        """Whether the bucket's record lets this binding's write pass; its dataset is right."""
+        """Return whether the bucket's record accepts this binding's write. Its dataset is right already."""
         record = state.anchor[version]
         if self.rules.generation_check and seen.generation > record.generation:
             return False
@@ -365,9 +360,9 @@ class StorageProtocol:
                 return seen.stamped == version
 
     def _opened(self, state: State, action: Action, epoch: int) -> Transition:
-        """A marker was written. Its answer is the grant, unless the broker no longer listens.
+        """A marker was written. Its answer is the grant, unless the broker no longer waits for it.
 
-        A process that acquired again does not answer for the binding it replaced.
+        A process that acquired the bucket again does not act for the binding that it replaced.
         """
         binding, record = state.bindings[action.version], state.anchor[action.version]
         marker = Write("marker", binding.following, record.generation, epoch)
@@ -386,10 +381,10 @@ class StorageProtocol:
     def _stale_writes(
         self, state: State, act: Action, node: Node, seen: View
     ) -> Iterator[Transition]:
-        """The accepted writes that ought to have been refused, if this branch counts.
+        """Yield the accepted writes that should have been refused, if this branch counts.
 
-        A cursor or catalog write is judged where it happens and leaves no mark: with the token in
-        force it passes only where an append would, and that one leaves its mark.
+        A cursor or catalog write is judged where it is executed and leaves no mark. With the token in force it
+        passes only where an append would, and the append leaves its mark.
         """
         binding = state.bindings[act.version]
         spoilt = _written(state, node.replid, Write("stale", 0))
@@ -400,7 +395,7 @@ class StorageProtocol:
             if self.rules.token_check and seen.ledger != ledger:
                 continue
             detail = "ledger" if ledger < state.granted else "epoch"
-            if seen.ledger <= ledger:  # the order of IDs, which guards nothing but appends
+            if seen.ledger <= ledger:  # the order of IDs, which protects appends only
                 yield act._replace(kind="append", number=ledger, detail=detail), spoilt
             yield act._replace(kind="cursor", number=ledger, detail=detail), state
         if self.rules.registered and any(
@@ -436,18 +431,18 @@ class StorageProtocol:
             )
 
     def _flush(self, state: State) -> Iterator[Transition]:
-        """Somebody empties a live dataset: FLUSHALL changes no replid, and replicas follow."""
+        """An operator empties a live dataset: FLUSHALL changes no replid, and replicas follow."""
         for index, node in enumerate(state.nodes):
             if node.primary and node.writes:
                 emptied = _written(state, node.replid, Write("flush", 0))
                 yield Action("flush", index), emptied._replace(flushed=state.flushed + 1)
 
     def _elected(self, index: int) -> int:
-        """Which node survives matters only where no registration says which dataset counts."""
+        """The choice of the surviving node matters only if no registration names the dataset that counts."""
         return 0 if self.rules.registered else index
 
     def _resync(self, state: State) -> Iterator[Transition]:
-        """A node is told to follow a primary: the stale one the elected one, or either way."""
+        """A node is configured to follow a primary: the stale one the elected one, or either way."""
         for index, node in enumerate(state.nodes):
             for source, primary in enumerate(state.nodes):
                 if source == index or not primary.primary or node.replid == primary.replid:
@@ -466,7 +461,7 @@ def _placed(state: State, index: int, node: Node) -> State:
 
 
 def _written(state: State, replid: int, write: Write) -> State:
-    """The write reaches the primary and, as far as anyone can tell, its linked replicas."""
+    """The write reaches the primary and, as far as can be observed, its linked replicas."""
     nodes = tuple(
         node._replace(writes=(*node.writes, write)) if node.replid == replid else node
         for node in state.nodes

@@ -1,6 +1,6 @@
-"""The words of the storage model: its rules, its scope, its states and its actions.
+"""The vocabulary of the storage model: its rules, its scope, its states and its actions.
 
-What may happen, and the race it is about, is told in storage_protocol.
+storage_protocol describes the possible actions and the race that the model is about.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Literal, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Which protections are in force. The defaults are the protocol; each may be taken away.
+    """The protections in force. The defaults are the protocol; a variant omits some of them.
 
-    ``replid_guard``: a write is refused where the dataset is not the one it was bound to.
-    ``registered``: the anchor names the dataset that counts; without it a broker binds to the
-    dataset it happens to see, and re-binds after a failover if the anchor still names it as owner.
+    ``replid_guard``: a write is refused if the dataset is not the one that it was bound to.
+    ``registered``: the anchor names the dataset that counts. Without it a broker binds to the dataset that it
+    finds, and re-binds after a failover if the anchor still names it as owner.
     ``by_previous`` and ``by_generation``: the two ways in which a dataset can be adopted.
     ``by_anything``: any dataset can be adopted.
     ``past_refused``: a dataset that was registered before is never adopted again.
     ``stamp_after``: the generation is written after the compare-and-set, not before.
     ``owner_check``: what a write compares with the bucket's stamp.
-    ``late_stamp_refused``: a stamp older than the one that stands is refused.
-    ``empty_stamp_refused``: a stamp is refused where the bucket has no record, unless its broker saw
-    it so before its compare-and-set.
-    ``birthmarked``: and unless the very birthmark still stands there that it saw then.
-    ``generation_check``: a write is refused where the bucket's generation is above its own.
-    ``token_check``: a write is refused unless the log's token is its own ledger's.
-    ``fresh_block``: ledgers left over from an earlier ownership are thrown away.
-    ``careful_resume``: a topic epoch found in the log is trusted only if its marker was written
-    in the present generation.
+    ``late_stamp_refused``: a stamp older than the present one is refused.
+    ``empty_stamp_refused``: a stamp is refused if the bucket has no record, unless its broker found no record
+    before its compare-and-set.
+    ``birthmarked``: such a stamp also requires the same birthmark that the broker found then.
+    ``generation_check``: a write is refused if the bucket's generation is above its own.
+    ``token_check``: a write is refused unless the log's token is that of its own ledger.
+    ``fresh_block``: ledgers left over from an earlier ownership are discarded.
+    ``careful_resume``: a topic epoch found in the log is trusted only if its marker was written in the present
+    generation.
     """
 
     replid_guard: bool = True
@@ -51,7 +51,7 @@ class Rules:
 
 
 PROTOCOL = Rules()
-"""Level 4: what the broker does."""
+"""Level 4: the protocol of the broker."""
 
 ID_FENCE_ONLY = Rules(
     replid_guard=False,
@@ -60,32 +60,31 @@ ID_FENCE_ONLY = Rules(
     generation_check=False,
     token_check=False,
 )
-"""Level 1: ledgers from the anchor, and nothing but the store's order of IDs."""
+"""Level 1: ledgers from the anchor, and only the store's order of IDs as a check."""
 
 UNREGISTERED = Rules(
     registered=False, owner_check="nothing", generation_check=False, token_check=False
 )
-"""Level 2: the dataset is checked in every write, but no one says which dataset counts."""
+"""Level 2: every write checks the dataset, but no registration names the dataset that counts."""
 
 LINEAGE_BY_REPLID_ONLY = Rules(by_generation=False)
-"""Level 3: registered, adopted by replid2 alone."""
+"""Level 3: the dataset is registered, and adopted by replid2 alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much of the world is explored.
+    """The bounds of the search.
 
-    ``versions``: successful compare-and-sets. ``datasets``: replids, the first one included, so
-    that ``datasets - 1`` promotions, restarts and spontaneous changes of replid happen at most.
-    ``block``: ledgers reserved by one compare-and-set. ``reads_apart``: reading the anchor and
-    looking at the node are two steps. Where nothing is written before the compare-and-set, one step
-    reaches the same outcomes: an attempt that another version overtook between the two can only
-    lose, so a read that matters might as well have been made just before the look. ``needless``:
-    an owner may acquire again although its dataset is registered and its reservation not used up.
-    ``begun``: start where A has acquired, stamped and opened its first ledger, which saves the
-    search eight steps. ``losses``: a promotion or restart may lose any number of the last writes.
-    ``flushes``: how often somebody empties a live dataset by mistake. Without any, birthmarks are
-    left out: they make no difference then.
+    ``versions``: successful compare-and-sets. ``datasets``: replids, including the first one, so that at most
+    ``datasets - 1`` promotions, restarts and spontaneous changes of replid happen. ``block``: ledgers reserved by
+    one compare-and-set. ``reads_apart``: reading the anchor and inspecting the node are two steps. If nothing is
+    written before the compare-and-set, one step reaches the same outcomes: an attempt that another version
+    overtook between the two can only lose, so a read that matters can as well be made just before the inspection.
+    ``needless``: an owner may acquire again although its dataset is registered and its reservation is not used
+    up. ``begun``: the search starts after A has acquired, stamped and opened its first ledger, which saves eight
+    steps. ``losses``: a promotion or restart may lose any number of the last writes. ``flushes``: how often an
+    operator empties a live dataset by mistake. Without flushes the model omits birthmarks, because they make no
+    difference then.
     """
 
     nodes: int = 2
@@ -112,10 +111,10 @@ class Version(NamedTuple):
 class Write(NamedTuple):
     """One write as executed by a node.
 
-    ``stamp``: number = anchor version. ``generation``: number = generation, written by a variant
-    before its compare-and-set. ``marker``: number = ledger, with epoch and generation. ``flush``:
-    nothing written before it is there any more. ``birth``: number = the birthmark.
-    ``stale`` (ghost): a write that should have been refused if this branch counts.
+    ``stamp``: number = anchor version. ``generation``: number = generation, written by a variant before its
+    compare-and-set. ``marker``: number = ledger, with epoch and generation. ``flush``: removes everything written
+    before it. ``birth``: number = the birthmark. ``stale`` (ghost): a write that should have been refused if this
+    branch counts.
     """
 
     kind: Literal["stamp", "generation", "marker", "flush", "birth", "stale"]
@@ -125,7 +124,7 @@ class Write(NamedTuple):
 
 
 class Node(NamedTuple):
-    """One server. ``previous`` is its ``master_replid2``; 0: none."""
+    """One server. ``previous`` is its ``master_replid2``, or 0 if it has none."""
 
     primary: bool
     replid: int
@@ -134,11 +133,11 @@ class Node(NamedTuple):
 
 
 class Binding(NamedTuple):
-    """What one acquisition left with its broker.
+    """The state that one acquisition left with its broker.
 
-    The reservation is ``first`` to ``end``; below ``following`` its ledgers are used. ``epoch`` is
-    the topic epoch that the broker knows to be the newest granted; 0: it does not know. ``create``:
-    it may stamp a bucket that has no record, but for a ``birthmark`` if there is one.
+    The reservation is ``first`` to ``end``; the ledgers below ``following`` are used. ``epoch`` is the newest
+    granted topic epoch as far as the broker knows; 0: it does not know. ``create``: it may stamp a bucket without a
+    record, in which there is nothing but ``birthmark``, if that is set.
     """
 
     replid: int
@@ -151,7 +150,7 @@ class Binding(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """An acquisition under way. ``replid`` 0: the anchor was read, the node not yet looked at."""
+    """An acquisition under way. ``replid`` 0: it has read the anchor but not yet inspected the node."""
 
     version: int
     replid: int = 0
@@ -175,10 +174,10 @@ class State(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What happened, as data for properties and as a line for stories.
+    """One action, as data for properties and as a line of a counter-example.
 
-    ``version`` is the anchor version that was read, or whose binding acts; ``number`` a ledger, an
-    epoch or a count of surviving writes, as the kind says.
+    ``version`` is the anchor version that was read, or the one whose binding acts. ``number`` is a ledger, an
+    epoch or a count of surviving writes, depending on the kind.
     """
 
     kind: str
@@ -228,7 +227,7 @@ class Action(NamedTuple):
 
 
 class View(NamedTuple):
-    """What the scripts find in a node: a fold over its writes. Zero where nothing was written."""
+    """The values that the scripts find in a node: a fold over its writes. Zero if nothing was written."""
 
     generation: int
     stamped: int
@@ -241,7 +240,7 @@ class View(NamedTuple):
     birthmark: int = 0
 
     def epoch_of(self, ledger: int) -> int:
-        """The topic epoch of a ledger's marker; the ledger itself if the marker is not here."""
+        """Return the topic epoch of a ledger's marker, or the ledger itself if the marker is not here."""
         return next((epoch for own, epoch in self.epochs if own == ledger), ledger)
 
 

@@ -1,4 +1,4 @@
-"""The explorer itself: it finds shortest stories, and it never passes what it did not see."""
+"""The explorer finds shortest counter-examples, and accepts no search that was not complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ State = tuple[int, int]
 
 
 class Jugs:
-    """Two jugs of 3 and 5 litres, to be filled, emptied and poured into each other."""
+    """Two jugs of 3 and 5 litres that can be filled, emptied and poured into each other."""
 
     sizes = (3, 5)
 

@@ -1,4 +1,4 @@
-"""Guarded writes explored: what they promise holds, and each thing taken away from them is missed."""
+"""The model of guarded writes: its promises hold, and the search finds each variant wrong that lacks one rule."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def numbered_without_gap(state: State) -> bool:
 
 
 def entered(before: State, after: State) -> list[int]:
-    """The epochs of what this step appended."""
+    """Return the epochs of the entries that this step appended."""
     new = set(after.seen.entries) - set(before.seen.entries)
     return [after.operations[number].epoch for _, _, number in new]
 
@@ -139,7 +139,7 @@ def test_an_owner_without_memory_must_not_believe_a_lagging_log() -> None:
 
 
 def test_a_lost_answer_is_not_a_refusal() -> None:
-    """The first attempt is in the log, the guard was raised, and the second says: refused."""
+    """The first attempt is in the log, the guard was raised, and the second attempt is refused."""
     rules = replace(BESIDE, present_wins=False, definite_only_at_first=False)
     assert broken(rules, Scope(operations=(1,), failovers=0)).startswith("what was refused")
 

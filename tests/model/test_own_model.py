@@ -1,4 +1,4 @@
-"""Every way in which three askers can own a resource, and that simpler tables are wrong."""
+"""Every way in which three requesters can own a resource; the search finds simpler tables wrong."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_table_holds_everywhere() -> None:
 def equal_steals_for_anybody(
     before: Ownership, request: OwnRequest
 ) -> OwnershipGranted | OwnershipDenied:
-    """As the proposal has it: two that both believe in generation 1 take turns for ever."""
+    """As in the proposal: two owners that both believe in generation 1 alternate for ever."""
     answer = decide(before, request)
     if isinstance(answer, OwnershipDenied) and answer.code is ServerError.PRODUCER_BUSY:
         taken = Ownership(before.generation + 1, request.owner, is_owned=True)
@@ -94,7 +94,7 @@ def equal_steals_for_anybody(
 def generations_restart(
     before: Ownership, request: OwnRequest
 ) -> OwnershipGranted | OwnershipDenied:
-    """As the proposal has it: whoever comes to a resource without an owner gets generation 1."""
+    """As in the proposal: each requester of a resource without an owner gets generation 1."""
     answer = decide(before, request)
     if isinstance(answer, OwnershipGranted) and answer.cause is Cause.VACANT:
         return replace(answer, after=replace(answer.after, generation=1))
@@ -104,7 +104,7 @@ def generations_restart(
 def the_next_life_keeps_the_number(
     before: Ownership, request: OwnRequest
 ) -> OwnershipGranted | OwnershipDenied:
-    """Then nobody can tell a task from its zombie."""
+    """Then a task cannot be distinguished from its zombie."""
     answer = decide(before, request)
     if isinstance(answer, OwnershipGranted) and answer.cause is Cause.SUCCEEDED:
         return replace(answer, after=replace(answer.after, generation=before.generation))
@@ -161,7 +161,7 @@ def test_dropping_a_record_without_a_floor_is_found_wrong() -> None:
 
 
 def test_believing_a_replica_that_was_behind_a_drop_is_found_wrong() -> None:
-    """Its record comes back below the floor of those that were dropped behind it."""
+    """The replica's record returns below the floor of the records that were dropped after it."""
     violation = explored(OwnModel(covers=lambda _floors, _generation: False)).violation
     assert violation is not None
     assert violation.broken == "nobody returns behind a successor", violation.story()
@@ -169,7 +169,7 @@ def test_believing_a_replica_that_was_behind_a_drop_is_found_wrong() -> None:
 
 
 def test_reviving_it_without_its_owner_is_found_wrong_too() -> None:
-    """Then the next owner gets what was given to somebody already."""
+    """Then the next owner gets a generation that was already granted."""
 
     class Reviving(OwnModel):
         def _bound_anew(self, world: World) -> World:

@@ -1,4 +1,4 @@
-"""Atomic publishes explored: all or nothing, once, in order; and each rule taken away is missed."""
+"""The model of atomic publishes: all or nothing, once, in order. Each variant without one rule is found wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.model.publish_protocol import (
 pytestmark = pytest.mark.timeout(300)
 
 SMALLEST = Scope(fences=1)
-"""The smallest scope in which each rule taken away is missed."""
+"""The smallest scope in which each variant without one rule is found wrong."""
 
 THREE_ATTEMPTS = Scope(attempts=(1, 1, 2), fences=1, failovers=0, rows=0)
 
@@ -51,7 +51,7 @@ def failed_is_absent(state: State) -> bool:
 
 
 def a_duplicate_is_there(state: State) -> bool:
-    """As far as the data that counts goes: what is durable is not lost, and only that is said."""
+    """As far as the registered data is concerned: durable data is not lost, and only that is claimed."""
     versions = {version for _, version in runs(state.data.items)}
     lost = state.failovers > 0
     return lost or all(
@@ -77,12 +77,12 @@ def _drops(before: State, _action: Action, after: State) -> bool:
 
 
 def _restored(before: State, _action: Action, after: State) -> bool:
-    """A failover found a part of a publish, and dropped it."""
+    """A failover found a part of a publish and dropped it."""
     return after.failovers > before.failovers and before.replica.open is not None
 
 
 def _late(before: State, action: Action, after: State) -> bool:
-    """A copy that nobody waits for stored something."""
+    """A copy without a waiting broker stored something."""
     return "without an answer: stored" in action.text and after.data != before.data
 
 

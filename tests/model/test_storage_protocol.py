@@ -1,8 +1,8 @@
-"""The storage protocol explored: all of it holds, and each thing taken away from it is missed.
+"""The model of the storage protocol: it holds, and the search finds each weaker protocol wrong.
 
-``SMALLEST`` holds the smallest scopes in which every weaker protocol below is found wrong and in which
-everything interesting happens; the real protocol is explored in each of them. The marker ``full`` adds
-larger scopes, and ``ONEWRITER_MODEL=large`` those that take minutes and gigabytes (`make model`).
+``SMALLEST`` contains the smallest scopes in which every weaker protocol below is found wrong and in which every
+``sometimes`` property occurs. The real protocol is explored in each of them. The marker ``full`` adds larger
+scopes, and ``ONEWRITER_MODEL=large`` those that take minutes and gigabytes (`make model`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from tests.model.storage_state import (
     State,
 )
 
-pytestmark = pytest.mark.timeout(600)  # tens of seconds of pure computing, more on a busy machine
+pytestmark = pytest.mark.timeout(600)  # tens of seconds of computation, more on a busy machine
 
 LARGE = os.environ.get("ONEWRITER_MODEL") == "large"
 STATES_MAX = 20_000_000 if LARGE else 2_000_000
 
 THREE_DATASETS = Scope(versions=2, block=1, reads_apart=False)
-"""Two acquisitions and two failovers: everything interesting happens."""
+"""Two acquisitions and two failovers: every ``sometimes`` property occurs."""
 
 OPEN_LEDGER = Scope(versions=2, datasets=2, begun=True)
 """Two acquisitions and one failover, from an open ledger, with two ledgers reserved at a time."""
 
 FIRST_STAMPS = Scope(datasets=1, block=1, reads_apart=False, flushes=1)
-"""From the very beginning, through an emptying."""
+"""From an empty store, with one emptying."""
 
 UNUSED_LEDGERS = Scope(datasets=2, reads_apart=False, begun=True, losses=False)
 """Three acquisitions, with ledgers left over from the first one."""
@@ -75,7 +75,7 @@ def examine(
     invariants: Sequence[str] = (),
     seen: Sequence[StorageSometimes] = (),
 ) -> StorageReport:
-    """Explore, judging all invariants or only those that carry one of the numbers given."""
+    """Explore, and check all invariants or only those with one of the given numbers."""
     all_steps = steps(rules) + (registration(rules) if rules.registered else [])
     return explore(
         StorageProtocol(rules, scope),
@@ -173,7 +173,7 @@ def test_a_dataset_check_is_not_enough_while_nobody_says_which_dataset_counts() 
 
 
 def test_lineage_by_replid_alone_is_safe_but_stuck() -> None:
-    """Level 3: a restart from the append-only file clears replid2, and nothing leads on from there."""
+    """Level 3: a restart from the append-only file clears replid2, and no dataset can be adopted any more."""
     report = examine(LINEAGE_BY_REPLID_ONLY, THREE_DATASETS, seen=[RECOVERY])
     assert report.violation is None
     assert not report.cut
@@ -181,9 +181,9 @@ def test_lineage_by_replid_alone_is_safe_but_stuck() -> None:
 
 
 def test_a_generation_written_before_the_compare_and_set_makes_a_stale_branch_adoptable() -> None:
-    """A broker with an old view raises a stale branch to the very generation that won elsewhere.
+    """A broker with an old view raises a stale branch to exactly the generation that won elsewhere.
 
-    It takes no lost write at all.
+    This needs no lost write.
     """
     found = examine(Rules(stamp_after=False), THREE_OWNERS, invariants="4")
     assert kinds(found)[-1] == "acquire"
@@ -215,14 +215,14 @@ def test_ledgers_kept_from_an_earlier_ownership_are_too_low() -> None:
 
 
 def test_without_token_and_version_a_deposed_owner_moves_cursors() -> None:
-    """There is no ID fence on a hash: the writes beside the log stand or fall with these two."""
+    """A hash has no ID fence: only these two checks protect the writes outside the log."""
     rules = Rules(token_check=False, owner_check="owner")
     found = examine(rules, THREE_DATASETS, invariants="6")
     assert kinds(found)[-1] == "cursor"
 
 
 def test_without_the_owner_check_a_late_grant_slips_between_reading_and_fencing() -> None:
-    """The new owner resumes the epoch it read; meanwhile the old one granted a newer one."""
+    """The new owner resumes the epoch that it read; meanwhile the old one granted a newer one."""
     found = examine(Rules(owner_check="nothing"), OPEN_LEDGER, invariants="7")
     recovered = kinds(found).index("recover")
     assert "grant" in kinds(found)[recovered:]
@@ -236,7 +236,7 @@ def test_a_late_stamp_that_is_let_in_takes_the_bucket_back() -> None:
 
 
 def test_a_late_stamp_on_an_emptied_bucket_brings_a_deposed_owner_back() -> None:
-    """B won the anchor and fell asleep; A won it back and granted; FLUSHALL; B's stamp arrives."""
+    """B won the anchor and froze; A won it back and granted; FLUSHALL; B's stamp arrives."""
     found = examine(Rules(empty_stamp_refused=False), FIRST_STAMPS, invariants="17")
     flushed = kinds(found).index("flush")
     assert "stamp" in kinds(found)[flushed:]
@@ -244,9 +244,9 @@ def test_a_late_stamp_on_an_emptied_bucket_brings_a_deposed_owner_back() -> None
 
 
 def test_a_first_stamp_without_a_birthmark_brings_a_deposed_owner_back() -> None:
-    """B won the anchor first and fell asleep; A won it and granted; FLUSHALL; B's stamp arrives.
+    """B won the anchor first and froze; A won it and granted; FLUSHALL; B's stamp arrives.
 
-    Both saw the bucket without a record, and rightly so.
+    Both correctly found the bucket without a record.
     """
     found = examine(Rules(birthmarked=False), FIRST_STAMPS, invariants="17")
     flushed = kinds(found).index("flush")
@@ -264,10 +264,10 @@ def test_an_epoch_found_in_a_cut_log_is_not_the_last_one() -> None:
 def test_comparing_only_the_owner_lets_through_its_own_write_from_before_it_lost_the_bucket() -> (
     None
 ):
-    """A took, B took, A took again: A's delayed catalog write from its first time still passes.
+    """A acquired, B acquired, A acquired again: A's delayed catalog write from its first ownership still passes.
 
-    Only writes guarded by nothing but the bucket's record are concerned; comparing the stamp's
-    version as well closes it.
+    This concerns only writes that nothing but the bucket's record guards. Comparing the version of the stamp as
+    well prevents it.
     """
     scope = Scope(datasets=1, block=1)
     by_owner = StorageProtocol(Rules(owner_check="owner"), scope)
@@ -277,7 +277,7 @@ def test_comparing_only_the_owner_lets_through_its_own_write_from_before_it_lost
 
 
 def test_second_lines_of_defence_are_not_what_it_stands_on() -> None:
-    """Within this scope the protocol holds without them; they guard against what is not modelled."""
+    """Within this scope the protocol holds without them. They protect against what is not modelled."""
     rules = Rules(past_refused=False, generation_check=False)
     examine(rules, THREE_OWNERS).assert_sound()
 

@@ -1,8 +1,8 @@
-"""Every reachable state of small worlds around the real ``step()``, and what upstream's rules do.
+"""Every reachable state of small worlds around the real ``step()``, and the effects of Pulsar's rules.
 
-Each scenario runs in the smallest scope in which every ``Sometimes`` property occurs and in which the
-predicates find its mutants. The marker ``full`` adds the scopes of ten to sixty thousand states, and
-ONEWRITER_MODEL=large (`make model`) those that take minutes and gigabytes.
+Each scenario runs in the smallest scope in which every ``Sometimes`` property occurs and in which the predicates
+find its mutants. The marker ``full`` adds the scopes of ten to sixty thousand states, and ONEWRITER_MODEL=large
+(`make model`) those that take minutes and gigabytes.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def held_back_too_long(before: State, action: Action, after: State) -> bool:
 
 
 def spread(before: State, action: Action, after: State) -> bool:
-    """A waiter that came later was promoted because its host leads fewer topics."""
+    """A waiter that arrived later was promoted because its host leads fewer topics."""
     grants = [e for e in action.effects if isinstance(e, Fence) and e.group is not None]
     return any(
         fence.best_loser is not None
@@ -166,7 +166,7 @@ def spread(before: State, action: Action, after: State) -> bool:
 
 
 def serves_alone(state: State) -> bool:
-    """No producer learns that it leads while another one may still serve."""
+    """No producer is informed of its grant while another one may still serve."""
     leading = {
         line.registration.partition(".")[0]
         for lines in state.lines
@@ -204,7 +204,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A world with its smallest bounds, those of the marker ``full``, and what must occur in it."""
+    """A world with its smallest bounds, the bounds of the marker ``full``, and the properties that must occur in it."""
 
     world: World
     smallest: Bounds
@@ -284,7 +284,7 @@ SCENARIOS = {
         Bounds(3, 2),
         (RESUMED, REPLACED, TOOK_OVER, STALE, GHOST),
     ),
-    # A deposed fencer must name the epoch, so that two of them do not take turns.
+    # A deposed fencer must name the epoch, so that two fencers do not depose each other for ever.
     "two fencers": Scenario(
         World((Actor("A", FENCING), Actor("B", FENCING)), departs_late=True),
         Bounds(2, 1),
@@ -381,7 +381,7 @@ def test_every_promise_holds_in_a_large_scope(name: str) -> None:
     SCENARIOS[name].explored(large).assert_sound()
 
 
-# -- upstream's rules, in the smallest scopes --------------------------------------------------
+# -- Pulsar's rules, in the smallest scopes ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -415,7 +415,7 @@ WAITERS = SCENARIOS["two waiters"].world
 
 
 def test_queueing_without_the_check_lets_the_epoch_fall() -> None:
-    """A was granted 1 and lost its connection, B holds 2, A queues with 1: then the epoch is 1."""
+    """A was granted 1 and lost its connection, B holds 2, A queues with 1: then the epoch falls to 1."""
     world = replace(WAITERS, rules=queueing_without_the_check, nodes={})
     found = explore(world, steps=[Step("an epoch never falls", epochs_go_on)]).violation
     assert found is not None
@@ -433,7 +433,7 @@ def test_queueing_without_the_check_lets_an_old_epoch_write_after_a_newer_one() 
 
 
 def test_a_removal_that_does_not_name_who_makes_two_writers() -> None:
-    """The late departure of a fenced producer frees what another holds: two may write."""
+    """The late departure of a fenced producer frees the topic that another producer holds: two may write."""
     actors = (Actor("A", EXCLUSIVE), Actor("B", FENCING), Actor("C", WAIT))
     world = World(actors, rules=removal_of_whoever_holds, departs_late=True)
     found = explore(world, steps=[Step("the log's epochs never fall", log_goes_on)]).violation

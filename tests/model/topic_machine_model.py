@@ -1,28 +1,27 @@
-"""A small world around the real ``step()``: producers, their connections, a store that takes time.
+"""A small world around the real ``step()``: producers, their connections, and a store that takes time.
 
-The story. Producers ask for a topic (or its partitions, one request each, in any order), lose their
-connections, come back with the epoch they were granted, close, and ask anew after a refusal. The
-broker notices a lost connection later than the client does, or after the client is back. A fence
-takes as long as it likes; in between anything else may happen. Who is granted appends at once, and
-whoever was told it may write tries to append until it is told otherwise: the log is the one in
-which an old epoch behind a newer one shows soonest.
+Producers ask for a topic (or its partitions, one request each, in any order), lose their connections, reconnect
+with the epoch that they were granted, close, and ask again after a refusal. The broker notices a lost connection
+later than the client does, or after the client has reconnected. A fence takes any length of time; any other event
+may happen meanwhile. A granted producer appends at once, and a producer that was granted the topic tries to append
+until it is informed of its end. This log shows an old epoch after a newer one earliest.
 
-Bounds, as bounds: ledgers (they also bound epochs), lost connections in a run, reconnects in one
-life of a producer. Names are used again once nobody knows them, arrival and claim numbers are kept
-as ranks, and who was deposed is forgotten where nobody takes over: that only makes equal what no
-rule can tell apart.
+The model has these bounds: ledgers (they also bound epochs), lost connections in a run, reconnects in one life of a
+producer. Names are reused when no component knows them any more, arrival and claim numbers are kept as ranks, and
+the list of deposed producers is dropped if no producer takes over. This only merges states that no rule can
+distinguish.
 
-Who may serve is assured by the broker now and then, believes it for ``serve_seconds``, and stops when
-it closes or hears of its end; at LATER nobody assured before believes it any more.
+The broker assures a producer from time to time that it may serve. The producer relies on this for
+``serve_seconds``, and stops when it closes or is informed of its end. At LATER no earlier assurance is valid.
 
-Ghost state (only properties look at it): ``log``, ``serving``.
+Ghost state (only properties read it): ``log``, ``serving``.
 
 Many states share a topic and differ in what clients know. A world therefore keeps one ``Node`` for each
 distinct topic, and a node keeps one ``Outcome`` for each event: the rules and the predicates of the
 topic machine run once for each pair of topic and event. Nodes are compared by identity.
 
-Not modelled: the store (storage_protocol.py), pings, several brokers, time but "the deadline
-passed", what a client does with its errors beyond trying again.
+Not modelled: the store (storage_protocol.py), pings, several brokers, time other than "the deadline has passed",
+and a client's reaction to its errors other than a retry.
 """
 
 from __future__ import annotations
@@ -71,12 +70,12 @@ from onewriter_core.topic.model import (
 
 RESERVED_UNTIL = 3.0
 LATER = 10.0
-"""When every deadline has passed; everything else happens at 0."""
+"""The time at which every deadline has passed. Everything else happens at 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """A producer: who it is and what it asks for. ``alone``: for each partition by itself."""
+    """A producer: its identity and its request. ``alone``: it asks for each partition by itself."""
 
     name: str
     mode: AccessMode
@@ -95,8 +94,8 @@ class Actor:
 class Line:
     """What a producer knows about one partition, and the connections that it has lost there.
 
-    ``lost`` are registrations that the broker still believes in, with the epoch under which bytes
-    of theirs may still arrive.
+    ``lost`` are registrations that the broker still considers connected, each with the epoch under which bytes of
+    it may still arrive.
     """
 
     registration: str = ""
@@ -119,7 +118,7 @@ class Node:
 
     @cached_property
     def is_sound(self) -> bool:
-        """Checks the predicates of a state; raises Violation."""
+        """Check the predicates of a state; raises Violation."""
         check(self.topic)
         return True
 
@@ -138,7 +137,7 @@ class Outcome:
 
     @cached_property
     def keeps_promises(self) -> bool:
-        """Checks the predicates of a step; raises Violation."""
+        """Check the predicates of a step; raises Violation."""
         check_step(self.before, self.event, self.topic, self.effects)
         return True
 
@@ -161,7 +160,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An event with its outcome; an append is no event of the machine and has none."""
+    """An event with its outcome. An append is not an event of the machine and has none."""
 
     name: str
     outcome: Outcome | None = None
@@ -195,10 +194,10 @@ def _told(effect: Effect) -> str:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The model. ``rules`` is the function under exploration: the real step, or a naive one.
+    """The model. ``rules`` is the function to explore: the real step, or a naive one.
 
-    ``departs_late``: a producer that the broker closed is reported gone once more, some time later.
-    ``loads``: what hosts may turn out to lead elsewhere, at any time.
+    ``departs_late``: a producer that the broker closed is reported as gone once more, some time later.
+    ``loads``: the numbers of topics that hosts may lead elsewhere; they may change at any time.
     """
 
     actors: tuple[Actor, ...]
@@ -403,7 +402,7 @@ class World:
         return outcome
 
     def _heard(self, lines: Lines, registration: str, effect: Grant | Close | Reject) -> Lines:
-        """What the client makes of what it is told; a lost connection hears nothing."""
+        """Apply the broker's answer to the client's state. A lost connection receives nothing."""
 
         def hears(line: Line) -> Line:
             if line.registration != registration:
@@ -428,7 +427,7 @@ class World:
         return tuple(tuple(hears(line) for line in of_actor) for of_actor in lines)
 
     def _plain(self, topic: Topic) -> Topic:
-        """The topic without what no rule can tell apart here; see the bounds above."""
+        """Remove from the topic what no rule can distinguish here; see the bounds above."""
         topic = _ranked(topic)
         if any(actor.mode is AccessMode.EXCLUSIVE_WITH_FENCING for actor in self.actors):
             return topic
@@ -470,7 +469,7 @@ def _with_line(state: State, number: int, at: int, line: Line) -> State:
 
 
 def _ranked(topic: Topic) -> Topic:
-    """The topic with arrival and fence numbers as ranks, which is all that rules look at."""
+    """Replace arrival and fence numbers by ranks; rules read only their order."""
     phase, pending = topic.phase, topic.pending_fence
     groups = [*topic.queue]
     if pending is not None and pending.group is not None:
@@ -490,11 +489,11 @@ def _ranked(topic: Topic) -> Topic:
     )
 
 
-# -- the rules that upstream has --------------------------------------------------------------
+# -- Pulsar's rules ---------------------------------------------------------------------------
 
 
 def queueing_without_the_check(topic: Topic, event: Event) -> Step:
-    """Upstream queues a reconnecting waiter unchecked and, promoting it, sets ITS epoch."""
+    """Pulsar queues a reconnecting waiter without a check and sets ITS epoch when it promotes it."""
     match event:
         case ProducerRequested(request, now):
             partition = topic.partition(request.partition)
@@ -523,14 +522,14 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
 
 
 def forgetting_who_serves(topic: Topic, event: Event) -> Step:
-    """As if nobody had asked to serve: the winner is told as soon as the fence is stored."""
+    """Ignore that a producer asked to serve: the winner is informed as soon as the fence is stored."""
     if isinstance(event, FenceStored):
         event = replace(event, assured_at=-LATER)
     return step(topic, event)
 
 
 def removal_of_whoever_holds(topic: Topic, event: Event) -> Step:
-    """Upstream clears the exclusive flag when *a* producer goes, whoever set it."""
+    """Pulsar clears the exclusive flag when *a* producer leaves, whichever producer set it."""
     if isinstance(event, ProducerGone):
         writing = [name for name, place in places(topic).items() if place == "writing"]
         if event.registration not in places(topic) and writing:

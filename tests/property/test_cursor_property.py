@@ -1,4 +1,4 @@
-"""Whatever is acknowledged, in whatever order: the cursor never claims more than was."""
+"""Acknowledgements in any order: the cursor never covers a message that was not acknowledged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = (1 << BATCH) - 1
 
 @dataclass
 class Model:
-    """Which messages of which entry are left, entry by entry."""
+    """The messages of each entry that are not acknowledged yet."""
 
     entries: list[Position]
     left: dict[Position, int] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Model:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[Position]:
-    """A few ledgers of a few entries, with numbers missing between ledgers."""
+    """Draw a few ledgers of a few entries, with numbers missing between ledgers."""
     entries: list[Position] = []
     ledger = 0
     for length in draw(st.lists(st.integers(0, 5), min_size=1, max_size=5)):
@@ -49,7 +49,7 @@ OPERATIONS = st.lists(
 
 
 def read_between(gaps: LedgerGaps, entries: list[Position], start: int) -> None:
-    """What a reader learns from the entry at ``start`` and the one behind it."""
+    """Pass on what a reader learns from the entry at ``start`` and the next one."""
     after = entries[start - 1] if start else EARLIEST
     gaps.learn(after, entries[start])
 
@@ -101,13 +101,13 @@ def test_cursor_never_claims_what_was_not_acknowledged(
                 restored = Cursor.from_saved(saved, gaps)
                 assert restored.to_saved() == saved
                 cursor = restored
-            case _:  # an acknowledgement of an entry that never was
+            case _:  # an acknowledgement of an entry that never existed
                 cursor.acknowledge(Position(position.ledger, position.entry + 40))
         check(cursor, model)
-    # Nothing acknowledged is forgotten either, as long as no bound is met.
+    # Acknowledged messages are not forgotten either, as long as no bound is reached.
     for position, left in model.left.items():
         assert cursor.is_acknowledged(position) == (left == 0)
-    # Once all is acknowledged and the log was read through, the cursor stands at its end.
+    # Once all is acknowledged and the log was read through, the cursor is at the end of the log.
     for index, position in enumerate(entries):
         read_between(gaps, entries, index)
         assert cursor.acknowledge(position)

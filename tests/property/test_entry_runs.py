@@ -1,4 +1,4 @@
-"""Runs of entries against the plain way: entry by entry, each looked at."""
+"""Runs of entries give the same result as the simple way, which reads one entry after the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from onewriter_core.ids import Position
 
 ENTRIES = st.lists(st.tuples(st.binary(max_size=5), st.integers(1, 3)), min_size=1, max_size=6)
 LOGS = st.lists(st.lists(ENTRIES, max_size=4), min_size=1, max_size=3)
-"""Ledgers of blocks of entries: bytes, and how many messages they are."""
+"""Ledgers of blocks of entries: their bytes, and their number of messages."""
 
 
 def log_of(ledgers: list[list[list[tuple[bytes, int]]]]) -> tuple[list[StoredBlock], list[Entry]]:
-    """The log as it is stored, and its entries."""
+    """Return the log as it is stored, and its entries."""
     blocks: list[StoredBlock] = []
     entries: list[Entry] = []
     for ledger, contents in enumerate(ledgers, 5):

@@ -1,7 +1,7 @@
 """A log that grows, rolls and is trimmed at random while it is indexed and read a part at a time.
 
-Whatever happens in between: what the index tells in the end is what is stored, and a reader that was
-told no hole has every entry behind where it began, each once.
+In the end the index describes exactly what is stored. A reader that saw no hole has received every entry after its
+start once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ STEPS = 80
 
 
 class Reader:
-    """Reads the log from somewhere, as the stream of its blocks does."""
+    """Reads the log from some position, as the stream of its blocks does."""
 
     def __init__(self, story: Story, start: Position) -> None:
         self.start = self.at = start
@@ -42,7 +42,7 @@ class Reader:
         self._story = story
 
     async def step(self, drawn: random.Random) -> None:
-        """Read on for a while; once something is gone the reader is told, and ends."""
+        """Read further for a while. If an entry has been trimmed, the reader gets an error and ends."""
         blocks = Range(self._story.log, self.at)
         for _ in range(drawn.randrange(1, 4)):
             at = blocks.at
@@ -101,7 +101,7 @@ async def test_an_index_and_readers_of_a_restless_log(
                     await trimmed(story, min(marker, drawn.choice([cut, behind(cut)])))
             case 6:
                 story.log.forget_tail()
-                if drawn.random() < 0.3:  # as a broker that has just begun to serve it
+                if drawn.random() < 0.3:  # like a broker that has just begun to serve it
                     story.log._ends.clear()
             case 7:
                 page = await indexes.page(story.log, story.binding.bucket, after)

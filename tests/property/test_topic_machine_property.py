@@ -1,7 +1,7 @@
-"""Whatever happens to a topic in whatever order, every promise of invariants.py holds.
+"""Events in any order: every promise of invariants.py holds.
 
-Hypothesis plays broker, store, administrators and ill-mannered clients against the real ``step``:
-unknown registrations, wrong partitions, invented epochs, answers that come late, closed topics.
+Hypothesis plays broker, store, administrators and misbehaving clients against the real ``step``: unknown
+registrations, wrong partitions, invented epochs, late answers, closed topics.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ PEOPLE = [
     ("bob", Identity("bob", "pod-2")),
     ("carol", Identity()),
 ]
-"""Names and identities; carol is nobody in particular."""
+"""Names and identities. carol's identity is anonymous."""
 
 HOSTS = ["one", "two", "three"]
 DEPARTURES = [Departure.CLOSED, Departure.CONNECTION_LOST, Departure.SILENT]
 
 
 class AnyTopic(RuleBasedStateMachine):
-    """One topic in a world that keeps only the rules of the shell: what cannot happen does not."""
+    """One topic in a world that follows only the rules of the shell: events that it cannot send do not occur."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -209,11 +209,11 @@ class AnyTopic(RuleBasedStateMachine):
 
     @property
     def is_fencing(self) -> bool:
-        """Whether the store owes an answer."""
+        """Return whether an answer of the store is outstanding."""
         return isinstance(self.topic.phase, Fencing | FencingFormerDataset)
 
     def the_fence_is_decided(self) -> None:
-        """The fence is stored, and nobody serves any more."""
+        """The fence is stored, and no former holder serves any more."""
         if self.is_fencing:
             self.the_fence_is_stored(1, None)
         self.time_passes(4.0)
@@ -292,7 +292,7 @@ class AnyTopic(RuleBasedStateMachine):
         assert not places(self.topic)
 
     def teardown(self) -> None:
-        """Heal: every fence is stored and everybody leaves; then nobody is left anywhere."""
+        """Heal: every fence is stored and every producer leaves. Then the topic has no producers left."""
         while self.topic.pending_fence is not None:
             self.the_fence_is_decided()
         self.time_passes(10.0)

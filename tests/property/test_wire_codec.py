@@ -1,4 +1,4 @@
-"""The codec written by hand says what protobuf says, for all fields and in both directions."""
+"""The hand-written codec agrees with protobuf, for all fields and in both directions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from onewriter_core.wire.values import (
     SendReceipt,
 )
 
-# Numbers of every varint length, the edges of each included.
+# Numbers of every varint length, including the limits of each.
 uint64 = st.integers(0, 63).flatmap(lambda bits: st.integers(0, 2 ** (bits + 1) - 1))
 uint32 = st.integers(0, 2**32 - 1)
 int32 = st.one_of(st.integers(-3, 300), st.integers(-(2**31), 2**31 - 1))
@@ -140,7 +140,7 @@ def test_decoding_agrees(message: Message) -> None:
     st.sampled_from(list(FIELDS.values())),
     st.lists(
         st.one_of(
-            # Fields in any order, repeated, of unknown numbers, with any number of bytes.
+            # Fields in any order, repeated, with unknown numbers, with any number of bytes.
             st.tuples(st.integers(1, 12), uint64).map(
                 lambda field: encode_varint(field[0] << 3) + encode_varint(field[1])
             ),
@@ -180,7 +180,7 @@ def test_decoding_agrees_on_damage(message: Message, data: st.DataObject) -> Non
 
 
 def command_of(frame: bytes, payload_length: int = 0) -> bytes:
-    """The command in a frame, its lengths checked."""
+    """Return the command in a frame, after checking the frame's lengths."""
     assert int.from_bytes(frame[:4]) == len(frame) - 4 + payload_length
     assert int.from_bytes(frame[4:8]) == len(frame) - 8
     return frame[8:]

@@ -1,4 +1,4 @@
-"""Whatever bytes come, in whatever pieces: commands, or a ProtocolError, and nothing else."""
+"""Any bytes, in pieces of any size, produce commands or a ProtocolError and no other error."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_noise_behind_a_type_gives_a_command_or_a_protocol_error(
 
 
 def read_everything(payload: memoryview) -> None:
-    """All that broker and clients ever read of an entry."""
+    """Read everything that broker and clients ever read of an entry."""
     with contextlib.suppress(ProtocolError):
         messages.entry_checksum_ok(payload)
     with contextlib.suppress(ProtocolError):

@@ -1,4 +1,4 @@
-"""What is encoded for a whole run at once has the very bytes of one encoding after the other."""
+"""A run that is encoded at once has the same bytes as its parts encoded one after the other."""
 
 from __future__ import annotations
 

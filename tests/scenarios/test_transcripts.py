@@ -1,7 +1,7 @@
-"""Plays every transcript of this folder against the machine.
+"""Plays every transcript of this folder against the topic machine.
 
-After a change that is meant to be one, ``REWRITE_TRANSCRIPTS=1`` writes what the machine does now
-into the files: read the difference before you commit it.
+After an intended change of the machine, ``REWRITE_TRANSCRIPTS=1`` writes its present behaviour into the files.
+Read the difference before you commit it.
 """
 
 from __future__ import annotations

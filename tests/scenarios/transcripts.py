@@ -1,19 +1,18 @@
 """Transcripts of the topic machine: read them, play them against ``step``, write them again.
 
-A transcript is a text that a person reads from top to bottom::
+A transcript is a text that is read from top to bottom::
 
-    topic                               the topic it begins with
-    > ask A Exclusive                   what happens
-      fence grant A                     what the machine asks for, in order
+    topic                               the topic at the start
+    > ask A Exclusive                   an event
+      fence grant A                     the effects that the machine returns, in order
     > stored ledger=1
       grant A epoch 1
-    = Held A epoch 1                    what the topic is then
+    = Held A epoch 1                    the state of the topic now
 
-``A2.1`` is a registration: producer A's second connection, for partition 1. A producer proves to be
-who its name says. Times are seconds since the start. Lines that begin with ``#`` are for the reader.
+``A2.1`` is a registration: the second connection of producer A, for partition 1. Each producer authenticates
+with an identity of its own. Times are seconds since the start. Lines that begin with ``#`` are comments.
 
-Not here: the expectations themselves (``*.txt``), and what must hold of every step anyway
-(invariants.py; it is checked at each line).
+The expectations are in the ``*.txt`` files. ``play`` also checks the invariants (invariants.py) at each line.
 """
 
 from __future__ import annotations

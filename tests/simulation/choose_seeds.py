@@ -1,7 +1,7 @@
-"""Choose few seeds in whose runs everything of ``SOMETIMES`` occurs: ``python -m tests.simulation.choose_seeds 100``.
+"""Choose few seeds whose runs cover all of ``SOMETIMES``: ``python -m tests.simulation.choose_seeds 100``.
 
-A change of the simulation or of the broker changes what a seed leads to. ``test_simulation.py`` then
-still passes, because it goes on to other seeds, but takes longer; choose its seeds again.
+A change of the simulation or of the broker changes the run of a seed. ``test_simulation.py`` then still passes,
+because it tries further seeds, but takes longer. Choose its seeds again in that case.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.simulation.test_simulation import SOMETIMES
 
 
 def covering(seen: Mapping[int, frozenset[str]]) -> list[int]:
-    """Seeds that together saw whatever any of them saw, the one that adds most first."""
+    """Return seeds that together saw all that any of them saw, the one that adds most first."""
     missing = frozenset().union(*seen.values())
     chosen: list[int] = []
     while missing:

@@ -1,7 +1,7 @@
-"""What a run leaves behind: operations, the store's own log and audit, and the faults injected.
+"""The record of a run: operations, the store's own log and audit, and the injected faults.
 
-Checkers are pure functions over a History. ``invoked`` and ``completed`` are places in one total
-order of all happenings of the run (never equal), ``*_at`` virtual seconds.
+Checkers are pure functions over a History. ``invoked`` and ``completed`` are places in one total order of all
+events of the run (never equal); ``*_at`` are virtual seconds.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import Any
 from onewriter_core.ids import Position
 
 NEVER = 10**12
-"""Where an operation that was never answered is completed."""
+"""The place at which an operation that was never answered is completed."""
 
 
 class Kind(enum.StrEnum):
-    """What was asked."""
+    """The kind of an operation."""
 
     GRANT = "grant"
     """A producer was created; ok: it may write under ``epoch``."""
     RESUME = "resume"
-    """A granted producer came back; ok: under the epoch that it had."""
+    """A granted producer returned; ok: it resumed the epoch that it had."""
     APPEND = "append"
     READ = "read"
-    """A reader went through the whole log."""
+    """A reader read the whole log."""
     DELIVER = "deliver"
     ACK = "ack"
     REDELIVER = "redeliver"
     OWN = "own"
-    """A topic was owned for a group (``name``); ok: under the generation in ``epoch``."""
+    """A client requested a topic for a group (``name``); ok: it owns it under the generation in ``epoch``."""
     SERVE = "serve"
-    """A holder asked whether it may serve on; ok: it does so until ``until``."""
+    """A holder asked whether it may serve further; ok: it does so until ``until``."""
     HANDOVER = "handover"
     FENCE = "fence"
     """An administrator deposed the holder."""
@@ -45,18 +45,18 @@ class Kind(enum.StrEnum):
 
 
 class Outcome(enum.StrEnum):
-    """How it ended."""
+    """The outcome of an operation."""
 
     OK = "ok"
     FAIL = "fail"
-    """Definitely did not happen."""
+    """It certainly did not happen."""
     INFO = "info"
-    """Nobody knows."""
+    """The outcome is unknown."""
 
 
 @dataclass(slots=True)
 class Operation:
-    """One operation of one process. Fields that do not apply keep their defaults."""
+    """One operation of one process. Fields that do not apply have their defaults."""
 
     kind: Kind
     process: str
@@ -72,7 +72,7 @@ class Operation:
     """The holder's own sequence number (k)."""
     value: str = ""
     guard: str = ""
-    """A guarded write: the topic, and the epoch of it, that it depends on."""
+    """A guarded write: the topic and the epoch that it depends on."""
     guard_epoch: int = 0
     completed: int = NEVER
     completed_at: float = float(NEVER)
@@ -82,7 +82,7 @@ class Operation:
     ledger: int = 0
     replid: str = ""
     is_waiting: bool = False
-    """The broker said: wait."""
+    """The broker answered that the producer has to wait."""
     until: float = 0.0
     values: list[tuple[Position, str]] = field(default_factory=list)
 
@@ -111,19 +111,19 @@ class LogMarker:
 
 @dataclass(slots=True)
 class TopicLogs:
-    """What the store holds of a topic at the end."""
+    """The store's contents of a topic at the end."""
 
     entries: list[LogEntry] = field(default_factory=list)
     markers: list[LogMarker] = field(default_factory=list)
     epoch: int = 0
-    """Of its state."""
+    """The epoch in the topic's state."""
     ledger: int = 0
     cursors: dict[str, Position] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class LossReport:
-    """A broker said that acknowledged entries are gone: behind ``after`` up to ``last``."""
+    """A broker reported that acknowledged entries are lost: those after ``after`` up to ``last``."""
 
     topic: str
     after: Position
@@ -132,7 +132,7 @@ class LossReport:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that was the case from ``start`` to ``end`` (virtual seconds)."""
+    """A condition that held from ``start`` to ``end`` (virtual seconds)."""
 
     what: str
     start: float
@@ -141,7 +141,7 @@ class Span:
 
 @dataclass(slots=True)
 class History:
-    """All that is known of one run."""
+    """All records of one run."""
 
     seed: int
     operations: list[Operation] = field(default_factory=list)
@@ -149,21 +149,21 @@ class History:
     audit: list[dict[str, str]] = field(default_factory=list)
     losses: list[LossReport] = field(default_factory=list)
     forgotten: dict[str, dict[str, float]] = field(default_factory=dict)
-    """Per topic, values that a fault of the store destroyed beyond what the profile promises, and
-    when."""
+    """Per topic, values that a fault of the store destroyed beyond the promises of the profile, with the
+    time of the loss."""
     unreportable: set[str] = field(default_factory=set)
-    """Those of them that were acknowledged by a broker that was not there to miss them."""
+    """Those of them that a broker acknowledged that no longer existed to notice the loss."""
     faults: list[Span] = field(default_factory=list)
     tenures: list[tuple[str, Span]] = field(default_factory=list)
     """By topic: when a client held it (``what`` names the holder)."""
     absences: list[Span] = field(default_factory=list)
-    """When a client process was frozen or dead; ``what`` is its name."""
+    """When a client process was frozen or dead. ``what`` is its name."""
     healed_at: float = 0.0
     ended_at: float = 0.0
     seen: dict[str, int] = field(default_factory=dict)
-    """How often interesting things happened."""
+    """How often each noted event happened."""
     anomalies: list[str] = field(default_factory=list)
-    """What must never happen in a process: unexpected exceptions, protocol errors."""
+    """Events that must never happen in a process: unexpected exceptions, protocol errors."""
     journal: list[str] = field(default_factory=list)
     """The brokers' log lines."""
 
@@ -178,7 +178,7 @@ class History:
         self.seen[what] = self.seen.get(what, 0) + count
 
     def to_text(self) -> str:
-        """One JSON document per line; equal runs give equal bytes."""
+        """Return one JSON document per line. Equal runs give equal bytes."""
         lines: list[Any] = [{"seed": self.seed, "healed": self.healed_at, "ended": self.ended_at}]
         lines += [asdict(operation) for operation in self.operations]
         lines += [{"topic": name, **asdict(self.logs[name])} for name in self.topics]

@@ -1,4 +1,4 @@
-"""The brokers' log lines of a run, kept with its history; what must never be logged is found here."""
+"""The brokers' log lines of a run, kept with its history. It reports events that must never be logged."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tests.simulation.recording import Recorder
 from onewriter_core.ids import Position
 
 NEVER = frozenset({"topic.failed", "connection.failed"})
-"""The unexpected happened, and something was closed because of it."""
+"""An unexpected error closed something."""
 
 LINES_MAX = 20_000
 
 
 class Journal:
-    """A structlog processor that takes everything and prints nothing."""
+    """A structlog processor that records every line and prints nothing."""
 
     def __init__(self, loop: VirtualLoop, recorder: Recorder) -> None:
         self._loop = loop
@@ -52,7 +52,7 @@ class Journal:
         raise structlog.DropEvent
 
     def unhandled(self, context: Mapping[str, Any]) -> None:
-        """An exception that nobody took."""
+        """Record an exception that no code handled."""
         error = context.get("exception")
         if not self._recorder.is_closed and error is not None:
             self._recorder.anomaly(f"unhandled: {context.get('message')}: {error!r}")
@@ -65,7 +65,7 @@ class Journal:
         lineno: int,
         *_more: object,
     ) -> None:
-        """A warning; while everything is torn down they are to be expected."""
+        """Record a warning. While the run is torn down, warnings are expected."""
         if not self._recorder.is_closed:
             self._recorder.anomaly(f"warning: {message} ({filename}:{lineno})")
 

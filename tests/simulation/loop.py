@@ -1,11 +1,11 @@
 """A deterministic event loop with virtual time, on which several simulated processes run.
 
-Every callback belongs to a *process*, by the context it was scheduled in. A process can be frozen
-(SIGSTOP: what becomes due for it queues up, and runs in order when it is thawed) or dead (SIGKILL:
-nothing of it ever runs again). Within a process callbacks run in asyncio's order; which process
-runs next is drawn from the seed, so that the orders that an operating system may choose are tried.
+Every callback belongs to a *process*, by the context in which it was scheduled. A process can be frozen (SIGSTOP:
+its due callbacks are queued and run in order when it is thawed) or dead (SIGKILL: none of its callbacks ever runs
+again). Within a process callbacks run in asyncio's order. The seed decides which process runs next, so that the
+runs cover the orders that an operating system may choose.
 
-Here is nothing of brokers, clients or sockets; the network (network.py) hooks into
+This module knows no brokers, clients or sockets; the network (network.py) attaches itself through
 ``create_server``.
 """
 
@@ -20,17 +20,17 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 STEPS_MAX = 20_000_000
-"""Turns of the loop in one run: a busy loop in the code under test ends here."""
+"""Ticks of the loop in one run. A busy loop in the code under test ends at this bound."""
 
 _Result = TypeVar("_Result")
 
 
 class Deadlock(AssertionError):
-    """Nothing is scheduled any more although the run has not ended."""
+    """No callback is scheduled although the run has not ended."""
 
 
 class Process:
-    """Something that runs on its own: a broker, a client, or the world around them."""
+    """A unit that runs on its own: a broker, a client, or the world around them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,7 +50,7 @@ _PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("proce
 
 
 class Listening(Protocol):
-    """Where servers are registered: the simulated network."""
+    """The registry of servers: the simulated network."""
 
     def listen(
         self, process: Process, port: int, factory: Callable[[], asyncio.BaseProtocol]
@@ -58,7 +58,7 @@ class Listening(Protocol):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The loop. ``randomness`` decides which process goes first when several could."""
+    """The loop. ``randomness`` decides which process runs first if several could."""
 
     def __init__(self, randomness: random.Random) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return process
 
     def spawn(self, process: Process, work: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
-        """Run work as a task of that process."""
+        """Run a coroutine as a task of that process."""
         context = process.context.copy()
         task = self.create_task(work, context=context)
         process.tasks = [other for other in process.tasks if not other.done()]
@@ -87,12 +87,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def call(self, process: Process, callback: Callable[..., object], *args: object) -> None:
-        """Run a callback in that process, after what is ready there."""
+        """Run a callback in that process, after the callbacks that are ready there."""
         self.call_soon(callback, *args, context=process.context.copy())
 
     @property
     def current_process(self) -> str:
-        """Whose code runs now."""
+        """Return the name of the process whose code runs now."""
         found = _PROCESS.get()
         return self.world.name if found is None else found.name
 
@@ -153,10 +153,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self.world if found is None else found
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers are left where they are until they are due."""
+        """Cancelled timers stay in the queue until they are due."""
 
     def _write_to_self(self) -> None:
-        """Nobody waits in a selector."""
+        """No thread waits in a selector."""
 
     def _run_once(self) -> None:
         self.steps += 1
@@ -174,7 +174,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _advance(self) -> None:
-        """Let time pass until something is due."""
+        """Advance the time until a callback is due."""
         timers = self._timers
         while timers and timers[0][3].cancelled():
             heapq.heappop(timers)

@@ -1,8 +1,8 @@
-"""Mutants: a correct history corrupted in one way. Each must fail exactly the predicate it names.
+"""Mutants: a correct history corrupted in one way. Each must fail exactly the predicate that it names.
 
-Numbers as in the list of mutants that the predicates come with: M1 drops an acknowledged entry, and
-so on. Every function takes a history that violates nothing, changes it in place, and raises
-NotHere when the history has nothing for it to corrupt.
+The numbers are those of the list of mutants that belongs to the predicates: M1 drops an acknowledged entry, and so
+on. Every function takes a history that violates no predicate, changes it in place, and raises NotHere if the
+history contains nothing that it can corrupt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Mutant = Callable[[History], None]
 
 
 def _clean_topic(history: History) -> str:
-    """A topic of which no fault of the store destroyed anything."""
+    """Return a topic from which no fault of the store destroyed anything."""
     for topic in history.topics:
         if not history.forgotten.get(topic) and len(history.logs[topic].entries) > 20:
             return topic
@@ -45,7 +45,7 @@ def _append_of(history: History, topic: str, value: str) -> Operation:
 
 
 def _unread(history: History, topic: str) -> None:
-    """Nobody has looked at the topic: corruptions of the log shall not show in reads, too."""
+    """Remove all reads of the topic, so that a corruption of the log does not show in reads, too."""
     history.operations = [
         o
         for o in history.operations
@@ -55,7 +55,7 @@ def _unread(history: History, topic: str) -> None:
 
 
 def _exclusive_pair(entries: list[LogEntry]) -> int:
-    """The index of the last exclusive entry of an epoch that another exclusive epoch follows."""
+    """Return the index of the last exclusive entry of an epoch that another exclusive epoch follows."""
     for index in range(len(entries) - 1):
         one, other = entries[index], entries[index + 1]
         if one.is_exclusive and other.is_exclusive and one.epoch < other.epoch:
@@ -64,7 +64,7 @@ def _exclusive_pair(entries: list[LogEntry]) -> int:
 
 
 def m1_acknowledged_entry_dropped(history: History) -> None:
-    """The last entry of its holder, so that no hole shows."""
+    """Drop the last entry of its holder, so that there is no hole."""
     topic = _clean_topic(history)
     _unread(history, topic)
     entries = history.logs[topic].entries
@@ -78,7 +78,7 @@ def m1_acknowledged_entry_dropped(history: History) -> None:
 
 
 def m2_acknowledged_value_stored_twice(history: History) -> None:
-    """Once more at the end of its ledger, under a number that was never sent."""
+    """Store it once more at the end of its ledger, under a number that was never sent."""
     topic = _clean_topic(history)
     _unread(history, topic)
     entries = history.logs[topic].entries
@@ -96,7 +96,7 @@ def m3_entries_swapped_across_an_epoch(history: History) -> None:
 
 
 def m4_later_grant_with_lower_epoch(history: History) -> None:
-    """A grant of a holder that never wrote, after all others."""
+    """Add a grant of a holder that never wrote, after all others."""
     topic = _clean_topic(history)
     at = history.ended_at
     history.operations.append(
@@ -117,7 +117,7 @@ def m4_later_grant_with_lower_epoch(history: History) -> None:
 
 
 def m5_two_holders_in_one_epoch(history: History) -> None:
-    """The last entry of an exclusive epoch is somebody else's, who was never told anything."""
+    """Assign the last entry of an exclusive epoch to another holder, which never got an answer."""
     topic = _clean_topic(history)
     _unread(history, topic)
     entries = history.logs[topic].entries
@@ -137,7 +137,7 @@ def m5_two_holders_in_one_epoch(history: History) -> None:
 
 
 def m6_guarded_write_accepted_late(history: History) -> None:
-    """The last one of its producer was begun when all was over, and a newer epoch long granted."""
+    """Begin the last one of its producer after the end of the run, when a newer epoch was long granted."""
     for append in reversed(list(history.of(Kind.APPEND))):
         if not append.guard or append.outcome is not Outcome.OK:
             continue
@@ -159,7 +159,7 @@ def m7_fence_forgotten_by_compaction(history: History) -> None:
 
 
 def m8_stale_waiter_promoted(history: History) -> None:
-    """One behind the best of those who went on waiting."""
+    """Promote a waiter that is after the best of those that continued to wait."""
     for record in history.audit:
         if record.get("mode") == "WAIT_FOR_EXCLUSIVE" and "nextWaiter" in record:
             record["priority"] = "-1000"
@@ -168,7 +168,7 @@ def m8_stale_waiter_promoted(history: History) -> None:
 
 
 def m8b_busier_host_promoted(history: History) -> None:
-    """Among equals the Balanced policy took one whose host leads more."""
+    """Among equals the Balanced policy chose a waiter whose host leads more topics."""
     for record in history.audit:
         if record.get("policy") == "Balanced" and "nextWaiter" in record:
             passed_over = json.loads(record["nextWaiter"])
@@ -202,7 +202,7 @@ def m9b_cursor_past_what_nobody_acknowledged(history: History) -> None:
 
 
 def m12_fenced_but_appended(history: History) -> None:
-    """A send that is in the log is said to have been refused."""
+    """Record a send that is in the log as refused."""
     topic = _clean_topic(history)
     entry = history.logs[topic].entries[-1]
     append = _append_of(history, topic, entry.value)
@@ -210,7 +210,7 @@ def m12_fenced_but_appended(history: History) -> None:
 
 
 def m13_zombie_written_after_the_grant(history: History) -> None:
-    """The last entry of an old epoch, invoked only after the next epoch was granted."""
+    """Invoke the last entry of an old epoch only after the next epoch was granted."""
     topic = _clean_topic(history)
     entries = history.logs[topic].entries
     index = _exclusive_pair(entries)
@@ -230,7 +230,7 @@ def m13_zombie_written_after_the_grant(history: History) -> None:
 
 
 def m14_hole_in_a_pipelined_stream(history: History) -> None:
-    """An entry nobody had a receipt for is missing, a later one of its holder is there."""
+    """Remove an entry without a receipt, while a later entry of its holder remains."""
     topic = _clean_topic(history)
     _unread(history, topic)
     entries = history.logs[topic].entries
@@ -253,7 +253,7 @@ def m15_value_changed_by_offload(history: History) -> None:
 
 
 def m16_failed_promotion_dropped(history: History) -> None:
-    """A client was told to wait, and from then on nobody holds the topic."""
+    """A client had to wait, and from then on no producer holds the topic."""
     topic = history.topics[0]
     end = history.ended_at + 60.0
     history.operations.append(
@@ -281,7 +281,7 @@ def m17_handover_without_end(history: History) -> None:
 
 
 def _owned_twice(history: History) -> tuple[Operation, Operation]:
-    """Two grants of one topic's ownership, one behind the other, to different owners."""
+    """Return two successive grants of one topic's ownership to different owners."""
     for topic in history.topics:
         owns = [o for o in history.of(Kind.OWN, topic) if o.outcome is Outcome.OK]
         for one in owns:
@@ -292,7 +292,7 @@ def _owned_twice(history: History) -> tuple[Operation, Operation]:
 
 
 def m9c_deposed_owner_acknowledges(history: History) -> None:
-    """Its acknowledgement, sent behind its successor's grant, is taken."""
+    """The broker accepts its acknowledgement, which was sent after its successor's grant."""
     one, other = _owned_twice(history)
     for ack in history.of(Kind.ACK, one.topic):
         if ack.holder and ack.invoked > other.completed and ack.outcome is Outcome.OK:
@@ -308,7 +308,7 @@ def m9d_generation_given_twice(history: History) -> None:
 
 
 def m19_granted_while_another_serves(history: History) -> None:
-    """As if its clock ran slower: it serves on while its successor leads."""
+    """It serves while its successor leads, as if its clock ran slower."""
     for serve in history.of(Kind.SERVE):
         for grant in history.of(Kind.GRANT, serve.topic):
             if (

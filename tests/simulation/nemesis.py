@@ -1,8 +1,8 @@
-"""What goes wrong: single faults, and the schedule that a seed draws from them.
+"""Faults: the single ones, and the schedule that a seed draws from them.
 
-Every fault is injected, lasts for a while and is healed by the same function. The schedule has
-periods: in a quarter of them nothing happens, in the others a random, non-empty set of faults, each
-once or several times. Afterwards everything is healed, and the run goes on for a while.
+One function injects a fault, lets it last for a while and heals it. The schedule has periods: a quarter of them
+have no faults, the others a random, non-empty set of faults, each once or several times. Afterwards everything is
+healed, and the run continues for a while.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Nemesis:
         self._gone: set[tuple[str, Position]] = set()
 
     async def run(self) -> None:
-        """All periods; everything is healed when this returns."""
+        """Run all periods. Everything is healed when this returns."""
         world, randomness = self.world, self.randomness
         for _ in range(randomness.randint(*PERIODS)):
             seconds = randomness.uniform(*PERIOD_SECONDS)
@@ -57,7 +57,7 @@ class Nemesis:
             await asyncio.wait(self._running)
 
     async def _repeat(self, name: str, fault: Fault) -> None:
-        """The same fault once or several times within the period."""
+        """Inject the same fault once or several times within the period."""
         world = self.world
         while True:
             await asyncio.sleep(self.randomness.uniform(0.0, 2.0))
@@ -71,7 +71,7 @@ class Nemesis:
     async def lasting(self, low: float, high: float) -> None:
         await asyncio.sleep(self.randomness.uniform(low, high))
 
-    # ------------------------------------------------------------ whom it meets
+    # ------------------------------------------------------------ choice of the victim
 
     def client(self) -> str:
         return self.randomness.choice(sorted(self.world.clients))
@@ -84,12 +84,12 @@ class Nemesis:
         up = [node for node in self.world.nodes if node.is_up and not node.process.is_frozen]
         return self.randomness.choice(up) if up else None
 
-    # ------------------------------------------------------------ what the store forgets
+    # ------------------------------------------------------------ data that the store loses
 
     def forgotten(self, before: Contents, after: Contents, *, replicated: bool) -> None:
-        """Note what a fault destroyed: entries of ``before`` that ``after`` does not have.
+        """Record what a fault destroyed: entries of ``before`` that ``after`` does not have.
 
-        ``replicated``: also where a replica was promised to have them.
+        ``replicated``: also in topics for which the profile promises that a replica has them.
         """
         for name, log in before.logs.items():
             topic = str(name)
@@ -101,7 +101,7 @@ class Nemesis:
                 place = (topic, block.position)
                 if isinstance(block, Block) and block.position not in positions:
                     if place in self._gone:
-                        continue  # noted before; the value may have been written again since
+                        continue  # recorded before; the value may have been written again since
                     self._gone.add(place)
                     gone = self.world.history.forgotten.setdefault(topic, {})
                     for payload in payloads(block):
@@ -112,7 +112,7 @@ class Nemesis:
 
 
 async def pause_client(nemesis: Nemesis) -> None:
-    """SIGSTOP past the detection, then SIGCONT."""
+    """SIGSTOP longer than the detection takes, then SIGCONT."""
     thaw = nemesis.world.freeze_client(nemesis.client())
     await nemesis.lasting(0.3, 5.0)
     thaw()
@@ -134,14 +134,14 @@ async def cut_client(nemesis: Nemesis) -> None:
 
 
 async def cut_all(nemesis: Nemesis) -> None:
-    """A storm of resets."""
+    """Reset many connections at once."""
     for wire in list(nemesis.world.network.wires):
         wire.reset()
     await nemesis.lasting(0.0, 0.5)
 
 
 async def half_open(nemesis: Nemesis) -> None:
-    """Packets vanish in one direction or both; later they arrive, or the connection is reset."""
+    """Packets are lost in one direction or both. Later they arrive, or the connection is reset."""
     randomness = nemesis.randomness
     wires = nemesis.wires_of(nemesis.client())
     to_broker, to_client = randomness.choice([(True, False), (False, True), (True, True)])
@@ -165,7 +165,7 @@ async def slow_network(nemesis: Nemesis) -> None:
 
 
 async def pause_broker(nemesis: Nemesis) -> None:
-    """A zombie broker: its topics fail over, then it wakes."""
+    """A zombie broker: its topics fail over, then it resumes."""
     node = nemesis.node()
     if node is None:
         return
@@ -219,7 +219,7 @@ async def anchor_away(nemesis: Nemesis) -> None:
 
 
 async def flaky_anchor(nemesis: Nemesis) -> None:
-    """Requests and answers get lost."""
+    """Requests and answers are lost."""
     ways = [node.anchor.connection for node in nemesis.world.nodes]
     for way in ways:
         way.is_flaky = True
@@ -232,7 +232,7 @@ async def flaky_anchor(nemesis: Nemesis) -> None:
 
 
 async def flaky_store(nemesis: Nemesis) -> None:
-    """Undecided, before or after execution."""
+    """Calls are undecided: the fault is before or after their execution."""
     ways = [node.store.connection for node in nemesis.world.nodes]
     for way in ways:
         way.is_flaky = True
@@ -263,7 +263,7 @@ async def connections_dropped(nemesis: Nemesis) -> None:
 
 
 async def identity_renewed(nemesis: Nemesis) -> None:
-    """The backlog's time has passed: another identity, the same data."""
+    """The backlog has expired: the dataset gets another identity with the same data."""
     server = nemesis.world.server
     server.renew_identity(server.primary)
     for replica in list(server.primary.replicas):
@@ -278,7 +278,7 @@ def _replica(nemesis: Nemesis) -> FakeNode | None:
 
 
 async def promotion(nemesis: Nemesis) -> None:
-    """The replica, which may lag, becomes primary; the old one stays writable for a while."""
+    """The replica, which may lag, becomes primary. The old primary stays writable for a while."""
     world, server = nemesis.world, nemesis.world.server
     replica = _replica(nemesis)
     if replica is None or nemesis.lagging:
@@ -339,7 +339,7 @@ async def snapshot_restart(nemesis: Nemesis) -> None:
 
 
 async def flush_all(nemesis: Nemesis) -> None:
-    """FLUSHALL by mistake; a person adopts what is left, later."""
+    """FLUSHALL by mistake. Later an operator adopts the remaining data."""
     if nemesis.lagging or nemesis.world.was_flushed or nemesis.randomness.random() < 0.7:
         return
     node = nemesis.world.server.primary

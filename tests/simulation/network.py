@@ -1,9 +1,9 @@
-"""The simulated network between client processes and brokers: bytes with delays, and what breaks.
+"""The simulated network between client processes and brokers: bytes with delays, and faults.
 
-A connection is two directions. Each delivers in order, after a random delay; directions of
-different connections overtake each other freely. A direction can be *held* (packets vanish, TCP
-retransmits: everything arrives once it is released) and a connection can be *reset*. A frozen
-process receives what has arrived when it is thawed; a dead one resets its connections.
+A connection is two directions. Each delivers in order, after a random delay; directions of different connections
+overtake each other freely. A direction can be *held* (packets are lost and TCP retransmits: everything arrives once
+it is released), and a connection can be *reset*. A frozen process receives the bytes that have arrived when it is
+thawed; a dead one resets its connections.
 
 Not simulated: flow control of the socket buffers (a peer that does not read).
 """
@@ -20,7 +20,7 @@ from typing import Any, cast
 from tests.simulation.loop import Process, VirtualLoop
 
 DELAY_SECONDS = (0.0002, 0.003)
-"""Usual one-way delay, lowest and highest."""
+"""Usual one-way delay: minimum and maximum."""
 
 SLOW_SECONDS = (0.01, 0.4)
 """The same while the network is slow."""
@@ -55,7 +55,7 @@ class End:
         self.connection.send(self, data)
 
     def shut(self) -> None:
-        """Close in order: what was sent still arrives."""
+        """Close in order: the bytes that were sent still arrive."""
         self.connection.send(self, None)
 
 
@@ -91,14 +91,14 @@ class Wire:
             self._carry(direction, data)
 
     def hold(self, *, to_broker: bool, to_client: bool) -> None:
-        """Packets vanish from now on, in one direction or both."""
+        """Lose packets from now on, in one direction or both."""
         if to_broker:
             self._directions[self.client].is_held = True
         if to_client:
             self._directions[self.broker].is_held = True
 
     def release(self) -> None:
-        """Packets arrive again, those held back first."""
+        """Let packets arrive again, those held back first."""
         for direction in self._directions.values():
             direction.is_held = False
             queue, direction.queue = direction.queue, deque()
@@ -106,7 +106,7 @@ class Wire:
                 self._carry(direction, data)
 
     def reset(self) -> None:
-        """Both ends learn, soon, that the connection is gone; what is on its way is lost."""
+        """Both ends learn soon that the connection is gone. Bytes on their way are lost."""
         if self.is_over:
             return
         self.is_over = True
@@ -189,7 +189,7 @@ class BrokerEnd(End):
 
 
 class SimulatedTransport(asyncio.Transport):
-    """What the broker writes to."""
+    """The transport that the broker writes to."""
 
     def __init__(self, end: BrokerEnd) -> None:
         super().__init__({"peername": (end.connection.name, 0)})
@@ -244,17 +244,17 @@ class _Listener(asyncio.AbstractServer):
         return self.network.listeners.get(self.port) is self
 
     async def start_serving(self) -> None:
-        """It serves from the start."""
+        """Does nothing: the server serves from the start."""
 
     async def serve_forever(self) -> None:
         await asyncio.Event().wait()
 
     async def wait_closed(self) -> None:
-        """Connections go on without it."""
+        """Returns at once: connections continue without the server."""
 
 
 class Network:
-    """All connections, and how long bytes take."""
+    """All connections, and the delays of their bytes."""
 
     def __init__(self, loop: VirtualLoop, randomness: random.Random) -> None:
         self.loop = loop
@@ -270,7 +270,7 @@ class Network:
         return self._randomness.uniform(low, high)
 
     def later(self, callback: Callable[..., object], *args: object) -> None:
-        """Call it in the world's name after the usual delay."""
+        """Call it in the world's process after the usual delay."""
         self.loop.call_at(
             self.loop.time() + self.delay(),
             callback,
@@ -286,7 +286,7 @@ class Network:
         return listener
 
     async def connect(self, port: int, make_end: Callable[[Wire], End]) -> End:
-        """Connect to a broker; raises ConnectionRefusedError when nobody listens there."""
+        """Connect to a broker; raises ConnectionRefusedError if no server listens there."""
         await asyncio.sleep(self.delay())
         listener = self.listeners.get(port)
         if listener is None or listener.process.is_dead:
@@ -300,7 +300,7 @@ class Network:
         return end
 
     def kill(self, process: Process) -> None:
-        """The process is gone: its ports are free, its connections are reset."""
+        """The process has ended: its ports are free, its connections are reset."""
         for port, listener in list(self.listeners.items()):
             if listener.process is process:
                 del self.listeners[port]

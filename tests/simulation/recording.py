@@ -1,4 +1,4 @@
-"""Writing the history: one order for all happenings, and virtual time."""
+"""Writes the history: one order for all events, and virtual time."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from onewriter_core.wire.messages import Bytes, entry_payload
 
 
 def value_of(entry: Bytes) -> str:
-    """The value that a simulated producer put into an entry."""
+    """Return the value that a simulated producer put into an entry."""
     return bytes(entry_payload(entry)).decode()
 
 
 def holder_and_number(value: str) -> tuple[str, int]:
-    """Values are ``<holder incarnation>/<number>``."""
+    """Split a value, which is ``<holder incarnation>/<number>``."""
     holder, _, number = value.rpartition("/")
     return holder, int(number)
 
 
 class Recorder:
-    """The one writer of a run's History."""
+    """The only writer of a run's History."""
 
     def __init__(self, loop: VirtualLoop, seed: int) -> None:
         self.history = History(seed)
@@ -37,7 +37,7 @@ class Recorder:
         return self._happenings
 
     def moment(self) -> tuple[int, float]:
-        """A place in the order of all happenings, and the time."""
+        """Return a place in the order of all events, and the time."""
         return self._next(), self._loop.time()
 
     def invoke(self, kind: Kind, process: str, topic: str, **fields: Any) -> Operation:
@@ -55,7 +55,7 @@ class Recorder:
         position: Position | None = None,
         epoch: int | None = None,
     ) -> None:
-        """Note how it ended; once."""
+        """Record the outcome, once."""
         if self.is_closed:
             return
         assert operation.completed_at > self._loop.time(), operation
@@ -75,17 +75,17 @@ class Recorder:
             self.history.noticed(what)
 
     def journal(self, process: str, line: str) -> None:
-        """A line among the brokers' own."""
+        """Add a line to those of the brokers."""
         if not self.is_closed:
             self.history.journal.append(f"{self._loop.time():.4f} {process} info {line}")
 
     def anomaly(self, text: str) -> None:
-        """What must never happen."""
+        """Record an event that must never happen."""
         if not self.is_closed:
             self.history.anomalies.append(f"{self._loop.time():.4f} {text}")
 
     def holds(self, topic: str, process: str, holder: str) -> None:
-        """A client may write from now on."""
+        """Record that a client may write from now on."""
         self._held_since[holder] = (topic, process, self._loop.time())
 
     def holds_no_more(self, holder: str) -> None:
@@ -100,7 +100,7 @@ class Recorder:
                 self.holds_no_more(holder)
 
     def close(self) -> None:
-        """The run is over: what happens while everything is torn down does not count."""
+        """End the run: events during the teardown do not count."""
         for holder in list(self._held_since):
             self.holds_no_more(holder)
         self.history.ended_at = self._loop.time()

@@ -1,7 +1,7 @@
-"""What lies between a broker and the store or the anchor: delays, lost answers, and the record.
+"""The path between a broker and the store or the anchor: delays, lost answers, and the record.
 
-Calls are executed by the world, not by the broker: what a broker sent before it froze or died is
-executed all the same, and its answer waits for it, or nobody.
+The world executes the calls, not the broker. A call that a broker sent before it froze or died is therefore still
+executed. Its answer waits for a frozen broker; a dead one never receives it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Result = TypeVar("_Result")
 
 
 class Connection:
-    """The way from one broker to one server: what is wrong with it now."""
+    """The path from one broker to one server, with its present faults."""
 
     def __init__(self, loop: VirtualLoop, randomness: random.Random) -> None:
         self.is_slow = False
@@ -46,7 +46,7 @@ class Connection:
         self._randomness = randomness
 
     async def run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Let the world do it; the caller may vanish meanwhile."""
+        """Let the world execute it. The caller may end meanwhile."""
         task = self._loop.spawn(self._loop.world, work)
         task.add_done_callback(_retrieve)
         return await asyncio.shield(task)
@@ -56,7 +56,7 @@ class Connection:
         await asyncio.sleep(self._randomness.uniform(low, high))
 
     def is_lost(self) -> bool:
-        """Whether this request, or this answer, does not arrive."""
+        """Return whether this request, or this answer, does not arrive."""
         return self.is_flaky and self._randomness.random() < 0.25
 
 
@@ -66,7 +66,7 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 class RemoteStore:
-    """A LogStore as one broker reaches it (cast to the protocol by whoever builds it)."""
+    """A LogStore as one broker reaches it (its builder casts it to the protocol)."""
 
     def __init__(
         self, connection: Connection, inner: FakeLogStore, recorder: Recorder, broker: str
@@ -102,7 +102,7 @@ class RemoteStore:
     ) -> list[api.Outcome | api.BrokenKey]:
         outcomes = await self._inner.append(appends)
         for operation, outcome in zip(started, outcomes, strict=True):
-            assert isinstance(outcome, api.Outcome)  # nobody writes foreign keys here
+            assert isinstance(outcome, api.Outcome)  # no process writes foreign keys here
             self._answered(operation, outcome)
         return outcomes
 
@@ -152,7 +152,7 @@ class RemoteStore:
 
 
 class _RemoteStaged:
-    """The part of a LogStore that keeps staged parts."""
+    """The part of a LogStore that stores staged parts."""
 
     def __init__(self, connection: Connection, inner: object) -> None:
         self._connection = connection

@@ -1,5 +1,5 @@
-"""The story that every seed tells: writers compete, things break, all is healed, and what is left
-is looked at."""
+"""The scenario of every seed: writers compete, faults occur, everything is healed, and the remaining data is
+collected for the checkers."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from onewriter_core.topic.model import Purpose
 TOPICS = [LOCAL_TOPIC, REPLICATED_TOPIC]
 
 TARGETS = [target for t in TOPICS for target in (beside(t), elsewhere(t, BUCKETS))]
-"""What guardians of these write to besides."""
+"""The topics that guardians of these topics write to under their guard."""
 
 CALM_SECONDS = 16.0
-"""From the last fault healed to the last look: L1's bound and some more."""
+"""From the last healed fault to the final reads: L1's bound and a margin."""
 
 
 def simulate(seed: int) -> History:
-    """One run. The same seed gives the same history."""
+    """Run one seed. The same seed gives the same history."""
     randomness = random.Random(f"{seed}/shape")
     return run(seed, tell, brokers=randomness.choice([2, 2, 3]))
 
@@ -62,7 +62,7 @@ async def tell(world: World) -> None:
     await Nemesis(world, world.random("nemesis")).run()
     world.history.healed_at = world.loop.time()
     for _ in range(8):
-        await administrator.adopt()  # a person who sees that a bucket is refused
+        await administrator.adopt()  # an operator who sees that a bucket is refused
         await asyncio.sleep(CALM_SECONDS / 8)
     for name in sorted(world.clients):
         if not name.startswith("consumer"):
@@ -72,12 +72,12 @@ async def tell(world: World) -> None:
 
 
 def _settle_clients(world: World, randomness: random.Random) -> None:
-    """Who takes part: drawn from the seed, so that modes meet in all combinations."""
+    """Choose the clients by the seed, so that modes meet in all combinations."""
     serving = world.random("serving")
     for index, topic in enumerate(TOPICS):
         waiters = randomness.randint(1, 3)
         for number in range(waiters):
-            # Twice the same name now and then: a duplicate of a client.
+            # Sometimes the same name twice: a duplicate of a client.
             name = f"waiter-{index}" if randomness.random() < 0.3 else f"waiter-{index}-{number}"
             body = people.writer(
                 topic,
@@ -85,7 +85,7 @@ def _settle_clients(world: World, randomness: random.Random) -> None:
                 name,
                 priority=randomness.choice([0, 0, 5, 10]),
                 steadiness=randomness.choice([0.3, 1.0, 5.0]),
-                # Only where a failover forgets no grant.
+                # Only where a failover loses no grant.
                 serve_seconds=serving.choice([0, 1, 3]) if topic == REPLICATED_TOPIC else 0,
             )
             world.add_client(f"waiter-{index}-{number}", body, subject=f"waiter-{number}")
@@ -110,7 +110,7 @@ def _settle_clients(world: World, randomness: random.Random) -> None:
 
 
 def _settle_guardians(world: World, randomness: random.Random) -> None:
-    """Leaders that write elsewhere, too."""
+    """Add leaders that write to other topics, too."""
     for index, topic in enumerate(TOPICS):
         for number in range(randomness.randint(0, 2)):
             name = f"guardian-{index}-{number}"
@@ -118,7 +118,7 @@ def _settle_guardians(world: World, randomness: random.Random) -> None:
 
 
 def _settle_owners(world: World, randomness: random.Random) -> None:
-    """Tasks that own a topic for a group; two of one task are a restarted one and its zombie."""
+    """Add tasks that own a topic for a group. Two of one task are a restarted task and its zombie."""
     for index, topic in enumerate(TOPICS):
         for number in range(randomness.randint(0, 3)):
             task = f"task-{randomness.randint(0, 1)}"
@@ -127,7 +127,7 @@ def _settle_owners(world: World, randomness: random.Random) -> None:
 
 
 async def _last_words(world: World) -> None:
-    """A last writer and a last reader of each topic; they must get through."""
+    """Run a last writer and a last reader of each topic. They must succeed."""
 
     async def speak(client: Client) -> None:
         for topic in TOPICS:
@@ -139,7 +139,7 @@ async def _last_words(world: World) -> None:
                 producer.send()
             await producer.settled()
             await producer.close()
-            for _ in range(5):  # a stock reader reconnects; this one begins anew
+            for _ in range(5):  # a stock reader reconnects; this one starts from the beginning
                 if await Reader(client, topic).read():
                     break
                 await client.pause(0.1, 0.5)
@@ -161,11 +161,11 @@ async def _last_words(world: World) -> None:
         world.recorder.anomaly("the last words were not heard within 60 s")
 
 
-# ---------------------------------------------------------------- what is left
+# ---------------------------------------------------------------- the remaining data
 
 
 def keep(world: World) -> None:
-    """Take the store's logs, states and audit into the history."""
+    """Copy the store's logs, states and audit into the history."""
     dataset = stored_in(world.server.primary)
     history = world.history
     for topic in [*TOPICS, *(t for t in TARGETS if TopicName.parse(t) in dataset.states)]:
@@ -208,9 +208,9 @@ def _log_of(dataset: Contents, name: TopicName) -> TopicLogs:
 
 
 def _knew(history: History, topic: str, process: str, lost_at: float, until: float) -> bool:
-    """Whether a broker served the topic before something was lost, and never dropped it ``until``.
+    """Return whether a broker served the topic before a loss, and kept it ``until``.
 
-    A topic whose loading broke off is not known: its end was perhaps never read.
+    A topic whose loading was aborted does not count, because its end was perhaps never read.
     """
     bucket, knows = bucket_of(TopicName.parse(topic), BUCKETS), False
     for line in history.journal:
@@ -227,9 +227,9 @@ def _knew(history: History, topic: str, process: str, lost_at: float, until: flo
 
 
 def _ended_too_early(history: History, topic: str, following: Operation) -> bool:
-    """Whether the broker of the fence was gone before it served the topic again.
+    """Return whether the broker of the fence had ended before it served the topic again.
 
-    The fence comes first, then what survived is read, which a store that is hard to reach delays.
+    The fence comes first. Then the broker reads the surviving data, which takes longer if the store is hard to reach.
     """
     fences = [f for f in history.of(Kind.REFENCE, topic) if f.invoked_at > following.invoked_at]
     successor = next((f for f in fences if f.process != following.process), None)
@@ -245,14 +245,14 @@ def _ended_too_early(history: History, topic: str, following: Operation) -> bool
 
 
 def _was_replaced(history: History, process: str) -> bool:
-    """Whether another process of the same name came after this one."""
+    """Return whether another process of the same name came after this one."""
     name, _, number = process.rpartition("~")
     successor = f"{name}~{int(number) + 1}"
     return any(line.split(maxsplit=2)[1] == successor for line in history.journal)
 
 
 def _unreportable(history: History) -> set[str]:
-    """Forgotten values that nobody can miss: who knew of them never came to fence the topic again."""
+    """Return lost values that no broker can notice: those that knew them never fenced the topic again."""
     found: set[str] = set()
     refused = {
         line.partition("bucket.refused bucket=")[2].split()[0]
@@ -261,7 +261,7 @@ def _unreportable(history: History) -> set[str]:
     }
     for topic, values in history.forgotten.items():
         if str(bucket_of(TopicName.parse(topic), BUCKETS)) in refused:
-            found |= values.keys()  # said aloud of the whole bucket, which then waited for a person
+            found |= values.keys()  # reported for the whole bucket, which then waited
             continue
         fences = [f for f in history.of(Kind.REFENCE, topic) if f.outcome is Outcome.OK]
         for value, lost_at in values.items():

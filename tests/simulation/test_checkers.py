@@ -1,4 +1,4 @@
-"""The checkers are checked: every predicate has a mutant that it, and only it, finds."""
+"""The checkers are checked: every predicate has a mutant that it detects, and no other predicate does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.simulation.mutants import MUTANTS, Mutant, NotHere
 from tests.simulation.story import simulate
 
 SEEDS = range(40)
-"""Runs that mutants look through for something to corrupt."""
+"""Seeds of the runs that mutants search for something to corrupt."""
 
 
 NO_GUARD_IS_COMPARED = ScriptMutant(
@@ -47,13 +47,13 @@ def test_every_predicate_has_a_mutant() -> None:
 
 
 def test_a_store_that_compares_no_guards_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not the history is corrupted here, but the protocol: guardians then get in late."""
+    """This test corrupts the protocol instead of the history: guardians then succeed too late."""
     plant(monkeypatch, NO_GUARD_IS_COMPARED)
     assert any("S8" in violated(simulate(seed)) for seed in range(4))
 
 
 def mutated(mutant: Callable[[History], None]) -> History:
-    """The first healthy history that has what the mutant corrupts, corrupted."""
+    """Return the first healthy history that the mutant can corrupt, corrupted."""
     for seed in SEEDS:
         history = copy.deepcopy(healthy(seed))
         try:

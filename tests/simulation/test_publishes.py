@@ -1,8 +1,8 @@
-"""Atomic publishes under faults, over many seeds: each version whole, once, in order; nothing answered is lost.
+"""Atomic publishes under faults, over many seeds: each version complete, once, in order; no answered one is lost.
 
-Two drivers publish the same versions of one app, as a query and its zombie do, through whichever broker
-serves the topic, while brokers and stores freeze, die and fail over. Blocks and calls are small, so that
-a publish takes many of them. ``ONEWRITER_SEEDS`` as in test_simulation.py.
+Two drivers publish the same versions of one app, like a query and its zombie, through the broker that serves the
+topic, while brokers and stores freeze, die and fail over. Blocks and calls are small, so that a publish takes many
+of them. ``ONEWRITER_SEEDS`` works as in test_simulation.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 SEEDS_DEFAULT = 6
 MUTANTS_SEEDS = 12
-"""A mutant is found in nearly every run; see kill_in_the_midst."""
+"""Nearly every run detects a mutant; see kill_in_the_midst."""
 
 KILLS_APART_SECONDS = (0.5, 4.0)
 KILLED_SECONDS = (1.0, 4.0)
@@ -56,7 +56,7 @@ TOPIC = TopicName.parse(REPLICATED_TOPIC)
 APP = "query"
 FRAMES = 12
 ATTEMPT_SECONDS = 8.0
-"""After so long a driver asks again, whatever became of its request."""
+"""A driver asks again after this time, whatever happened to its request."""
 
 
 def seeds() -> range:
@@ -75,7 +75,7 @@ def body_of(version: int) -> bytes:
 
 
 Rooms = WeakKeyDictionary[Any, AtomicPublishes]
-"""Of each broker, what publishes there."""
+"""For each broker, its atomic publishes."""
 
 
 MODES = (
@@ -88,7 +88,7 @@ MODES = (
 class Leading:
     """A driver as the topic's leader, in the broker's process. Implements ProducerChannel.
 
-    ``epoch`` ends with the one that it leads under; it raises Refused or Unavailable where it does not lead.
+    ``epoch`` returns the epoch under which it leads; it raises Refused or Unavailable if it does not lead.
     """
 
     client_version = "driver"
@@ -103,7 +103,7 @@ class Leading:
         found = self._runner.topic.partition(partition)
         kept: int | None = None
         if found is not None and isinstance(found.ownership, Reserved):
-            tenure = found.ownership.tenure  # of a driver whose broker died: it comes back
+            tenure = found.ownership.tenure  # of a driver whose broker died: it resumes
             kept = tenure.epoch if tenure.producer_name == APP else None
         request = Request(
             registration=name,
@@ -120,7 +120,7 @@ class Leading:
         self._runner.request(self._producer)
 
     def give_back(self) -> None:
-        """Leave the line, or the topic."""
+        """Leave the queue, or the topic."""
         self._end(Unavailable("it was given back"))
         self._runner.gone(self._producer, Departure.CLOSED)
 
@@ -130,7 +130,7 @@ class Leading:
             self.epoch.set_result(epoch)
 
     def producer_waits(self, producer: Producer) -> None:
-        """It waits."""
+        """The driver waits."""
 
     def producer_refused(self, producer: Producer, code: ServerError, message: str) -> None:
         del producer
@@ -141,22 +141,22 @@ class Leading:
         self._end(Unavailable("the topic has moved on"))
 
     def send_answered(self, frames: bytes, size: int) -> None:
-        """Nothing is sent through it."""
+        """The driver sends nothing through this channel."""
 
     def send_dropped(self, size: int) -> None:
-        """Nothing is sent through it."""
+        """The driver sends nothing through this channel."""
 
     def guard_refused(self, producer: Producer, outcome: Outcome) -> None:
-        """It has no guard."""
+        """The driver has no guard."""
 
     def drop(self, reason: str) -> None:
         self._end(Unavailable(reason))
 
     def probe(self) -> None:
-        """It is here."""
+        """The driver is alive."""
 
     def queue_changed(self, producer: Producer, waiting: int) -> None:
-        """It leaves soon anyway."""
+        """Ignored: the driver leaves soon."""
 
     def _end(self, reason: OnewriterError) -> None:
         if not self.epoch.done():
@@ -165,9 +165,9 @@ class Leading:
 
 
 class Driver:
-    """Publishes version after version, each until it is answered.
+    """Publishes one version after the other, each until it is answered.
 
-    ``shares``: both drivers ask the same Publishing of a broker; else each attempt has its own.
+    ``shares``: both drivers use the same Publishing of a broker; otherwise each attempt has its own.
     """
 
     def __init__(self, world: World, name: str, rooms: Rooms, *, shares: bool) -> None:
@@ -213,7 +213,7 @@ class Driver:
     async def _ask(
         self, node: BrokerNode, version: int, attempt: int, done: asyncio.Future[PublishResult]
     ) -> None:
-        """As the HTTP handler does, in the broker's process."""
+        """Publish like the HTTP handler, in the broker's process."""
         try:
             answer = await self._publish(node, version, attempt)
         except OnewriterError as error:
@@ -244,15 +244,15 @@ class Driver:
         except OnewriterError:
             leading.give_back()
             raise
-        leading.give_back()  # not in ``finally``: what died in a killed broker gives nothing back
+        leading.give_back()  # not in ``finally``: an attempt that died in a killed broker gives nothing back
         return answer
 
 
 async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
-    """Again and again kill the broker that publishes, as soon as the store holds a part of a version.
+    """Repeatedly kill the broker that publishes, as soon as the store holds a part of a version.
 
-    Whatever brokers and seeds make of the other faults, a publish is cut short so. Another broker then opens the
-    next ledger, and nobody commits what is there.
+    This cuts a publish short, whatever brokers and seeds make of the other faults. Another broker then opens the
+    next ledger, and no broker commits the part.
     """
     bucket = bucket_of(TOPIC, BUCKETS)
     key = Keys(BUCKETS).state(TOPIC).encode()
@@ -326,7 +326,7 @@ def problems(world: World, drivers: list[Driver]) -> list[str]:
 
 
 def _content(payload: memoryview) -> str:
-    """Behind the size and the metadata of the only message."""
+    """Return the content after the size and the metadata of the only message."""
     return value_of(payload)[6:]
 
 
@@ -394,7 +394,7 @@ NO_VERSION_IS_CHECKED = Mutant(
     ids=lambda mutant: mutant.name,
 )
 def test_a_weaker_store_is_found_out(monkeypatch: pytest.MonkeyPatch, mutant: Mutant) -> None:
-    if mutant is NO_VERSION_IS_CHECKED:  # what the broker asks before would hide it
+    if mutant is NO_VERSION_IS_CHECKED:  # the broker's own check would hide the mutant
 
         async def knows_nothing(*_: object) -> None:
             return None

@@ -1,9 +1,8 @@
-"""Brokers, clients and stores under faults, over many seeds: no predicate is ever violated.
+"""Brokers, clients and stores under faults, over many seeds: no run violates a predicate.
 
-``ONEWRITER_SEEDS=n`` runs the seeds 0 to n - 1 (10 by default), ``ONEWRITER_SEEDS=7:8`` repeats seed 7.
-A run that fails leaves its history, audit and log in a file that the failure names. In addition, each
-entry of ``SOMETIMES`` must occur within a bounded number of runs: a simulation in which no holder was
-ever deposed shows nothing.
+``ONEWRITER_SEEDS=n`` runs the seeds 0 to n - 1 (10 by default), ``ONEWRITER_SEEDS=7:8`` repeats seed 7. A run that
+fails writes its history, audit and log into a file that the failure names. In addition, each entry of ``SOMETIMES``
+must occur within a bounded number of runs: a simulation in which no holder was ever deposed proves nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SEEDS_DEFAULT = 10
 SEEDS_PER_TEST = 10
 
 SOMETIMES_SEEDS = (6, 22, 13, 4, 37, *range(1_000_000, 1_000_200))
-"""Run in this order until everything has occurred. choose_seeds.py chose the first ones."""
+"""These seeds run in this order until everything has occurred. choose_seeds.py chose the first ones."""
 
 SOMETIMES = {
     "grant.ok": "somebody was granted a topic",
@@ -65,7 +64,7 @@ SOMETIMES = {
     "guarded producer fenced": "a guarded producer was told that its guard is over",
     "read.ok": "a reader went through a log",
 }
-"""What must have happened in some of the runs."""
+"""Events of which each must happen in at least one of the runs."""
 
 
 def seeds() -> list[int]:
@@ -80,7 +79,7 @@ def chunks() -> list[list[int]]:
 
 
 def kept(history: History) -> Path:
-    """The history of a failed run, where a person finds it."""
+    """Write the history of a failed run to a file and return its path."""
     directory = Path(tempfile.gettempdir()) / "onewriter-simulation"
     directory.mkdir(exist_ok=True)
     path = directory / f"seed-{history.seed}.jsonl"
@@ -89,7 +88,7 @@ def kept(history: History) -> Path:
 
 
 def judged(seed: int) -> History:
-    """Run a seed; fails with what is wrong and how to see it again."""
+    """Run a seed. A failure says what is wrong and how to repeat it."""
     history = simulate(seed)
     problems = [f"{name}: {text}" for name, texts in violated(history).items() for text in texts]
     problems += [f"must never happen: {text}" for text in history.anomalies]
@@ -112,7 +111,7 @@ def test_nothing_is_violated(chunk: list[int]) -> None:
 
 @pytest.mark.timeout(1800)
 def test_everything_interesting_happens_sometimes() -> None:
-    """Runs of its own, because those of the other tests may be in other processes."""
+    """Uses runs of its own, because those of the other tests may be in other processes."""
     seen: Counter[str] = Counter()
     for seed in SOMETIMES_SEEDS:
         seen.update(judged(seed).seen)

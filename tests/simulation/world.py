@@ -1,7 +1,7 @@
 """A simulated world: brokers, a store with a replica, an anchor, clients; and one run of it.
 
-The brokers are real: ``onewriter_broker.app.Broker`` with everything in it, over the fake store
-and the memory anchor, behind a network that loses connections, on a clock that a test owns.
+The brokers are real: ``onewriter_broker.app.Broker`` with all its parts, on the fake store and the memory anchor,
+with a network that loses connections and a clock that the test controls.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ REPLICATED = frozenset({REPLICATED_TOPIC})
 
 
 class SubjectAuthenticator:
-    """Believes what it is told: identities matter here, their proofs do not."""
+    """Accepts every subject: identities matter here, their proofs do not."""
 
     async def authenticate(self, method: str, data: bytes) -> Authenticated:
         del method
@@ -65,7 +65,7 @@ class SubjectAuthenticator:
 
 
 class BrokerNode:
-    """One broker's place: a name and a port; processes come and go."""
+    """The place of one broker: a name and a port, under which processes start and end."""
 
     def __init__(self, world: World, number: int) -> None:
         self.name = f"broker-{number}"
@@ -81,7 +81,7 @@ class BrokerNode:
         self._starts = 0
 
     def start(self) -> None:
-        """Start a process in this place, unless one is there."""
+        """Start a process in this place, unless one runs."""
         if self.is_up:
             return
         world = self._world
@@ -138,7 +138,7 @@ class BrokerNode:
             self._world.network.kill(self.process)
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL to one that does not end."""
+        """SIGTERM, and SIGKILL if the process does not end."""
         if not self.is_up:
             return
         self._world.loop.call(self.process, self._stop.set)
@@ -146,7 +146,7 @@ class BrokerNode:
         self.kill()
 
     def freeze(self) -> Callable[[], None]:
-        """SIGSTOP; call what is returned to send SIGCONT."""
+        """SIGSTOP. Call the returned function to send SIGCONT."""
         process = self.process
         process.is_frozen = True
 
@@ -177,11 +177,11 @@ class World:
         self._starts: dict[str, int] = {}
 
     def random(self, purpose: str) -> random.Random:
-        """A stream of random numbers for one purpose: changes elsewhere leave it alone."""
+        """Return random numbers for one purpose, independent of changes elsewhere."""
         return random.Random(f"{self.seed}/{purpose}")
 
     def plain_store(self) -> FakeLogStore:
-        """The store as a person's tool reaches it."""
+        """Return the store as an operator's tool reaches it."""
         return FakeLogStore(self.server.resolve, buckets=BUCKETS, replicas=1)
 
     def wall_ms(self) -> int:
@@ -192,7 +192,7 @@ class World:
         return self.recorder.history
 
     def background(self, work: Any) -> asyncio.Task[Any]:
-        """Run work in the world's name."""
+        """Run a coroutine in the world's process."""
         task = self.loop.spawn(self.loop.world, work)
         self.tasks.append(task)
         return task
@@ -202,7 +202,7 @@ class World:
     def add_client(
         self, name: str, body: Callable[[Client], Awaitable[None]], subject: str = ""
     ) -> None:
-        """A client process that runs ``body``, now and again after it was killed."""
+        """Add a client process that runs ``body``, from the start and again after each kill."""
         self.bodies[name] = body
         self._start_client(name, subject)
 
@@ -256,7 +256,7 @@ class World:
     # ------------------------------------------------------------ the end
 
     async def tear_down(self) -> None:
-        """End everything that still runs; nothing of this is recorded."""
+        """End everything that still runs. Nothing of this is recorded."""
         self.recorder.close()
         for task in self.tasks:
             task.cancel()
@@ -279,7 +279,7 @@ class World:
 
 @contextmanager
 def _logged_to(journal: Journal) -> Iterator[None]:
-    """The brokers' log goes there, not to the terminal."""
+    """Send the brokers' log to the journal instead of the terminal."""
     structlog.reset_defaults()
     structlog.configure(processors=[journal], cache_logger_on_first_use=False)
     try:
@@ -298,7 +298,7 @@ def run(
     loop = VirtualLoop(random.Random(f"{seed}/scheduler"))
     world = World(loop, seed, brokers=brokers)
     journal = Journal(loop, world.recorder)
-    # What dies in the midst of something says so when it is collected; here that is the purpose.
+    # Tasks that end in the middle of their work report this when they are collected; here it is intended.
     loop.set_exception_handler(lambda _loop, context: journal.unhandled(context))
 
     async def main() -> None:
@@ -324,5 +324,5 @@ def run(
         finally:
             asyncio.set_event_loop(None)
             loop.close()
-            gc.collect()  # what was cut off in the midst says so here, not in the next run
+            gc.collect()  # tasks that were cut off report it here, not in the next run
     return world.history

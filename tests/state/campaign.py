@@ -1,4 +1,4 @@
-"""Many instances write one map while faults happen; then: was it linearizable, is it the log's fold?"""
+"""A campaign in which many instances write one map during faults: it must be linearizable and equal the log's fold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEYS = ("a", "b", "c")
 
 
 class Campaign:
-    """``play`` it; ``history`` is what everybody saw."""
+    """``play`` runs the campaign. ``history`` holds all observed operations."""
 
     def __init__(self, maps: list[SharedMap[str, int]], seed: int) -> None:
         self.maps = maps
@@ -31,7 +31,7 @@ class Campaign:
         self.done = 0
 
     async def play(self, operations: int, fault: Callable[[], Awaitable[None]]) -> None:
-        """Each map has two clients; now and then there is a fault."""
+        """Run two clients for each map, with a fault from time to time."""
         left = itertools.repeat(None, operations)
         is_over = False
 
@@ -91,7 +91,7 @@ class Campaign:
 
 
 def fold(entries: Iterable[LogEntry], up_to: Position | None = None) -> dict[bytes, bytes]:
-    """What a log's operations make of an empty map, by the simplest means; every entry counts."""
+    """Apply a log's operations to an empty map in the simplest way; every entry counts."""
     content: dict[bytes, bytes] = {}
     for entry in entries:
         if up_to is not None and entry.position > up_to:
@@ -108,5 +108,5 @@ def fold(entries: Iterable[LogEntry], up_to: Position | None = None) -> dict[byt
 
 
 def last_position(entries: list[LogEntry]) -> Position:
-    """Of a log."""
+    """Return the last position of a log."""
     return entries[-1].position if entries else BEGINNING

@@ -1,4 +1,4 @@
-"""What a SharedMap does, told once: over memory (unit) and over a real broker (integration)."""
+"""The contract of a SharedMap, tested in memory (unit) and on a real broker (integration)."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from onewriter.state import (
 LIMITS = StateLimits(timeout_seconds=120)
 
 TURNS = 3
-"""So often each of two busy writers comes to its turn, before anything is asserted."""
+"""How often each of two busy writers must be granted the topic before the test checks the result."""
 
 SECONDS_MAX = 90.0
 
 
 class World(Protocol):
-    """Where the maps of one story are: the same log for all of them."""
+    """The place of the maps of one test: all of them use the same log."""
 
     def map(self, keys: Any, values: Any, **options: Any) -> SharedMap[Any, Any]: ...
 
     def state(self, builder: SharedStateBuilder[Any, Any]) -> SharedState[Any, Any]: ...
 
     async def entries(self) -> list[list[bytes]]:
-        """The log as it stands: each entry's messages."""
+        """Return the present log: each entry's messages."""
         ...
 
     async def append(self, contents: list[bytes]) -> None:
-        """Somebody else writes one entry."""
+        """Let another writer append one entry."""
         ...
 
 
@@ -63,7 +63,7 @@ def counter(**options: Any) -> SharedStateBuilder[int, int]:
 
 
 class MapContract:
-    """A subclass gives the fixture ``world``."""
+    """A subclass defines the fixture ``world``."""
 
     async def test_everything_a_map_does(self, world: World) -> None:
         async with world.map(str, int) as first:
@@ -128,7 +128,7 @@ class MapContract:
         async with world.state(counter(immutable=True)) as state:
 
             async def add(amount: int) -> bool:
-                """Whether the state behind was the one before and these operations."""
+                """Return whether the new state is the earlier one plus these operations."""
                 before: list[int] = []
 
                 def generate(value: int) -> list[int]:
@@ -176,7 +176,7 @@ class MapContract:
 
             with pytest.raises(RuntimeError, match="mine"):
                 await state.write(generate, lambda value: value)
-            with pytest.raises(TypeError):  # the applier's
+            with pytest.raises(TypeError):  # raised by the function that applies the operation
                 await state.write(lambda _value: [2, 1j], lambda value: value)
             assert await state.read(lambda value: value) == 1
             assert state.version == 1
@@ -280,7 +280,7 @@ class MapContract:
             assert await shared.get("a") == 1
             with pytest.raises(UnreadableEntry):
                 await shared.put("a", 2)
-        async with world.map(str, int) as again:  # up to there it can be read
+        async with world.map(str, int) as again:  # the log is readable up to there
             assert await again.get("a") == 1
 
     async def test_a_write_that_fits_no_entry_is_refused(self, world: World) -> None:
@@ -318,7 +318,7 @@ class MapContract:
             await shared.put("a", 2)
 
     async def test_two_busy_writers_take_turns(self, world: World) -> None:
-        """Neither starves nor fences the other: every write succeeds, on both sides."""
+        """Neither writer starves or fences the other: every write of both succeeds."""
         async with world.map(str, int) as one, world.map(str, int) as other:
 
             async def keep_adding(shared: SharedMap[Any, Any], name: str) -> int:
@@ -337,10 +337,10 @@ class MapContract:
 
 
 class StockMapContract(MapContract):
-    """On a stock broker: nobody proves the log's end, and nobody tells that others wait."""
+    """The contract on a stock broker, which proves no end of the log and does not report waiters."""
 
     async def test_nothing_is_written_when_nothing_changes(self, world: World) -> None:
-        """But for the entries that show where the log ends."""
+        """Only the entries that show the end of the log are written."""
         async with world.map(str, int) as shared:
             await shared.put("a", 1)
             await shared.put("a", 1)
@@ -349,7 +349,7 @@ class StockMapContract(MapContract):
 
 
 def grants_of(shared: SharedMap[Any, Any]) -> int:
-    """How often it was its turn."""
+    """Return how often the map was granted the topic."""
     return shared.state.grants
 
 

@@ -1,8 +1,8 @@
-"""Is a history of one key's operations linearizable? A register's checker, by configurations.
+"""Checks whether the history of one key's operations is linearizable, by configurations of a register.
 
-Events are gone through in time order. A configuration is a value that the register may have, and
-which of the operations under way have taken effect already. When one returns, only configurations
-remain in which it has, with the result that it gave. None left: no order explains what was seen.
+The checker goes through the events in time order. A configuration is a possible value of the register, with the set
+of pending operations that have already taken effect. When an operation returns, only configurations remain in which
+it has taken effect with the result that it returned. If none remains, no order explains the history.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 UNKNOWN = object()
-"""The result of an operation that may or may not have taken effect, even later."""
+"""The result of an operation that may or may not have taken effect, or may do so later."""
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """``step(value)`` gives the value behind it and what it returns."""
+    """``step(value)`` returns the value after the operation, and the operation's result."""
 
     key: str
     name: str
@@ -30,7 +30,7 @@ class Operation:
 
 @dataclass(slots=True)
 class History:
-    """What was seen, by all processes, in one order of time."""
+    """The observed operations of all processes, in one order of time."""
 
     operations: list[Operation] = field(default_factory=list)
     _clock: itertools.count[int] = field(default_factory=itertools.count)
@@ -45,11 +45,11 @@ class History:
         operation.result = result
 
     def withdraw(self, operation: Operation) -> None:
-        """It definitely had no effect."""
+        """Remove an operation that definitely had no effect."""
         self.operations.remove(operation)
 
     def violations(self) -> list[str]:
-        """One sentence per key whose history nothing explains."""
+        """Return one sentence for each key whose history no order explains."""
         keys = {operation.key for operation in self.operations}
         found = (explain(key, [o for o in self.operations if o.key == key]) for key in sorted(keys))
         return [sentence for sentence in found if sentence is not None]
@@ -59,7 +59,7 @@ Configuration = tuple[Any, frozenset[Operation]]
 
 
 def explain(key: str, operations: Iterable[Operation]) -> str | None:
-    """None if some order explains the history, else where it stops doing so."""
+    """Return None if some order explains the history, otherwise the place where none does any more."""
     events = sorted(
         [(o.begun, True, o) for o in operations]
         + [(o.ended, False, o) for o in operations if o.ended is not None],
@@ -81,7 +81,7 @@ def explain(key: str, operations: Iterable[Operation]) -> str | None:
 def _with(
     operation: Operation, configurations: set[Configuration], pending: set[Operation]
 ) -> set[Configuration]:
-    """The configurations in which ``operation`` has taken effect, without it."""
+    """Return the configurations in which ``operation`` has taken effect, without it."""
     reached: set[Configuration] = set()
     seen = set(configurations)
     stack = list(configurations)

@@ -1,7 +1,6 @@
-"""A client process: its connections, its look-ups, its requests, as a stock client makes them.
+"""A client process with its connections, look-ups and requests, like those of a stock client.
 
-Pings are answered at once, as stock clients do from their I/O threads; a frozen process answers
-nothing.
+It answers pings at once, as stock clients do from their I/O threads. A frozen process does not answer.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Delivery, SendReceipt
 
 REQUEST_SECONDS = 15.0
-"""A request that is not answered for so long fails (30 s in stock clients)."""
+"""A request without an answer fails after this time (30 s in stock clients)."""
 
 KEEP_ALIVE_SECONDS = 8.0
-"""Between two pings of a client; no byte between two of them: it closes (30 s in stock ones)."""
+"""Interval of a client's pings. It closes if no byte arrives between two of them (30 s in stock clients)."""
 
 BACKOFF_SECONDS = (0.1, 2.0)
 """The first and the longest pause between two attempts to connect."""
 
 
 class Gone(Exception):
-    """The connection ended, or could not be made; or the request was not answered."""
+    """The connection ended or could not be made, or the request was not answered."""
 
 
 class Handler(Protocol):
@@ -45,7 +44,7 @@ class Handler(Protocol):
 
 
 class OwnerHandler(Protocol):
-    """Who owns something by a connection."""
+    """The owner of resources through a connection."""
 
     def lost(self, command: pb.CommandOwnershipLost) -> None: ...
 
@@ -74,7 +73,7 @@ class ClientEnd(End):
         return await self.ask(request_id, self.codec.encode(message))
 
     async def ask(self, request_id: int, frame: bytes) -> Command:
-        """The same for a frame that is encoded already."""
+        """Do the same with an encoded frame."""
         if self.is_closed:
             raise Gone("not connected")
         answer: asyncio.Future[Command | None] = self.client.loop.create_future()
@@ -127,7 +126,7 @@ class ClientEnd(End):
                 self._answered(command, payload)
 
     def answered(self, request_id: int, command: Command) -> None:
-        """An answer that came by a consumer."""
+        """Handle an answer that a consumer received."""
         future = self.requests.get(request_id)
         if future is not None and not future.done():
             future.set_result(command)
@@ -154,7 +153,7 @@ class ClientEnd(End):
             handler.disconnected(self)
 
     def close(self) -> None:
-        """Close for one's own part."""
+        """Close this end."""
         if not self.is_closed:
             self.shut()
             self.lost()
@@ -180,7 +179,7 @@ class Client:
         self.process: Process = loop.add_process(name)
         self.randomness = randomness
         self.extensions_version = randomness.choice([0, 1])
-        """Half of them are stock clients, which must never hear our own commands."""
+        """Half of the clients are stock clients, which must never receive onewriter's own commands."""
         self.subject = subject
         self.ends: dict[int, ClientEnd] = {}
         self.ids = 0
@@ -193,7 +192,7 @@ class Client:
         self.loop.call(self.process, work)
 
     async def end(self, port: int) -> ClientEnd:
-        """The connection to a broker, made when there is none; raises Gone."""
+        """Return the connection to a broker, made if there is none; raises Gone."""
         end = self.ends.get(port)
         if end is not None and not end.is_closed:
             if await asyncio.shield(end.connected):
@@ -233,7 +232,7 @@ class Client:
                 end.write(pb.CommandPing())
 
     async def owner(self, topic: str) -> ClientEnd:
-        """Look the topic up and connect to whoever serves it; raises Gone."""
+        """Look the topic up and connect to the broker that serves it; raises Gone."""
         asked = await self.end(self.randomness.choice(self.ports))
         request_id = self.next_id()
         answer = await asked.request(

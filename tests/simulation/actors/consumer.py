@@ -1,7 +1,7 @@
-"""A consumer of a durable Failover subscription, and a reader that goes through a whole log.
+"""A consumer of a durable Failover subscription, and a reader that reads a whole log.
 
-The consumer acknowledges what it gets, one by one or cumulatively, and asks now and then for
-redelivery under a higher consumer epoch, from when on it drops what carries a lower one (PIP-84).
+The consumer acknowledges its messages one by one or cumulatively. From time to time it asks for redelivery under a
+higher consumer epoch; from then on it drops messages with a lower one (PIP-84).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PERMITS = 40
 INDIVIDUAL, CUMULATIVE = 0, 1
 EARLIEST_WIRE = 2**64 - 1
 READ_SECONDS = 20.0
-"""A reader that is not through by then gives up."""
+"""A reader that has not finished by then gives up."""
 
 
 class Consumer:
@@ -36,7 +36,7 @@ class Consumer:
         self.consumer_id = client.next_id()
         self.epoch = 0
         self.is_hasty = False
-        """Acknowledge everything at once: the run is coming to its end."""
+        """Whether it acknowledges everything at once, because the run is about to end."""
         self._recorder = client.recorder
         self._end: ClientEnd | None = None
         self._unacknowledged: deque[Position] = deque()
@@ -84,7 +84,7 @@ class Consumer:
         end.send(encode_flow(self.consumer_id, PERMITS))
 
     async def _work(self) -> None:
-        """Wait a little, acknowledge, perhaps ask for everything again."""
+        """Wait a little, acknowledge, and perhaps ask for redelivery of everything."""
         randomness = self.client.randomness
         await self.client.pause(0.02, 0.3)
         end = self._end
@@ -134,7 +134,7 @@ class Consumer:
         )
 
     def heard(self, command: Command, payload: memoryview | None) -> None:
-        """A message, or the end of it."""
+        """Handle a message or the end of the consumer."""
         match command:
             case Delivery():
                 assert payload is not None
@@ -182,7 +182,7 @@ class Consumer:
 
 
 class Reader:
-    """Reads a topic from its beginning to its end as of now, once."""
+    """Reads a topic once, from its beginning to its present end."""
 
     def __init__(self, client: Client, topic: str) -> None:
         self.client = client
@@ -193,7 +193,7 @@ class Reader:
         self._is_over = False
 
     async def read(self) -> bool:
-        """Whether it came to the end."""
+        """Read; return whether the end was reached."""
         recorder = self.client.recorder
         operation = recorder.invoke(Kind.READ, self.client.process.name, self.topic)
         try:
@@ -246,7 +246,7 @@ class Reader:
         end.write(pb.CommandCloseConsumer(consumer_id=self.consumer_id, request_id=request_id))
 
     def heard(self, command: Command, payload: memoryview | None) -> None:
-        """A message, or the end of it."""
+        """Handle a message or the end of the consumer."""
         if isinstance(command, Delivery):
             assert payload is not None
             self._values.append((command.message_id.position, value_of(payload)))

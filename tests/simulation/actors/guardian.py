@@ -1,8 +1,8 @@
-"""A leader that also writes elsewhere under its guard, and goes on trying when its turn is over.
+"""A leader that also writes to another topic under its guard, and continues to try when its tenure is over.
 
-Beside its topic the store compares the epoch in the call that appends. In another bucket the leader
-asks the topic's owner for proof, after each write was begun and before it is sent. A guardian that was
-frozen does not know that it was deposed: every door it tries then must be shut.
+In the same bucket the store compares the epoch in the call that appends. For another bucket the leader asks the
+topic's owner for proof, after each write was begun and before it is sent. A guardian that was frozen does not know
+that it was deposed: each way to write that it then tries must be closed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ CHECKS_MAX = 3
 """Attempts at one proof."""
 
 DOORS = 6
-"""What a guardian still tries when its turn is over."""
+"""Ways to write that a guardian still tries when its tenure is over."""
 
 
 def beside(topic: str) -> str:
-    """A topic of the same bucket, by its hash tag."""
+    """Return a topic of the same bucket, by its hash tag."""
     name = TopicName.parse(topic)
     return f"persistent://{name.namespace_name}/{{{name.local}}}-audit"
 
 
 def elsewhere(topic: str, buckets: int) -> str:
-    """A topic of another bucket."""
+    """Return a topic of another bucket."""
     name = TopicName.parse(topic)
     own = bucket_of(name, buckets)
     names = (f"persistent://{name.namespace_name}/{name.local}-far-{n}" for n in range(1_000))
@@ -39,7 +39,7 @@ def elsewhere(topic: str, buckets: int) -> str:
 
 
 def guardian(topic: str, name: str, buckets: int) -> Callable[[Client], Awaitable[None]]:
-    """Leads again and again, and writes to a topic beside its own and to one elsewhere."""
+    """Repeatedly lead, and write to a topic of the same bucket and to one of another."""
 
     async def body(client: Client) -> None:
         while True:
@@ -68,7 +68,7 @@ async def _lead(client: Client, leader: Producer, writers: list[Guarded]) -> Non
 
 
 async def _try_all_doors(client: Client, writers: list[Guarded]) -> None:
-    """By the producers that it has, and by new ones, as somebody who has not heard would."""
+    """Write through its producers and through new ones, like a client that does not know of its end."""
     for _ in range(client.randomness.randint(0, DOORS)):
         for writer in writers:
             await writer.write()
@@ -91,7 +91,7 @@ class Guarded:
         self._producer: Producer | None = None
 
     async def write(self) -> Operation | None:
-        """One message; None: it was not sent."""
+        """Send one message; return None if it was not sent."""
         begun = self._client.recorder.moment()
         producer = await self._opened()
         if producer is None or not (self._is_atomic or await self._is_current()):
@@ -117,7 +117,7 @@ class Guarded:
         return self._producer
 
     async def _is_current(self) -> bool:
-        """The proof, which begins now."""
+        """Ask for the proof, which begins now."""
         for _ in range(CHECKS_MAX):
             try:
                 end = await self._client.owner(self._topic)

@@ -1,7 +1,8 @@
-"""A task that owns a topic for a group, reads it as the only one, and comes back after a loss.
+"""A task that owns a topic for a group, reads it as the only reader, and returns after a loss.
 
-Each life of it has a nonce. It asks with what it knows, at times for more, goes on by its nonce after
-its connection broke, and acknowledges with receipts: so that the history shows whose word counted.
+Each incarnation has a nonce. It asks with the generation that it knows, sometimes with a higher one. It continues
+by its nonce after its connection broke, and acknowledges with receipts, so that the history shows whose
+acknowledgement was accepted.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ALREADY_GONE = frozenset({ServerError.PRODUCER_FENCED, ServerError.PRODUCER_BUSY
 
 
 class Denied(Exception):
-    """Somebody else owns it; ``current`` is the generation that counts."""
+    """Another task owns the topic. ``current`` is the valid generation."""
 
     def __init__(self, current: int) -> None:
         super().__init__(f"generation {current} counts")
@@ -36,7 +37,7 @@ class Denied(Exception):
 
 
 class Owner:
-    """One client's wish to own ``topic``. ``task`` is the identity that it gives."""
+    """One client's wish to own ``topic``. ``task`` is the identity that it sends."""
 
     def __init__(self, client: Client, topic: str, task: str) -> None:
         self.client = client
@@ -52,7 +53,7 @@ class Owner:
         self._lives = 0
 
     async def run(self) -> None:
-        """Own it again and again."""
+        """Own the topic repeatedly."""
         randomness, backoff = self.client.randomness, Backoff(self.client)
         while True:
             self._lives += 1
@@ -76,7 +77,7 @@ class Owner:
         self._attach(end, generation)
 
     async def _live(self, *, until: float) -> None:
-        """Read, acknowledge, and go on elsewhere when the connection is lost."""
+        """Read, acknowledge, and continue on another connection when this one is lost."""
         while not self.is_lost and self.client.loop.time() < until:
             try:
                 if self._end is None or self._end.is_closed:
@@ -137,7 +138,7 @@ class Owner:
     async def _answer(
         self, generation: int, *, only_returns: bool
     ) -> tuple[ClientEnd, pb.CommandOwnResponse.Result]:
-        """The answer of whoever keeps the topic; raises Gone."""
+        """Return the answer of the broker that serves the topic; raises Gone."""
         port = self.client.randomness.choice(self.client.ports)
         for _ in range(HOPS_MAX):
             end = await self.client.end(port)
@@ -178,7 +179,7 @@ class Owner:
         )
 
     def lost(self, command: pb.CommandOwnershipLost) -> None:
-        """The broker says that it is over, or goes on elsewhere."""
+        """The broker reports that the ownership is over or continues elsewhere."""
         if command.is_moving:
             self._end = None
             self._recorder.seen("an owner was sent on")
@@ -221,14 +222,14 @@ class Owner:
         end.send(encode_flow(consumer_id, PERMITS))
 
     async def _acknowledge(self) -> None:
-        """Acknowledge some of what came, and hear whether it was taken. Raises Gone."""
+        """Acknowledge some messages and wait for the receipt; raises Gone."""
         for _ in range(self.client.randomness.randint(0, 5)):
             if not self._deliveries or self.is_lost:
                 return
             await self._acknowledge_one(self._deliveries.popleft())
 
     async def _acknowledge_late(self) -> None:
-        """Behind its successor's grant; whether that was answered by then the history knows."""
+        """Acknowledge after the successor's grant. The history knows whether that was answered by then."""
         await self.client.pause(0.0, 1.0)
         if self._deliveries and self._consumer_id:
             try:
@@ -266,7 +267,7 @@ class Owner:
         self._recorder.complete(operation, Outcome.OK)
 
     def heard(self, command: Command, payload: memoryview | None) -> None:
-        """A message, or the end of the consumer."""
+        """Handle a message or the end of the consumer."""
         match command:
             case Delivery():
                 assert payload is not None
@@ -283,7 +284,7 @@ class Owner:
                 self._recorder.complete(operation, Outcome.OK)
                 self._deliveries.append(command.message_id.position)
             case pb.CommandCloseConsumer():
-                # What it still has it acknowledges under its old id: that must be refused.
+                # It acknowledges its remaining messages under its old id: the broker must refuse that.
                 self._recorder.seen("an owner's consumer was closed")
             case pb.CommandAckResponse():
                 end = self._end
@@ -298,7 +299,7 @@ class Owner:
 
 
 async def own_for_ever(client: Client, topic: str, task: str) -> None:
-    """The body of such a client. It speaks our own commands, as every other one does by chance."""
+    """The body of such a client. It uses onewriter's own commands, as every other client does by chance."""
     client.extensions_version = 1
     await asyncio.sleep(client.randomness.uniform(0.0, 2.0))
     await Owner(client, topic, task).run()

@@ -1,4 +1,4 @@
-"""What the simulated clients do: writers of every mode, a fencer, consumers, an administrator."""
+"""The simulated clients: writers of every mode, a fencer, consumers, an administrator."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.effects import Answer
 from onewriter_core.topic.events import Event, FenceRequested, HandoverRequested
 
-if TYPE_CHECKING:  # the administrator looks at the brokers that the world runs
+if TYPE_CHECKING:  # the administrator reads the state of the world's brokers
     from tests.simulation.world import World
 
 Body = Callable[[Client], Awaitable[None]]
 
 HANDOVER_SECONDS_MAX = 6.0
-"""An administrator gives up after so long; L3's bound is in checkers/liveness.py."""
+"""An administrator gives up after this time. L3's bound is in checkers/liveness.py."""
 
 
 def writer(
@@ -37,10 +37,9 @@ def writer(
     steadiness: float = 1.0,
     serve_seconds: float = 0.0,
 ) -> Body:
-    """Becomes a producer again and again, and writes while it is one.
+    """Repeatedly become a producer, and write while it holds the topic.
 
-    ``name`` is its producer name, empty to let the broker invent one; the higher ``steadiness``, the
-    longer it stays.
+    ``name`` is its producer name; if empty, the broker invents one. A higher ``steadiness`` makes it stay longer.
     """
 
     async def body(client: Client) -> None:
@@ -67,7 +66,7 @@ def writer(
 
 
 async def _write(client: Client, producer: Producer, messages: int) -> None:
-    """One at a time, or in pipelined bursts."""
+    """Send messages one at a time, or in pipelined bursts."""
     randomness = client.randomness
     while messages > 0 and producer.state is not State.OVER:
         burst = randomness.choice([1, 1, 1, 3, 8, 20])
@@ -81,7 +80,7 @@ async def _write(client: Client, producer: Producer, messages: int) -> None:
 
 
 def fencer(topic: str) -> Body:
-    """Takes the topic over in a loop, and proves each time that its old handle is fenced."""
+    """Take the topic over in a loop, and prove each time that the old producer is fenced."""
 
     async def body(client: Client) -> None:
         old: Producer | None = None
@@ -101,14 +100,14 @@ def fencer(topic: str) -> Body:
 
 
 async def _prove_fenced(client: Client, old: Producer, new: Producer) -> None:
-    """A message handed to the old handle from here on never gets a receipt."""
+    """A message that is sent through the old producer from now on never gets a receipt."""
     recorder = client.recorder
     if old.state is State.OVER:
         recorder.seen("old handle already fenced")
         return
     operation = old.send()
     if not await old.over(20.0):
-        recorder.seen("old handle still tries")  # a fault keeps it from being told
+        recorder.seen("old handle still tries")  # a fault delays the notification of its end
     if operation is not None and operation.outcome is Outcome.OK:
         recorder.anomaly(f"{old.incarnation} wrote after {new.incarnation} was granted")
     elif operation is not None:
@@ -116,7 +115,7 @@ async def _prove_fenced(client: Client, old: Producer, new: Producer) -> None:
 
 
 def impostor(topic: str) -> Body:
-    """Comes with epochs that are not its own: a stale one, or one that nobody was granted."""
+    """Connect with epochs of other producers: a stale one, or one that was never granted."""
 
     async def body(client: Client) -> None:
         while True:
@@ -136,7 +135,7 @@ def impostor(topic: str) -> Body:
 
 
 def consumer(topic: str, subscription: str = "s") -> Body:
-    """Consumes for ever."""
+    """Consume for ever."""
 
     async def body(client: Client) -> None:
         await Consumer(client, topic, subscription).run()
@@ -145,7 +144,7 @@ def consumer(topic: str, subscription: str = "s") -> Body:
 
 
 def reader(topics: list[str]) -> Body:
-    """Reads a whole topic now and then."""
+    """Read a whole topic from time to time."""
 
     async def body(client: Client) -> None:
         while True:
@@ -156,7 +155,7 @@ def reader(topics: list[str]) -> Body:
 
 
 class Administrator:
-    """Fences, hands over, unloads; and adopts a dataset that the brokers refuse to take."""
+    """Fences, hands over, unloads, and adopts a dataset that the brokers refuse."""
 
     def __init__(self, world: World, topics: list[str], randomness: random.Random) -> None:
         self._world = world
@@ -165,7 +164,7 @@ class Administrator:
         self._requests = 0
 
     async def run(self) -> None:
-        """Do something now and then."""
+        """Run one of the commands from time to time."""
         while True:
             await asyncio.sleep(self._randomness.uniform(1.5, 5.0))
             topic = self._randomness.choice(self._topics)
@@ -178,7 +177,7 @@ class Administrator:
                 await self.unload(topic)
 
     async def handover(self, topic: str) -> None:
-        """Ask the owner for a planned change of hands."""
+        """Ask the owner for a planned handover."""
         identifier = self._identifier()
         now = self._world.loop.time()
         await self._ask(Kind.HANDOVER, topic, identifier, HandoverRequested(identifier, "", now))
@@ -212,7 +211,7 @@ class Administrator:
             return
 
     async def unload(self, topic: str) -> None:
-        """Have the owner drop the topic and load it again."""
+        """Make the owner drop the topic and load it again."""
         world = self._world
         name = TopicName.parse(topic)
         for node in world.nodes:
@@ -229,7 +228,7 @@ class Administrator:
             self._world.recorder.seen(f"unload failed {type(error).__name__}")
 
     async def adopt(self) -> None:
-        """`onewriter adopt --force` for every bucket that is refused."""
+        """Run `onewriter adopt --force` for every bucket that is refused."""
         world = self._world
         for bucket in sorted({bucket_of(TopicName.parse(t), world.buckets) for t in self._topics}):
             store: LogStore = world.plain_store()

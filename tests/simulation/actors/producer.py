@@ -1,10 +1,10 @@
-"""A producer that behaves as stock clients do (C++, Java), over the wire.
+"""A producer that behaves like stock clients (C++, Java), over the wire.
 
-Look up, connect, PRODUCER; wait where it is told to; after a lost connection or CLOSE_PRODUCER come
-back with its topic epoch and a higher reconnect counter, and send again, in order, all that it has
-no receipt for. Once it is fenced everything pending has failed and it never comes back.
+It looks the topic up, connects, sends PRODUCER, and waits if the broker says so. After a lost connection or
+CLOSE_PRODUCER it returns with its topic epoch and a higher reconnect counter, and resends, in order, all messages
+without a receipt. Once it is fenced, all pending messages have failed and it never returns.
 
-Every other one is C++'s, whose sequence ids begin at 0 again when it comes back without a receipt.
+Every other producer behaves like C++'s, whose sequence ids begin at 0 again when it returns without a receipt.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
 
 DRIFT = 0.01
-"""What a process that serves takes off its time, for its clock."""
+"""The part that a serving process deducts from its time, because its clock may be slow."""
 
 CREATE_SECONDS = 25.0
-"""Attempts to create a producer end so long after the first; waiting in line does not."""
+"""Attempts to create a producer end this long after the first. Waiting in the queue does not count."""
 
 MODES = {
     "Shared": pb.SHARED,
@@ -40,7 +40,7 @@ MODES = {
 
 
 class State(enum.Enum):
-    """Where a producer stands."""
+    """The state of a producer."""
 
     CREATING = "creating"
     READY = "ready"
@@ -103,10 +103,10 @@ class Producer:
 
     @property
     def is_over(self) -> bool:
-        """Asked anew after each wait: the state changes meanwhile."""
+        """Read again after each wait, because the state changes meanwhile."""
         return self.state is State.OVER
 
-    # ------------------------------------------------------------ what the application does
+    # ------------------------------------------------------------ calls of the application
 
     async def create(self) -> bool:
         """Become a producer; False: refused, or not in time."""
@@ -127,9 +127,9 @@ class Producer:
         return self.state is State.READY
 
     def send(self, begun: tuple[int, float] | None = None) -> Operation | None:
-        """Hand one message in; None: the producer is over.
+        """Send one message; None: the producer is over.
 
-        ``begun``: when its application began to write it, if that was before.
+        ``begun``: when its application began to write it, if that was earlier.
         """
         if self.state is State.OVER:
             return None
@@ -169,7 +169,7 @@ class Producer:
         """Leave in order, as far as the connection allows."""
         end = self._end
         self._over("closed", Outcome.INFO)
-        if end is not None and not end.is_closed:  # also where PRODUCER is not answered yet
+        if end is not None and not end.is_closed:  # also while PRODUCER is not answered yet
             request_id = self.client.next_id()
             with contextlib.suppress(Gone):
                 await end.request(
@@ -178,7 +178,7 @@ class Producer:
                 )
 
     async def over(self, seconds: float) -> bool:
-        """Wait until the producer has lost its place; False: it has not, in that time."""
+        """Wait until the producer has lost the topic; False: it has not, in that time."""
         try:
             async with asyncio.timeout(seconds):
                 while self.state is not State.OVER:
@@ -188,12 +188,12 @@ class Producer:
         return True
 
     async def settled(self) -> None:
-        """Wait until nothing is pending, or the producer is over."""
+        """Wait until no message is pending, or the producer is over."""
         while self.pending and self.state is not State.OVER:
             await self._change()
 
     async def _serve(self) -> None:
-        """Serve, as long as the broker says now and then that it may."""
+        """Serve as long as the broker regularly confirms that it may."""
         while not self.is_over:
             await asyncio.sleep(self.serve_seconds / 3)
             end = self._end
@@ -245,7 +245,7 @@ class Producer:
             await backoff.wait()
 
     async def _attach(self) -> None:
-        """Ask for the topic and wait for the answer; raises Gone to try again."""
+        """Ask for the topic and wait for the answer; raises Gone if it should try again."""
         end = await self.client.owner(self.topic)
         if self.is_over:
             return
@@ -312,10 +312,10 @@ class Producer:
         if end is self._end:
             self._detach()
 
-    # ------------------------------------------------------------ what the broker says
+    # ------------------------------------------------------------ messages from the broker
 
     def heard(self, command: Command, _payload: memoryview | None) -> None:
-        """An answer to PRODUCER, a receipt, or the end of it."""
+        """Handle an answer to PRODUCER, a receipt, or the end of the producer."""
         match command:
             case pb.CommandProducerSuccess():
                 self._succeeded(command)
@@ -383,7 +383,7 @@ class Producer:
             )
             return
         if receipt.sequence_id < first.sequence_id:
-            return  # of a message that was receipted before
+            return  # of a message that already had a receipt
         self._has_receipt = True
         assert receipt.message_id is not None
         self.pending.popleft()
@@ -400,10 +400,10 @@ class Producer:
         elif self.state is State.CREATING:
             self._over(name, Outcome.FAIL)
         else:
-            self._detach()  # ProducerBusy and the like are tried again for ever
+            self._detach()  # ProducerBusy and similar errors are retried for ever
 
     def _over(self, why: str, outcome: Outcome) -> None:
-        """Refused, fenced or given up: what is pending has failed, some of it for certain."""
+        """Refused, fenced or given up: the pending messages have failed, some of them for certain."""
         if self.state is State.OVER:
             return
         end = self._end

@@ -1,4 +1,4 @@
-"""S8: a guarded write enters only while what it depends on is current."""
+"""S8: a guarded write is accepted only while the epoch that it depends on is current."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.simulation.history import History, Kind, Operation, Outcome
 
 
 def newer_grants(history: History, append: Operation) -> list[Operation]:
-    """Grants of a newer epoch of its guard that were answered before the write was begun."""
+    """Return grants of a newer epoch of its guard that were answered before the write was begun."""
     return [
         grant
         for grant in history.of(Kind.GRANT, append.guard)
@@ -22,7 +22,7 @@ def newer_grants(history: History, append: Operation) -> list[Operation]:
 
 
 def guarded_writes(history: History) -> list[str]:
-    """No late one is answered or stored, and in no log does an older number follow a newer one."""
+    """No late write is answered or stored, and in no log does an older number follow a newer one."""
     problems: list[str] = []
     guarded = {append.value: append for append in history.of(Kind.APPEND) if append.guard}
     stored = {entry.value for topic in history.topics for entry in history.logs[topic].entries}

@@ -1,4 +1,4 @@
-"""L1 to L3: nobody waits for nothing, while nothing is wrong."""
+"""L1 to L3: without faults, every wait ends within its bound."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Iterable
 from tests.simulation.history import History, Kind, Operation, Span
 
 WAIT_SECONDS = 12.0
-"""D: without any fault for so long there is a holder where somebody waits. Detection of a dead
-broker (2 s), the resume window (3 s) and the clients' own pauses (2 s and a look-up) lie within."""
+"""D: after this time without a fault, a topic with waiters has a holder. It includes the detection of a dead
+broker (2 s), the resume window (3 s) and the clients' own pauses (2 s and a look-up)."""
 
 HANDOVER_SECONDS = 5.9
-"""A handover is answered within this, while nothing is wrong."""
+"""The broker answers a handover within this time if there is no fault."""
 
 CONTENDING = frozenset({"Exclusive", "WaitForExclusive", "ExclusiveWithFencing", "Shared"})
 
 
 def some_holder(history: History) -> list[str]:
-    """L1: a live client that wants the topic, a working store, and nobody holds it."""
+    """L1: a topic that a live client wants has a holder while the store works."""
     return _leaderless(history, [o for o in history.of(Kind.GRANT) if o.mode in CONTENDING])
 
 
 def queue_moves(history: History) -> list[str]:
-    """L2: somebody was told to wait, and nobody holds the topic."""
+    """L2: a topic for which a client waits has a holder."""
     return _leaderless(history, [o for o in history.of(Kind.GRANT) if o.is_waiting])
 
 
 def handovers_end(history: History) -> list[str]:
-    """L3: a handover is done or rolled back in time."""
+    """L3: a handover is completed or rolled back in time."""
     problems: list[str] = []
     for handover in history.of(Kind.HANDOVER):
         end = min(handover.completed_at, history.ended_at)
@@ -62,7 +62,7 @@ def _leaderless(history: History, asking: list[Operation]) -> list[str]:
 
 
 def _longest_quiet(history: History, start: float, end: float) -> float:
-    """The longest stretch within these times in which nothing was wrong."""
+    """Return the length of the longest period within these times without a fault."""
     longest = 0.0
     for gap in _gaps(history.faults, history.ended_at):
         longest = max(longest, min(gap.end, end) - max(gap.start, start))
@@ -70,7 +70,7 @@ def _longest_quiet(history: History, start: float, end: float) -> float:
 
 
 def _gaps(spans: Iterable[Span], end: float) -> list[Span]:
-    """The times from 0 to ``end`` that no span covers."""
+    """Return the times from 0 to ``end`` that no span covers."""
     gaps: list[Span] = []
     at = 0.0
     for span in sorted(spans, key=lambda each: each.start):
@@ -83,7 +83,7 @@ def _gaps(spans: Iterable[Span], end: float) -> list[Span]:
 
 
 def _without(span: Span, absences: list[Span]) -> list[Span]:
-    """The parts of a span in which its process was there."""
+    """Return the parts of a span in which its process was running."""
     parts: list[Span] = []
     at = span.start
     for absence in sorted(absences, key=lambda each: each.start):

@@ -29,6 +29,6 @@ PREDICATES: Mapping[str, Predicate] = {
 
 
 def violated(history: History) -> dict[str, list[str]]:
-    """The predicates that fail, with what is wrong."""
+    """Return the predicates that fail, with the reasons."""
     found = {name: check(history) for name, check in PREDICATES.items()}
     return {name: problems for name, problems in found.items() if problems}

@@ -1,4 +1,4 @@
-"""S11: whom the brokers promoted, by their audit."""
+"""S11: the waiters that the brokers promoted, by their audit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.simulation.history import History
 
 
 def choice(history: History) -> list[str]:
-    """S11: the promoted waiter is the first by the topic's policy, and no stale one."""
+    """S11: the promoted waiter is the first by the topic's policy, and not a stale one."""
     problems: list[str] = []
     for record in history.audit:
         if record.get("kind") != "grant":
@@ -27,7 +27,7 @@ def choice(history: History) -> list[str]:
 
 
 def was_spread(record: Mapping[str, Any]) -> bool:
-    """Whether a grant went to one who came later, because its host led less."""
+    """Return whether a grant went to a waiter that arrived later, because its host led fewer topics."""
     if record.get("kind") != "grant" or "load" not in record or "nextWaiter" not in record:
         return False
     loser = json.loads(record["nextWaiter"])
@@ -36,5 +36,5 @@ def was_spread(record: Mapping[str, Any]) -> bool:
 
 
 def _rank(waiter: Mapping[str, Any]) -> tuple[int, int, int]:
-    """By priority, then, where the policy is Balanced, by what its host leads, then by arrival."""
+    """By priority, then, if the policy is Balanced, by its host's number of topics, then by arrival."""
     return -int(waiter["priority"]), int(waiter.get("load", 0)), int(waiter["arrival"])

@@ -1,4 +1,4 @@
-"""S9: a subscription skips nothing that nobody has acknowledged; and owners, who read alone."""
+"""S9: a subscription skips no message that was not acknowledged; owners read alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onewriter_core.ids import EARLIEST, Position
 
 
 def single_reader(history: History) -> list[str]:
-    """S9: cursors pass only what was acknowledged; redelivery begins at the first that was not."""
+    """S9: cursors pass only acknowledged messages; redelivery begins at the first unacknowledged one."""
     problems: list[str] = []
     for topic in history.topics:
         entries = history.logs[topic].entries
@@ -27,7 +27,7 @@ def single_reader(history: History) -> list[str]:
                 for entry in entries
                 if entry.position <= mark
                 and not (known and known.has(entry.position))
-                and entry.value not in gone  # while they were, there was nothing to pass
+                and entry.value not in gone  # while they were lost, the cursor could not pass them
             ]
         problems += _redeliveries(history, topic, acks)
         problems += _owners(history, topic)
@@ -35,7 +35,7 @@ def single_reader(history: History) -> list[str]:
 
 
 def _owners(history: History, topic: str) -> list[str]:
-    """A generation is one owner's; they rise in real time; older ones acknowledge nothing."""
+    """A generation has one owner; generations rise in real time; older ones acknowledge nothing."""
     problems: list[str] = []
     granted = [o for o in history.of(Kind.OWN, topic) if o.outcome is Outcome.OK]
     for group in sorted({o.name for o in granted}):
@@ -74,7 +74,7 @@ class _Highest:
 
 
 def _redeliveries(history: History, topic: str, acks: dict[str, _Acknowledged]) -> list[str]:
-    """After redeliver(epoch): nothing of an older epoch; nothing unacknowledged is left out."""
+    """After redeliver(epoch): no message of an older epoch, and no unacknowledged message is missing."""
     problems: list[str] = []
     positions = [entry.position for entry in history.logs[topic].entries]
     waiting: dict[tuple[str, str], Operation] = {}
@@ -101,7 +101,7 @@ def _redeliveries(history: History, topic: str, acks: dict[str, _Acknowledged]) 
 
 
 class _Acknowledged:
-    """What consumers of a subscription acknowledged in the whole run."""
+    """The messages that consumers of a subscription acknowledged in the whole run."""
 
     def __init__(self, history: History, topic: str, name: str) -> None:
         self._until = EARLIEST

@@ -1,4 +1,4 @@
-"""S14: nobody is granted a topic while somebody else may still serve it."""
+"""S14: no producer is granted a topic while another one may still serve it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from tests.simulation.history import History, Kind, Outcome
 def alone(history: History) -> list[str]:
     """S14: no grant of a later epoch is answered before a former holder's deadline.
 
-    Deadlines count from before the CHECK was sent, at the process that serves; it ends them itself
-    when it closes its producer or hears that it is over.
+    Deadlines count from before the CHECK was sent, at the process that serves. It ends them itself when it closes
+    its producer or is informed of its end.
     """
     problems: list[str] = []
     grants = [g for g in history.of(Kind.GRANT) if g.outcome is Outcome.OK]

@@ -1,4 +1,4 @@
-"""S1 to S7 and S12: what the log, the grants and the receipts must look like together."""
+"""S1 to S7 and S12: conditions on the log, the grants and the receipts together."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def order(history: History) -> list[str]:
 
 
 def one_holder(history: History) -> list[str]:
-    """S2: an exclusive epoch has one holder, a grant its own epoch, a ledger one broker."""
+    """S2: an exclusive epoch has one holder, a grant has its own epoch, a ledger has one broker."""
     problems: list[str] = []
     for topic in history.topics:
         holder_of: dict[int, str] = {}
@@ -85,7 +85,7 @@ def real_time(history: History) -> list[str]:
 
 
 def fence_is_final(history: History) -> list[str]:
-    """S4: what is invoked after a newer epoch (or ledger) was known is neither ok nor stored."""
+    """S4: an operation invoked after a newer epoch (or ledger) was known is neither ok nor stored."""
     problems: list[str] = []
     for topic in history.topics:
         known = [
@@ -136,7 +136,7 @@ def _was_stored_before(write: Operation, history: History) -> bool:
 
 
 def acks(history: History) -> list[str]:
-    """S5: ok is there once where it was said, a failure never, what is unknown at most once."""
+    """S5: an ok send is stored once at its position, a failed one never, an unknown one at most once."""
     problems: list[str] = []
     for topic in history.topics:
         entries = history.logs[topic].entries
@@ -164,21 +164,21 @@ def acks(history: History) -> list[str]:
 
 
 def _is_unknown(position: Position | None) -> bool:
-    """What a broker answers for a resend of what is stored beyond what it remembers."""
+    """The broker's answer to a resend of a stored message that is older than the broker remembers."""
     return position is None or position.ledger == 2**64 - 1
 
 
 def _missing(
     history: History, topic: str, append: Operation, forgotten: Mapping[str, float]
 ) -> list[str]:
-    """An acknowledged entry that is gone: a fault beyond the profile took it, and it is reported."""
+    """An acknowledged entry may be missing only if a fault beyond the profile destroyed it and a broker reports it."""
     if append.value not in forgotten:
         return [f"{topic}: acknowledged, but gone: {append}"]
     if append.value in history.unreportable or append.position is None:
         return []
     for loss in history.losses:
-        # A broker counts the ledgers that it knows. Where one is gone as a whole (``after`` is its
-        # marker) older ones, which it never saw, may be gone with it.
+        # A broker counts the ledgers that it knows. If a ledger is lost as a whole (``after`` is its
+        # marker), older ones that the broker never read may be lost with it.
         is_counted = loss.after < append.position or loss.after.entry == 0
         if loss.topic == topic and is_counted and append.position <= loss.last:
             return []
@@ -186,7 +186,7 @@ def _missing(
 
 
 def prefixes(history: History) -> list[str]:
-    """S6: a holder's messages are in order, none twice, and without holes in front of a stored one."""
+    """S6: a holder's messages are in order, none twice, and without holes before a stored one."""
     problems: list[str] = []
     for topic in history.topics:
         sent: dict[tuple[str, int], dict[int, str]] = defaultdict(dict)
@@ -215,7 +215,7 @@ def _sent_by(
 ) -> dict[int, str]:
     if epoch:
         return sent.get((holder, epoch), {})
-    found: dict[int, str] = {}  # a Shared producer: whatever epoch it was told of
+    found: dict[int, str] = {}  # a Shared producer, whatever epoch it received
     for (name, _), values in sent.items():
         if name == holder:
             found |= values
@@ -223,7 +223,7 @@ def _sent_by(
 
 
 def reads_agree(history: History) -> list[str]:
-    """S7: at one position everybody sees one value; a read is the log's beginning."""
+    """S7: all readers see one value at one position; a read is a prefix of the log."""
     problems: list[str] = []
     for topic in history.topics:
         entries = history.logs[topic].entries
@@ -249,7 +249,7 @@ def reads_agree(history: History) -> list[str]:
                     for entry in entries
                     if entry.position <= last
                     and entry.position not in there
-                    # Emptied, read, and brought back by a restart from an older file.
+                    # Emptied, read, and restored by a restart from an older file.
                     and forgotten.get(entry.value, NEVER) > operation.completed_at
                 ]
                 if [position for position, _ in seen] != sorted(there):
@@ -258,7 +258,7 @@ def reads_agree(history: History) -> list[str]:
 
 
 def never_forgotten(history: History) -> list[str]:
-    """S12: the stored epoch and ledger are not below what was ever granted."""
+    """S12: the stored epoch and ledger are not below the highest that was ever granted."""
     problems: list[str] = []
     for topic in history.topics:
         log = history.logs[topic]
@@ -279,7 +279,7 @@ def _exclusive_grants(history: History, topic: str) -> list[Operation]:
 
 
 class _Highest:
-    """The highest number among those known before a moment; moments are places in the order."""
+    """The highest number among those known before a moment. Moments are places in the order of events."""
 
     def __init__(self, known: Iterable[tuple[int, int]]) -> None:
         pairs = sorted(known)
@@ -293,6 +293,6 @@ class _Highest:
                 self._highest.append(highest)
 
     def before(self, moment: int) -> int:
-        """0 when nothing was known yet."""
+        """Return 0 if nothing was known yet."""
         index = bisect_left(self._moments, moment)
         return self._highest[index - 1] if index else 0
