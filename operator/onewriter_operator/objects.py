@@ -9,6 +9,7 @@ models in ``onewriter_core.api`` decide whether a spec is valid (declarations.py
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -49,6 +50,13 @@ def optional_number(value: object) -> int | None:
         return int(value) if isinstance(value, int | float | str) else None
     except (ValueError, OverflowError):
         return None
+
+
+def seconds(value: object, default: float) -> float:
+    """Seconds, with their fraction; ``default`` for null and any value that is not a finite number."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return default
+    return float(value)
 
 
 def present(**fields: object) -> Json:
@@ -482,7 +490,7 @@ def _topic_spec(spec: Json) -> TopicSpec:
         durability=text(spec.get("durability")) or "Local",
         deletion_policy=text(spec.get("deletionPolicy")) or RETAIN,
         pod_policy=text(fencing.get("podPolicy")) or "Evict",
-        min_interval_seconds=number(fencing.get("minIntervalSeconds"), 30),
+        min_interval_seconds=seconds(fencing.get("minIntervalSeconds"), 30.0),
         leader_service=None if service is None else _leader_service(mapping(service)),
     )
 

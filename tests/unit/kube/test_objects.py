@@ -57,12 +57,12 @@ def test_the_parts_of_a_spec_that_the_operator_uses_are_read() -> None:
     spec = {
         "partitions": 3,
         "deletionPolicy": "DeleteIfEmpty",
-        "fencing": {"podPolicy": "None", "minIntervalSeconds": 5},
+        "fencing": {"podPolicy": "None", "minIntervalSeconds": 0.5},
         "leaderService": {"name": "leader", "ports": ports},
     }
     found = parse_topic(document(spec=spec)).spec
     assert (found.partitions, found.deletes_log) == (3, True)
-    assert (found.pod_policy, found.min_interval_seconds) == ("None", 5)
+    assert (found.pod_policy, found.min_interval_seconds) == ("None", 0.5)
     assert found.leader_service == LeaderService(
         "leader", (ServicePort(80, 80), ServicePort(443, "tls", "https", "UDP"))
     )
