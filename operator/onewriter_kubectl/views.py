@@ -46,7 +46,9 @@ def _writer(topic: Document, now: float) -> str:
     if active.get("reason") == "Shared":
         return "shared producers write"
     if not holder:
-        return "between two writers" if active.get("reason") == "TakingOver" else "nobody writes"
+        return (
+            "between two writers" if active.get("reason") == "TakingOver" else "no producer writes"
+        )
     since = age(holder.get("since"), now)
     claim = f", claim {tables.text(holder['claim'])}" if holder.get("claim") else ""
     return f"{person(holder)}{claim} writes" + (f" since {since}" if since else "")

@@ -130,7 +130,7 @@ class KubeObject:
         """The other field manager that wrote one of these status fields, and when; empty if none."""
         for writer in self.status_writers:
             if writer.manager != FIELD_MANAGER and any(each in fields for each in writer.fields):
-                return writer.manager or "somebody", writer.time
+                return writer.manager or "an unnamed field manager", writer.time
         return "", ""
 
 
@@ -268,10 +268,6 @@ class TopicObject(KubeObject):
     def was_used(self) -> bool:
         """Whether a producer held the topic when its status was written."""
         return self.status.has_holder
-
-    def with_status(self, status: Json) -> TopicObject:
-        """The object with another status."""
-        return parse_topic({**self.document, "status": status})
 
 
 # ------------------------------------------------------------ ProducerClaim

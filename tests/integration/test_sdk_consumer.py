@@ -157,7 +157,7 @@ async def _write(
 
 
 async def test_a_consumer_outlives_its_broker(topic: str) -> None:
-    """Messages acknowledged with a receipt never come again. All others do, in order."""
+    """The broker delivers all messages again, in order, except those whose acknowledgement it confirmed."""
     with forked_brokers() as brokers:
         async with Client(brokers.service_url) as client:
             producer = await client.create_producer(topic)

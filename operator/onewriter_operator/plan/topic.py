@@ -269,7 +269,7 @@ def _events(facts: TopicFacts, status: TopicStatus) -> list[Action]:
     epoch, former = status.epoch or 0, before.epoch or 0
     if epoch > former and status.transitions and not facts.status_editor:
         last = status.transitions[0]
-        writer = last.producer_name or "nobody"
+        writer = last.producer_name or "no producer"
         events.append(EmitEvent("EpochAdvanced", f"Epoch {epoch} ({last.cause}): {writer} writes"))
     known = {pod.identifier for pod in known_pods(facts)}
     for pod in status.fenced_pods:

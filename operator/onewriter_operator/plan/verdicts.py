@@ -114,7 +114,7 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
         if facts.bucket_waiting:
             return no("WriterActive", "Vacant", f"no broker serves it: {facts.bucket_waiting}")
         if facts.is_unserved:
-            return no("WriterActive", "Vacant", "nobody writes")
+            return no("WriterActive", "Vacant", "no producer writes")
         return unknown("WriterActive", "BrokersUnreachable", serving.message)
     if view.state == "Held":
         writer = None if view.holder is None else view.holder.producer_name

@@ -73,7 +73,7 @@ def test_the_verb_who_prints_one_line(fake: FakeKubectl) -> None:
                 "waiting": 0,
                 "conditions": [condition("WriterActive", "False", "Vacant")],
             },
-            "shop/orders: nobody writes, epoch 7\n",
+            "shop/orders: no producer writes, epoch 7\n",
         ),
         (
             {"holder": None, "conditions": [condition("WriterActive", "False", "TakingOver")]},
@@ -86,7 +86,7 @@ def test_the_verb_who_prints_one_line(fake: FakeKubectl) -> None:
         (
             {"conditions": [], "holder": None, "waiting": None, "epoch": None},
             (
-                "shop/orders: nobody writes, epoch - (as known last; "
+                "shop/orders: no producer writes, epoch - (as known last; "
                 "not known just now: no operator has looked at it yet)\n"
             ),
         ),

@@ -48,7 +48,7 @@ def fields(count: int, *, start: int = 0) -> list[WantedResource]:
 async def left(
     world: World, wanted: list[WantedResource], *, days: float = 0, owner: Owner = ONE
 ) -> None:
-    """Own all of it and go, so many days ago."""
+    """Own every resource, and disconnect, the given number of days ago."""
     end = End()
     answers = await world.resource_bucket.own(owner, end, wanted)
     assert all(isinstance(answer, OwnershipGranted) for answer in answers)
