@@ -11,6 +11,7 @@ from onewriter_operator.kinds import (
     CLAIM,
     POD,
     SERVICE,
+    SERVICE_NAME_LABEL,
     SLICE,
     TOPIC,
     Key,
@@ -129,6 +130,10 @@ class Controller:
         found = self._store.get(key)
         owners = () if found is None else found.owners
         names = [owner.name for owner in owners if owner.kind == TOPIC.kind]
+        if found is not None and not names and key.kind == SLICE.kind:
+            # Another program made it: it concerns the topic that has this leader Service.
+            service = found.labels.get(SERVICE_NAME_LABEL, "")
+            names = self._topics.with_dependent(Key(SERVICE.kind, key.namespace, service))
         for name in names or self._topics.with_dependent(key):
             self._queue.add(Key(TOPIC.kind, key.namespace, name))
 

@@ -18,6 +18,13 @@ FIELD_MANAGER: Final = "onewriter-operator"
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
+SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
+SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
+"""Labels of an EndpointSlice: its Service, and the program that writes it."""
+
+KUBERNETES_SLICE_MANAGER: Final = "endpointslice-controller.k8s.io"
+"""The writer of the slices of Services with a selector."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:

@@ -1,4 +1,4 @@
-"""The fleet's delays: between attempts to reach a broker, and before it sends the desired state."""
+"""Delays between attempts to reach a server, and before the fleet sends the desired state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 RETRY_SECONDS_MIN: Final = 0.2
 RETRY_SECONDS_MAX: Final = 5.0
-"""Bounds of the delay between two attempts to reach a broker."""
+"""Bounds of the delay between two attempts, unless another bound is given."""
 
 GATHER_SECONDS_MIN: Final = 0.05
 """Changes of the desired state are collected for this time."""
@@ -23,13 +23,14 @@ GATHER_SHARE: Final = 4.0
 class Backoff:
     """A growing, jittered delay."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds_max: float = RETRY_SECONDS_MAX) -> None:
         self._seconds = RETRY_SECONDS_MIN
+        self._seconds_max = seconds_max
 
     def longer(self) -> float:
         """The present delay; the next one is twice as long, up to the bound."""
         found = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
-        self._seconds = min(self._seconds * 2, RETRY_SECONDS_MAX)
+        self._seconds = min(self._seconds * 2, self._seconds_max)
         return found
 
     def reset(self) -> None:

@@ -9,9 +9,17 @@ from typing import Final, TypedDict
 import structlog
 
 from onewriter_core.kubernetes_names import FENCE, HANDOVER, RECONCILE_AT
-from onewriter_operator.kinds import SERVICE, SLICE, TOPIC, Key, key_of, named
+from onewriter_operator.kinds import (
+    SERVICE,
+    SERVICE_NAME_LABEL,
+    SLICE,
+    TOPIC,
+    Key,
+    key_of,
+    named,
+)
 from onewriter_operator.kube import ApiRefused
-from onewriter_operator.objects import KubeObject, TopicObject, parse, parse_topic_status
+from onewriter_operator.objects import KubeObject, TopicObject, mapping, parse, parse_topic_status
 from onewriter_operator.plan import leader
 from onewriter_operator.plan.actions import (
     Action,
@@ -35,9 +43,15 @@ from onewriter_operator.plan.view import ProducerView
 from onewriter_operator.reconcile import removal, status
 from onewriter_operator.reconcile.answered_actions import AnsweredActions, has_answer
 from onewriter_operator.reconcile.api_calls import ApiFails, api_answer, enforce, unless_gone
-from onewriter_operator.reconcile.cache import DELETION_SECONDS, Obstacle, TopicCache
+from onewriter_operator.reconcile.cache import (
+    DELETION_SECONDS,
+    SELECTED_SECONDS,
+    Obstacle,
+    TopicCache,
+)
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import Pod
+from onewriter_operator.reconcile.repairs import RepairLimit
 from onewriter_operator.workqueue import GONE, RetryLater
 
 ROUNDS_MAX: Final = 8
@@ -47,10 +61,13 @@ REPLANS_MAX: Final = 3
 """How often one reconcile may meet a new obstacle and plan again."""
 
 REFUSED_SECONDS: Final = 60.0
-"""Delay after a write that the API server refused, or of an object that the topic does not own."""
+"""First delay after a write that the API server refused, or of an object that the topic does not own."""
 
 FAILING_SECONDS: Final = 5.0
-"""Delay after a write at which the API server failed."""
+"""First delay after a write at which the API server failed."""
+
+SLICES_SECONDS: Final = 2.0
+"""Interval of the search for slices of a Service that had a selector."""
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +86,7 @@ class _DependentFacts(TypedDict):
     service: KubeObject | None
     slices: tuple[KubeObject, ...]
     left_over: tuple[KubeObject, ...]
+    foreign_slices: tuple[KubeObject, ...]
     taken: str
     refused: dict[str, str]
 
@@ -79,6 +97,7 @@ class TopicReconciler:
     def __init__(self, context: ReconcileContext) -> None:
         self._context = context
         self._answered = AnsweredActions(context)
+        self._repairs = RepairLimit(lambda: asyncio.get_running_loop().time())
         self._caches: dict[str, TopicCache] = {}
         self._uid_of: dict[Key, str] = {}
         self._topics_of_pod: dict[str, set[Key]] = {}
@@ -111,6 +130,7 @@ class TopicReconciler:
             self._forget(key)
             return GONE
         cache = self._cache_of(topic)
+        await self._find_slices(topic, cache)
         plan = await self._settled_plan(key, cache)
         topic = self._context.store.topic(key)
         if topic is None:
@@ -120,6 +140,16 @@ class TopicReconciler:
         if is_obstructed and replans:
             return await self.reconcile(key, replans - 1)
         return await self._carry_out(topic, cache, plan, later)
+
+    async def _find_slices(self, topic: TopicObject, cache: TopicCache) -> None:
+        """Find the slices that Kubernetes made while the leader Service had a selector."""
+        wanted = topic.spec.leader_service
+        if wanted is None or asyncio.get_running_loop().time() >= cache.selected_until:
+            return
+        labels = f"{SERVICE_NAME_LABEL}={wanted.name}"
+        listed = await api_answer(self._context.kube.list(SLICE, topic.key.namespace, labels))
+        for document in listed:
+            self._context.store.put(document)
 
     # ------------------------------------------------------------ facts and plan
 
@@ -135,7 +165,10 @@ class TopicReconciler:
             cache.reconcile_at, cache.stored = asked, None
             cache.pods.clear()
             cache.attempts.clear()
-            cache.obstacles.clear()
+            cache.retry_all()
+        if topic.generation != cache.generation:
+            cache.generation = topic.generation
+            cache.retry_all()
         # The results of removed orders are dropped: a later order is new, whatever its text.
         cache.fence = cache.fence if topic.annotation(FENCE) else None
         cache.handover = cache.handover if topic.annotation(HANDOVER) else None
@@ -249,11 +282,9 @@ class TopicReconciler:
             each for each in self._context.store.owned_by(topic.uid) if each.key.kind in _KINDS
         ]
         service = self._context.store.get(Key(SERVICE.kind, namespace, name)) if name else None
-        slices = tuple(
-            each
-            for each in owned
-            if each.key.kind == SLICE.kind and each.labels.get(leader.SERVICE_NAME_LABEL) == name
-        )
+        of_service = self._context.store.slices_of(namespace, name) if name else []
+        slices = tuple(each for each in of_service if each.is_owned_by(topic.uid))
+        foreign = tuple(each for each in of_service if not each.is_owned_by(topic.uid))
         kept = {each.key for each in slices} | {Key(SERVICE.kind, namespace, name)}
         left_over = tuple(each for each in owned if each.key not in kept)
         now = asyncio.get_running_loop().time()
@@ -263,6 +294,7 @@ class TopicReconciler:
             "service": service,
             "slices": slices,
             "left_over": left_over,
+            "foreign_slices": foreign,
             "taken": taken[0] if taken else "",
             "refused": {n: each.message for n, each in obstacles.items() if not each.is_foreign},
         }
@@ -307,6 +339,8 @@ class TopicReconciler:
         if later is not None:
             raise later
         now = asyncio.get_running_loop().time()
+        if now < cache.selected_until:
+            after.append(SLICES_SECONDS)
         after += [each.until - now for each in cache.present_obstacles(now).values()]
         return min(after, default=None)
 
@@ -328,9 +362,8 @@ class TopicReconciler:
                 later = error
                 continue
             if obstacle is not None:
-                key = action.key if isinstance(action, Remove) else key_of(action.document)
-                log.warning("dependent.refused", object=named(key), reason=obstacle.message)
-                cache.obstacles[named(key)] = obstacle
+                log.warning("dependent.refused", object=_title(action), reason=obstacle.message)
+                cache.obstacles[_title(action)] = obstacle
                 return None, True
         return later, False
 
@@ -356,18 +389,44 @@ class TopicReconciler:
     ) -> Obstacle | None:
         """Write or remove one object; its obstacle, if any. Raises RetryLater for a temporary failure."""
         now = asyncio.get_running_loop().time
+        self._await_repair(topic, cache, action)
         try:
             if isinstance(action, Apply):
                 is_free = await self._apply(topic, cache, action)
                 return None if is_free else Obstacle("", now() + REFUSED_SECONDS, is_foreign=True)
-            key = action.key
-            kind = _KINDS[key.kind]
-            await unless_gone(self._context.kube.delete(kind, key.namespace, key.name, action.uid))
+            await self._remove(action)
         except ApiFails as failure:
-            return Obstacle(str(failure), now() + FAILING_SECONDS)
+            delay = cache.refused(_title(action), FAILING_SECONDS)
+            return Obstacle(str(failure), now() + delay)
         except ApiRefused as refused:
-            return Obstacle(str(refused), now() + REFUSED_SECONDS)
+            delay = cache.refused(_title(action), REFUSED_SECONDS)
+            return Obstacle(str(refused), now() + delay)
+        cache.written_again(_title(action))
         return None
+
+    def _await_repair(self, topic: TopicObject, cache: TopicCache, action: Apply | Remove) -> None:
+        """Raises RetryLater if another program changes the object again and again."""
+        if isinstance(action, Apply):
+            is_repair = cache.written.get(_title(action)) == digest(action.document)
+        else:
+            found = self._context.store.get(action.key)
+            is_repair = found is not None and not found.is_owned_by(topic.uid)
+        if not is_repair:
+            return
+        # Foreign slices have a new name each time, so all of a topic count together.
+        name = f"{topic.uid}/{_title(action) if isinstance(action, Apply) else 'slices'}"
+        delay = self._repairs.delay_seconds(name)
+        if delay > 0:
+            raise RetryLater(f"{_title(action)} is changed again and again", delay)
+        self._repairs.repaired(name)
+
+    async def _remove(self, action: Remove) -> None:
+        key = action.key
+        kind = _KINDS[key.kind]
+        await unless_gone(self._context.kube.delete(kind, key.namespace, key.name, action.uid))
+        found = self._context.store.get(key)
+        if found is not None and found.uid == action.uid and not found.finalizers:
+            self._context.store.remove(found.document)  # no watch may report it
 
     async def _apply(self, topic: TopicObject, cache: TopicCache, action: Apply) -> bool:
         """Write an object; False if an object that the topic does not own has the name."""
@@ -377,8 +436,10 @@ class TopicReconciler:
             there = await api_answer(self._context.kube.get(action.kind, key.namespace, key.name))
             if there is not None and not parse(there).is_owned_by(topic.uid):
                 return False
+        known = self._context.store.get(key)
         written = await api_answer(enforce(self._context.kube, action.kind, wanted, action.version))
-        cache.obstacles.pop(named(key), None)
+        if known is not None and action.kind is SERVICE and _has_selector(known):
+            cache.selected_until = asyncio.get_running_loop().time() + SELECTED_SECONDS
         cache.written[named(key)] = digest(wanted)
         self._context.store.put(written)
         return True
@@ -389,6 +450,14 @@ class TopicReconciler:
         )
         if not parse(written).is_going:
             self._context.store.put(written)
+
+
+def _title(action: Apply | Remove) -> str:
+    return named(action.key if isinstance(action, Remove) else key_of(action.document))
+
+
+def _has_selector(service: KubeObject) -> bool:
+    return bool(mapping(service.document.get("spec")).get("selector"))
 
 
 def _is_elsewhere(topic: TopicObject, stored: StoredTopic) -> bool:
