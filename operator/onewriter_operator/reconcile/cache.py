@@ -100,7 +100,8 @@ class TopicCache(ObjectCache):
         """Count a refusal of an object; the delay before the next attempt."""
         count = self.refusals.get(name, 0)
         self.refusals[name] = min(count + 1, REFUSALS_COUNTED_MAX)
-        return min(delay_seconds * 2**count, OBSTACLE_SECONDS_MAX)
+        delay: float = min(delay_seconds * 2**count, OBSTACLE_SECONDS_MAX)
+        return delay
 
     def written_again(self, name: str) -> None:
         """Note that the API server accepted an object."""
