@@ -72,7 +72,7 @@ class PodLab:
         shutil.copytree(
             PROGRAMS, self._program / "bench" / "pods", ignore=shutil.ignore_patterns("__pycache__")
         )
-        self.cluster.apply(*_surroundings())
+        self.cluster.apply(*_other_objects())
 
     def declare(self, topic: str) -> None:
         """A topic that two pods of the account may write, and wait until it is Ready."""
@@ -213,7 +213,7 @@ def running(say: Say) -> Iterator[PodLab]:
         yield found
 
 
-def _surroundings() -> list[Json]:
+def _other_objects() -> list[Json]:
     """Namespace and account of the pods, and the right to Leases for those that elect by one."""
     about = {"name": ACCOUNT, "namespace": NAMESPACE}
     rights = {

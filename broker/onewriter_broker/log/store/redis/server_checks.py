@@ -36,7 +36,7 @@ _REPLID_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What one look at a server found.
+    """The facts about a server that one inspection found.
 
     ``product`` is ``valkey`` or ``redis``. ``append_sync`` (``always``, ``everysec``, ``no``) and
     ``replicas_min_to_write`` are empty and None where CONFIG is denied. ``guard_replids`` are two
@@ -156,14 +156,14 @@ async def check_server(settings: RedisSettings) -> ServerFacts:
     endpoint = await find_primary(settings)
     client = inquirer(endpoint, settings.call_timeout_seconds)
     try:
-        return await _look(client, endpoint)
+        return await _read_facts(client, endpoint)
     except (redis.RedisError, OSError) as error:
         raise Undecided(f"the store at {endpoint} cannot be checked: {error}") from error
     finally:
         await client.aclose()
 
 
-async def _look(client: redis_asyncio.Redis, endpoint: Endpoint) -> ServerFacts:
+async def _read_facts(client: redis_asyncio.Redis, endpoint: Endpoint) -> ServerFacts:
     server = await _info(client, "server")
     replication = await _info(client, "replication")
     memory = await _info(client, "memory")
