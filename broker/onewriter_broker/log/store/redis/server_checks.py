@@ -38,7 +38,7 @@ _REPLID_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What one look at a server found.
+    """The facts about a server that one inspection found.
 
     ``product`` is ``valkey`` or ``redis``. ``append_sync`` (``always``, ``everysec``, ``no``) and
     ``replicas_min_to_write`` are empty and None where CONFIG is denied. ``guard_replids`` are two
@@ -158,12 +158,12 @@ async def check_server(settings: RedisSettings) -> ServerFacts:
     endpoint = await find_primary(settings)
     try:
         async with connected(endpoint, settings.call_timeout_seconds) as connection:
-            return await _look(connection, endpoint)
+            return await _read_facts(connection, endpoint)
     except Undecided as error:
         raise Undecided(f"the store at {endpoint} cannot be checked: {error}") from error
 
 
-async def _look(connection: RedisConnection, endpoint: Endpoint) -> ServerFacts:
+async def _read_facts(connection: RedisConnection, endpoint: Endpoint) -> ServerFacts:
     server = await _info(connection, "server")
     replication = await _info(connection, "replication")
     memory = await _info(connection, "memory")
