@@ -33,7 +33,7 @@ from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.objects import KubeObject, parse
 from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 
 ATTEMPTS_MAX: Final = 5
 """Attempts to remove the finalizers of an object that keeps changing."""
@@ -152,7 +152,7 @@ async def _delete_all(
             while True:
                 if not await _all(kube, configuration, TOPIC):
                     return
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         report("some objects are still there: their finalizers are taken off")
 
@@ -170,7 +170,7 @@ async def _stop(
     while found is not None and (
         found["spec"].get("replicas") or found.get("status", {}).get("replicas", 0)
     ):
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
         found = await kube.get(kind, configuration.namespace, name)
 
 
