@@ -51,11 +51,13 @@ class Kind:
 
 TOPIC: Final = Kind(GROUP, "v1alpha1", "ExclusiveTopic", "exclusivetopics")
 CLAIM: Final = Kind(GROUP, "v1alpha1", "ProducerClaim", "producerclaims")
+ONE_WRITER: Final = Kind(GROUP, "v1alpha1", "OneWriter", "onewriters")
 POD: Final = Kind("", "v1", "Pod", "pods")
 SERVICE: Final = Kind("", "v1", "Service", "services")
 SLICE: Final = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
+CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
 EVENT: Final = Kind("events.k8s.io", "v1", "Event", "events")
 
 

@@ -44,9 +44,9 @@ class StoreMemory(ApiModel):
     """Used memory."""
     limit_bytes: Number | None = None
     """Memory limit for data; unset if there is none."""
-    growth_bytes_per_hour: Annotated[
-        int | None, Field(json_schema_extra={"format": "int64"})
-    ] = None
+    growth_bytes_per_hour: Annotated[int | None, Field(json_schema_extra={"format": "int64"})] = (
+        None
+    )
     """Change of the used memory within the last hour, as measured by this operator; unset during its first ten
     minutes."""
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_operator.kinds import Json
+from onewriter_operator.plan.facts import BucketFacts
 
 PATIENCE_SECONDS: Final = 10.0
 """After this time the status of its topics shows a bucket that no broker serves."""
@@ -75,6 +76,18 @@ class Buckets:
         if since is None or now - since < PATIENCE_SECONDS:
             return ""
         return f"bucket {bucket} waits: {self._waiting()[bucket]}"
+
+    def facts(self, now: float) -> BucketFacts | None:
+        """How many buckets wait, and for what; None if no broker reports buckets."""
+        count = max((report.count for report in self._reports.values()), default=0)
+        if not count:
+            return None
+        reasons = [
+            reason
+            for bucket, reason in self._waiting().items()
+            if now - self._since[bucket] >= PATIENCE_SECONDS
+        ]
+        return BucketFacts(count, tuple(sorted(reasons)))
 
     def topics_in(self, buckets: Container[int], topics: Iterable[str]) -> list[str]:
         """The topics of some buckets."""

@@ -23,14 +23,14 @@ GATHER_SHARE: Final = 4.0
 class Backoff:
     """A growing, jittered delay."""
 
-    def __init__(self, seconds_max: float = RETRY_SECONDS_MAX) -> None:
+    def __init__(self, seconds_max: float | None = None) -> None:
         self._seconds = RETRY_SECONDS_MIN
         self._seconds_max = seconds_max
 
     def longer(self) -> float:
         """The present delay; the next one is twice as long, up to the bound."""
         found = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
-        self._seconds = min(self._seconds * 2, self._seconds_max)
+        self._seconds = min(self._seconds * 2, self._seconds_max or RETRY_SECONDS_MAX)
         return found
 
     def reset(self) -> None:

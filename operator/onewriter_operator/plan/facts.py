@@ -226,6 +226,14 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketFacts:
+    """The buckets of the installation: their number, and the reason of each one that no broker serves."""
+
+    total: int
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFacts(Facts):
     """Facts about one ExclusiveTopic.
 

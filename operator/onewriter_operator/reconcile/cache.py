@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -112,6 +113,10 @@ class TopicCache(ObjectCache):
         """Drop all obstacles, so that every refused write is repeated at once."""
         self.obstacles.clear()
         self.refusals.clear()
+
+    def keep_obstacles(self, names: Container[str]) -> None:
+        """Drop the obstacles of objects that neither exist nor are wanted any more."""
+        self.obstacles = {name: each for name, each in self.obstacles.items() if name in names}
 
     def present_obstacles(self, now: float) -> dict[str, Obstacle]:
         """The obstacles that still count, by kind/name."""

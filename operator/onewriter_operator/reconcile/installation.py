@@ -19,17 +19,28 @@ import structlog
 from onewriter_operator import installation
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.events import Recorder
+from onewriter_operator.installation import names
 from onewriter_operator.installation.broker_authority import AUTHORITY_BYTES_MAX
 from onewriter_operator.installation.names import INSTANCE_LABEL
-from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY, SECRET, Json, Kind, key_of, named
+from onewriter_operator.kinds import (
+    CONFIG_MAP,
+    FIELD_MANAGER,
+    MANAGED_BY,
+    SECRET,
+    Json,
+    Kind,
+    key_of,
+    named,
+)
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.objects import KubeObject, parse
+from onewriter_operator.objects import KubeObject, mapping, number, parse
 from onewriter_operator.plan import rollout
 from onewriter_operator.plan.actions import EmitEvent
 from onewriter_operator.plan.difference import content, difference, digest, exact
 from onewriter_operator.reconcile.api_calls import enforce
 from onewriter_operator.reconcile.installed_watch import InstalledWatch
+from onewriter_operator.reconcile.one_writer import InstallationState, OneWriterReconciler
 from onewriter_operator.reconcile.repairs import RepairLimit
 
 EVERY_SECONDS: Final = 60.0
@@ -52,7 +63,6 @@ ROLLOUT_POLL_SECONDS: Final = 2.0
 ROLLOUT_WAIT_SECONDS_MAX: Final = 120.0
 """Longest wait for another rollout that makes no progress: the waiting change may be the repair."""
 
-CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
 KINDS: Final[Mapping[str, Kind]] = {
     kind.kind: kind
     for kind in (
@@ -81,9 +91,13 @@ class InstallationReconciler:
         configuration: Configuration,
         recorder: Recorder,
         metrics: Metrics,
+        one_writer: OneWriterReconciler,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._one_writer = one_writer
+        self._brokers_ready = 0
         self._kube = kube
+        self._broker_set = names.component(configuration, names.BROKER)
         self._changed = asyncio.Event()
         self._failures = 0
         self._repairs = RepairLimit(now)
@@ -92,6 +106,7 @@ class InstallationReconciler:
         self._metrics = metrics
         self._applied: dict[str, tuple[str, str]] = {}
         self._owner: KubeObject | None = None
+        self._is_resting = False
         self._now = now
         self._delays: list[float] = []
         self._waits_for = ""
@@ -133,13 +148,27 @@ class InstallationReconciler:
             log.warning("installation.incomplete", reason=str(error))
             delay = min(RETRY_SECONDS_MIN * 2**self._failures, RETRY_SECONDS_MAX) * spread
             self._failures = min(self._failures + 1, RETRY_DOUBLINGS_MAX)
+            self._one_writer.installed(self._state(error))
             if not isinstance(error, ApiRefused):
                 return delay, 0.0
             note = f"The installation is incomplete: {error.reason}"
             self._emit(EmitEvent("InstallationIncomplete", note, is_warning=True))
             return delay, error.retry_after_seconds or 0.0
         self._failures = 0
+        self._one_writer.installed(self._state())
         return EVERY_SECONDS * spread if later is None else later, 0.0
+
+    def _state(self, error: ApiRefused | ApiUnreachable | None = None) -> InstallationState:
+        problem = "" if error is None else str(error)
+        is_permanent = isinstance(error, ApiRefused) and 400 <= error.status < 500
+        return InstallationState(
+            is_applied=error is None and not self._is_resting,
+            problem=problem,
+            is_permanent=is_permanent and not _is_busy(error),
+            waits_for=self._waits_for,
+            brokers_ready=self._brokers_ready,
+            owner=self._owner,
+        )
 
     async def reconcile(self) -> float | None:
         """Repair differing objects; the seconds until the next reconcile if one of them has to wait.
@@ -154,7 +183,9 @@ class InstallationReconciler:
         owner = await self._kube.get(CONFIG_MAP, namespace, name)
         if owner is None and self._owner is not None:
             log.warning("installation.rests", reason=f"ConfigMap {name} is gone")
+            self._is_resting = True
             return None  # it is being uninstalled: its objects must not be created again
+        self._is_resting = False
         self._owner = None if owner is None else parse(owner)
         for document in installation.created_once(self._configuration, owner):
             await self._create(document)
@@ -202,6 +233,9 @@ class InstallationReconciler:
         key = key_of(document)
         kind, name = KINDS[key.kind], named(key)
         found = await self._kube.get(kind, key.namespace, key.name)
+        if kind.kind == "StatefulSet" and name == f"StatefulSet/{self._broker_set}":
+            status = mapping((found or {}).get("status"))
+            self._brokers_ready = number(status.get("readyReplicas"))
         what = difference(exact(document, found), found)
         there = "" if found is None else content(found, document)
         known = self._applied.get(name)
@@ -222,6 +256,7 @@ class InstallationReconciler:
             log.warning("installation.drifted", object=name, path=what)
             self._metrics.drift.labels("Installation").inc()
             self._emit(EmitEvent("DriftRepaired", change))
+            self._one_writer.drifted(change)
         written = await enforce(self._kube, kind, document)
         self._applied[name] = (digest(document), content(written, document))
         log.info("installation.applied", object=name, path=what)
@@ -261,8 +296,13 @@ class InstallationReconciler:
                 await self._kube.delete(kind, key.namespace, key.name, found.uid)
 
     def _emit(self, event: EmitEvent) -> None:
-        if self._owner is not None:
-            self._recorder.emit(self._owner, event)
+        subject = self._one_writer.subject() or self._owner
+        if subject is not None:
+            self._recorder.emit(subject, event)
+
+
+def _is_busy(error: ApiRefused | ApiUnreachable | None) -> bool:
+    return isinstance(error, ApiRefused) and error.status in {409, 429}
 
 
 def _beginning(file: Path) -> str:

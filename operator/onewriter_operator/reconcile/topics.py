@@ -66,6 +66,8 @@ REFUSED_SECONDS: Final = 60.0
 FAILING_SECONDS: Final = 5.0
 """First delay after a write at which the API server failed."""
 
+FOREIGN_PODS: Final = "other pods than the writer's"
+
 SLICES_SECONDS: Final = 2.0
 """Interval of the search for slices of a Service that had a selector."""
 
@@ -288,6 +290,12 @@ class TopicReconciler:
         kept = {each.key for each in slices} | {Key(SERVICE.kind, namespace, name)}
         left_over = tuple(each for each in owned if each.key not in kept)
         now = asyncio.get_running_loop().time()
+        present = {named(each.key) for each in (*owned, *of_service)}
+        wanted_names = {named(Key(SERVICE.kind, namespace, name))} | {
+            named(Key(SLICE.kind, namespace, leader.slice_name(name, each)))
+            for each in ("IPv4", "IPv6")
+        }
+        cache.keep_obstacles(present | wanted_names)
         obstacles = cache.present_obstacles(now)
         taken = [name for name, each in obstacles.items() if each.is_foreign]
         return {
@@ -400,7 +408,8 @@ class TopicReconciler:
             return Obstacle(str(failure), now() + delay)
         except ApiRefused as refused:
             delay = cache.refused(_title(action), REFUSED_SECONDS)
-            return Obstacle(str(refused), now() + delay)
+            hint = "" if isinstance(action, Apply) else f"; delete it: it leads to {FOREIGN_PODS}"
+            return Obstacle(f"{refused}{hint}", now() + delay)
         cache.written_again(_title(action))
         return None
 

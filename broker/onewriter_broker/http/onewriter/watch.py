@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
+from onewriter_broker.http.onewriter.broker_report import BrokerReport
 from onewriter_broker.http.onewriter.status import served_status
 from onewriter_broker.http.routes import Routes, on_installation
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
@@ -73,6 +74,8 @@ class _Stream:
         self._expires_at = expires_at
         self._told: set[str] = set()
         self._told_buckets: dict[str, Any] = {}
+        self._report = BrokerReport(site)
+        self._reported: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Send the present state, then every change, until the broker stops or the proof expires.
@@ -81,6 +84,7 @@ class _Stream:
         """
         loop = asyncio.get_running_loop()
         await self._tell_changes()
+        await self._tell_report()
         await self._tell_buckets()
         synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
         await self._write([{"type": "SYNCED"} | synced])
@@ -90,6 +94,7 @@ class _Stream:
                 await self._write([{"type": "PING"}])
                 ping_at = loop.time() + self._intervals.ping_seconds
             await self._tell_buckets()
+            await self._tell_report()
             try:
                 async with asyncio.timeout_at(
                     min(ping_at, loop.time() + self._intervals.poll_seconds)
@@ -117,6 +122,13 @@ class _Stream:
         }
         if found != self._told_buckets:
             self._told_buckets = found
+            await self._write([found])
+
+    async def _tell_report(self) -> None:
+        """Send what this broker reports about itself and its store, if it has changed."""
+        found = await self._report.line()
+        if found != self._reported:
+            self._reported = found
             await self._write([found])
 
     def _line(self, name: str) -> dict[str, Any]:

@@ -17,11 +17,14 @@ from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.objects import KubeObject
 from onewriter_operator.plan.actions import EmitEvent
+from onewriter_operator.plan.broker_report import BrokerReport
+from onewriter_operator.plan.facts import BucketFacts, FleetState
 from onewriter_operator.reconcile.installation import (
     RETRY_SECONDS_MAX,
     ROLLOUT_WAIT_SECONDS_MAX,
     InstallationReconciler,
 )
+from onewriter_operator.reconcile.one_writer import OneWriterReconciler
 from onewriter_operator.reconcile.repairs import AT_ONCE
 
 Json = dict[str, Any]
@@ -113,17 +116,29 @@ class Told:
         self.said.append(told)
 
 
+class Brokers:
+    """A fleet without brokers."""
+
+    def state(self) -> FleetState:
+        return FleetState(expected=3, synced=0)
+
+    def reports(self) -> dict[str, BrokerReport]:
+        return {}
+
+    def buckets(self) -> BucketFacts | None:
+        return None
+
+
 def world(
     now: Callable[[], float] = lambda: 0.0, more: Json | None = None
 ) -> tuple[Server, Told, InstallationReconciler]:
     server, told = Server(), Told()
     configuration = configured(more, namespace="onewriter")
     recorder = cast("Recorder", told)
-    return (
-        server,
-        told,
-        InstallationReconciler(cast("Kube", server), configuration, recorder, Metrics(), now),
-    )
+    kube = cast("Kube", server)
+    one_writer = OneWriterReconciler(kube, configuration, Brokers(), lambda: 1000.0)
+    installation = InstallationReconciler(kube, configuration, recorder, Metrics(), one_writer, now)
+    return server, told, installation
 
 
 def key(kind: str, name: str) -> Key:
