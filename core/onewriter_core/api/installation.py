@@ -47,8 +47,8 @@ class StoreMemory(ApiModel):
     growth_bytes_per_hour: Annotated[int | None, Field(json_schema_extra={"format": "int64"})] = (
         None
     )
-    """Change of the used memory within the last hour, as measured by this operator; unset during its first ten
-    minutes."""
+    """Change of the used memory within the last hour, as measured by this operator; unset during its first
+    half hour."""
 
 
 class StoreStatus(ApiModel):

@@ -42,7 +42,7 @@ SAMPLE_SECONDS: Final = 60.0
 GROWTH_SECONDS: Final = 3_600.0
 """The growth is measured over this time."""
 
-GROWTH_SECONDS_MIN: Final = 600.0
+GROWTH_SECONDS_MIN: Final = 1_800.0
 """The growth is unknown until it was measured for this time."""
 
 log = structlog.get_logger(__name__)
