@@ -50,7 +50,7 @@ MUTANTS_SEEDS = 12
 
 KILLS_APART_SECONDS = (0.5, 4.0)
 KILLED_SECONDS = (1.0, 4.0)
-LOOK_SECONDS = 0.0005
+POLL_SECONDS = 0.0005
 
 TOPIC = TopicName.parse(REPLICATED_TOPIC)
 APP = "query"
@@ -260,7 +260,7 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
     while True:
         await asyncio.sleep(pause)
         if b"open" not in (world.server.primary.keyspace.hash(key) or {}):
-            pause = LOOK_SECONDS
+            pause = POLL_SECONDS
             continue
         for node in world.nodes:
             if node.is_up and bucket in node.broker.ownership.held():
