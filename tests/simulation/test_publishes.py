@@ -92,7 +92,7 @@ class Leading:
     """
 
     client_version = "driver"
-    hears_of_queue = False
+    receives_queue_notices = False
 
     def __init__(
         self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]
@@ -271,7 +271,7 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
         pause = randomness.uniform(*KILLS_APART_SECONDS)
 
 
-async def tell(world: World, *, shares: bool = False) -> None:
+async def report(world: World, *, shares: bool = False) -> None:
     for number in range(2):
         world.add_client(f"consumer-{number}", people.consumer(REPLICATED_TOPIC))
     await asyncio.sleep(1.0)
@@ -335,7 +335,7 @@ def _version(value: str) -> int:
 
 
 def simulate(seed: int, *, shares: bool = False) -> History:
-    return run(seed, partial(tell, shares=shares), brokers=2)
+    return run(seed, partial(report, shares=shares), brokers=2)
 
 
 @pytest.fixture(autouse=True)
