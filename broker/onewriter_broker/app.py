@@ -243,7 +243,7 @@ class Broker:
             returned=self.topics.resume_windows.nobody_could_come,
             now=now,
             brokers=self.membership.brokers,
-            looked=lambda _seen: self._look_at_shares(),
+            on_observation=lambda _seen: self._update_shares(),
         )
         self._stored: Mapping[ShareOf, int] = {}
         self._rebinding: set[int] = set()
@@ -314,7 +314,7 @@ class Broker:
                     self.spawn(self.clients.watch_for_ever()),
                     self.spawn(self.clients.withdrawals.run()),
                     self.spawn(self.topics.first_declarations.run()),
-                    self.spawn(self.maintenance.look_for_ever()),
+                    self.spawn(self.maintenance.run()),
                     self.spawn(self.maintenance.sweep_for_ever()),
                     self.spawn(self.compactions.run()),
                     self.spawn(self.staging.run()),
@@ -394,15 +394,15 @@ class Broker:
 
     def _sizes_summed(self, stored: Mapping[ShareOf, int]) -> None:
         self._stored = stored
-        self._look_at_shares()
+        self._update_shares()
 
-    def _look_at_shares(self) -> None:
+    def _update_shares(self) -> None:
         """Compare the stored bytes with the shares of the store, and resume topics that may write again."""
         seen = self.store_watch.seen
         used = 0 if seen is None else seen.memory_bytes_used
         limit = 0 if seen is None else seen.memory_bytes_max
         is_full = self.store_watch.is_full
-        if not self.shares.look(used, limit, self._stored, is_nearly_full=is_full):
+        if not self.shares.update(used, limit, self._stored, is_nearly_full=is_full):
             return
         for topic in self.topics.loaded.values():
             for topic_log in topic.runner.logs.values():

@@ -23,7 +23,7 @@ from onewriter_kubectl.kubectl import Json, Kubectl
 from onewriter_kubectl.objects import TOPIC, epoch, metadata, name, person, status
 from onewriter_kubectl.views import NOBODY
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 """Interval at which the result of an order is polled."""
 
 
@@ -131,7 +131,7 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
                 f" {order.kind.annotation} stays: the operator executes the order later if epoch"
                 f" {order.epoch} is still current. --direct sends the order to the broker instead"
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _outcome(kubectl: Kubectl, order: Order) -> str:

@@ -37,7 +37,7 @@ PAUSE_SECONDS = 0.002
 RECONNECT_SECONDS = 0.05
 
 REST_SECONDS = 0.1
-RESTING_LOOKS = 10
+UNCHANGED_POLLS = 10
 """If this many successive checks find no new acknowledgement, all data in transit has arrived.
 
 One long wait would not be sufficient: this process may itself be suspended meanwhile.
@@ -97,14 +97,14 @@ class ContinuousWriter:
 
     def at_rest(self) -> int:
         """Return the number of acknowledged messages, once a fault prevents further ones."""
-        found, looks = -1, 0
+        found, polls = -1, 0
 
         def is_at_rest() -> bool:
-            nonlocal found, looks
+            nonlocal found, polls
             before, found = found, len(self.acked)
-            looks = looks + 1 if before == found else 0
+            polls = polls + 1 if before == found else 0
             time.sleep(REST_SECONDS)
-            return looks >= RESTING_LOOKS
+            return polls >= UNCHANGED_POLLS
 
         eventually(is_at_rest, WAIT_SECONDS, what="it is acknowledged on and on")
         return found

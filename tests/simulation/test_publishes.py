@@ -54,7 +54,7 @@ KILLED_SECONDS = (1.0, 4.0)
 SMALL = BrokerLimits(TopicLimits(LogLimits(publish_block_entries_max=2, call_bytes_max=200)))
 """Blocks of two entries, calls of a few blocks."""
 
-LOOK_SECONDS = 0.0005
+POLL_SECONDS = 0.0005
 
 TOPIC = TopicName.parse(REPLICATED_TOPIC)
 APP = "query"
@@ -266,7 +266,7 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
     while True:
         await asyncio.sleep(pause)
         if b"open" not in (world.server.primary.keyspace.hash(key) or {}):
-            pause = LOOK_SECONDS
+            pause = POLL_SECONDS
             continue
         for node in world.nodes:
             if node.is_up and bucket in node.broker.ownership.held():

@@ -196,7 +196,7 @@ class Replica(Generic[S, Op]):
             except OnewriterError as error:
                 log.info("%s: not read yet: %s", self._source.name, error)
             await asyncio.sleep(backoff.seconds())
-        self._look()
+        self._check_goal()
 
     async def _end(self) -> Position:
         try:
@@ -210,9 +210,9 @@ class Replica(Generic[S, Op]):
         if isinstance(self.trouble, StateGap):
             self.trouble = None  # a checkpoint covers the gap after all
         self._on_taken(taken)
-        self._look()
+        self._check_goal()
 
-    def _look(self) -> None:
+    def _check_goal(self) -> None:
         if not self.is_complete and self.fold.position >= self._goal:
             self.is_complete = True
             self.trouble = None

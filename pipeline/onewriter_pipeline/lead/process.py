@@ -34,7 +34,7 @@ from onewriter_pipeline.lead.requests import (
 )
 from onewriter_pipeline.lead.topics import Topics
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 """Interval of the checks whether the driver runs, and whether uses have ended."""
 
 PROCESS_IDLE_SECONDS: Final = 60.0
@@ -81,7 +81,7 @@ class Server:
                 used_at = now()
             elif now() - used_at >= self._idle_seconds:
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         log.info("the driver has ended; its topics are released")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -33,7 +33,7 @@ from onewriter_kubectl import cli, orders, redaction
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
     found = FakeKubectl(tmp_path)
     monkeypatch.setenv("ONEWRITER_KUBECTL", str(found.program))
-    monkeypatch.setattr(orders, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(orders, "POLL_SECONDS", 0.01)
     monkeypatch.setattr("onewriter_kubectl.orders.secrets.token_hex", lambda _: "5eed")
     found.fails("get services", FORBIDDEN)
     found.has("get events")

@@ -146,7 +146,7 @@ async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     elsewhere: list[str] = []
 
-    async def look(name: TopicName) -> None:
+    async def look_up(name: TopicName) -> None:
         async with gate:
             entry = await topics.entry_of(name)
             if entry is None:
@@ -169,7 +169,7 @@ async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
                 "declaredBy": entry.declared_by or None,
             }
 
-    await asyncio.gather(*(look(each) for each in names))
+    await asyncio.gather(*(look_up(each) for each in names))
     return {"topics": found, "elsewhere": elsewhere}
 
 

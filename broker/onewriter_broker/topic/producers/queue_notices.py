@@ -38,7 +38,7 @@ class QueueNotices:
         self._told_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
-    def look(self) -> None:
+    def schedule(self) -> None:
         """Schedule a notice after a change in the topic: at the end of this tick, or soon."""
         if self._timer is None:
             loop = asyncio.get_running_loop()

@@ -50,7 +50,7 @@ STANDSTILL_SECONDS: Final = 20.0
 publish holds memory that others need. It is shorter than the timeout of a request, so that the caller gets the
 answer."""
 
-LOOKS: Final = 10
+POLLS: Final = 10
 """Progress checks of a publish within STANDSTILL_SECONDS."""
 
 log = structlog.get_logger(__name__)
@@ -394,7 +394,7 @@ class AtomicPublishes:
         now = asyncio.get_running_loop().time
         seen, moved_at = _how_far(topic_log), now()
         while True:
-            await asyncio.wait((publish.done,), timeout=self._standstill_seconds / LOOKS)
+            await asyncio.wait((publish.done,), timeout=self._standstill_seconds / POLLS)
             if publish.done.done():
                 return
             found = _how_far(topic_log)

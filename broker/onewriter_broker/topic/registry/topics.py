@@ -100,7 +100,7 @@ class Topics:
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """Begin to serve a bucket. Its stamp rejects the former owner, and its topics are fenced when they load."""
         self.resume_windows.bucket_acquired(bucket)
-        self.first_declarations.look_again()
+        self.first_declarations.check_again()
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:

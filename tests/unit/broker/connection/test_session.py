@@ -93,8 +93,8 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
     session = OneProducer(link)
     link._session = cast("Session", session)
     link.detection = Detection(1.0, 2.5)
-    clients._last_look = clock.seconds
-    deadlines = SimpleNamespace(look=lambda _now: session.heard.append("progress"))
+    clients._checked_at = clock.seconds
+    deadlines = SimpleNamespace(check=lambda _now: session.heard.append("progress"))
     clients._deadlines = cast("ProgressDeadlines", deadlines)
     return clients, link, pipe, session
 
@@ -103,7 +103,7 @@ def pass_time(clients: Clients, clock: Clock, seconds: float) -> None:
     end = clock.seconds + seconds
     while clock.seconds < end:
         clock.seconds += 0.25
-        clients.look(clock.seconds)
+        clients.check(clock.seconds)
 
 
 async def test_a_holder_that_takes_nothing_of_what_it_is_sent_is_silent() -> None:
@@ -154,7 +154,7 @@ async def test_a_broker_that_stood_still_does_not_blame_its_producers_for_it() -
     clock = Clock()
     clients, _, _, session = connected(clock)
     clock.seconds += 30.0
-    clients.look(clock.seconds)
+    clients.check(clock.seconds)
     assert session.heard == []
     pass_time(clients, clock, 0.5)
     assert session.heard == ["progress", "progress"]

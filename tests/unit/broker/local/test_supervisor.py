@@ -21,7 +21,7 @@ from onewriter_broker.local.supervisor import (
     FIRST_BEAT_SECONDS,
     FROZEN_SECONDS,
     HELD_UP_SECONDS,
-    LOOK_SECONDS,
+    POLL_SECONDS,
     STUCK_SECONDS,
     ChildEvent,
     ChildFailed,
@@ -399,55 +399,55 @@ async def test_a_supervisor_that_does_not_read_holds_no_child_up() -> None:
 # Judgement.
 
 
-def looks(watch: Watch, start: float, seconds: float) -> bool:
+def is_frozen_within(watch: Watch, start: float, seconds: float) -> bool:
     """Look regularly for so long; whether the child was found frozen at any time."""
-    steps = round(seconds / LOOK_SECONDS)
-    return any(watch.is_frozen(start + LOOK_SECONDS * step) for step in range(1, steps + 1))
+    steps = round(seconds / POLL_SECONDS)
+    return any(watch.is_frozen(start + POLL_SECONDS * step) for step in range(1, steps + 1))
 
 
 def test_silence_counts_from_the_last_beat() -> None:
     watch = Watch(0.0)
     watch.beat()
-    assert not looks(watch, 0.0, FROZEN_SECONDS - 2 * LOOK_SECONDS)
+    assert not is_frozen_within(watch, 0.0, FROZEN_SECONDS - 2 * POLL_SECONDS)
     watch.beat()
-    assert not looks(watch, FROZEN_SECONDS, FROZEN_SECONDS - 4 * LOOK_SECONDS)
-    assert looks(watch, 2 * FROZEN_SECONDS, 2 * FROZEN_SECONDS)
+    assert not is_frozen_within(watch, FROZEN_SECONDS, FROZEN_SECONDS - 4 * POLL_SECONDS)
+    assert is_frozen_within(watch, 2 * FROZEN_SECONDS, 2 * FROZEN_SECONDS)
 
 
 def test_how_long_a_silence_may_last_is_a_setting() -> None:
     watch = Watch(0.0, 10.0)
     watch.beat()
-    assert not looks(watch, 0.0, 9.5)
-    assert looks(watch, 9.5, 1.0)
+    assert not is_frozen_within(watch, 0.0, 9.5)
+    assert is_frozen_within(watch, 9.5, 1.0)
     assert Settings.model_fields["frozen_after_seconds"].default == FROZEN_SECONDS
 
 
 def test_a_child_has_longer_for_its_first_beat() -> None:
     watch = Watch(0.0)
-    assert not looks(watch, 0.0, FIRST_BEAT_SECONDS - 1)
-    assert looks(watch, FIRST_BEAT_SECONDS - 1, 2)
+    assert not is_frozen_within(watch, 0.0, FIRST_BEAT_SECONDS - 1)
+    assert is_frozen_within(watch, FIRST_BEAT_SECONDS - 1, 2)
 
 
 def test_after_a_pause_of_the_observer_silence_counts_from_zero() -> None:
     watch = Watch(0.0)
     watch.beat()
-    assert not looks(watch, 0.0, FROZEN_SECONDS - 2 * LOOK_SECONDS)
+    assert not is_frozen_within(watch, 0.0, FROZEN_SECONDS - 2 * POLL_SECONDS)
     assert not watch.is_frozen(FROZEN_SECONDS + HELD_UP_SECONDS + 1)
-    assert not looks(watch, 3.0, FROZEN_SECONDS - 2 * LOOK_SECONDS)
+    assert not is_frozen_within(watch, 3.0, FROZEN_SECONDS - 2 * POLL_SECONDS)
 
 
 def busy(watch: Watch, start: float, seconds: float) -> bool:
-    """As ``looks``, of a child whose processor time rises."""
-    steps = round(seconds / LOOK_SECONDS)
-    times = (start + LOOK_SECONDS * step for step in range(1, steps + 1))
+    """Like ``is_frozen_within``, but of a child whose processor time rises."""
+    steps = round(seconds / POLL_SECONDS)
+    times = (start + POLL_SECONDS * step for step in range(1, steps + 1))
     return any(watch.is_frozen(now, used=now / 10) for now in times)
 
 
 def test_a_busy_child_is_killed_when_its_loop_stands_still_for_long() -> None:
     watch = Watch(0.0)
     watch.beat()
-    assert not busy(watch, 0.0, STUCK_SECONDS - 2 * LOOK_SECONDS)
-    assert busy(watch, STUCK_SECONDS - 2 * LOOK_SECONDS, 4 * LOOK_SECONDS)
+    assert not busy(watch, 0.0, STUCK_SECONDS - 2 * POLL_SECONDS)
+    assert busy(watch, STUCK_SECONDS - 2 * POLL_SECONDS, 4 * POLL_SECONDS)
     assert "processor time" not in watch.reason
     assert Settings.model_fields["stuck_after_seconds"].default == STUCK_SECONDS
 
@@ -457,10 +457,10 @@ def test_a_child_that_was_busy_and_stops_is_killed_soon() -> None:
     watch.beat()
     assert not busy(watch, 0.0, 5.0)
     stopped = 5.0 / 10
-    steps = range(1, round(2 * FROZEN_SECONDS / LOOK_SECONDS))
-    found = [watch.is_frozen(5.0 + LOOK_SECONDS * step, used=stopped) for step in steps]
-    first = found.index(True) * LOOK_SECONDS
-    assert abs(first - FROZEN_SECONDS) <= 3 * LOOK_SECONDS
+    steps = range(1, round(2 * FROZEN_SECONDS / POLL_SECONDS))
+    found = [watch.is_frozen(5.0 + POLL_SECONDS * step, used=stopped) for step in steps]
+    first = found.index(True) * POLL_SECONDS
+    assert abs(first - FROZEN_SECONDS) <= 3 * POLL_SECONDS
     assert "no processor time" in watch.reason
 
 
@@ -468,7 +468,7 @@ def test_an_idle_child_that_beats_is_left_alone() -> None:
     watch = Watch(0.0)
     for step in range(1, 1000):
         watch.beat()
-        assert not watch.is_frozen(LOOK_SECONDS * step, used=1.0)
+        assert not watch.is_frozen(POLL_SECONDS * step, used=1.0)
 
 
 def test_the_processor_time_of_a_process_rises_while_it_works() -> None:

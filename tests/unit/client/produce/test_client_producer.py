@@ -72,12 +72,12 @@ async def test_priority_and_condition_travel_as_properties(
 async def test_a_waiter_waits_beyond_every_time_out(broker: FakeBroker, client: Client) -> None:
     waits = asyncio.Event()
 
-    def look(producer: Producer) -> None:
+    def record(producer: Producer) -> None:
         if producer.state is ProducerState.WAITING:
             waits.set()
 
     broker.answers[pb.CommandProducer] = broker.queue
-    creating = begin(client.create_producer("orders", WAIT, on_change=look))
+    creating = begin(client.create_producer("orders", WAIT, on_change=record))
     await waits.wait()
     skip(QUICK.operation_timeout_seconds + QUICK.request_timeout_seconds)
     for _ in range(10):

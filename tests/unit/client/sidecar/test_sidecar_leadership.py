@@ -177,6 +177,34 @@ async def test_release_may_stand_aside_until_rejoin(
     assert (await sidecar.until("leading"))["epoch"] == 8
 
 
+async def test_a_signal_releases_as_often_as_it_comes_and_the_sidecar_stays(
+    broker: FakeBroker, sidecar: SidecarWorld
+) -> None:
+    session = await sidecar.lead()
+    for _ in range(2):
+        sidecar.standing_aside.set()
+        await sidecar.until("standing-aside")
+        refused = await sidecar.publish(b"late", session)
+        assert (refused.status, refused.body["stored"]) == (409, False)
+        assert (await sidecar.call("GET", "/healthz")).status == 200
+        await sidecar.call("POST", "/rejoin")
+        await sidecar.until("leading")
+
+
+async def test_a_stop_waits_for_the_release_that_a_signal_began(
+    broker: FakeBroker, sidecar: SidecarWorld
+) -> None:
+    await sidecar.lead()
+    broker.answers[pb.CommandCloseProducer] = None
+    sidecar.standing_aside.set()
+    close = await broker.heard_of(pb.CommandCloseProducer)
+    sidecar.stopping.set()
+    assert (await sidecar.standing())["phase"] == "stepping-down"
+    broker.links[-1].write(replies.success(close.request_id))
+    await broker.eventually(lambda: broker.links[-1].is_lost)
+    assert len(broker.all(pb.CommandCloseProducer)) == 1
+
+
 async def test_a_stop_releases_first_and_refuses_meanwhile(
     broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
@@ -293,7 +321,7 @@ async def test_an_address_that_is_taken_is_a_configuration_error(
     port = int(broker.url.rpartition(":")[2])
     settings = Settings(topic="orders", service_url=broker.url, port=port)
     with pytest.raises(ConfigurationError, match="cannot listen"):
-        await serve(settings, asyncio.Event())
+        await serve(settings, asyncio.Event(), asyncio.Event())
     health = Settings(
         topic="orders",
         port=0,
@@ -302,5 +330,5 @@ async def test_an_address_that_is_taken_is_a_configuration_error(
         health_port=port,
     )
     with pytest.raises(ConfigurationError, match="cannot listen"):
-        await serve(health, asyncio.Event())
+        await serve(health, asyncio.Event(), asyncio.Event())
     assert not (tmp_path / "s.sock").exists()

@@ -11,7 +11,7 @@ from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.api import BrokenKey, Outcome
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.registry.broken_topics import LOOK_SECONDS, TOPICS_MAX, BrokenTopics
+from onewriter_broker.topic.registry.broken_topics import RETRY_SECONDS, TOPICS_MAX, BrokenTopics
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.topic.model import WHOLE, AccessMode
@@ -172,7 +172,7 @@ def test_a_broken_topic_is_refused_without_looking_until_it_is_time() -> None:
     with pytest.raises(BrokenKey, match="ow:key"):
         topics.check(ORDERS)
     assert topics.reason(ORDERS) == "ow:key: WRONGTYPE"
-    now[0] += LOOK_SECONDS
+    now[0] += RETRY_SECONDS
     topics.check(ORDERS)
     assert len(topics) == 1  # not repaired yet, as far as is known
     topics.served(ORDERS)
