@@ -147,7 +147,7 @@ class Broker:
             clock=now,
             wall_ms=wall_ms,
             is_prepared=lambda: self.desired.is_known,
-            leads=self.loads.told,
+            leads=self.loads.for_brokers,
         )
         self.read_budget = ReadBudget()
         self.watchers = Watchers()
@@ -179,7 +179,7 @@ class Broker:
             events=Several((self.topics, self.ownerships)),
             single_node=dependencies.single_node,
             live_view=self.membership.view,
-            heard_ms=self.membership.observer.heard_ms,
+            last_seen_ms=self.membership.observer.last_seen_ms,
             wake=self.membership.changed,
             randomness=randomness,
         )
@@ -228,7 +228,7 @@ class Broker:
             wall_ms=wall_ms,
             store=dependencies.store,
             registrations=self.registrations,
-            is_told=self.desired.is_known,
+            has_declarations=self.desired.is_known,
             quotas=self.quotas,
             limits=dependencies.limits.connection,
         )
@@ -370,9 +370,9 @@ class Broker:
         """Apply a changed desired state."""
         self.loads.follow(state.topics)
         self.topics.apply(state)
-        if not self.clients.is_told:
+        if not self.clients.has_declarations:
             self.topics.resume_windows.let_in()
-            self.clients.is_told = True
+            self.clients.has_declarations = True
         self.clients.declared_anew()
 
     async def _leave(self) -> None:

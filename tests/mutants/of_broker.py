@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "a-publish-is-denied-while-it-may-be-stored",
         ("S15",),
-        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._check_heard",
+        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._check_received",
         "A client hears that a version is not published while a call that may store it is under way.",
         "if publishes is not None and publishes.may_count(asked.app, asked.version):",
         "if False:",

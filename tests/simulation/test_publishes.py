@@ -96,7 +96,7 @@ class Leading:
     """
 
     client_version = "driver"
-    hears_of_queue = False
+    receives_queue_notices = False
 
     def __init__(
         self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]
@@ -277,7 +277,7 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
         pause = randomness.uniform(*KILLS_APART_SECONDS)
 
 
-async def tell(world: World, *, shares: bool = False) -> None:
+async def report(world: World, *, shares: bool = False) -> None:
     for number in range(2):
         world.add_client(f"consumer-{number}", people.consumer(REPLICATED_TOPIC))
     await asyncio.sleep(1.0)
@@ -341,7 +341,7 @@ def _version(value: str) -> int:
 
 
 def simulate(seed: int, *, shares: bool = False) -> History:
-    return run(seed, partial(tell, shares=shares), brokers=2, limits=SMALL)
+    return run(seed, partial(report, shares=shares), brokers=2, limits=SMALL)
 
 
 @pytest.mark.timeout(1800)

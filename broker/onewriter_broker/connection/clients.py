@@ -109,7 +109,7 @@ class Clients:
     store_is_full: bool = False
     """The store is near its memory limit, so the broker holds producers back."""
     opened: int = 0
-    is_told: bool = True
+    has_declarations: bool = True
     """The broker has received its declarations. Until then it cannot decide who has which right."""
     hang_ups: HangUps = field(default_factory=HangUps)
     quotas: QuotaBook = field(default_factory=QuotaBook)

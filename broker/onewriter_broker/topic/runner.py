@@ -165,7 +165,7 @@ class TopicRunner:
         return True
 
     def _activated(self, producer: Producer) -> None:
-        if producer.is_exclusive and producer.channel.hears_of_queue:
+        if producer.is_exclusive and producer.channel.receives_queue_notices:
             self._queue_notices = self._queue_notices or QueueNotices(self)
             self._queue_notices.schedule()
 

@@ -116,7 +116,7 @@ class AtomicPublishes:
             requests.append(request)
             self._start(topic.runner, partition, request)
         request.time_ms = time_ms
-        with request.heard():
+        with request.received():
             return await request.ended()
 
     def check_nothing_on_its_way(self, topic_log: TopicLog, app: str, version: int) -> None:
@@ -197,10 +197,10 @@ class AtomicPublishes:
         except Undecided:
             raise
         except OnewriterError:
-            self._check_heard(topic_log, asked)
+            self._check_received(topic_log, asked)
             raise
 
-    def _check_heard(self, topic_log: TopicLog, asked: PublishRequest) -> None:
+    def _check_received(self, topic_log: TopicLog, asked: PublishRequest) -> None:
         """Raise Undecided if the store has not yet answered a publish of this version or a later one.
 
         Without this check the caller would learn that the version is not published, although it may be.
@@ -307,7 +307,7 @@ class AtomicPublishes:
         under_way = None if topic_log.publishes is None else topic_log.publishes.of(asked.app)
         if under_way is not None:  # it was abandoned because the store was stalled
             await asyncio.wait((under_way.done,), timeout=self._standstill_seconds)
-        self._check_heard(topic_log, asked)
+        self._check_received(topic_log, asked)
         binding = topic_log.binding
         if binding is None:
             raise Unavailable(f"{topic_log.name} is not open here")

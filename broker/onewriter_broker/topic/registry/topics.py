@@ -377,7 +377,7 @@ class Topics:
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
                 reserved_until=self.resume_windows.until(self.bucket_of(base), base),
-                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.heard_ms),
+                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.last_seen_ms),
             )
             for number, topic_log in logs.items()
         )
