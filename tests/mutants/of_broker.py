@@ -111,6 +111,15 @@ MUTANTS = (
         (f"{UNIT}/ownership/test_membership.py",),
     ),
     Mutant(
+        "a-broker-that-finds-the-store-later-is-dead",
+        ("L1",),
+        "onewriter_broker.ownership.membership:MemberObserver._observe_again",
+        "After the store was away, a broker has no more time to return than a broker that falls silent.",
+        "member.silent_seconds, member.has_to_return = 0.0, True",
+        "member.silent_seconds, member.has_to_return = 0.0, False",
+        (f"{UNIT}/ownership/test_membership.py",),
+    ),
+    Mutant(
         "a-receipt-precedes-durability",
         ("S5",),
         "onewriter_broker.log.commits:Commits.check",
