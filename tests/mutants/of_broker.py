@@ -277,7 +277,7 @@ MUTANTS = (
         ("S15",),
         "onewriter_broker.topic.publish.publisher_records:PublisherRecords.record",
         "Whoever has a capability fills the audit with records of its pods.",
-        "if len(recorded.known) >= PUBLISHERS_PER_EPOCH_MAX and publisher.pod_uid:",
+        "if len(recorded.known) >= limits.publishers_per_epoch_max and publisher.pod_uid:",
         "if False:",
         (f"{UNIT}/topic/publish/test_publisher_records.py",),
     ),
