@@ -108,12 +108,12 @@ def without_null(value: Any) -> Any:
     return {name: without_null(each) for name, each in value.items() if each is not None}
 
 
-class Told:
+class Reported:
     def __init__(self) -> None:
         self.said: list[EmitEvent] = []
 
-    def emit(self, about: KubeObject, told: EmitEvent) -> None:
-        self.said.append(told)
+    def emit(self, about: KubeObject, reported: EmitEvent) -> None:
+        self.said.append(reported)
 
 
 class Brokers:
@@ -131,14 +131,14 @@ class Brokers:
 
 def world(
     now: Callable[[], float] = lambda: 0.0, more: Json | None = None
-) -> tuple[Server, Told, InstallationReconciler]:
-    server, told = Server(), Told()
+) -> tuple[Server, Reported, InstallationReconciler]:
+    server, reported = Server(), Reported()
     configuration = configured(more, namespace="onewriter")
-    recorder = cast("Recorder", told)
+    recorder = cast("Recorder", reported)
     kube = cast("Kube", server)
     one_writer = OneWriterReconciler(kube, configuration, Brokers(), lambda: 1000.0)
     installation = InstallationReconciler(kube, configuration, recorder, Metrics(), one_writer, now)
-    return server, told, installation
+    return server, reported, installation
 
 
 def key(kind: str, name: str) -> Key:
@@ -150,24 +150,24 @@ BROKERS = key("StatefulSet", "onewriter-broker")
 
 
 async def test_an_unchanged_object_is_not_written_again() -> None:
-    server, told, installation = world()
+    server, reported, installation = world()
     await installation.reconcile()
     assert {STORE, BROKERS} <= server.objects.keys()
     server.writes.clear()
     await installation.reconcile()
     assert server.writes == []
-    assert told.said == []
+    assert reported.said == []
 
 
 async def test_an_outside_change_is_repaired_and_reported() -> None:
-    server, told, installation = world()
+    server, reported, installation = world()
     await installation.reconcile()
     changed = copy.deepcopy(server.objects[BROKERS])
     changed["spec"]["replicas"] = 9
     server.put(changed)
     await installation.reconcile()
     assert server.objects[BROKERS]["spec"]["replicas"] == 3
-    assert [each.reason for each in told.said] == ["DriftRepaired"]
+    assert [each.reason for each in reported.said] == ["DriftRepaired"]
 
 
 def certificate(content: str) -> str:
@@ -318,7 +318,7 @@ async def test_objects_belong_to_the_owner_that_is_there_now() -> None:
 
 
 async def test_fields_that_others_add_are_left_alone() -> None:
-    server, told, installation = world()
+    server, reported, installation = world()
     await installation.reconcile()
     server.writes.clear()
     for found in list(server.objects.values()):
@@ -327,28 +327,28 @@ async def test_fields_that_others_add_are_left_alone() -> None:
         server.put(found)
     await installation.reconcile()
     assert server.writes == []
-    assert told.said == []
+    assert reported.said == []
 
 
 async def test_what_the_api_server_writes_in_another_way_is_not_taken_for_a_change() -> None:
-    server, told, installation = world()
+    server, reported, installation = world()
     await installation.reconcile()
     store = copy.deepcopy(server.objects[STORE])
     store["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = "70"  # its notation
     server.apply_as(STORE, store["spec"])
     await installation.reconcile()
     server.writes.clear()
-    told.said.clear()
+    reported.said.clear()
     labelled = copy.deepcopy(server.objects[STORE])
     labelled["metadata"].setdefault("annotations", {})["team"] = "shop"
     server.put(labelled)
     await installation.reconcile()
     assert server.writes == []
-    assert told.said == []
+    assert reported.said == []
 
 
 async def test_a_selector_key_that_others_add_to_the_brokers_service_is_removed() -> None:
-    server, told, installation = world()
+    server, reported, installation = world()
     await installation.reconcile()
     service = copy.deepcopy(server.objects[key("Service", "onewriter-broker")])
     wanted = copy.deepcopy(service["spec"]["selector"])
@@ -356,7 +356,7 @@ async def test_a_selector_key_that_others_add_to_the_brokers_service_is_removed(
     server.put(service)
     await installation.reconcile()
     assert server.objects[key("Service", "onewriter-broker")]["spec"]["selector"] == wanted
-    assert [each.reason for each in told.said] == ["DriftRepaired"]
+    assert [each.reason for each in reported.said] == ["DriftRepaired"]
 
 
 async def test_a_program_that_disagrees_for_ever_is_not_answered_for_ever() -> None:
