@@ -74,8 +74,8 @@ class _Stream:
         self._expires_at = expires_at
         self._reported: set[str] = set()
         self._told_buckets: dict[str, Any] = {}
-        self._report = BrokerReport(site)
-        self._reported: dict[str, Any] = {}
+        self._broker_report = BrokerReport(site)
+        self._sent_report: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Send the present state, then every change, until the broker stops or the proof expires.
@@ -84,7 +84,7 @@ class _Stream:
         """
         loop = asyncio.get_running_loop()
         await self._tell_changes()
-        await self._tell_report()
+        await self._send_report()
         await self._tell_buckets()
         synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
         await self._write([{"type": "SYNCED"} | synced])
@@ -94,7 +94,7 @@ class _Stream:
                 await self._write([{"type": "PING"}])
                 ping_at = loop.time() + self._intervals.ping_seconds
             await self._tell_buckets()
-            await self._tell_report()
+            await self._send_report()
             try:
                 async with asyncio.timeout_at(
                     min(ping_at, loop.time() + self._intervals.poll_seconds)
@@ -124,11 +124,11 @@ class _Stream:
             self._told_buckets = found
             await self._write([found])
 
-    async def _tell_report(self) -> None:
+    async def _send_report(self) -> None:
         """Send what this broker reports about itself and its store, if it has changed."""
-        found = await self._report.line()
-        if found != self._reported:
-            self._reported = found
+        found = await self._broker_report.line()
+        if found != self._sent_report:
+            self._sent_report = found
             await self._write([found])
 
     def _line(self, name: str) -> dict[str, Any]:
