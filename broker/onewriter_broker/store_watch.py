@@ -82,8 +82,9 @@ class StoreWatch:
             try:
                 self.observe(await self._store.observe([]))
             except OnewriterError as error:
+                if not self._is_away:  # once for each time that it is away
+                    _log.warning("store.away", reason=str(error))
                 self._is_away = True
-                _log.debug("store.away", reason=str(error))
             await asyncio.sleep(self._interval_seconds)
 
     def room_bytes(self, *, is_needed: bool) -> float:
