@@ -17,7 +17,7 @@ from onewriter.sidecar.relay.link import CLOSE_SECONDS, SILENT, End, Link, LinkL
 from onewriter_core.errors import ProtocolError
 
 HOSTS = ("127.0.0.1", "::1")
-"""Nobody outside the pod reaches these, because the relay adds the pod's token to each connection."""
+"""Only processes of the pod reach these. The relay adds the pod's token to each connection."""
 
 CONNECTIONS_MAX = 100
 """Connections of clients. One uses at most 0.4 MB, with both of its sockets full."""
