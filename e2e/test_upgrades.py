@@ -15,7 +15,7 @@ from e2e import manifests
 from e2e.installation import COMPONENT, NAMESPACE, WORKLOADS, Installation
 from e2e.manifests import PATIENT, SIDECAR, STOCK
 from e2e.world import World
-from e2e.writers import Reign, Writers, until
+from e2e.writers import Writers, WritingPod, until
 from tests.cluster.control_plane import WAIT_SECONDS
 
 ROLLOUTS = int(os.environ.get("ONEWRITER_ROLLOUTS", "1"))
@@ -48,7 +48,7 @@ class Seen:
         )
 
 
-def causes(writers: Writers, before: Reign, served_by: str, installation: Installation) -> str:
+def causes(writers: Writers, before: WritingPod, served_by: str, installation: Installation) -> str:
     """Return in one line why a topic's epoch advanced, and whether its broker changed or restarted."""
     changes = ", ".join(
         f"{each['epoch']} {each['cause']} leaderless {each.get('leaderlessMs')} ms"
