@@ -13,6 +13,7 @@ from onewriter._client import Client
 from onewriter._config import ClientOptions, Tls, token_file
 from onewriter.sidecar.candidate import Candidate
 from onewriter.sidecar.http import HttpServer
+from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 from onewriter.sidecar.map_http import MapRoutes
 from onewriter.sidecar.maps import Maps
 from onewriter.sidecar.metrics import Metrics
@@ -29,7 +30,12 @@ VERSION = "onewriter-sidecar"
 log = structlog.get_logger(__name__)
 
 
-async def serve(settings: Settings, stop: asyncio.Event, stand_aside: asyncio.Event) -> None:
+async def serve(
+    settings: Settings,
+    stop: asyncio.Event,
+    stand_aside: asyncio.Event,
+    limits: SidecarLimits = DEFAULT_LIMITS,
+) -> None:
     """Run until ``stop``, then release the topic and return. Raises ConfigurationError.
 
     Each time that ``stand_aside`` is set, the sidecar releases the topic, stays out of the queue, and continues to run.
@@ -37,7 +43,7 @@ async def serve(settings: Settings, stop: asyncio.Event, stand_aside: asyncio.Ev
     metrics = Metrics()
     async with _client(settings) as client, _relaying(settings, client, metrics):
         if settings.topic:
-            await _lead(settings, client, metrics, stop, stand_aside)
+            await _lead(settings, client, metrics, stop, stand_aside, limits)
         else:
             await _only_relay(settings, metrics, stop)
     log.info("sidecar.left")
@@ -49,13 +55,16 @@ async def _lead(
     metrics: Metrics,
     stop: asyncio.Event,
     stand_aside: asyncio.Event,
+    limits: SidecarLimits,
 ) -> None:
     """Be a candidate for the topic, and serve the API, until ``stop``."""
-    async with _maps(settings, client, metrics) as maps:
-        candidate = Candidate(settings, client, metrics)
-        streams = EventStreams(settings.event_streams_max, metrics)
-        owning = OwnershipRoutes(client, streams, metrics)
-        sharing = MapRoutes(settings, maps, streams, metrics)
+    async with _maps(settings, client, metrics, limits) as maps:
+        candidate = Candidate(settings, client, metrics, limits)
+        streams = EventStreams(
+            settings.event_streams_max, metrics, ping_seconds=limits.ping_seconds
+        )
+        owning = OwnershipRoutes(client, streams, metrics, limits)
+        sharing = MapRoutes(settings, maps, streams, metrics, limits)
         server = HttpServer(candidate, streams, [owning.add_routes, sharing.add_routes])
         try:
             await server.start()
@@ -112,14 +121,15 @@ def _client(settings: Settings) -> Client:
     )
 
 
-def _maps(settings: Settings, client: Client, metrics: Metrics) -> Maps:
-    limits = StateLimits(timeout_seconds=settings.publish_timeout_seconds)
+def _maps(settings: Settings, client: Client, metrics: Metrics, limits: SidecarLimits) -> Maps:
+    of_state = StateLimits(timeout_seconds=settings.publish_timeout_seconds)
     return Maps(
-        lambda topic: SharedMap(client, topic, bytes, bytes, limits=limits),
+        lambda topic: SharedMap(client, topic, bytes, bytes, limits=of_state),
         metrics,
         maps_max=settings.maps_max,
         timeout_seconds=settings.publish_timeout_seconds,
         stop_seconds=settings.stop_seconds,
+        troubled_seconds=limits.troubled_seconds,
     )
 
 
