@@ -72,7 +72,7 @@ class Found:
 
 def why(found: Found) -> list[str]:
     """The sentences; empty ones separate groups."""
-    parts = (_holder(found), _story(found), _queue(found), _fenced(found), _obstacles(found))
+    parts = (_holder(found), _history(found), _queue(found), _fenced(found), _obstacles(found))
     said: list[str] = []
     for part in parts:
         if part:
@@ -120,7 +120,7 @@ def _described(holder: Document, now: float) -> str:
 # ------------------------------------------------------------ how it came to that
 
 
-def _story(found: Found) -> list[str]:
+def _history(found: Found) -> list[str]:
     """The last transition, and the ones before."""
     rows = _transitions(found)
     if not rows:

@@ -290,11 +290,11 @@ def _logged_to(journal: Journal) -> Iterator[None]:
 
 def run(
     seed: int,
-    story: Callable[[World], Awaitable[None]],
+    scenario: Callable[[World], Awaitable[None]],
     *,
     brokers: int = 2,
 ) -> History:
-    """Run ``story`` in a world of its own and return what happened."""
+    """Run ``scenario`` in a world of its own and return what happened."""
     loop = VirtualLoop(random.Random(f"{seed}/scheduler"))
     world = World(loop, seed, brokers=brokers)
     journal = Journal(loop, world.recorder)
@@ -305,7 +305,7 @@ def run(
         for node in world.nodes:
             node.start()
         try:
-            await story(world)
+            await scenario(world)
         finally:
             await world.tear_down()
 

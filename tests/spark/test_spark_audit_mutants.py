@@ -17,9 +17,9 @@ from tests.contents import stored_in
 from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
-    Story,
-    a_life_with_publishers,
-    an_eventful_life,
+    TopicHistory,
+    a_history_with_publishers,
+    a_long_history,
 )
 from tests.unit.broker.verify.test_verify_mutants import BUCKET, MUTANTS, Stored, report_of
 from tests.unit.broker.verify.test_verify_publishers import MUTANTS as PUBLISHERS
@@ -80,11 +80,11 @@ class Case:
     state: dict[str, object]
 
 
-Life = Callable[[LogStore], Awaitable[Story]]
+BuildHistory = Callable[[LogStore], Awaitable[TopicHistory]]
 
 
 async def case(
-    name: str, mutate: Callable[[Stored], None], bucket: int, live: Life = an_eventful_life
+    name: str, mutate: Callable[[Stored], None], bucket: int, live: BuildHistory = a_long_history
 ) -> Case:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
@@ -138,12 +138,14 @@ async def test_audit_and_verify_agree_on_every_mutant(spark: SparkSession) -> No
     cases = [await case("whole", lambda _: None, 0)]
     for mutate, _ in MUTANTS:
         cases.append(await case(mutate.__name__, mutate, len(cases)))
-    cases.append(await case("whole_publishers", lambda _: None, len(cases), a_life_with_publishers))
     cases.append(
-        await case("no_publishers", names_no_publisher, len(cases), a_life_with_publishers)
+        await case("whole_publishers", lambda _: None, len(cases), a_history_with_publishers)
+    )
+    cases.append(
+        await case("no_publishers", names_no_publisher, len(cases), a_history_with_publishers)
     )
     for mutate in PUBLISHERS:
-        cases.append(await case(mutate.__name__, mutate, len(cases), a_life_with_publishers))
+        cases.append(await case(mutate.__name__, mutate, len(cases), a_history_with_publishers))
     findings = judge(spark, cases)
     said = {
         each.log: {finding.predicate for finding in findings if finding.log == each.log}

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onewriter_broker.log.store.api import Guard, Outcome
-from onewriter_broker.log.topic_log.guards import has_room, no_room
+from onewriter_broker.log.topic_log.guards import has_space, no_space
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
 from onewriter_core.errors import (
@@ -93,8 +93,8 @@ class JointAppend:
             self.give_up(Unavailable("not all of these topics can be written now"))
             return []
         for part in self.parts:
-            if not has_room(part.topic_log.state, part.guard):
-                self.give_up(no_room(part.topic_log.name))
+            if not has_space(part.topic_log.state, part.guard):
+                self.give_up(no_space(part.topic_log.name))
                 return []
         formed = []
         for topic_log in self.logs:

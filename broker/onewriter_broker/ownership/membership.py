@@ -87,19 +87,19 @@ class Beat:
             "keepsFloors": self.keeps_floors,
         }
         text = json.dumps(document)
-        room = VALUE_LENGTH_MAX - len(text) - len(', "leads": {}')
-        leads = self._most_leads(room)
+        space = VALUE_LENGTH_MAX - len(text) - len(', "leads": {}')
+        leads = self._most_leads(space)
         return json.dumps(document | {"leads": leads}) if leads else text
 
-    def _most_leads(self, room: int) -> dict[str, int]:
-        """The hosts that lead most, as many as fit into ``room`` characters of JSON."""
+    def _most_leads(self, space: int) -> dict[str, int]:
+        """The hosts that lead most, as many as fit into ``space`` characters of JSON."""
         leads: dict[str, int] = {}
         for host, count in sorted(self.leads.items(), key=lambda each: (-each[1], each[0])):
             written = len(json.dumps(host))
             if written > HOST_LENGTH_MAX + len('""'):
                 continue
-            room -= written + len(f": {count}, ")
-            if room < 0 or len(leads) == HOSTS_MAX:
+            space -= written + len(f": {count}, ")
+            if space < 0 or len(leads) == HOSTS_MAX:
                 break
             leads[host] = count
         return leads

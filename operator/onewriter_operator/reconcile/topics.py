@@ -172,7 +172,7 @@ class TopicReconciler:
                 return replace(plan, actions=tuple(a for a in plan.actions if not has_answer(a)))
             for question in asking:
                 done.add(question)
-                await self._answered.perform(topic, facts.standing.topic, cache, question)
+                await self._answered.perform(topic, facts.acceptance.topic, cache, question)
         raise RetryLater(f"not settled within {ROUNDS_MAX} rounds")
 
     def _facts(self, topic: TopicObject, cache: TopicCache) -> TopicFacts:

@@ -242,7 +242,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class EpochStatus:
     """What a log's state says of its tenures, at a moment at which the asker certainly served it.
 
     ``epoch`` is the highest topic epoch ever granted; ``leads`` that of the tenure which may write,
@@ -378,7 +378,7 @@ class LogStore(Protocol):
 
     async def check(
         self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
-    ) -> Standing | Outcome:
+    ) -> EpochStatus | Outcome:
         """Prove that the log carries this token under this binding; an Outcome: it does not.
 
         ``marks``: leave a write behind, so that ``commit`` covers the proof, too.

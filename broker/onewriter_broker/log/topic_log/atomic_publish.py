@@ -82,11 +82,11 @@ class StoodStill(Unavailable):
 class Entries:
     """The entries of a publish, block by block. They leave it as their blocks are formed."""
 
-    __slots__ = ("_blocks", "_bytes", "_count", "_room")
+    __slots__ = ("_blocks", "_bytes", "_count", "_space")
 
     def __init__(self, entries: Iterable[tuple[Send, bytes | memoryview]] = ()) -> None:
         self._blocks: deque[list[tuple[Send, bytes | memoryview]]] = deque()
-        self._bytes = self._count = self._room = 0
+        self._bytes = self._count = self._space = 0
         for send, payload in entries:
             self.add(send, payload)
 
@@ -103,13 +103,13 @@ class Entries:
             raise TooLarge(text)
         if self._count > PUBLISH_ENTRIES_MAX:
             raise TooLarge(f"at most {PUBLISH_ENTRIES_MAX} entries are published as a whole")
-        if size > self._room or len(self._blocks[-1]) >= BLOCK_ENTRIES_MAX:
+        if size > self._space or len(self._blocks[-1]) >= BLOCK_ENTRIES_MAX:
             if len(self._blocks) >= PUBLISH_BLOCKS_MAX:
                 raise TooLarge(f"at most {PUBLISH_BLOCKS_MAX} blocks are published as a whole")
             self._blocks.append([])
-            self._room = BLOCK_BYTES_MAX
+            self._space = BLOCK_BYTES_MAX
         self._blocks[-1].append((send, payload))
-        self._room -= size
+        self._space -= size
 
     def clear(self) -> None:
         """Keep none of those that are left."""
@@ -391,10 +391,10 @@ def check_app(name: TopicName, state: Mapping[str, str], app: str, owner: str | 
     """Raises Refused for an app of another subject, and for one more than a log, or a subject, may have."""
     check_owner(name, state, app, owner)
     if f"{VERSION_PREFIX}{app}" not in state:
-        check_room(name, state, VERSION_PREFIX, app, owner)
+        check_space(name, state, VERSION_PREFIX, app, owner)
 
 
-def check_room(
+def check_space(
     name: TopicName, state: Mapping[str, str], prefix: str, app: str, owner: str | None
 ) -> None:
     """Raises Refused where there is no room for one app more in a log's fields that begin so."""

@@ -52,7 +52,7 @@ def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Gu
     return guard
 
 
-def has_room(state: Mapping[str, str], guard: Guard | None) -> bool:
+def has_space(state: Mapping[str, str], guard: Guard | None) -> bool:
     """Whether a log can remember the floor that an append under this guard leaves."""
     if guard is None or guard.kind is not GuardKind.FLOOR or _is_known(state, guard):
         return True
@@ -61,7 +61,7 @@ def has_room(state: Mapping[str, str], guard: Guard | None) -> bool:
     return len(names) < FLOORS_MAX
 
 
-def no_room(name: TopicName) -> Refused:
+def no_space(name: TopicName) -> Refused:
     """The error for a sender that needs one floor too many."""
     text = f"{name} is written under {FLOORS_MAX} guards of other buckets already"
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
@@ -75,8 +75,8 @@ async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None
     state = topic_log.state
     if _is_known(state, guard):
         return
-    if not has_room(state, guard):
-        raise no_room(topic_log.name)
+    if not has_space(state, guard):
+        raise no_space(topic_log.name)
     whose = subject or ANONYMOUS
     used = sum(1 for name in state if name.startswith(GUARDIAN_PREFIX) and state[name] == whose)
     if used >= FLOORS_PER_SUBJECT_MAX:

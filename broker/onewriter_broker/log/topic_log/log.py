@@ -30,7 +30,7 @@ from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.atomic_publish import Publish, Publishes
 from onewriter_broker.log.topic_log.compacted_log import CompactedLog
 from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
-from onewriter_broker.log.topic_log.guards import GuardedSender, cut, has_room
+from onewriter_broker.log.topic_log.guards import GuardedSender, cut, has_space
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry, Sender
 from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
@@ -645,7 +645,7 @@ class TopicLog:
         while self._waiting:
             sender = self._waiting[0][0]
             guarded = self._guarded.get(sender)
-            if guarded is None or has_room(self._state, guarded.guard):
+            if guarded is None or has_space(self._state, guarded.guard):
                 return True
             own = [entry for entry in self._waiting if entry[0] is sender]
             self._waiting = [entry for entry in self._waiting if entry[0] is not sender]

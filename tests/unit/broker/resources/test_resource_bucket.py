@@ -26,7 +26,7 @@ from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.resources import resource_bucket as room_module
+from onewriter_broker.resources import resource_bucket as resource_bucket_module
 from onewriter_broker.resources.dependencies import ResourceDependencies, WantedResource
 from onewriter_broker.resources.records import OwnershipRecord, decode
 from onewriter_broker.resources.resource_bucket import ResourceBucket
@@ -119,7 +119,7 @@ class World:
                 incarnation="broker-a",
                 promises=lambda: frozenset(Durability),
                 reserved_until=lambda _bucket: 3.0,
-                deposed=lambda _room, field: self.deposed.append(field),
+                deposed=lambda _space, field: self.deposed.append(field),
             ),
         )
 
@@ -209,7 +209,7 @@ async def test_the_next_broker_waits_for_an_owner_that_was_there(world: World) -
 
 
 async def test_records_have_a_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
+    monkeypatch.setattr(resource_bucket_module, "RECORDS_PER_BUCKET_MAX", 2)
     wanted = [WantedResource(own_field("", str(number)), 1) for number in range(3)]
     answers = await world.resource_bucket.own(ONE, End(), wanted)
     assert [isinstance(answer, OwnershipGranted) for answer in answers] == [True, True, False]
@@ -235,7 +235,7 @@ async def test_an_undecided_write_is_repeated_and_audited_once(world: World) -> 
 
 
 async def test_a_grant_waits_for_the_anchor(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(resource_bucket_module, "RETRY_SECONDS", 0.0)
     world.buckets.refuses_notes = 3
     assert isinstance(await world.own(), OwnershipGranted)
     assert world.buckets.noted == [1]
@@ -274,7 +274,7 @@ async def test_a_broker_that_knows_nothing_of_a_lossy_dataset_jumps(
 ) -> None:
     await world.own(ONE)
     # Whoever was granted what the store forgot may still serve.
-    monkeypatch.setattr(room_module, "SERVE_SECONDS_MAX", 0.01)
+    monkeypatch.setattr(resource_bucket_module, "SERVE_SECONDS_MAX", 0.01)
     asyncio.get_running_loop().call_later(0.01, setattr, world, "now", 1.0)
     binding = replace(world.binding, owner="broker-b", generation=3, version=2)
     assert await world.store.stamp(binding) is Outcome.DONE

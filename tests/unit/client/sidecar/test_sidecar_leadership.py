@@ -197,7 +197,7 @@ async def test_a_stop_waits_for_the_release_that_a_signal_began(
     await sidecar.lead()
     broker.answers[pb.CommandCloseProducer] = None
     sidecar.standing_aside.set()
-    close = await broker.heard_of(pb.CommandCloseProducer)
+    close = await broker.received_of(pb.CommandCloseProducer)
     sidecar.stopping.set()
     assert (await sidecar.standing())["phase"] == "stepping-down"
     broker.links[-1].write(replies.success(close.request_id))

@@ -232,19 +232,19 @@ async def test_a_checkpoint_that_does_not_load_is_left_out(
 
 @pytest.mark.parametrize("is_behind", [True, False])
 async def test_a_damaged_entry_among_the_checkpoints_is_left_out(*, is_behind: bool) -> None:
-    log, companion = MemoryLog(), DamagedLog()
-    store = CheckpointStore(companion)
+    log, checkpoint_topic = MemoryLog(), DamagedLog()
+    store = CheckpointStore(checkpoint_topic)
     builder = counter(snapshots=Numbers())
     async with asyncio.timeout(SECONDS_MAX):
         async with builder.in_memory(log, store) as state:
             await state.write(lambda _value: [3], lambda value: value)
             if not is_behind:
-                await spoil(companion)
+                await spoil(checkpoint_topic)
             await state.checkpoint()
             if is_behind:
-                await spoil(companion)
+                await spoil(checkpoint_topic)
             else:
-                await append(companion, [LogMessage(b"so that all is read")])
+                await append(checkpoint_topic, [LogMessage(b"so that all is read")])
             await state.write(lambda _value: [4], lambda value: value)
         log.trim(log.entries[1].position)  # the checkpoint is needed
         async with builder.in_memory(log, store) as state:
@@ -262,11 +262,11 @@ class Numbers:
 async def test_a_checkpoint_is_read_back_in_time_or_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    companion = DamagedLog()
+    checkpoint_topic = DamagedLog()
     builder = counter(snapshots=Numbers())
-    async with builder.in_memory(MemoryLog(), CheckpointStore(companion)) as state:
+    async with builder.in_memory(MemoryLog(), CheckpointStore(checkpoint_topic)) as state:
         await state.write(lambda _value: [3], lambda value: value)
-        companion.is_silent = True
+        checkpoint_topic.is_silent = True
         monkeypatch.setattr(checkpoints, "READ_TIMEOUT_SECONDS", 0.05)
         with pytest.raises(Unavailable, match="in time"):
             async with asyncio.timeout(SECONDS_MAX):

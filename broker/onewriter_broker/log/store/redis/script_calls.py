@@ -17,12 +17,12 @@ from onewriter_broker.log.store.api import (
     Append,
     Binding,
     BrokenKey,
+    EpochStatus,
     Fence,
     Guard,
     GuardKind,
     Outcome,
     OwnWrite,
-    Standing,
 )
 from onewriter_broker.log.store.keys import SETTINGS, Keys, LogKeys
 from onewriter_core.errors import Undecided
@@ -356,10 +356,10 @@ def check(keys: Keys, binding: Binding, topic: TopicName, token: str, *, marks: 
     return CHECK.call([keys.unit(binding.bucket), keys.state(topic)], arguments)
 
 
-def standing(reply: object) -> Standing | Outcome:
+def epoch_status(reply: object) -> EpochStatus | Outcome:
     """What check.lua answered; raises as ``outcome`` does."""
     match reply:
         case [bytes(epoch), bytes(leads)]:
-            return Standing(int(epoch), int(leads))
+            return EpochStatus(int(epoch), int(leads))
         case _:
             return outcome(reply)

@@ -19,12 +19,12 @@ from onewriter_broker.log.store.api import (
     Binding,
     BrokenKey,
     Durability,
+    EpochStatus,
     Fence,
     Observation,
     Outcome,
     OwnedRecord,
     OwnWrite,
-    Standing,
     StoredBlock,
     Unit,
 )
@@ -161,11 +161,11 @@ class RedisLogStore:
 
     async def check(
         self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
-    ) -> Standing | Outcome:
+    ) -> EpochStatus | Outcome:
         words = script_calls.check(self._keys, binding, topic, token, marks=marks)
         primary, (reply,) = await self._writes.send([words])
-        answer = script_calls.standing(reply)
-        if marks and isinstance(answer, Standing):
+        answer = script_calls.epoch_status(reply)
+        if marks and isinstance(answer, EpochStatus):
             self._vouching = (primary, binding.replid)
         return answer
 
