@@ -1,9 +1,9 @@
-"""Who else is there: heartbeats through the log store, judged by each observer's own clock.
+"""Membership: heartbeats through the log store, which each observer evaluates with its own clock.
 
-Every broker publishes a counter and its addresses each BEAT_SECONDS. An observer calls a broker
-dead when its counter has not moved for DEAD_SECONDS of the observer's monotonic clock, summed over
-successful readings only. An observer that was itself held up starts observing again, and while the
-store is away no broker is declared dead. Membership is a hint that decides *when* a broker tries to acquire
+Every broker publishes a counter and its addresses each BEAT_SECONDS. An observer declares a broker
+dead if its counter has not changed for DEAD_SECONDS of the observer's monotonic clock, summed over
+successful readings only. An observer that was itself delayed starts observing again, and while the
+store is unavailable no broker is declared dead. Membership is a hint that decides *when* a broker tries to acquire
 a bucket; anchor and log decide whether it may.
 
 ``MemberObserver`` is pure: readings and times go in. ``Membership`` is the loop around it.
@@ -25,13 +25,13 @@ from onewriter_broker.ownership.placement import LiveView, name_of
 from onewriter_core.errors import OnewriterError
 
 BEAT_SECONDS = 0.5
-"""Between two heartbeats, and between two readings."""
+"""Interval of heartbeats, and of readings."""
 
 DEAD_SECONDS = 2.0
 """Seconds without a change of the counter after which a broker counts as dead."""
 
 HELD_UP_SECONDS = 1.2
-"""A longer gap between two successful readings means: the observer or the store was away."""
+"""A longer gap between two successful readings means that the observer or the store was unavailable."""
 
 SETTLE_SECONDS = 3.0
 """Seconds that a new broker must be alive before it gets buckets."""
@@ -40,27 +40,27 @@ FORGET_SECONDS = 60.0
 """Seconds after which a dead broker is dropped from the store."""
 
 MEMBERS_MAX = 256
-"""Heartbeats looked at; more are ignored, the names that sort last first."""
+"""Largest number of heartbeats that are evaluated; others are ignored, the names that sort last first."""
 
 HOSTS_MAX = 64
 """Hosts whose leaders one heartbeat counts."""
 
 HOST_LENGTH_MAX = 253
-"""In characters of JSON, as a domain name; longer ones are not told."""
+"""In characters of JSON, like a domain name; longer names are not reported."""
 
 VALUE_LENGTH_MAX = 1024
-"""In characters. A longer heartbeat is not one of ours, to brokers of any version: so none is written."""
+"""In characters. Brokers of every version ignore a longer heartbeat, so no broker writes one."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What one broker publishes.
+    """The heartbeat of one broker.
 
-    ``leaving``: it is to be given no buckets, because it goes, or cannot serve any yet.
-    ``at_ms``: when, by its wall clock; 0: it does not say. For people and for the histories of topics:
-    no decision depends on it.
+    ``leaving``: the broker must get no buckets, because it stops or cannot serve any yet.
+    ``at_ms``: the time on its wall clock; 0 if not reported. It is for users and for the histories of
+    topics: no decision depends on it.
     """
 
     counter: int
@@ -75,8 +75,8 @@ class Beat:
     def encode(self) -> str:
         """As stored: JSON, so that people and other programs can read it.
 
-        Of ``leads`` only so much that it fits into VALUE_LENGTH_MAX: the hosts that lead least are
-        left out, of equal ones those whose names sort last.
+        ``leads`` is shortened to fit into VALUE_LENGTH_MAX: the hosts that lead least are left out,
+        among equal hosts those whose names sort last.
         """
         document: dict[str, object] = {
             "counter": self.counter,
@@ -106,7 +106,7 @@ class Beat:
 
     @classmethod
     def decode(cls, text: str) -> Beat | None:
-        """None for what no broker writes."""
+        """Parse a heartbeat; None for a value that no broker writes."""
         if len(text) > VALUE_LENGTH_MAX:
             return None
         try:
@@ -155,7 +155,7 @@ class MemberObserver:
         self._read_at: float | None = None
         self._observed_seconds = 0.0
         self.leads: Mapping[str, int] = {}
-        """How many topics each host leads, by what the other living brokers told last."""
+        """The number of topics that each host leads, as last reported by the other living brokers."""
 
     def feed(self, now: float, reading: Mapping[str, str]) -> None:
         """Take in one successful reading, made at ``now`` (monotonic seconds)."""
@@ -203,7 +203,7 @@ class MemberObserver:
             known.settled = known.settled or known.alive_seconds >= SETTLE_SECONDS
 
     def view(self, now: float) -> LiveView | None:
-        """Who is there; None while the store is away: then no broker acquires a bucket."""
+        """The brokers that are alive; None while the store is unavailable: then no broker acquires a bucket."""
         if self._read_at is None or now - self._read_at > HELD_UP_SECONDS:
             return None
         mine = name_of(self._me)
@@ -220,7 +220,7 @@ class MemberObserver:
 
     @property
     def alive(self) -> int:
-        """How many other processes count as alive, by the readings that succeeded."""
+        """The number of other processes that count as alive, by the successful readings."""
         return sum(known.is_alive for known in self._members.values())
 
     def all_keep_floors(self, now: float) -> bool:
@@ -248,7 +248,7 @@ class MemberObserver:
         }
 
     def last_seen_ms(self, member: str) -> int | None:
-        """When a process gave its last sign of life, by its own wall clock; None: not known."""
+        """The time of a process's last heartbeat, on its own wall clock; None if unknown."""
         known = self._members.get(member)
         return None if known is None or known.beat.at_ms == 0 else known.beat.at_ms
 
@@ -263,9 +263,9 @@ class MemberObserver:
 class Membership:
     """Beats for this broker and observes the others; ``run`` is the caller's task.
 
-    While ``is_prepared`` says no, the others are asked to keep their buckets: topics that moved here
-    would wait, and what their holders have of time to come back would pass. ``leads``: what this broker
-    reports to the others about its leaders.
+    While ``is_prepared`` returns False, the heartbeat asks the other brokers to keep their buckets:
+    topics that move here would wait while the resume windows of their holders end. ``leads``: the
+    counts of leaders that this broker reports to the others.
     ``changed`` is set whenever the view may have changed; the waiting task clears it.
     """
 
@@ -295,19 +295,19 @@ class Membership:
 
     @property
     def observer(self) -> MemberObserver:
-        """What has been seen so far, for status pages."""
+        """The observer, for status pages."""
         return self._observer
 
     def view(self) -> LiveView | None:
-        """Who is there now; None while the store is away."""
+        """The brokers that are alive now; None while the store is unavailable."""
         return self._observer.view(self._now())
 
     def all_keep_floors(self) -> bool:
-        """Whether everybody who may be there is known to keep floors (``Beat.keeps_floors``)."""
+        """Whether every broker that may be alive is known to keep floors (``Beat.keeps_floors``)."""
         return self._observer.all_keep_floors(self._now())
 
     def brokers(self) -> int:
-        """How many brokers are there, this one among them; those last seen, while the store is away."""
+        """The number of living brokers including this one; while the store is unavailable, the last known number."""
         return 1 + self._observer.alive
 
     async def run(self) -> None:
@@ -317,7 +317,7 @@ class Membership:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def beat_once(self) -> bool:
-        """One heartbeat and one reading; False: the store is away, which is not an error."""
+        """Send one heartbeat and read all; False if the store is unavailable, which is not an error."""
         self._counter += 1
         is_kept_out = self._leaving or not self._is_prepared()
         beat = Beat(self._counter, self._addresses, is_kept_out, self._wall_ms(), self._leads())
@@ -339,15 +339,15 @@ class Membership:
         return is_announced
 
     async def announce_leaving(self) -> bool:
-        """Ask the others to count on this broker no more: it is about to give its buckets back.
+        """Announce that this broker is about to release its buckets, so that the others get them.
 
-        False: the store is away, and they may not have heard.
+        False: the store is unavailable, and the other brokers may not have read the announcement.
         """
         self._leaving = True
         return await self.beat_once()
 
     async def leave(self) -> None:
-        """Remove this broker's heartbeat, once its buckets are given back; best effort, bounded."""
+        """Remove this broker's heartbeat after its buckets are released; best effort, within a time limit."""
         try:
             async with asyncio.timeout(HELD_UP_SECONDS):
                 await self._store.forget_member(self._me)

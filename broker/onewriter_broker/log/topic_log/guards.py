@@ -1,4 +1,4 @@
-"""Guards of a log's waiting entries: entries with different guards never share a block."""
+"""Guards of a log's pending entries: entries with different guards never share a block."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from onewriter_broker.log.topic_log.pending_blocks import PendingEntry, Sender
 
 FLOORS_MAX = 500
-"""Guards of other buckets that one topic remembers the highest numbers of. Each fence writes them."""
+"""Largest number of guards of other buckets whose highest numbers a topic keeps. Each fence writes them."""
 
 FLOORS_PER_SUBJECT_MAX = 400
-"""The same for one subject: the one that was admitted first to write under the guard."""
+"""The same limit for one subject: the subject that was admitted first to write under the guard."""
 
 ANONYMOUS = "anonymous"
-"""Stands for all clients without a subject."""
+"""Represents all clients without a subject."""
 
 
 class GuardedSender(Protocol):
@@ -39,13 +39,13 @@ class GuardedSender(Protocol):
 
 
 def guard_of(guarded: dict[Sender, GuardedSender], entry: PendingEntry) -> Guard | None:
-    """What an entry depends on."""
+    """The guard of an entry."""
     sender = guarded.get(entry[0])
     return None if sender is None else sender.guard
 
 
 def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Guard | None:
-    """Drop all entries behind the first with another guard than the first one's; that guard."""
+    """Keep only the leading entries that have the first entry's guard, and return that guard."""
     guard = guard_of(guarded, entries[0])
     alike = takewhile(lambda entry: guard_of(guarded, entry) == guard, entries)
     del entries[sum(1 for _ in alike) :]
@@ -53,7 +53,7 @@ def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Gu
 
 
 def has_space(state: Mapping[str, str], guard: Guard | None) -> bool:
-    """Whether a log can remember the floor that an append under this guard leaves."""
+    """Whether a log has space for the floor that an append under this guard stores."""
     if guard is None or guard.kind is not GuardKind.FLOOR or _is_known(state, guard):
         return True
     prefixes = FLOOR_PREFIX, GUARDIAN_PREFIX
@@ -62,7 +62,7 @@ def has_space(state: Mapping[str, str], guard: Guard | None) -> bool:
 
 
 def no_space(name: TopicName) -> Refused:
-    """The error for a sender that needs one floor too many."""
+    """The error for a sender that needs another floor."""
     text = f"{name} is written under {FLOORS_MAX} guards of other buckets already"
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
@@ -70,7 +70,7 @@ def no_space(name: TopicName) -> Refused:
 async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None:
     """Record the subject whose quota counts the floor of this guard, unless the floor exists already.
 
-    Raises Refused where the log, or the subject, has too many; Unavailable, Undecided.
+    Raises Refused if the log or the subject has too many; Unavailable, Undecided.
     """
     state = topic_log.state
     if _is_known(state, guard):
