@@ -197,8 +197,9 @@ class Guards:
         floor = int(target.state.get(guard.floor_field, "0"))
         if floor > guard.number:
             raise _over(guard.name, guard.number, floor)
-        if not has_space(target.state, guard):
-            raise no_space(target.name)
+        floors_max = target.limits.floors_max
+        if not has_space(target.state, guard, floors_max):
+            raise no_space(target.name, floors_max)
 
 
 def _judge(asked: AskedGuard, guard_status: GenerationStatus) -> None:

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import Durability, LogStore
 from onewriter_core.errors import Undecided
 
@@ -26,12 +27,6 @@ RETRY_SECONDS_MAX = 0.25
 
 PROOF_ATTEMPTS_MAX = 3
 """Number of "not yet" answers after which a proof ends with Undecided."""
-
-PROOF_SECONDS_MAX = 3.0
-"""The same limit in seconds, which also applies while the store does not answer."""
-
-PROOFS_MAX = 10_000
-"""Largest number of proofs that wait at the same time."""
 
 Kind = tuple[Durability, str]
 """Items that are committed together: those of one durability and one dataset."""
@@ -60,8 +55,10 @@ class Commits(Generic[_Item]):
         now: Callable[[], float],
         wake: Callable[[], None],
         pass_on: Callable[[Sequence[_Item]], None],
+        limits: LogLimits = LogLimits(),
     ) -> None:
         self._store = store
+        self._limits = limits
         self._now = now
         self._wake = wake
         self._pass_on = pass_on
@@ -94,16 +91,16 @@ class Commits(Generic[_Item]):
     async def prove(self, durability: Durability, replid: str) -> None:
         """Wait until everything that was written to the dataset before this call has the durability.
 
-        Raises Undecided (retry) if the connection or the dataset was lost, if the replicas do not
-        answer, or if PROOFS_MAX proofs wait already.
+        Raises Undecided, ask again: the connection or the dataset was lost, its replicas do not
+        answer, or ``proofs_max`` wait already.
         """
-        if sum(map(len, self._proofs.values())) >= PROOFS_MAX:
-            raise Undecided(f"{PROOFS_MAX} proofs wait for replicas already")
+        if sum(map(len, self._proofs.values())) >= self._limits.proofs_max:
+            raise Undecided(f"{self._limits.proofs_max} proofs wait for replicas already")
         kind, proof = (durability, replid), _Proof(asyncio.get_running_loop().create_future())
         self._proofs.setdefault(kind, {})[proof] = None
         self._wake()
         try:
-            async with asyncio.timeout(PROOF_SECONDS_MAX):
+            async with asyncio.timeout(self._limits.proof_seconds_max):
                 await proof.done
         except TimeoutError as error:
             raise Undecided("the store did not answer in time") from error

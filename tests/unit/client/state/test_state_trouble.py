@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from onewriter.state import (
     SharedMap,
     StateLimits,
     UnreadableEntry,
-    checkpoints,
 )
+from onewriter.state.checkpoints import Checkpoints
 from onewriter.state.log import LogEntry, LogMessage
 from onewriter.state.memory import MemoryGrant
 from onewriter_core.ids import Position
@@ -232,19 +233,19 @@ async def test_a_checkpoint_that_does_not_load_is_left_out(
 
 @pytest.mark.parametrize("is_behind", [True, False])
 async def test_a_damaged_entry_among_the_checkpoints_is_left_out(*, is_behind: bool) -> None:
-    log, checkpoint_topic = MemoryLog(), DamagedLog()
-    store = CheckpointStore(checkpoint_topic)
+    log, companion = MemoryLog(), DamagedLog()
+    store = CheckpointStore(companion)
     builder = counter(snapshots=Numbers())
     async with asyncio.timeout(SECONDS_MAX):
         async with builder.in_memory(log, store) as state:
             await state.write(lambda _value: [3], lambda value: value)
             if not is_behind:
-                await spoil(checkpoint_topic)
+                await spoil(companion)
             await state.checkpoint()
             if is_behind:
-                await spoil(checkpoint_topic)
+                await spoil(companion)
             else:
-                await append(checkpoint_topic, [LogMessage(b"so that all is read")])
+                await append(companion, [LogMessage(b"so that all is read")])
             await state.write(lambda _value: [4], lambda value: value)
         log.trim(log.entries[1].position)  # the checkpoint is needed
         async with builder.in_memory(log, store) as state:
@@ -259,15 +260,14 @@ class Numbers:
         return int(b"".join(chunks))
 
 
-async def test_a_checkpoint_is_read_back_in_time_or_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    checkpoint_topic = DamagedLog()
-    builder = counter(snapshots=Numbers())
-    async with builder.in_memory(MemoryLog(), CheckpointStore(checkpoint_topic)) as state:
+async def test_a_checkpoint_is_read_back_in_time_or_does_not_count() -> None:
+    companion = DamagedLog()
+    builder = replace(
+        counter(snapshots=Numbers()), checkpoints=Checkpoints(read_timeout_seconds=0.05)
+    )
+    async with builder.in_memory(MemoryLog(), CheckpointStore(companion)) as state:
         await state.write(lambda _value: [3], lambda value: value)
-        checkpoint_topic.is_silent = True
-        monkeypatch.setattr(checkpoints, "READ_TIMEOUT_SECONDS", 0.05)
+        companion.is_silent = True
         with pytest.raises(Unavailable, match="in time"):
             async with asyncio.timeout(SECONDS_MAX):
                 await state.checkpoint()
