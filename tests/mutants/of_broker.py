@@ -275,7 +275,7 @@ MUTANTS = (
     Mutant(
         "verify-takes-any-publisher",
         ("S15",),
-        "onewriter_broker.verify.publishers:PublisherChecker._wrong",
+        "onewriter_core.audit.publishers:PublisherChecker._wrong",
         "verify does not compare whom a block names with the audit's records.",
         "if publisher in known or (publisher.subject and every_pod in known):",
         "if known or publisher:",
@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "verify-takes-publishers-of-any-epoch",
         ("S15",),
-        "onewriter_broker.verify.publishers:PublisherChecker._wrong",
+        "onewriter_core.audit.publishers:PublisherChecker._wrong",
         "verify accepts a block because its publisher published under another epoch.",
         "known = log.publishers.get((epoch, app), ())",
         "known = {one for each in log.publishers.values() for one in each}",
@@ -293,7 +293,7 @@ MUTANTS = (
     Mutant(
         "verify-takes-whoever-says-that-it-held-the-epoch",
         ("S15",),
-        "onewriter_broker.verify.audit:_publisher",
+        "onewriter_core.audit.grants:_publisher",
         "verify does not compare a publisher that claims the epoch with whom it was granted to.",
         "elif not record.is_passed_on and str(record.publisher) != holder:",
         "elif False:",

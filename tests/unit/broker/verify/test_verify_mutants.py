@@ -14,15 +14,15 @@ from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import payloads
-from onewriter_broker.verify.findings import DEFAULT_LIMITS, PREDICATES, Limits
 from onewriter_broker.verify.reader import LogReport, verify
+from onewriter_core.audit.findings import DEFAULT_LIMITS, PREDICATES, AuditLimits
 from onewriter_core.ids import Position, TopicName, bucket_of
 from onewriter_core.log_format.chain import CHAIN_START, chain
 
 BUCKET = bucket_of(TOPIC, BUCKETS)
 
 
-async def report_of(store: FakeLogStore, limits: Limits = DEFAULT_LIMITS) -> LogReport:
+async def report_of(store: FakeLogStore, limits: AuditLimits = DEFAULT_LIMITS) -> LogReport:
     (report,) = await verify(store, [TOPIC], BUCKETS, lambda _log, _entries: None, limits)
     return report
 
@@ -359,7 +359,7 @@ async def test_the_beginning_of_a_publish_at_the_logs_end_is_no_violation() -> N
     _publish(Stored(stored_in(server.primary)), 1, ends=False)
     report = await report_of(store)
     assert report.findings.violations == []
-    assert ["app/1 is not whole" in note.sentence for note in report.findings.notes] == [True]
+    assert ["app/1 is not whole" in note for note in report.findings.notes] == [True]
 
 
 async def test_a_version_may_begin_anew_where_an_administrator_had_it_forgotten() -> None:

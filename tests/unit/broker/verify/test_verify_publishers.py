@@ -21,8 +21,8 @@ from tests.unit.broker.verify.test_verify_mutants import Stored, report_of
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.verify.findings import Limits
 from onewriter_broker.verify.reader import LogReport
+from onewriter_core.audit.findings import AuditLimits
 from onewriter_core.publishers import (
     CAPABILITY,
     EVERY_POD,
@@ -187,7 +187,7 @@ async def begun() -> tuple[FakeLogStore, Story, Stored]:
 
 
 def sentences(report: LogReport) -> list[str]:
-    return [note.sentence for note in report.findings.notes]
+    return list(report.findings.notes)
 
 
 async def test_the_history_itself_holds() -> None:
@@ -277,7 +277,7 @@ async def test_records_that_expired_are_no_violation() -> None:
 
 async def test_records_beyond_those_that_are_looked_at_are_no_violation() -> None:
     store, _, _ = await begun()
-    report = await report_of(store, Limits(audit_records_max=7))
+    report = await report_of(store, AuditLimits(audit_records_max=7))
     assert [each for each in report.findings.violations if each.predicate == "S15"] == []
     assert any("who published under epoch 7" in each for each in sentences(report))
 
