@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from onewriter_core.audit.facts import Fact, NamedPublisher, PublishRun
+from onewriter_core.audit.facts import NamedPublisher, PublishRun
 from onewriter_core.audit.findings import Finding
 from onewriter_core.ids import Position
 from onewriter_core.log_format.chain import CHAIN_START
@@ -21,6 +21,9 @@ class BlockHead(NamedTuple):
     publish: str
     ends_publish: bool
     by: str | None
+
+
+BlockFact = Finding | PublishRun | NamedPublisher
 
 
 class BlockObserver:
@@ -52,7 +55,7 @@ class BlockObserver:
         yield from self._left_open(position)
         self._ledger, self._next, self._chain = position.ledger, 1, CHAIN_START
 
-    def block(self, head: BlockHead, chained: Callable[[bytes], bytes]) -> Iterator[Fact]:
+    def block(self, head: BlockHead, chained: Callable[[bytes], bytes]) -> Iterator[BlockFact]:
         """The next block. ``chained``: its hash after a block with a given hash."""
         if self.open and head.publish != self.open:
             yield from self._left_open(head.first)
@@ -88,7 +91,7 @@ class BlockObserver:
             )
             self.open = ""
 
-    def _publish(self, head: BlockHead) -> Iterator[Fact]:
+    def _publish(self, head: BlockHead) -> Iterator[BlockFact]:
         app, version = publish_of(head.publish)
         named = None if head.by is None else (head.first.ledger, app, head.by)
         if head.by is not None and named != self._named:

@@ -146,9 +146,9 @@ def check_audit(
                 audit.log(record.log).forgotten.add(record.app)
             case PublisherRecord():
                 yield from _publisher(record, audit)
-            case ReadyRecord(leaderless_ms=int()):
+            case ReadyRecord(leaderless_ms=int(leaderless_ms)):
                 key = (str(record.topic), record.ledger)
-                audit.ready[key] = max(audit.ready.get(key, 0), record.leaderless_ms)
+                audit.ready[key] = max(audit.ready.get(key, 0), leaderless_ms)
             case _:
                 pass
 
