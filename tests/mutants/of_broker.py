@@ -279,7 +279,7 @@ MUTANTS = (
         "verify does not compare whom a block names with the audit's records.",
         "if publisher in known or (publisher.subject and every_pod in known):",
         "if known or publisher:",
-        (f"{UNIT}/verify/test_verify_publishers.py",),
+        ("tests/unit/pipeline/audit/test_falsified_logs.py",),
     ),
     Mutant(
         "verify-takes-publishers-of-any-epoch",
@@ -288,7 +288,7 @@ MUTANTS = (
         "verify accepts a block because its publisher published under another epoch.",
         "known = log.publishers.get((epoch, app), ())",
         "known = {one for each in log.publishers.values() for one in each}",
-        (f"{UNIT}/verify/test_verify_publishers.py",),
+        ("tests/unit/pipeline/audit/test_falsified_logs.py",),
     ),
     Mutant(
         "verify-takes-whoever-says-that-it-held-the-epoch",
@@ -297,7 +297,7 @@ MUTANTS = (
         "verify does not compare a publisher that claims the epoch with whom it was granted to.",
         "elif not record.is_passed_on and str(record.publisher) != holder:",
         "elif False:",
-        (f"{UNIT}/verify/test_verify_publishers.py",),
+        ("tests/unit/pipeline/audit/test_falsified_logs.py",),
     ),
     Mutant(
         "a-published-version-is-not-recognized",

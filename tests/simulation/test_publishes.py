@@ -34,7 +34,6 @@ from onewriter_broker.log.topic_log.log import TopicLog, payloads
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
-from onewriter_broker.topic.publish.staged_rows import MAGIC
 from onewriter_broker.topic.publish.staging import MissingPart, StagedPartRef
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.verify.observer import LogObserver
@@ -44,6 +43,7 @@ from onewriter_core.audit.findings import Finding
 from onewriter_core.audit.publishes import VersionChecker
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity, TopicName, bucket_of
+from onewriter_core.log_format.staged_rows import MAGIC
 from onewriter_core.topic.model import AccessMode, Departure, Request, Reserved
 from onewriter_core.wire.messages import build_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
