@@ -48,14 +48,14 @@ class Seen:
 def watched(cast: list[Writers], happening: Callable[[], None]) -> Seen:
     """Return what the writers observed during a change, up to a few lines after its end."""
     before = [writers.settled() for writers in cast]
-    told = [writers.told for writers in cast]
+    acknowledged = [writers.acknowledged for writers in cast]
     refused = sum(writers.refusals for writers in cast)
     turned_away = sum(writers.turned_away for writers in cast)
     happening()
     for writers in cast:
         writers.wrote()
-    now = [until(writers.reign, writers.status) for writers in cast]
-    fresh = [each.told - had for had, each in zip(told, cast, strict=True)]
+    now = [until(writers.writing_pod, writers.status) for writers in cast]
+    fresh = [each.acknowledged - had for had, each in zip(acknowledged, cast, strict=True)]
     lines = [line for some in fresh for line in some]
     # A writer that could not learn the result of a line began a new term.
     unknown = sum(len({line.term for line in some}) - 1 for some in fresh)
@@ -70,7 +70,7 @@ def watched(cast: list[Writers], happening: Callable[[], None]) -> Seen:
     )
 
 
-def told(world: World, what: str, seen: Seen) -> None:
+def report(world: World, what: str, seen: Seen) -> None:
     """Add the result to the summary, and check that no writer was refused and none lost its topic."""
     world.tally.figures.append(f"{what}: {seen}")
     assert (seen.failed, seen.kept) == (0, seen.topics), seen
@@ -107,7 +107,7 @@ def test_replacing_the_brokers_fails_no_send(world: World, cast: list[Writers]) 
             cast,
             lambda: replaced(installation, lambda: installation.restart("broker"), "broker"),
         )
-        told(world, f"rollout {number} of the brokers", seen)
+        report(world, f"rollout {number} of the brokers", seen)
         assert seen.longest_ms < SEND_TIMEOUT_MS, "a stock client gives up"
         longest.append(seen.longest_ms)
     longest.sort()
@@ -128,7 +128,7 @@ def test_replacing_store_and_operators_loses_nothing(world: World, cast: list[Wr
     seen = watched(
         cast, lambda: replaced(installation, lambda: installation.restart(*parts), *parts)
     )
-    told(world, "store and operators replaced", seen)
+    report(world, "store and operators replaced", seen)
 
 
 def test_an_upgrade_and_its_rollback_keep_topics_epochs_and_writers(
@@ -152,12 +152,12 @@ def test_an_upgrade_and_its_rollback_keep_topics_epochs_and_writers(
         def change(happening: Callable[[], object] = happening) -> None:
             replaced(installation, happening, *every)
 
-        told(world, what, watched(cast, change))
+        report(world, what, watched(cast, change))
 
 
 def test_uninstalled_and_installed_again_under_writers(world: World, cast: list[Writers]) -> None:
     installation = world.installation
-    formers = [until(writers.reign, writers.status) for writers in cast]
+    formers = [until(writers.writing_pod, writers.status) for writers in cast]
     world.apply(manifests.topic("doomed", deletionPolicy="Delete"))
     until(lambda: world.api.get("exclusivetopics", world.namespace, "doomed"))
     for writers in cast:
@@ -171,7 +171,7 @@ def test_uninstalled_and_installed_again_under_writers(world: World, cast: list[
     until(lambda: installation.is_ready() and installation.is_placed(), installation.story)
     for writers, former in zip(cast, formers, strict=True):
         writers.wrote()
-        assert until(writers.reign, writers.status).epoch >= former.epoch
+        assert until(writers.writing_pod, writers.status).epoch >= former.epoch
 
 
 def remains(world: World) -> list[str]:

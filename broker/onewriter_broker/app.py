@@ -133,7 +133,7 @@ class Broker:
             clock=now,
             wall_ms=wall_ms,
             is_prepared=lambda: self.desired.is_known,
-            leads=self.loads.told,
+            leads=self.loads.for_brokers,
         )
         self.read_budget = ReadBudget()
         self.watchers = Watchers()
@@ -165,7 +165,7 @@ class Broker:
             events=Several((self.topics, self.ownerships)),
             single_node=dependencies.single_node,
             live_view=self.membership.view,
-            heard_ms=self.membership.observer.heard_ms,
+            last_seen_ms=self.membership.observer.last_seen_ms,
             wake=self.membership.changed,
             randomness=randomness,
         )
@@ -213,7 +213,7 @@ class Broker:
             wall_ms=wall_ms,
             store=dependencies.store,
             registrations=self.registrations,
-            is_told=self.desired.is_known,
+            has_declarations=self.desired.is_known,
             quotas=self.quotas,
         )
         self.maintenance = Maintenance(self.topics, settings, wall_ms, self.appender)
@@ -227,7 +227,7 @@ class Broker:
             returned=self.topics.resume_windows.nobody_could_come,
             now=now,
             brokers=self.membership.brokers,
-            looked=lambda _seen: self._look_at_shares(),
+            on_observation=lambda _seen: self._update_shares(),
         )
         self._stored: Mapping[ShareOf, int] = {}
         self._rebinding: set[int] = set()
@@ -296,7 +296,7 @@ class Broker:
                     self.spawn(self.clients.watch_for_ever()),
                     self.spawn(self.clients.withdrawals.run()),
                     self.spawn(self.topics.first_declarations.run()),
-                    self.spawn(self.maintenance.look_for_ever()),
+                    self.spawn(self.maintenance.run()),
                     self.spawn(self.maintenance.sweep_for_ever()),
                     self.spawn(self.compactions.run()),
                     self.spawn(self.staging.run()),
@@ -352,9 +352,9 @@ class Broker:
         """Apply a changed desired state."""
         self.loads.follow(state.topics)
         self.topics.apply(state)
-        if not self.clients.is_told:
+        if not self.clients.has_declarations:
             self.topics.resume_windows.let_in()
-            self.clients.is_told = True
+            self.clients.has_declarations = True
         self.clients.declared_anew()
 
     async def _leave(self) -> None:
@@ -376,15 +376,15 @@ class Broker:
 
     def _sizes_summed(self, stored: Mapping[ShareOf, int]) -> None:
         self._stored = stored
-        self._look_at_shares()
+        self._update_shares()
 
-    def _look_at_shares(self) -> None:
+    def _update_shares(self) -> None:
         """Compare the stored bytes with the shares of the store, and resume topics that may write again."""
         seen = self.store_watch.seen
         used = 0 if seen is None else seen.memory_bytes_used
         limit = 0 if seen is None else seen.memory_bytes_max
         is_full = self.store_watch.is_full
-        if not self.shares.look(used, limit, self._stored, is_nearly_full=is_full):
+        if not self.shares.update(used, limit, self._stored, is_nearly_full=is_full):
             return
         for topic in self.topics.loaded.values():
             for topic_log in topic.runner.logs.values():

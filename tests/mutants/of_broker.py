@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "a-receipt-precedes-durability",
         ("S5",),
-        "onewriter_broker.log.commits:Commits.look",
+        "onewriter_broker.log.commits:Commits.check",
         "Entries are acknowledged although the replicas do not have them.",
         "if is_durable:",
         "if True:",
@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "a-publish-is-denied-while-it-may-be-stored",
         ("S15",),
-        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._check_heard",
+        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._check_received",
         "A client hears that a version is not published while a call that may store it is under way.",
         "if publishes is not None and publishes.may_count(asked.app, asked.version):",
         "if False:",
@@ -315,7 +315,7 @@ MUTANTS = (
     Mutant(
         "a-stalled-broker-blames-its-clients",
         ("L1",),
-        "onewriter_broker.connection.clients:Clients.look",
+        "onewriter_broker.connection.clients:Clients.check",
         "After a pause of the broker, clients whose bytes were not read count as silent.",
         "        if stalled:\n",
         "        if False:\n",
@@ -324,7 +324,7 @@ MUTANTS = (
     Mutant(
         "a-silent-holder-is-never-found",
         ("L1",),
-        "onewriter_broker.connection.clients:Clients.look",
+        "onewriter_broker.connection.clients:Clients.check",
         "A holder that stays connected and answers no ping keeps the topic.",
         "if now - connection.last_inbound > silent_after:",
         "if False:",

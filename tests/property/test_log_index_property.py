@@ -12,8 +12,8 @@ import pytest
 from tests.unit.broker.topic.retention.test_segments import (
     counted,
     everything,
+    segments_by_ledger,
     stored,
-    told,
     trimmed,
 )
 from tests.unit.broker.verify.histories import BUCKETS, Story, entry, waiter
@@ -114,7 +114,7 @@ async def test_an_index_and_readers_of_a_restless_log(
         for reader in readers:
             if not reader.is_gone and drawn.random() < 0.3:
                 await reader.step(drawn)
-    assert told(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
     for reader in readers:
         assert reader.read == [each for each in written if reader.start <= each < reader.at]
     assert story.log.committed >= max(written, default=EARLIEST)

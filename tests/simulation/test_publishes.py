@@ -54,7 +54,7 @@ MUTANTS_SEEDS = 12
 
 KILLS_APART_SECONDS = (0.5, 4.0)
 KILLED_SECONDS = (1.0, 4.0)
-LOOK_SECONDS = 0.0005
+POLL_SECONDS = 0.0005
 
 TOPIC = TopicName.parse(REPLICATED_TOPIC)
 APP = "query"
@@ -96,7 +96,7 @@ class Leading:
     """
 
     client_version = "driver"
-    hears_of_queue = False
+    receives_queue_notices = False
 
     def __init__(
         self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]
@@ -264,7 +264,7 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
     while True:
         await asyncio.sleep(pause)
         if b"open" not in (world.server.primary.keyspace.hash(key) or {}):
-            pause = LOOK_SECONDS
+            pause = POLL_SECONDS
             continue
         for node in world.nodes:
             if node.is_up and bucket in node.broker.ownership.held():
@@ -275,7 +275,7 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
         pause = randomness.uniform(*KILLS_APART_SECONDS)
 
 
-async def tell(world: World, *, shares: bool = False) -> None:
+async def report(world: World, *, shares: bool = False) -> None:
     for number in range(2):
         world.add_client(f"consumer-{number}", people.consumer(REPLICATED_TOPIC))
     await asyncio.sleep(1.0)
@@ -343,7 +343,7 @@ def _version(value: str) -> int:
 
 
 def simulate(seed: int, *, shares: bool = False) -> History:
-    return run(seed, partial(tell, shares=shares), brokers=2)
+    return run(seed, partial(report, shares=shares), brokers=2)
 
 
 @pytest.fixture(autouse=True)

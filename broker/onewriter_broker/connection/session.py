@@ -137,7 +137,7 @@ class Session:
     def _other(self, command: Command) -> None:
         refusal = not_now(
             command,
-            is_told=self._clients.is_told,
+            has_declarations=self._clients.has_declarations,
             may_only_resume=self._link.may_only_resume,
         )
         if refusal is None:

@@ -402,7 +402,7 @@ class Appender:
 
     async def _commit(self) -> None:
         """Pass on what is durable enough by now; repeat writes whose connection was lost."""
-        lost = await self._commits.look()
+        lost = await self._commits.check()
         fences = [item for item in lost if isinstance(item, _FenceItem)]
         again = [item for item in lost if isinstance(item, _StoredBlock)]
         self._fences.extendleft(reversed(fences))

@@ -48,7 +48,7 @@ class _Proof:
 
 
 class Commits(Generic[_Item]):
-    """See the module. ``look`` must be called by one task, whenever ``pause_seconds`` is over.
+    """See the module. ``check`` must be called by one task, whenever ``pause_seconds`` is over.
 
     ``pass_on`` is given the items that are durable enough, ``wake`` called when a proof has come.
     """
@@ -110,7 +110,7 @@ class Commits(Generic[_Item]):
         finally:
             self._forget(kind, proof)
 
-    async def look(self) -> list[_Item]:
+    async def check(self) -> list[_Item]:
         """Ask where no pause is; pass on what is durable enough.
 
         Returns the items of which nothing can be asked any more, because the connection that carried
@@ -144,7 +144,7 @@ class Commits(Generic[_Item]):
         return lost
 
     def close(self) -> None:
-        """Stop: ``look`` is not called any more, and waiting proofs end with Undecided."""
+        """Stop: ``check`` is not called any more, and waiting proofs end with Undecided."""
         for kind, proofs in list(self._proofs.items()):
             for proof in list(proofs):
                 self._settle(kind, proof, Undecided("the broker stops"))

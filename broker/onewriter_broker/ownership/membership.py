@@ -88,21 +88,21 @@ class Beat:
         }
         text = json.dumps(document)
         room = VALUE_LENGTH_MAX - len(text) - len(', "leads": {}')
-        leads = self._told_leads(room)
+        leads = self._most_leads(room)
         return json.dumps(document | {"leads": leads}) if leads else text
 
-    def _told_leads(self, room: int) -> dict[str, int]:
+    def _most_leads(self, room: int) -> dict[str, int]:
         """The hosts that lead most, as many as fit into ``room`` characters of JSON."""
-        told: dict[str, int] = {}
+        leads: dict[str, int] = {}
         for host, count in sorted(self.leads.items(), key=lambda each: (-each[1], each[0])):
             written = len(json.dumps(host))
             if written > HOST_LENGTH_MAX + len('""'):
                 continue
             room -= written + len(f": {count}, ")
-            if room < 0 or len(told) == HOSTS_MAX:
+            if room < 0 or len(leads) == HOSTS_MAX:
                 break
-            told[host] = count
-        return told
+            leads[host] = count
+        return leads
 
     @classmethod
     def decode(cls, text: str) -> Beat | None:
@@ -247,7 +247,7 @@ class MemberObserver:
             for member, known in self._members.items()
         }
 
-    def heard_ms(self, member: str) -> int | None:
+    def last_seen_ms(self, member: str) -> int | None:
         """When a process gave its last sign of life, by its own wall clock; None: not known."""
         known = self._members.get(member)
         return None if known is None or known.beat.at_ms == 0 else known.beat.at_ms
@@ -328,15 +328,15 @@ class Membership:
                 self._observer.feed(self._now(), reading)
                 for member in self._observer.forgettable():
                     await self._store.forget_member(member)
-            is_heard = True
+            is_announced = True
         except (OnewriterError, TimeoutError) as error:
-            is_heard = False
+            is_announced = False
             _log.debug("membership.store_away", error=str(error))
         view = self.view()
         if view != self._last_view:
             self._last_view = view
             self.changed.set()
-        return is_heard
+        return is_announced
 
     async def announce_leaving(self) -> bool:
         """Ask the others to count on this broker no more: it is about to give its buckets back.

@@ -506,16 +506,16 @@ class ResourceBucket:
 
     async def _note(self, ledger: int) -> None:
         """Record a grant in the anchor before it is visible. Retries until it succeeds."""
-        ownership, is_told = self._dependencies.ownership, False
+        ownership, is_logged = self._dependencies.ownership, False
         while True:
             try:
                 await ownership.record_use(self.bucket, ledger)
                 await ownership.record_grant(self.bucket, ledger)
             except Unavailable as unavailable:
                 self._require()
-                if not is_told:
+                if not is_logged:
                     log.warning("ownership.unrecorded", bucket=self.bucket, reason=str(unavailable))
-                    is_told = True
+                    is_logged = True
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return

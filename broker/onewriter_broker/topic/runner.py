@@ -161,9 +161,9 @@ class TopicRunner:
         return True
 
     def _activated(self, producer: Producer) -> None:
-        if producer.is_exclusive and producer.channel.hears_of_queue:
+        if producer.is_exclusive and producer.channel.receives_queue_notices:
             self._queue_notices = self._queue_notices or QueueNotices(self)
-            self._queue_notices.look()
+            self._queue_notices.schedule()
 
     def _sequences(self, partition: int) -> dict[str, str]:
         fenced = self.topic.partition(partition)
@@ -235,7 +235,7 @@ class TopicRunner:
         self._set_timer()
         self._dependencies.loads.note(str(self.name), self.topic)
         if self._queue_notices is not None:
-            self._queue_notices.look()
+            self._queue_notices.schedule()
         if self.topic.pending_fence is None:
             note(self.topic, self.logs, self._dependencies, self.spawn)
         self._dependencies.changed(self.name)

@@ -148,11 +148,11 @@ class Audit:
         began = time.monotonic()
         with Broker(self.access) as broker:
             logs = logs_of(broker, self.selection)
-            around = live.look_around(broker, logs)
+            around = live.observe_before(broker, logs)
             parts = live.parts_of(around.held.values(), cores_of(spark))
             observe, size = partial(live.observe, self.access), live.bytes_of(around.held.values())
             observed = gathered(spark, observe, parts, size)
-            live.look_again(broker, around)
+            live.observe_after(broker, around)
             report.notes += [*_nothing(logs), *around.notes]
             unclear = doubtful(observed)
             again = live.printing(parts, unclear)
@@ -221,6 +221,7 @@ def judge(
     observed: pa.Table,
     kept: Kept,
     repeats: Sequence[Repeat] = (),
+    findings_max: int = FINDINGS_MAX,
 ) -> None:
     """Fill a report from the facts about these logs, and from what is known besides."""
     began = time.monotonic()
@@ -238,9 +239,9 @@ def judge(
     report.timeline = history.timeline(kept, wanted)
     report.leaderless = history.leaderless(report.timeline)
     report.holders = history.holders(history.load(observed))
-    if len(found) > FINDINGS_MAX:
-        report.notes.append(f"there are more findings than the {FINDINGS_MAX} that are listed")
-    report.findings += sorted(found)[:FINDINGS_MAX]
+    if len(found) > findings_max:
+        report.notes.append(f"there are more findings than the {findings_max} that are listed")
+    report.findings += sorted(found)[:findings_max]
     report.losses = [_loss(each) for log in sorted(wanted) for each in _losses(kept, log)]
     report.records = kept.records
     report.notes += kept.notes()

@@ -21,7 +21,7 @@ from onewriter_pipeline.audit.kept import Kept
 from onewriter_pipeline.binaries import Signed
 from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.schema import BATCH_INDEX, ENTRY, LEDGER, PRODUCER, PUBLISH_TIME, SEQUENCE
-from onewriter_pipeline.tables.files import Place, line, opened_parquet, told
+from onewriter_pipeline.tables.files import Place, line, opened_parquet, table_errors
 from onewriter_pipeline.tables.layout import AUDIT, TOPIC_PARTITION, TableFile, folder_of
 from onewriter_pipeline.tables.tables import Tables
 
@@ -229,7 +229,7 @@ def kept_records(tables: Tables) -> Kept:
     rows: list[tuple[int, tuple[int, int], str]] = []
     files = table.place.files()
     for file in table.files():
-        with told(table.place):
+        with table_errors(table.place):
             read = pq.read_table(file.path, columns=["bucket", "id", "record"], filesystem=files)
         rows += [(row["bucket"], _order(row["id"]), row["record"]) for row in read.to_pylist()]
     for bucket, of_bucket in itertools.groupby(sorted(rows), key=itemgetter(0)):

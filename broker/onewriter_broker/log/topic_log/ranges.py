@@ -148,7 +148,7 @@ class Range:
     async def _next(self) -> list[StoredBlock]:
         remembered = self._remembered()
         if remembered:
-            return [await self._told(block) for block in remembered]
+            return [await self._with_fields(block) for block in remembered]
         last = min(self.end.previous, self._log.committed)
         count = max(1, min(READ_BLOCKS_MAX, READ_BYTES // self._largest))
         if self._careful > 0:
@@ -203,7 +203,7 @@ class Range:
     def _is_in(self, block: StoredBlock) -> bool:
         return self.at <= last_position(block) and block.position < self.end
 
-    async def _told(self, block: StoredBlock) -> StoredBlock:
+    async def _with_fields(self, block: StoredBlock) -> StoredBlock:
         """The block; a marker that is remembered without its fields as the store has it."""
         if isinstance(block, Block) or block.fields:
             return block

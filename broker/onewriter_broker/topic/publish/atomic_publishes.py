@@ -49,7 +49,7 @@ STANDSTILL_SECONDS: Final = 20.0
 publish holds memory that others need. It is shorter than the timeout of a request, so that the caller gets the
 answer."""
 
-LOOKS: Final = 10
+POLLS: Final = 10
 """Progress checks of a publish within STANDSTILL_SECONDS."""
 
 log = structlog.get_logger(__name__)
@@ -112,7 +112,7 @@ class AtomicPublishes:
             requests.append(request)
             self._start(topic.runner, partition, request)
         request.time_ms = time_ms
-        with request.heard():
+        with request.received():
             return await request.ended()
 
     def check_nothing_on_its_way(self, topic_log: TopicLog, app: str, version: int) -> None:
@@ -193,10 +193,10 @@ class AtomicPublishes:
         except Undecided:
             raise
         except OnewriterError:
-            self._check_heard(topic_log, asked)
+            self._check_received(topic_log, asked)
             raise
 
-    def _check_heard(self, topic_log: TopicLog, asked: PublishRequest) -> None:
+    def _check_received(self, topic_log: TopicLog, asked: PublishRequest) -> None:
         """Raise Undecided if the store has not yet answered a publish of this version or a later one.
 
         Without this check the caller would learn that the version is not published, although it may be.
@@ -302,7 +302,7 @@ class AtomicPublishes:
         under_way = None if topic_log.publishes is None else topic_log.publishes.of(asked.app)
         if under_way is not None:  # it was abandoned because the store was stalled
             await asyncio.wait((under_way.done,), timeout=self._standstill_seconds)
-        self._check_heard(topic_log, asked)
+        self._check_received(topic_log, asked)
         binding = topic_log.binding
         if binding is None:
             raise Unavailable(f"{topic_log.name} is not open here")
@@ -388,7 +388,7 @@ class AtomicPublishes:
         now = asyncio.get_running_loop().time
         seen, moved_at = _how_far(topic_log), now()
         while True:
-            await asyncio.wait((publish.done,), timeout=self._standstill_seconds / LOOKS)
+            await asyncio.wait((publish.done,), timeout=self._standstill_seconds / POLLS)
             if publish.done.done():
                 return
             found = _how_far(topic_log)

@@ -95,7 +95,7 @@ def _fields(
 ) -> dict[str, str]:
     """The fields of the record, without those of every audit record."""
     who = {} if publisher.pod_uid == EVERY_POD else identity_fields(asked.identity)
-    told = {"subject": publisher.subject, "podUID": publisher.pod_uid} | who
+    fields = {"subject": publisher.subject, "podUID": publisher.pod_uid} | who
     return {
         "kind": PUBLISHER,
         "log": str(topic_log.name),
@@ -103,4 +103,4 @@ def _fields(
         "app": asked.app,
         "right": CAPABILITY if right.is_passed_on else HELD,
         "holder": str(right.holder),
-    } | {name: value for name, value in told.items() if value}
+    } | {name: value for name, value in fields.items() if value}

@@ -49,10 +49,10 @@ NOTED_PER_TICK: Final = 200
 STAGED_SECONDS: Final = 6 * 3600.0
 """How long the store keeps a part. A batch that takes longer fails."""
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 """Polling interval for buckets whose parts are not known yet."""
 
-LOOKS_PER_SWEEP: Final = 12
+POLLS_PER_SWEEP: Final = 12
 """Polls between two scans of all buckets for expired parts."""
 
 ENTRY_MEMORY_BYTES: Final = 256
@@ -282,12 +282,12 @@ class Staging:
 
     async def run(self) -> None:
         """Drop expired parts and scan the held buckets, until cancelled."""
-        for look in itertools.count(1):
-            await asyncio.sleep(LOOK_SECONDS)
+        for sweep in itertools.count(1):
+            await asyncio.sleep(POLL_SECONDS)
             held = self._held()
             self._sizes = {bucket: self._sizes[bucket] for bucket in held if bucket in self._sizes}
             for bucket in held:
-                if bucket in self._sizes and look % LOOKS_PER_SWEEP:
+                if bucket in self._sizes and sweep % POLLS_PER_SWEEP:
                     continue
                 try:
                     await self._sweep(bucket)

@@ -44,7 +44,7 @@ PUBLISHERS_MAX: Final = 8
 READERS_MAX: Final = 2
 """Logs whose index is read at the same time. Other requests wait."""
 
-_TOLD: Final = ("epoch", "producer", "subject", "cause", "mode")
+_REPORTED_FIELDS: Final = ("epoch", "producer", "subject", "cause", "mode")
 """Fields of a marker that the index keeps."""
 
 
@@ -203,8 +203,8 @@ class LogIndex:
 
     def _add(self, block: StoredBlock) -> None:
         if isinstance(block, Marker):
-            told = {name: block.fields[name] for name in _TOLD if name in block.fields}
-            self.segments.append(Segment(block.position.ledger, told, is_whole=True))
+            fields = {name: block.fields[name] for name in _REPORTED_FIELDS if name in block.fields}
+            self.segments.append(Segment(block.position.ledger, fields, is_whole=True))
             return
         if not self.segments or self.segments[-1].ledger != block.position.ledger:
             self.segments.append(Segment(block.position.ledger))

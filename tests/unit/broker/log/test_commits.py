@@ -97,8 +97,8 @@ async def test_a_question_under_way_proves_nothing_that_came_meanwhile(topic: Re
 
 async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Replicated) -> None:
     runner = await topic.world.load(1)
-    writer, told = topic.world.ask(runner, AccessMode.SHARED, "local", partition=1)
-    await until(lambda: told.ready)
+    writer, channel = topic.world.ask(runner, AccessMode.SHARED, "local", partition=1)
+    await until(lambda: channel.ready)
     assert runner.logs[1].durability is Durability.LOCAL
     topic.replica.holds_replication = True
     counted = Counted(topic.world.store)
@@ -117,8 +117,8 @@ async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Rep
 
 
 async def test_a_lost_connection_answers_undecided_and_spares_blocks(topic: Replicated) -> None:
-    producer, told = topic.world.ask(topic.runner, AccessMode.SHARED, "careful")
-    await until(lambda: told.ready)
+    producer, channel = topic.world.ask(topic.runner, AccessMode.SHARED, "careful")
+    await until(lambda: channel.ready)
     gates = Gates(topic.world.store, "append", "commit")
     topic.world.send(producer, 0)
     await gates.reached("append")
@@ -131,7 +131,7 @@ async def test_a_lost_connection_answers_undecided_and_spares_blocks(topic: Repl
     with pytest.raises(Undecided, match="connection"):
         await proof
     await later(lambda: producer.pending == 0)
-    assert told.receipts == 1
+    assert channel.receipts == 1
     assert isinstance(await topic.check(), Standing)
 
 

@@ -32,14 +32,14 @@ def test_last_sign_of_life_of_a_process_is_known_after_its_death() -> None:
     observer.feed(1.0, {OTHER: Beat(1, ADDRESSES, at_ms=5_000).encode(), "old~x": "{}"})
     observer.feed(1.5, {OTHER: Beat(2, ADDRESSES, at_ms=5_500).encode()})
     observer.feed(5.0, {})
-    assert observer.heard_ms(OTHER) == 5_500
-    assert observer.heard_ms("nobody~x") is None
+    assert observer.last_seen_ms(OTHER) == 5_500
+    assert observer.last_seen_ms("nobody~x") is None
     before = Beat.decode('{"counter": 1, "leaving": false, "brokerUrl": "a", "httpUrl": "b"}')
     assert before == Beat(
         1, Addresses("a", "b"), keeps_floors=False
     )  # of a version that did not say
     observer.feed(5.5, {"broker-2~y": before.encode()})
-    assert observer.heard_ms("broker-2~y") is None
+    assert observer.last_seen_ms("broker-2~y") is None
 
 
 def test_membership_knows_whether_all_brokers_keep_floors() -> None:

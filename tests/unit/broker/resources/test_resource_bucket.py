@@ -44,12 +44,12 @@ class End:
 
     def __init__(self) -> None:
         self.is_gone = False
-        self.told: list[tuple[str, int, int | None, bool]] = []
+        self.reported: list[tuple[str, int, int | None, bool]] = []
 
     def ownership_lost(
         self, field: str, generation: int, message: str, *, current: int | None, is_moving: bool
     ) -> None:
-        self.told.append((field, generation, current, is_moving))
+        self.reported.append((field, generation, current, is_moving))
 
 
 class Buckets:
@@ -167,7 +167,7 @@ async def test_the_deposed_one_is_told_and_a_proof_writes_nothing(world: World) 
     former = End()
     await world.own(ONE, end=former)
     await world.own(TWO, 2)
-    assert former.told == [(FIELD, 1, 2, False)]
+    assert former.reported == [(FIELD, 1, 2, False)]
     assert world.deposed == [FIELD, FIELD]
     before = len(world.server.primary.history)
     answer = await world.own(TWO, 2)
@@ -293,7 +293,7 @@ async def test_owners_are_sent_on_when_the_bucket_leaves(world: World) -> None:
     end = End()
     await world.own(ONE, end=end)
     world.resource_bucket.close("moving")
-    assert end.told == [(FIELD, 1, None, True)]
+    assert end.reported == [(FIELD, 1, None, True)]
     with pytest.raises(Unavailable):
         await world.own(TWO)
 
@@ -365,7 +365,7 @@ async def test_whose_grant_was_stored_but_not_answered_may_return(
     answer = await world.own(TWO, generation)
     assert isinstance(answer, OwnershipGranted)
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, generation)
-    assert former.told == ([(FIELD, 1, 100, False)] if is_known else [])
+    assert former.reported == ([(FIELD, 1, 100, False)] if is_known else [])
     assert len(world.buckets.noted) == noted + 1, "a dataset that forgets it would be recognised"
     assert len(await world.store.read_audit(0, count=10)) == 1 + is_known
 
@@ -424,5 +424,5 @@ async def test_a_lost_connection_is_not_looked_for_in_all_records(world: World) 
     assert [field for field in fields if known[field].end is None] == [fields[0], *fields[2:]]
     assert len(world.spawned) == 1
     world.resource_bucket.close("moving")
-    assert stays.told == [(fields[0], 1, 2, False), (fields[1], 1, None, True)]
-    assert goes.told == []
+    assert stays.reported == [(fields[0], 1, 2, False), (fields[1], 1, None, True)]
+    assert goes.reported == []

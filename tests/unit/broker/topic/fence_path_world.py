@@ -41,7 +41,7 @@ def entry(producer_name: str, sequence_id: int, published_at: int = 1) -> memory
 
 
 @dataclass
-class Told:
+class FakeChannel:
     """A producer's connection that records what the broker sends to it."""
 
     ready: list[int | None] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Told:
     answered_bytes: int = 0
     drops: list[str] = field(default_factory=list)
     client_version: str = "world"
-    hears_of_queue: bool = False
+    receives_queue_notices: bool = False
     waiting: list[int] = field(default_factory=list)
     guards_refused: list[Outcome] = field(default_factory=list)
 
@@ -243,14 +243,14 @@ class World:
         reconnects: int = 0,
         connection: str = "",
         alone: bool | None = None,
-        hears_of_queue: bool = False,
+        receives_queue_notices: bool = False,
         host: str = "",
         priority: int = 0,
         serve_seconds: float = 0.0,
-    ) -> tuple[Producer, Told]:
+    ) -> tuple[Producer, FakeChannel]:
         """A client creates a producer, on its own connection unless one is named."""
         self._registrations += 1
-        told = Told(hears_of_queue=hears_of_queue)
+        channel = FakeChannel(receives_queue_notices=receives_queue_notices)
         request = Request(
             registration=f"r{self._registrations}",
             connection=connection or f"c{self._registrations}",
@@ -267,10 +267,10 @@ class World:
             serve_seconds=serve_seconds,
         )
         producer = Producer(
-            told, 1, 1, request, runner.logs[partition], self.appender.gathered, asked_priority=0
+            channel, 1, 1, request, runner.logs[partition], self.appender.gathered, asked_priority=0
         )
         runner.request(producer)
-        return producer, told
+        return producer, channel
 
     def send(self, producer: Producer, sequence_id: int, *, published_at: int = 1) -> None:
         """Handle a SEND as a session does: it is ignored unless the producer is active."""

@@ -285,11 +285,10 @@ def test_repeats_count_in_ledgers_without_a_single_holder() -> None:
     assert report.findings[0].sentence == "sequence id 7 of x is stored twice"
 
 
-def test_findings_beyond_the_limit_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewriter_pipeline.audit.audit.FINDINGS_MAX", 2)
+def test_findings_beyond_the_limit_are_counted() -> None:
     fault = {"log": LOG, "kind": facts.FAULT, "predicate": "S5", "place": "5-1", "sentence": "s"}
     report = AuditReport(LIVE)
-    judge(report, [LOG], pa.Table.from_pylist([fault] * 3, facts.FACTS), Kept())
+    judge(report, [LOG], pa.Table.from_pylist([fault] * 3, facts.FACTS), Kept(), findings_max=2)
     assert len(report.findings) == 2
     assert report.notes == ["there are more findings than the 2 that are listed"]
 

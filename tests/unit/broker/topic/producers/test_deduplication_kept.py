@@ -35,12 +35,12 @@ async def test_the_number_outlives_the_broker_and_the_tenure() -> None:
         await until(lambda: not holder.pending)
 
         runner = await world.load(is_deduplicated=True)  # another broker
-        heir, told = await ready(world, runner, AccessMode.EXCLUSIVE_WITH_FENCING)
+        heir, channel = await ready(world, runner, AccessMode.EXCLUSIVE_WITH_FENCING)
         assert heir.last_sequence_id == 9
         world.send(heir, 9)
         send_chunk(heir, 10, 0, 2)
         send_chunk(heir, 10, 1, 2)
-        assert await answered(told, 3) == [(9, True), (10, False), (10, False)]
+        assert await answered(channel, 3) == [(9, True), (10, False), (10, False)]
 
 
 async def test_the_number_outlives_the_entry_that_retention_has_dropped() -> None:
@@ -61,10 +61,10 @@ async def test_the_number_outlives_the_entry_that_retention_has_dropped() -> Non
         assert await stored_entries(world) == 0
 
         runner = await world.load(is_deduplicated=True)
-        back, told = await ready(world, runner)
+        back, channel = await ready(world, runner)
         assert back.last_sequence_id == 4
         world.send(back, 4)
-        assert await answered(told, 1) == [(4, True)]
+        assert await answered(channel, 1) == [(4, True)]
         assert await stored_entries(world) == 0
 
 
@@ -76,12 +76,12 @@ async def test_a_publish_of_the_same_name_does_not_count(is_reloaded: bool) -> N
         await ended(request(world, runner.logs[WHOLE], publish))
         if is_reloaded:
             runner = await world.load(is_deduplicated=True)  # another broker
-        writer, told = world.ask(runner, AccessMode.SHARED, "job")
-        await until(lambda: told.ready)
+        writer, channel = world.ask(runner, AccessMode.SHARED, "job")
+        await until(lambda: channel.ready)
         assert writer.last_sequence_id == -1
         for number in range(3):
             world.send(writer, number)
-        assert await answered(told, 3) == [(0, False), (1, False), (2, False)]
+        assert await answered(channel, 3) == [(0, False), (1, False), (2, False)]
         assert await stored_entries(world) == 4
 
 

@@ -79,8 +79,8 @@ async def room_of(world: World) -> Room:
 
 async def held(room: Room, name: str = "holder") -> int:
     """Let a producer hold the topic, and return its epoch."""
-    producer, told = room.world.ask(room.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
-    await until(lambda: told.ready)
+    producer, channel = room.world.ask(room.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
+    await until(lambda: channel.ready)
     assert producer.epoch is not None
     return producer.epoch
 

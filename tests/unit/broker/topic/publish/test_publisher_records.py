@@ -106,9 +106,9 @@ async def test_nothing_is_published_before_the_record_is_stored() -> None:
 
 
 async def refused(asking: Awaitable[PublishResult]) -> OnewriterError:
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as channel:
         await asking
-    return told.value
+    return channel.value
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FENCED, Outcome.REFENCE, Outcome.LOST])

@@ -405,13 +405,13 @@ async def test_a_broker_learns_what_was_staged_before_it_took_a_bucket() -> None
     later = Staging(world.store, lambda _: BUCKET, lambda: held, lambda: world.wall_ms)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(later.run())
-        await asyncio.sleep(2 * staging.LOOK_SECONDS + 1)
+        await asyncio.sleep(2 * staging.POLL_SECONDS + 1)
         assert later.sizes() == {}
         held.append(BUCKET)
-        await asyncio.sleep(staging.LOOK_SECONDS)
+        await asyncio.sleep(staging.POLL_SECONDS)
         assert later.sizes() == {TOPIC: len(part)}
         held.clear()
-        await asyncio.sleep(staging.LOOK_SECONDS)
+        await asyncio.sleep(staging.POLL_SECONDS)
         assert later._sizes == {}
         running.cancel()
 

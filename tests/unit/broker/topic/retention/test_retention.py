@@ -190,11 +190,11 @@ async def test_whoever_comes_while_a_call_is_under_way_begins_behind_its_cut(
     story = await written(server)
     seen: list[Position] = []
 
-    async def look(call: str, moment: Moment) -> None:
+    async def check(call: str, moment: Moment) -> None:
         if (call, moment) == ("trim", "before"):
             seen.append(story.log.given_up_before)
 
-    hook(story, look)
+    hook(story, check)
     await Retention().sweep(story.log, Policy(max_entries=12), nobody, story.clock_ms)
     assert seen[0] == Position(6, 5)
     assert stored(server)[0] == "6-5"

@@ -74,7 +74,7 @@ def counted(blocks: Sequence[StoredBlock]) -> dict[int, tuple[int, int, int, int
     return found
 
 
-def told(segments: list[Segment]) -> dict[int, tuple[int, int, int, int]]:
+def segments_by_ledger(segments: list[Segment]) -> dict[int, tuple[int, int, int, int]]:
     return {
         each.ledger: (each.entries, each.bytes, each.blocks, each.messages) for each in segments
     }
@@ -104,7 +104,7 @@ async def test_each_ledger_is_told_with_whose_it_was_and_what_it_holds(
 ) -> None:
     page = await SegmentIndexes().page(story.log, story.binding.bucket, EARLIEST)
     assert page.is_complete
-    assert told(page.segments) == counted(stored(server))
+    assert segments_by_ledger(page.segments) == counted(stored(server))
     marked = [each.marker or {} for each in page.segments]
     assert [each.get("producer") for each in marked] == [
         "alice",
@@ -147,7 +147,7 @@ async def test_what_is_added_is_told_with_the_next_request(
         story.log.forget_tail()
     page = await indexes.page(story.log, story.binding.bucket, first.next)
     assert [each.ledger for each in page.segments] == [10, 11]
-    assert told(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
 
 
 @pytest.mark.parametrize("before", [(5, 3), (5, 5), (6, 0), (6, 4), (7, 2), (9, 0), (10, 0)])
@@ -160,7 +160,7 @@ async def test_of_a_trimmed_log_the_numbers_are_those_of_what_is_kept(
         await everything(indexes, story)
     await trimmed(story, Position(*before))
     found = await everything(indexes, story)
-    assert told(found) == counted(stored(server))
+    assert segments_by_ledger(found) == counted(stored(server))
     first = stored(server)[0].position
     assert found[0].is_whole == (first.entry == 0)
     assert (found[0].marker or {}).get("producer") == {5: "alice", 6: "alice", 7: "bob"}.get(
@@ -180,7 +180,7 @@ async def test_a_log_that_is_trimmed_while_it_is_read_anew_is_told_right_in_the_
     page = await indexes.page(story.log, story.binding.bucket, EARLIEST)
     assert (page.segments, page.is_complete, page.next) == ([], False, EARLIEST)
     await trimmed(story, Position(6, 4))
-    assert told(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
 
 
 async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
@@ -196,7 +196,7 @@ async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
         after = pages[-1].next
     assert len(pages) > len(counted(stored(server)))
     told_once = [each for page in pages for each in page.segments]
-    assert told(told_once) == counted(stored(server))
+    assert segments_by_ledger(told_once) == counted(stored(server))
     assert len(told_once) == 6
 
 
@@ -213,7 +213,7 @@ async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
     story.log.forget_tail()
     indexes = SegmentIndexes()
     for _ in range(2):  # the second time, the first ones are read again
-        assert told(await everything(indexes, story)) == counted(stored(server))
+        assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
     kept = sum(len(index.segments) for index in indexes._indexes.values())
     assert kept <= 6 + 3 + 2
     late = await indexes.page(story.log, story.binding.bucket, Position(22, 1))
@@ -225,7 +225,7 @@ async def test_a_log_is_indexed_from_where_it_is_asked_for(
 ) -> None:
     story.log.forget_tail()
     page = await SegmentIndexes().page(story.log, story.binding.bucket, Position(7, 1))
-    assert told(page.segments) == {
+    assert segments_by_ledger(page.segments) == {
         ledger: numbers for ledger, numbers in counted(stored(server)).items() if ledger >= 7
     }
 
@@ -244,7 +244,7 @@ async def test_a_dataset_that_lost_its_tail_is_indexed_anew(
     story.log.forget_tail()
     await story.fence(Purpose.REFENCE)
     await story.publish(entry("carol", 8))
-    assert told(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
 
 
 async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
@@ -295,7 +295,7 @@ async def test_requests_that_are_given_up_in_the_middle_leave_a_true_index(
         request.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await request
-        assert told(await everything(indexes, story)) == counted(stored(server))
+        assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
 
 
 async def test_a_log_that_is_not_open_here_has_no_index(story: Story) -> None:
