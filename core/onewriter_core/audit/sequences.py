@@ -78,8 +78,10 @@ class SequenceChecker:
         if run.producer != self._holder:
             yield from self._foreign(run)
             return
-        before, self._latest = self._latest, (run.ledger, run.last)
-        first = run.first
+        before, first = self._latest, run.first
+        if before is not None and (run.ledger, first.entry) <= (before[0], before[1].entry):
+            return  # the position is a violation of its own
+        self._latest = (run.ledger, run.last)
         if before is None:
             if first.chunk and self._begins_here:
                 yield self._torn((Position(run.ledger, first.entry),), first)
