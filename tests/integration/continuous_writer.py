@@ -86,6 +86,13 @@ class ContinuousWriter:
         if self._failure is not None:
             raise self._failure
 
+    def has_stored(self, more: int) -> None:
+        """Wait until this number of values that were sent after the call is acknowledged.
+
+        The first values that are acknowledged after the call may have been stored before it.
+        """
+        self.has_acked(WINDOW + more)
+
     def has_acked(self, more: int, *, seconds: float = WAIT_SECONDS) -> None:
         """Wait until this number of further messages is acknowledged."""
         goal = len(self.acked) + more

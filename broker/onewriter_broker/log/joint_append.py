@@ -93,8 +93,9 @@ class JointAppend:
             self.give_up(Unavailable("not all of these topics can be written now"))
             return []
         for part in self.parts:
-            if not has_room(part.topic_log.state, part.guard):
-                self.give_up(no_room(part.topic_log.name))
+            floors_max = part.topic_log.limits.floors_max
+            if not has_room(part.topic_log.state, part.guard, floors_max):
+                self.give_up(no_room(part.topic_log.name, floors_max))
                 return []
         formed = []
         for topic_log in self.logs:

@@ -114,7 +114,11 @@ class TopicRunner:
         self.logs = logs
         spawn = self.spawn
         self._topic_producers = TopicProducers(
-            logs, spawn, self._activated, is_deduplicated=is_deduplicated
+            logs,
+            spawn,
+            self._activated,
+            is_deduplicated=is_deduplicated,
+            limits=dependencies.limits.deduplication,
         )
         # Lists and plain dicts: an empty deque takes 0.6 KiB, and most topics are idle.
         self.history = TopicHistory(name, bucket, dependencies, spawn)

@@ -398,7 +398,11 @@ class Topics:
         name = base if partition == WHOLE else base.with_partition(partition)
         durability = declaring.durability_of(declared, self.promises)
         topic_log = TopicLog(
-            name, self._dependencies.store, self._settings.tail_bytes_per_log, durability
+            name,
+            self._dependencies.store,
+            self._settings.tail_bytes_per_log,
+            durability,
+            limits=self._dependencies.limits.log,
         )
         topic_log.join(self.shares.of(base.namespace_name, is_declared=declared is not None))
         return topic_log

@@ -19,6 +19,7 @@ from tests.unit.broker.topic.fence_path_world import (
 )
 
 from onewriter_broker.log.joint_append import JointAppend, Part
+from onewriter_broker.log.limits import FLOORS_MAX
 from onewriter_broker.log.store.api import (
     Binding,
     Block,
@@ -31,7 +32,6 @@ from onewriter_broker.log.store.api import (
 from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
-from onewriter_broker.log.topic_log.guards import FLOORS_MAX
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
 from onewriter_broker.topic.epoch_checks import raise_floor as seal
 from onewriter_broker.topic.producers.producer import Producer

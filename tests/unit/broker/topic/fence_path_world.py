@@ -19,6 +19,7 @@ from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import partition_of
+from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import ServerError, Unavailable
@@ -157,7 +158,9 @@ class World:
         server: FakeServer,
         store: FakeLogStore,
         binding: Binding,
+        limits: TopicLimits,
     ) -> None:
+        self.limits = limits
         self.server = server
         self.store = store
         self.owner = Owner(binding)
@@ -176,6 +179,7 @@ class World:
             wall_ms=self._told_time,
             deposed=lambda _, o: self.deposed.append(o),
             broken=self._met_broken_key,
+            limits=limits.log,
         )
         self.dependencies = TopicDependencies(
             store=store,
@@ -190,6 +194,7 @@ class World:
             lost=self.losses.append,
             left=lambda *_: None,
             moved=lambda *_: None,
+            limits=limits,
         )
         self.appender_task = self.spawn(self.appender.run())
         self._registrations = 0
@@ -212,7 +217,7 @@ class World:
         logs: dict[int, TopicLog] = {}
         for partition in numbers or (WHOLE,):
             name = ORDERS if partition == WHOLE else ORDERS.with_partition(partition)
-            logs[partition] = TopicLog(name, self.store)
+            logs[partition] = TopicLog(name, self.store, limits=self.limits.log)
             logs[partition]._state = await self.store.read_state(name)
             logs[partition]._exists = "ledger" in logs[partition].state
         partitions = tuple(
@@ -299,7 +304,9 @@ async def until(condition: Callable[[], object], *, turns: int = 2_000) -> None:
 
 
 @asynccontextmanager
-async def serving(*, commit_timeout_seconds: float = 1.0) -> AsyncIterator[World]:
+async def serving(
+    *, commit_timeout_seconds: float = 1.0, limits: TopicLimits = TopicLimits()
+) -> AsyncIterator[World]:
     """A store, a bucket stamped for this broker, and a running appender."""
     server = FakeServer()
     store = FakeLogStore(server.resolve, commit_timeout_seconds=commit_timeout_seconds)
@@ -307,7 +314,7 @@ async def serving(*, commit_timeout_seconds: float = 1.0) -> AsyncIterator[World
     assert await stamp_anew(store, binding) is Outcome.DONE
     try:
         async with asyncio.TaskGroup() as tasks:
-            yield World(tasks, server, store, binding)
+            yield World(tasks, server, store, binding, limits)
             raise asyncio.CancelledError  # the appender never ends by itself
     except asyncio.CancelledError:
         pass

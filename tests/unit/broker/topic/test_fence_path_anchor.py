@@ -11,18 +11,11 @@ import asyncio
 import pytest
 from tests.unit.broker.topic.fence_path_world import serving, until
 
-from onewriter_broker.topic import fencing as fencing_module
-from onewriter_broker.topic import runner as runner_module
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.events import FenceRequested
 from onewriter_core.topic.model import AccessMode, Departure
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing_module, "RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(runner_module, "LEDGER_RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(runner_module, "TAKEOVER_WAIT_SECONDS", 0.005)
+pytestmark = pytest.mark.looptime
 
 
 async def test_grants_go_on_where_nobody_can_come_back_and_are_noted_later() -> None:

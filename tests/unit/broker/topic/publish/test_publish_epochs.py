@@ -10,8 +10,8 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, World, serving, until
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
+from onewriter_broker.log.limits import APPS_MAX
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.topic_log.atomic_publish import APPS_MAX
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.publish import atomic_publishes as publishing
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
