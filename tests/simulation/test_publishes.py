@@ -93,6 +93,7 @@ class Leading:
 
     client_version = "driver"
     hears_of_queue = False
+    last_inbound = 0.0
 
     def __init__(
         self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]

@@ -6,8 +6,9 @@ has its default, and a transition without epoch, cause or time is left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from onewriter_operator.objects import mapping, mappings, number, optional_number, text
 
@@ -33,6 +34,10 @@ class ProducerView:
         return bool(self.pod and self.pod_uid)
 
 
+TIMES: Final = ("leaderlessMs", "detectionMs", "handoverMs", "outageMs", "firstMessageMs")
+"""The times of a transition. A broker of an earlier release reports the first one only."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionView:
     """One partition, or the topic itself (``partition`` None). ``holder`` is a producer's name."""
@@ -45,15 +50,30 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class TransitionView:
-    """One change of the holder."""
+    """One change of the holder. A time is None if it is unknown."""
 
     epoch: int
     cause: str
     at: str
     kind: str = "grant"
     leaderless_ms: int | None = None
+    detection_ms: int | None = None
+    handover_ms: int | None = None
+    outage_ms: int | None = None
+    first_message_ms: int | None = None
     holder: ProducerView | None = None
     previous: ProducerView | None = None
+
+    def times(self) -> Iterable[tuple[str, int | None]]:
+        """Its times by their names in the status."""
+        values = (
+            self.leaderless_ms,
+            self.detection_ms,
+            self.handover_ms,
+            self.outage_ms,
+            self.first_message_ms,
+        )
+        return zip(TIMES, values, strict=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +147,7 @@ def parse_view(status: object) -> TopicView:
                 text(each.get("cause")),
                 text(each.get("at")),
                 text(each.get("kind")) or "grant",
-                optional_number(each.get("leaderlessMs")),
+                *(optional_number(each.get(name)) for name in TIMES),
                 _producer(each.get("holder")),
                 _producer(each.get("previous")),
             )

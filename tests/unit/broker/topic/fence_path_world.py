@@ -54,6 +54,7 @@ class Told:
     drops: list[str] = field(default_factory=list)
     client_version: str = "world"
     hears_of_queue: bool = False
+    last_inbound: float = 0.0
     waiting: list[int] = field(default_factory=list)
     guards_refused: list[Outcome] = field(default_factory=list)
 
