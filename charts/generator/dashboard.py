@@ -97,7 +97,7 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "Outage, p99",
                 ((_p99("outage_seconds", "cause"), "{{cause}}"),),
                 unit="s",
-                text="Time in which nobody could write: from the former writer's last sign of life to the grant.",
+                text="Time in which no producer could write: from the former writer's last sign of life to the grant.",
             ),
             Panel(
                 "Parts of an outage, p99",

@@ -195,11 +195,11 @@ def _gap(row: Document) -> str:
         return _outage(row, outage)
     if leaderless is None:
         return "The time without a writer is unknown."
-    if leaderless == 0:
-        return "There was no gap between the two writers, as far as the broker saw them."
+    if leaderless == 0 and row.get("cause") in {"Handover", "Released"}:
+        return "There was no gap between the two writers."
     return (
-        f"The topic had no writer for {leaderless} ms; it is unknown how long the former writer"
-        " was silent before."
+        f"The topic had no writer for {leaderless} ms. How long the former writer was silent before is"
+        " unknown."
     )
 
 
@@ -209,7 +209,7 @@ def _outage(row: Document, outage: int) -> str:
         said = "There was no gap between the two writers."
     else:
         said = (
-            f"Nobody could write for {outage} ms: {row.get('detectionMs')} ms from the former writer's"
+            f"No producer could write for {outage} ms: {row.get('detectionMs')} ms from the former writer's"
             f" last sign of life to the fence, and {row.get('handoverMs')} ms until the grant."
         )
     first = row.get("firstMessageMs")

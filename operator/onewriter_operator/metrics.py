@@ -69,7 +69,7 @@ class Metrics:
         )
         self.outage = Histogram(
             "onewriter_topic_outage_seconds",
-            "Time in which nobody could write, per transition: detection and handover",
+            "Time in which no producer could write, per transition: detection and handover",
             ("cause",),
             buckets=_FAILOVER_BUCKETS,
             registry=self.registry,

@@ -237,8 +237,8 @@ class ShownTransition:
     epoch: int
     cause: str
     producer_name: str = ""
-    leaderless_ms: float | None = None
-    outage_ms: float | None = None
+    leaderless_ms: int | None = None
+    outage_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,8 @@ class Metrics:
         self._leaderless: dict[str, Distribution] = {}
         self._detection: dict[str, Distribution] = {}
         self._handover: dict[str, Distribution] = {}
-        self._outage: dict[str, Distribution] = {}
+        # With a series for every cause: a counter that appears with its first event shows no increase.
+        self._outage = {each.value: Distribution(OUTAGE_SECONDS) for each in Departure}
         self._first_message: dict[str, Distribution] = {}
         self._lag = Distribution(SECONDS)
         self._last_lag = 0.0
@@ -210,7 +211,7 @@ class Metrics:
         )
         text = "Time without a writer before a grant, from when the former writer left or was found dead."
         yield _by_cause("leaderless", text, self._leaderless)
-        text = "Time in which nobody could write before a grant: detection and handover."
+        text = "Time in which no producer could write before a grant: detection and handover."
         yield _by_cause("outage", text, self._outage)
         text = "Time from the former writer's last sign of life to the end of its right to write."
         yield _by_cause("detection", text, self._detection)

@@ -109,7 +109,7 @@ class Transition(ApiModel):
     handover_ms: Number | None = None
     """Time from the end of that right to the grant, in milliseconds; unset if unknown."""
     outage_ms: Number | None = None
-    """Time in which nobody could write, in milliseconds: detection and handover; unset if unknown."""
+    """Time in which no producer could write, in milliseconds: detection and handover; unset if unknown."""
     first_message_ms: Number | None = None
     """Time from the grant to this producer's first message, in milliseconds; unset if none followed within a minute."""
 

@@ -109,7 +109,7 @@ class Record:
 
     ``leaderless_seconds`` is None if no producer had written before, 0 if the holder changed without a gap.
     ``former`` is the previous tenure of the first partition, None if there was none that could be resumed.
-    ``outage`` is the time in which nobody could write before the grant; None: there was no writer before, or it is
+    ``outage`` is the time in which no producer could write before the grant; None: there was no writer before, or it is
     unknown when its right ended.
     """
 

@@ -230,7 +230,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """The time in which nobody could write before a grant, in seconds.
+    """The time in which no producer could write before a grant, in seconds.
 
     ``detection_seconds``: from the former writer's last sign of life to the end of its right; None: unknown.
     ``handover_seconds``: from then to the grant.

@@ -246,8 +246,8 @@ def shown_transitions(view: TopicView) -> list[Json]:
 def with_former(shown: list[Json], known: Iterable[Json]) -> list[Json]:
     """The transitions that brokers report, and those that the status showed before.
 
-    A broker knows only what its bucket's audit still has. A transition that was shown keeps its time and what is no
-    longer known of it.
+    A broker knows only what its bucket's audit still has. A transition that was shown keeps its time, and the fields
+    that the broker has lost.
     """
     by_epoch = {each["epoch"]: each for each in reversed(shown)}
     newest = max(by_epoch, default=None)
@@ -287,7 +287,10 @@ def _events(facts: TopicFacts, status: TopicStatus) -> list[Action]:
     if epoch > former and status.transitions and not facts.status_editor:
         last = status.transitions[0]
         writer = last.producer_name or "no producer"
-        events.append(EmitEvent("EpochAdvanced", f"Epoch {epoch} ({last.cause}): {writer} writes"))
+        note = f"Epoch {epoch} ({last.cause}): {writer} writes"
+        if last.outage_ms:
+            note += f". No producer could write for {last.outage_ms} ms"
+        events.append(EmitEvent("EpochAdvanced", note))
     known = {pod.identifier for pod in known_pods(facts)}
     for pod in status.fenced_pods:
         if pod.identifier not in known:

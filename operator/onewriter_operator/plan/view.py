@@ -6,8 +6,9 @@ has its default, and a transition without epoch, cause or time is left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from onewriter_operator.objects import mapping, mappings, number, optional_number, text
@@ -34,8 +35,16 @@ class ProducerView:
         return bool(self.pod and self.pod_uid)
 
 
-TIMES: Final = ("leaderlessMs", "detectionMs", "handoverMs", "outageMs", "firstMessageMs")
-"""The times of a transition. A broker of an earlier release reports the first one only."""
+TIMES: Final = MappingProxyType(
+    {
+        "leaderless_ms": "leaderlessMs",
+        "detection_ms": "detectionMs",
+        "handover_ms": "handoverMs",
+        "outage_ms": "outageMs",
+        "first_message_ms": "firstMessageMs",
+    }
+)
+"""The times of a transition by attribute. A broker of an earlier release reports the first one only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +75,7 @@ class TransitionView:
 
     def times(self) -> Iterable[tuple[str, int | None]]:
         """Its times by their names in the status."""
-        values = (
-            self.leaderless_ms,
-            self.detection_ms,
-            self.handover_ms,
-            self.outage_ms,
-            self.first_message_ms,
-        )
-        return zip(TIMES, values, strict=True)
+        return ((name, getattr(self, attribute)) for attribute, name in TIMES.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +149,18 @@ def parse_view(status: object) -> TopicView:
                 text(each.get("cause")),
                 text(each.get("at")),
                 text(each.get("kind")) or "grant",
-                *(optional_number(each.get(name)) for name in TIMES),
-                _producer(each.get("holder")),
-                _producer(each.get("previous")),
+                holder=_producer(each.get("holder")),
+                previous=_producer(each.get("previous")),
+                **_times(each),
             )
             for each in mappings(status.get("transitions"))
             if each.get("epoch") is not None and each.get("cause") and each.get("at")
         ),
     )
+
+
+def _times(transition: Mapping[str, Any]) -> dict[str, int | None]:
+    return {attribute: optional_number(transition.get(name)) for attribute, name in TIMES.items()}
 
 
 def _producers(found: object) -> tuple[ProducerView, ...]:

@@ -90,7 +90,7 @@ class Transition:
 
     @property
     def outage_ms(self) -> int | None:
-        """The time in which nobody could write. None: unknown."""
+        """The time in which no producer could write. None: unknown."""
         if self.detection_ms is None or self.handover_ms is None:
             return None
         return self.detection_ms + self.handover_ms
