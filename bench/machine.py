@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-LOOK_SECONDS = 2.0
+SAMPLE_SECONDS = 2.0
 """For so long a run looks at what others do before it begins."""
 
 _CLOCK_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -174,7 +174,7 @@ class OtherWork:
         return time.monotonic(), busy, process_usage([os.getpid()]).cpu_seconds
 
 
-def others_share_now(seconds: float = LOOK_SECONDS) -> float:
+def others_share_now(seconds: float = SAMPLE_SECONDS) -> float:
     """The part of all processors' time that others use, while this process waits and looks."""
     others = OtherWork()
     time.sleep(seconds)

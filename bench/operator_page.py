@@ -27,8 +27,10 @@ GOAL_TOPICS = 1_000
 GOAL_READY_SECONDS = 10
 GOAL_RESIDENT_MB = 200
 GOAL_CRASH_MS, GOAL_PLANNED_MS, GOAL_SILENT_MS = 250, 200, 3_000
+GOAL_SIDECAR_P50_MS, GOAL_SIDECAR_P99_MS = 300, 1_000
 
-OURS, LEASE = "onewriter", "Lease"
+OURS, SIDECAR, LEASE = "onewriter", "sidecar", "Lease"
+ARMS = (OURS, SIDECAR, LEASE)
 
 
 def merged(page: str, measured: Mapping[str, str]) -> str:
@@ -111,34 +113,44 @@ def takeover_part(
     client: str,
     conditions: Conditions,
 ) -> str:
-    """Rounds by arm (OURS or LEASE) and fault."""
+    """Rounds by arm (of ARMS) and fault."""
     text = (
         "The chart on two nodes that run containers: two brokers, Valkey with `appendfsync always`, two "
         f"operators. A Deployment of two pods, one per node: with the stock Pulsar client ({client}, "
-        "WaitForExclusive, a message each 5 ms), and, for the columns *Lease*, with client-go's election "
-        "(15 s, 10 s, 2 s, jitter 1.2; released when the pod leaves; a line written each 20 ms). "
+        "WaitForExclusive, a message each 5 ms); for the column *sidecar*, with an injected sidecar that has the "
+        "chart's default resources, and an application in plain Python that SIGTERM ends at once; for the column "
+        "*Lease*, with client-go's election (15 s, 10 s, 2 s, jitter 1.2; released when the pod leaves; a line "
+        "written each 20 ms). "
         "Leaderless: the former leader's last write to the new one's first. Crash: `kill -9` of the "
         "writer's process; silent: SIGSTOP; planned: its pod is deleted."
     )
     rows = [
         [
             f"{fault.value}, {label}",
-            *(_cell(rounds.get((arm, fault), ()), figure, pick) for arm in (OURS, LEASE)),
+            *(_cell(rounds.get((arm, fault), ()), figure, pick) for arm in ARMS),
         ]
         for fault in Fault
         for figure, label, pick in _TAKEOVER_ROWS
-        if (OURS, fault) in rounds or (LEASE, fault) in rounds
+        if any((arm, fault) in rounds for arm in ARMS)
     ]
     counts = "; ".join(
-        f"{fault.value} {len(rounds.get((OURS, fault), ()))} and {len(rounds.get((LEASE, fault), ()))}"
+        f"{fault.value} " + ", ".join(str(len(rounds.get((arm, fault), ()))) for arm in ARMS)
         for fault in Fault
     )
-    lines = table(("leaderless", OURS, LEASE), rows)
-    lines += ["", f"Rounds, onewriter's and the Lease's: {counts}."]
+    lines = table(("leaderless", *ARMS), rows)
+    lines += ["", f"Rounds with the stock client, with the sidecar, and with the Lease: {counts}."]
     goals = [
         ("crash: p99 below 250 ms", _value(rounds, Fault.CRASH, "p99", GOAL_CRASH_MS)),
         ("planned: p99 below 200 ms", _value(rounds, Fault.PLANNED, "p99", GOAL_PLANNED_MS)),
         ("silent: never longer than 3 s", _value(rounds, Fault.SILENT, "maximum", GOAL_SILENT_MS)),
+        (
+            "planned, sidecar: p50 at most 300 ms",
+            _value(rounds, Fault.PLANNED, "p50", GOAL_SIDECAR_P50_MS, SIDECAR),
+        ),
+        (
+            "planned, sidecar: p99 at most 1 s",
+            _value(rounds, Fault.PLANNED, "p99", GOAL_SIDECAR_P99_MS, SIDECAR),
+        ),
     ]
     if verified is not None:
         lines.append(
@@ -165,9 +177,13 @@ def percentiles(rounds: Sequence[Round], figure: str = "leaderless") -> Latencie
 
 
 def _value(
-    rounds: Mapping[tuple[str, Fault], Sequence[Round]], fault: Fault, pick: str, at_most: float
+    rounds: Mapping[tuple[str, Fault], Sequence[Round]],
+    fault: Fault,
+    pick: str,
+    at_most: float,
+    arm: str = OURS,
 ) -> Value:
-    found = percentiles(rounds.get((OURS, fault), ()))
+    found = percentiles(rounds.get((arm, fault), ()))
     return Value(None if found is None else float(getattr(found, pick)), "ms", at_most=at_most)
 
 

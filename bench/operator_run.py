@@ -1,8 +1,8 @@
 """``make bench-operator``: the operator at scale, and takeover through pods, into docs/benchmarks.md.
 
 Each part writes its own section as soon as it is done; what ``make bench`` wrote stays, and so do
-the parts that this run leaves out. ``scale`` and ``idle`` need no root, ``takeover`` and ``lease``
-(which share a section) need root and the two-node lab.
+the parts that this run leaves out. ``scale`` and ``idle`` need no root. ``takeover``, ``sidecar`` and ``lease``
+share a section, and need root and the two-node lab.
 
 By hand: ``python -m bench.operator_run [--parts scale,takeover] [--crash-rounds 10] [--output FILE]``.
 """
@@ -27,9 +27,10 @@ from bench.takeover import Fault, Round
 from tests.cluster import binaries, images
 from tests.cluster.control_plane import ClusterError
 
-PARTS = ("scale", "idle", "takeover", "lease")
-ON_PODS = {"takeover", "lease"}
+PARTS = ("scale", "idle", "takeover", "sidecar", "lease")
+ON_PODS = {"takeover", "sidecar", "lease"}
 TOPIC = "seat"
+SIDECAR_TOPIC = "sidecar-seat"
 
 Rounds = dict[tuple[str, Fault], Sequence[Round]]
 
@@ -85,7 +86,7 @@ class Run:
                 self._write(page.IDLE, page.idle_part(quiet, given.brokers, self._conditions()))
 
     def takeover(self) -> None:
-        """Both arms on one lab; the topic's first, while nothing else runs there."""
+        """All arms on one lab, one after the other; the topic's first."""
         given = self._given
         rounds: Rounds = {}
         verified = None
@@ -95,6 +96,15 @@ class Run:
                 with pod_takeover.topic_stage(pods, TOPIC, given.seed, self._say) as stage:
                     self._play(stage, page.OURS, rounds, self._wanted("{}_rounds"))
                 verified = pod_takeover.Verified.of(pods.verify(TOPIC))
+            if "sidecar" in given.parts:
+                self._say("two pods with a sidecar")
+                with pod_takeover.sidecar_stage(
+                    pods, SIDECAR_TOPIC, given.seed, self._say
+                ) as stage:
+                    wanted = {Fault.PLANNED: given.sidecar_planned_rounds}
+                    self._play(stage, page.SIDECAR, rounds, wanted)
+                found = pod_takeover.Verified.of(pods.verify(SIDECAR_TOPIC))
+                verified = found if verified is None else verified + found
             if "lease" in given.parts:
                 self._say(f"two candidates for each of {given.lease_pairs} Leases")
                 with pod_takeover.lease_stage(
@@ -158,6 +168,7 @@ def parser() -> argparse.ArgumentParser:
     add("--idle-topics", type=_count, default=1000)
     for fault, count in ((Fault.CRASH, 200), (Fault.PLANNED, 200), (Fault.SILENT, 50)):
         add(f"--{fault.value}-rounds", type=int, default=count, help="of the topic; 0: none")
+    add("--sidecar-planned-rounds", type=int, default=200, help="with sidecars; 0: none")
     for fault in Fault:
         add(f"--lease-{fault.value}-rounds", type=int, default=50, help="of the Leases; 0: none")
     add("--lease-pairs", type=_count, default=10, help="elections at the same time")

@@ -22,6 +22,8 @@ from e2e.installation import NAMESPACE as RELEASE_NAMESPACE
 from e2e.installation import RELEASE, Installation
 from tests.cluster import binaries, images, lab
 
+from onewriter_core.kubernetes_names import INJECT_LABEL, TOPIC_ANNOTATION
+
 PROGRAMS = Path(__file__).with_name("pods")
 
 NAMESPACE = "bench"
@@ -70,7 +72,7 @@ class PodLab:
         shutil.copytree(
             PROGRAMS, self._program / "bench" / "pods", ignore=shutil.ignore_patterns("__pycache__")
         )
-        self.cluster.apply(*_surroundings())
+        self.cluster.apply(*_other_objects())
 
     def declare(self, topic: str) -> None:
         """A topic that two pods of the account may write, and wait until it is Ready."""
@@ -90,11 +92,18 @@ class PodLab:
 
     @contextlib.contextmanager
     def pods(
-        self, arm: str, seats: Sequence[str], pace_seconds: float, options: Sequence[str] = ()
+        self,
+        arm: str,
+        seats: Sequence[str],
+        pace_seconds: float,
+        options: Sequence[str] = (),
+        *,
+        led_topic: str | None = None,
     ) -> Iterator[None]:
         """Two pods, one per node, each with a candidate per seat; gone at the end.
 
-        ``arm`` is a module of ``bench.pods``, ``options`` are its further arguments.
+        ``arm`` is a module of ``bench.pods``, ``options`` are its further arguments. With ``led_topic`` the operator
+        injects a sidecar into each pod, with its default resources, which leads that topic.
         """
         for seat in seats:
             (self.notes / seat).mkdir(exist_ok=True)
@@ -103,7 +112,7 @@ class PodLab:
             *(f"bench.pods.{arm}", ",".join(seats), "--notes=/notes"),
             *(f"--namespace={NAMESPACE}", f"--pace-seconds={pace_seconds}", *options),
         ]
-        self.cluster.apply(self._deployment(arguments))
+        self.cluster.apply(self._deployment(arguments, led_topic))
         try:
             wait = ("rollout", "status", f"deployment/{DEPLOYMENT}", f"--timeout={PODS_SECONDS}s")
             self.cluster.kubectl(*wait, namespace=NAMESPACE)
@@ -124,13 +133,19 @@ class PodLab:
         asked = (
             ("get", "pods,xt,pclaim,lease", "-o", "wide"),
             ("get", "events", "--sort-by=.lastTimestamp"),
-            ("logs", f"--selector=app={DEPLOYMENT}", "--prefix", "--tail=20"),
+            ("logs", f"--selector=app={DEPLOYMENT}", "--all-containers", "--prefix", "--tail=20"),
         )
         found = [self.cluster.kubectl(*each, check=False, namespace=NAMESPACE) for each in asked]
         return "\n".join(each.stdout + each.stderr for each in found) + self._installation.story()
 
-    def _deployment(self, arguments: Sequence[str]) -> Json:
+    def _deployment(self, arguments: Sequence[str], led_topic: str | None) -> Json:
         labels = {"app": DEPLOYMENT}
+        about: Json = {"labels": labels}
+        if led_topic is not None:
+            about = {
+                "labels": labels | {INJECT_LABEL: "true"},
+                "annotations": {TOPIC_ANNOTATION: led_topic},
+            }
         mounts = {"/program": self._program, "/notes": self.notes}
         token = {"serviceAccountToken": {"path": "token", "audience": "onewriter"}}
         volumes: list[Json] = [
@@ -175,7 +190,7 @@ class PodLab:
             "spec": {
                 "replicas": 2,
                 "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": pod},
+                "template": {"metadata": about, "spec": pod},
             },
         }
 
@@ -198,7 +213,7 @@ def running(say: Say) -> Iterator[PodLab]:
         yield found
 
 
-def _surroundings() -> list[Json]:
+def _other_objects() -> list[Json]:
     """Namespace and account of the pods, and the right to Leases for those that elect by one."""
     about = {"name": ACCOUNT, "namespace": NAMESPACE}
     rights = {

@@ -278,6 +278,14 @@ def topic_stage(pods: PodLab, topic: str, seed: int, say: Say) -> Iterator[Stage
 
 
 @contextlib.contextmanager
+def sidecar_stage(pods: PodLab, topic: str, seed: int, say: Say) -> Iterator[Stage]:
+    """The same with an injected sidecar in each pod, which has the connection to the brokers."""
+    pods.declare(topic)
+    with pods.pods("sidecar", [topic], TOPIC_PACE_SECONDS, led_topic=topic):
+        yield Stage(pods, [topic], TOPIC_SETTLE_SECONDS, seed, say)
+
+
+@contextlib.contextmanager
 def lease_stage(pods: PodLab, pairs: int, seed: int, say: Say) -> Iterator[Stage]:
     """The same pods with candidates for so many Leases, each a process of its own."""
     seats = [f"lease-{number}" for number in range(pairs)]
@@ -298,3 +306,6 @@ class Verified:
         logs = json.loads(said)["logs"]
         violations = sum(len(log["violations"]) + log["furtherViolations"] for log in logs)
         return cls(sum(log["entries"] for log in logs), violations)
+
+    def __add__(self, other: Verified) -> Verified:
+        return Verified(self.entries + other.entries, self.violations + other.violations)

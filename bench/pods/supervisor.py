@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 """How often it is looked whether a candidate has ended."""
 
 LEAVE_SECONDS = 3.0
@@ -38,7 +38,7 @@ class Supervisor:
         while not self._is_leaving:
             for seat in self._lives:
                 self._look_after(seat)
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         deadline = time.monotonic() + LEAVE_SECONDS
         for candidate in self._candidates.values():
             candidate.terminate()  # one that was started while the signal came

@@ -130,7 +130,7 @@ class KubernetesApi:
         self._session: aiohttp.ClientSession | None = None
         self._token = ""
         self._ca = ""
-        self._looked_at = -math.inf
+        self._reloaded_at = -math.inf
         self._not_before = -math.inf
         self._is_closed = False
 
@@ -149,7 +149,7 @@ class KubernetesApi:
         pause = self._not_before - self._now()
         if pause > 0:
             raise Unavailable(f"the API server asked for a pause, {pause:.1f} s more")
-        await self._look_at_files()
+        await self._reload_files()
         answer = await self._exchange(method, path, body)
         if answer.status == _UNAUTHORIZED and self._token_changed():
             answer = await self._exchange(method, path, body)
@@ -201,15 +201,15 @@ class KubernetesApi:
             )
         return self._session
 
-    async def _look_at_files(self) -> None:
+    async def _reload_files(self) -> None:
         """Read the token and the CA, unless they were just read. They are small files in memory.
 
         A new CA replaces all connections; requests under way fail with the old ones.
         """
-        if self._now() - self._looked_at < FILES_SECONDS:
+        if self._now() - self._reloaded_at < FILES_SECONDS:
             return
         token, ca = _read(self.server.token_file), _read(self.server.ca_file)
-        self._token, self._looked_at = token, self._now()
+        self._token, self._reloaded_at = token, self._now()
         if ca != self._ca:
             self._ca = ca
             session, self._session = self._session, None

@@ -36,6 +36,7 @@ from onewriter_broker.log.store.api import Durability
 from onewriter_broker.log.store.redis.primary import RedisSettings
 from onewriter_broker.log.store.redis.server_checks import check_server, judge
 from onewriter_broker.log.store.redis.store import RedisLogStore
+from onewriter_broker.log.store.redis.store_tls import StoreTls
 from onewriter_broker.logs import configure_logging
 from onewriter_broker.settings import Settings
 from onewriter_broker.tls import certificate_of
@@ -68,6 +69,12 @@ def redis_settings(settings: Settings) -> RedisSettings:
         sentinel_primary=settings.redis_sentinel_master if sentinels else "",
         username=settings.redis_username,
         password_file=settings.redis_password_file,
+        tls=StoreTls(
+            ca_file=settings.redis_ca_file,
+            cert_file=settings.redis_cert_file,
+            key_file=settings.redis_key_file,
+            server_name=settings.redis_server_name,
+        ),
         buckets=settings.buckets,
         replicas=settings.redis_replicas,
         call_timeout_seconds=settings.store_timeout_seconds,

@@ -61,10 +61,26 @@ class Settings(BaseSettings):
     data_dir: Path = Field(
         Path("var"), description="directory of the anchor and the embedded server"
     )
-    redis_url: str = Field("", description="redis:// or unix:// URL of the store; empty: embedded")
+    redis_url: str = Field(
+        "", description="redis://, rediss:// (TLS) or unix:// URL of the store; empty: embedded"
+    )
     redis_username: str = Field("", description="ACL user, if redis_url names none")
     redis_password_file: Path | None = Field(
         None, description="file with the user's password; read again for each connection"
+    )
+    redis_ca_file: Path | None = Field(
+        None,
+        description="authorities in PEM that verify the certificate of a rediss:// store; none: the system's",
+    )
+    redis_cert_file: Path | None = Field(
+        None,
+        description="client certificate in PEM for a rediss:// store; like redis_ca_file and redis_key_file,"
+        " read again for each connection",
+    )
+    redis_key_file: Path | None = Field(None, description="private key of the client certificate")
+    redis_server_name: str = Field(
+        "",
+        description="name that the certificate of a rediss:// store must have; empty: the URL's host",
     )
     redis_sentinels: str = Field("", description="host:port,... of Sentinels instead of redis_url")
     redis_sentinel_master: str = Field(

@@ -40,7 +40,7 @@ class StoreWatch:
     ``promises`` is the durability that the store was found to promise at the start. Callbacks: ``filled``
     when it becomes almost full or has room again; ``promised`` when it can promise more; ``dataset`` with the
     primary's dataset, at every observation; ``returned`` with the maximum of the seconds it was unavailable,
-    when it answers again; ``looked`` after all of these, at every observation. ``now`` gives monotonic
+    when it answers again; ``on_observation`` after all of these, at every observation. ``now`` gives monotonic
     seconds, ``brokers`` the number of brokers.
     """
 
@@ -56,7 +56,7 @@ class StoreWatch:
         returned: Callable[[float], None],
         now: Callable[[], float],
         brokers: Callable[[], int] = lambda: 1,
-        looked: Callable[[Observation], None] = lambda _seen: None,
+        on_observation: Callable[[Observation], None] = lambda _seen: None,
         interval_seconds: float = INTERVAL_SECONDS,
     ) -> None:
         self._interval_seconds = interval_seconds
@@ -72,7 +72,7 @@ class StoreWatch:
         self._returned = returned
         self._now = now
         self._brokers = brokers
-        self._looked = looked
+        self._on_observation = on_observation
         self._answered_at = now()
         self._is_away = False
 
@@ -80,10 +80,11 @@ class StoreWatch:
         """Observe until cancelled."""
         while True:
             try:
-                self.look(await self._store.observe([]))
+                self.observe(await self._store.observe([]))
             except OnewriterError as error:
+                if not self._is_away:  # once for each time that it is away
+                    _log.warning("store.away", reason=str(error))
                 self._is_away = True
-                _log.debug("store.away", reason=str(error))
             await asyncio.sleep(self._interval_seconds)
 
     def room_bytes(self, *, is_needed: bool) -> float:
@@ -102,10 +103,10 @@ class StoreWatch:
 
     async def observed_room_bytes(self, *, is_needed: bool) -> float:
         """The same, by an observation made now. Raises Undecided."""
-        self.look(await self._store.observe([]))
+        self.observe(await self._store.observe([]))
         return self.room_bytes(is_needed=is_needed)
 
-    def look(self, seen: Observation) -> None:
+    def observe(self, seen: Observation) -> None:
         """Handle one observation."""
         self.seen = seen
         away_seconds = self._now() - self._answered_at
@@ -130,7 +131,7 @@ class StoreWatch:
             self._promises = promises
             _log.info("store.promises", durabilities=sorted(each.value for each in promises))
             self._promised(promises)
-        self._looked(seen)
+        self._on_observation(seen)
 
 
 def nearly_full(seen: Observation, *, was_full: bool) -> bool:

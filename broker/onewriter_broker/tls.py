@@ -21,7 +21,7 @@ from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.settings import Settings
 from onewriter_core.errors import ConfigurationError, Unavailable
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 """Polling interval of the files."""
 
 LATE_SHARE: Final = 0.1
@@ -88,10 +88,10 @@ class ServerCertificate:
     async def run(self) -> None:
         """Follow the files until cancelled."""
         while True:
-            await asyncio.to_thread(self.look)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.to_thread(self.reload_if_changed)
+            await asyncio.sleep(POLL_SECONDS)
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Use the present contents of the files, and report a late renewal. Blocks on the file system."""
         try:
             pair = self._read()

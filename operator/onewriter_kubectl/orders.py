@@ -23,7 +23,7 @@ from onewriter_kubectl.kubectl import Json, Kubectl
 from onewriter_kubectl.objects import TOPIC, epoch, metadata, name, person, status
 from onewriter_kubectl.views import NOBODY
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 """Interval at which the result of an order is polled."""
 
 
@@ -131,7 +131,7 @@ def _awaited(kubectl: Kubectl, order: Order, timeout_seconds: float) -> str:
                 f" {order.kind.annotation} stays: the operator executes the order later if epoch"
                 f" {order.epoch} is still current. --direct sends the order to the broker instead"
             )
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def _outcome(kubectl: Kubectl, order: Order) -> str:
@@ -163,11 +163,11 @@ def _ended(order: Order, topic: Json, current: int) -> str:
 def _refuses(event: Json, order: Order) -> bool:
     """Whether an Event is the operator's refusal of this order."""
     to = f" to {order.to}" if order.to else ""
-    told = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation #{order.mark}):"
+    prefix = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation #{order.mark}):"
     return (
         event.get("reason") == order.kind.event
         and event.get("type") == "Warning"
-        and str(event.get("message")).startswith(told)
+        and str(event.get("message")).startswith(prefix)
     )
 
 

@@ -39,8 +39,9 @@ MANAGED_SETTINGS: Final = frozenset({
     "adminSubjects", "advertisedHost", "anchor", "anchorName", "authenticationRequired",
     "consumersDefault", "dataDir", "observerSubjects", "pipelineSubjects", "probePort",
     "host", "httpPort", "httpsPort", "kubernetesNamespace", "manifests", "metricsTokenFile", "name", "port",
-    "redisPassword", "redisPasswordFile", "redisReplicas", "redisSentinelMaster",
-    "redisSentinels", "redisUrl", "redisUsername", "tenancyAllow", "tenancyEnforced",
+    "redisCaFile", "redisCertFile", "redisKeyFile", "redisPassword", "redisPasswordFile", "redisReplicas",
+    "redisSentinelMaster", "redisSentinels", "redisServerName", "redisUrl", "redisUsername",
+    "tenancyAllow", "tenancyEnforced",
     "tlsCaFile", "tlsCertFile", "tlsKeyFile", "tlsOnly", "tlsPort",
     "tokenAudience", "tokenReview",
 })  # fmt: skip
@@ -355,6 +356,17 @@ class Valkey(PodOptions):
         return 0 if limit is None else int(quantity(limit) * Decimal(str(self.memory_share)))
 
 
+class StoreTls(ApiModel):
+    """TLS to a rediss:// store. Renewed Secrets apply to new connections."""
+
+    ca_secret_name: str = ""
+    """The Secret whose ca.crt verifies the store's certificate; empty: the authorities in the image."""
+    client_secret_name: str = ""
+    """The Secret with tls.crt and tls.key, the brokers' client certificate; empty: none."""
+    server_name: str = ""
+    """The name that the store's certificate must have; empty: the host of the URL."""
+
+
 class ExternalStore(ApiModel):
     """A Redis or Valkey that you run, instead of the installed store."""
 
@@ -368,6 +380,8 @@ class ExternalStore(ApiModel):
     """The ACL user of the brokers."""
     password_secret: SecretKey = SecretKey()
     """The Secret with the user's password."""
+    tls: StoreTls = StoreTls()
+    """TLS to a rediss:// store. Renewed Secrets apply to new connections."""
     replicas: Annotated[int, Field(ge=0)] = 0
     """Number of replicas that durability AllReplicas waits for; 0: AllReplicas is not available."""
 
@@ -381,6 +395,8 @@ class ExternalStore(ApiModel):
                 raise ValueError("url must be redis://HOST:PORT or rediss://HOST:PORT")
             if parts.password:
                 raise ValueError("url must not carry a password: name its Secret in passwordSecret")
+        if self.tls != StoreTls() and not self.url.startswith("rediss://"):
+            raise ValueError("tls needs a url that begins with rediss://")
         return self
 
     @property

@@ -68,7 +68,7 @@ class Backlog:
         selection = self._options.selection
         begins: dict[str, Position] = {}
         ends: dict[str, Position] = {}
-        for log, held in self.look(selection).items():
+        for log, held in self.selected_segments(selection).items():
             begins[log] = resolved(self._broker, held, selection.starting)
             ends[log] = resolved(self._broker, held, selection.ending)
             if Kind.POSITIONS in {selection.starting.kind, selection.ending.kind}:
@@ -77,7 +77,7 @@ class Backlog:
                 check_epochs(self._broker, held, selection.epochs)
         return begins, ends
 
-    def look(self, selection: Selection) -> dict[str, Segments]:
+    def selected_segments(self, selection: Selection) -> dict[str, Segments]:
         """The segments of the selected logs, for all of a batch read. Raises Invalid."""
         self._is_batch = True
         logs = logs_of(self._broker, selection)
@@ -243,7 +243,7 @@ class TieredBacklog:
                 begins[log] = tables.bound(log, selection.starting)
                 ends[log] = tables.bound(log, selection.ending)
             return begins, ends
-        seen = self._hot.look(selection)
+        seen = self._hot.selected_segments(selection)
         tables.renew()  # what was trimmed before the segments were read is in the tables by now
         for log, held in seen.items():
             begins[log] = tables.bound_with_log(self._broker, held, selection.starting)

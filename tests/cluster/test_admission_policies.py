@@ -240,6 +240,8 @@ INSTALLATIONS = {
     "with a store elsewhere": (
         "externalStore.url=rediss://store.example:6379/0",
         "externalStore.passwordSecret.name=shared",
+        "externalStore.tls.caSecretName=store-authority",
+        "externalStore.tls.clientSecretName=broker-at-store",
     ),
     "with as little as there can be": (
         "brokers.replicas=1",

@@ -28,7 +28,7 @@ SHOWN = 100
 """Waiters that a broker reports one by one; it counts the rest."""
 
 CREATES_AT_ONCE = 20
-LOOKS = 40
+POLLS = 40
 READY_SECONDS = 1_200.0
 """Time limit for a thousand objects on a busy machine."""
 CLAIM_BYTES_MAX = 4_096
@@ -133,7 +133,7 @@ def at_rest(world: World) -> None:
     def rests() -> bool:
         seen.append(world.operator.metric("onewriter_reconcile_seconds_count"))
         waiting = world.operator.metric("onewriter_workqueue_depth")
-        return waiting == 0 and len(seen) > LOOKS and len(set(seen[-LOOKS:])) == 1
+        return waiting == 0 and len(seen) > POLLS and len(set(seen[-POLLS:])) == 1
 
     wait_until(rests, READY_SECONDS)
 

@@ -449,16 +449,16 @@ def test_consumers_see_all_of_a_publish_or_nothing(
     assert reader.numbers() == list(range(5))
     asked, said = threading.Event(), []
 
-    def look() -> None:
+    def check() -> None:
         while not asked.is_set():
             said.append(len(reader.all()))
         said.append(len(reader.all()))
 
     with ThreadPoolExecutor(1) as pool:
-        looking = pool.submit(look)
+        polling = pool.submit(check)
         publish(broker.http_url, topic, 2, rows(5, 20_000, 1000))
         asked.set()
-        looking.result(timeout=120)
+        polling.result(timeout=120)
     seen = [count for count in said if count]
     assert sum(seen) == 20_000
     assert seen == [20_000], "has_message_available ended in the middle of it"

@@ -123,7 +123,9 @@ def test_two_brokers_and_the_owner_dies(topic: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- handover
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("release", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "how", ["SIGTERM", "SIGUSR1", pytest.param("release", marks=pytest.mark.full)]
+)
 def test_a_planned_handover(broker: LocalBrokers, topic: str, tmp_path: Path, how: str) -> None:
     """The next candidate leads before the former one has ended."""
     with sidecars(tmp_path, broker.service_url, topic, "a", "b") as (leader, waiter):
@@ -132,6 +134,8 @@ def test_a_planned_handover(broker: LocalBrokers, topic: str, tmp_path: Path, ho
         events = Events(waiter)
         if how == "SIGTERM":
             leader.process.terminate()
+        elif how == "SIGUSR1":
+            leader.signal(signal.SIGUSR1)
         else:
             assert leader.http("POST", "/release?rejoin=false")[0] == 200
         successor = waiter.lead()

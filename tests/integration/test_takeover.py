@@ -131,22 +131,24 @@ def check_reported_outage(brokers: LocalBrokers, stock: StockClients, topic: str
         return found
 
     eventually(lambda: last()["firstMessageMs"] is not None)
-    told = last()
-    assert told["cause"] == "Silent"
-    assert told["detectionMs"] >= 1000 * float(ATTENTIVE["silent_after_seconds"])
-    assert told["outageMs"] == told["detectionMs"] + told["handoverMs"]
+    reported = last()
+    assert reported["cause"] == "Silent"
+    assert reported["detectionMs"] >= 1000 * float(ATTENTIVE["silent_after_seconds"])
+    assert reported["outageMs"] == reported["detectionMs"] + reported["handoverMs"]
     # Its last sign of life is not earlier than its last message, and its successor publishes after the grant.
     messages = published(brokers, stock, topic)
     former = max(at for text, at in messages if text.startswith("ada "))
     successor = min(at for text, at in messages if text.startswith("bob "))
-    assert told["outageMs"] <= successor - former + CLOCKS_MS
+    assert reported["outageMs"] <= successor - former + CLOCKS_MS
 
     def granted() -> dict[str, Any]:
         records = http("GET", f"{OWN}/{topic}/history")[1]["records"]
-        return next(r for r in records if (r["kind"], r["epoch"]) == ("grant", told["epoch"]))
+        return next(r for r in records if (r["kind"], r["epoch"]) == ("grant", reported["epoch"]))
 
     names = ("detectionMs", "handoverMs", "outageMs", "firstMessageMs", "leaderlessMs", "at")
-    eventually(lambda: [granted().get(name) for name in names] == [told[name] for name in names])
+    eventually(
+        lambda: [granted().get(name) for name in names] == [reported[name] for name in names]
+    )
 
 
 def test_the_leader_is_frozen_and_wakes_up(
@@ -207,10 +209,10 @@ def test_receipts_of_what_was_appended_come_before_the_close(
         assert asked is not None
         asked.ready().publish(b"the new one's first")
         loser.closed_by_broker()
-        receipted = [c.sequence_id for c, _ in loser.client.heard if isinstance(c, SendReceipt)]
+        receipted = [c.sequence_id for c, _ in loser.client.received if isinstance(c, SendReceipt)]
         loser.client.ping()
         assert not loser.client.is_closed
-        later = [c.sequence_id for c, _ in loser.client.heard if isinstance(c, SendReceipt)]
+        later = [c.sequence_id for c, _ in loser.client.received if isinstance(c, SendReceipt)]
         assert later == receipted
         stored = contents_of(broker.address(), name)
         assert stored == [*(b"%d" % n for n in receipted), b"the new one's first"]
@@ -297,6 +299,6 @@ def test_of_a_fencer_a_sharer_and_a_waiter_at_once_only_one_writes(
         assert set(stored[:-1]) <= {b"old"}
         taken.close()
         assert (waiting.ready().epoch or 0) > (taken.epoch or 0)
-        assert not old.client.has_heard(
+        assert not old.client.has_received(
             pb.CommandCloseProducer, lambda c: c.request_id != BROKERS_OWN_REQUEST
         )

@@ -20,7 +20,8 @@ from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.auth.registrations import Registrations
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
-from onewriter_broker.connection.listings import Listings
+from onewriter_broker.connection.listings import NAMES_PER_STEP, Listings
+from onewriter_broker.connection.requests import REQUESTS_MAX
 from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.connection.withdrawals import Reading, Withdrawals
 from onewriter_broker.log.appender import Appender
@@ -69,9 +70,17 @@ class Watched(Protocol):
 
     def silent(self) -> None: ...
 
-    def look(self, now: float) -> None: ...
+    def check(self, now: float) -> None: ...
 
     def close(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of all connections of one broker."""
+
+    requests_max: int = REQUESTS_MAX
+    names_per_step: int = NAMES_PER_STEP
 
 
 @dataclass(slots=True, eq=False)
@@ -100,23 +109,24 @@ class Clients:
     store_is_full: bool = False
     """The store is near its memory limit, so the broker holds producers back."""
     opened: int = 0
-    is_told: bool = True
+    has_declarations: bool = True
     """The broker has received its declarations. Until then it cannot decide who has which right."""
     hang_ups: HangUps = field(default_factory=HangUps)
     quotas: QuotaBook = field(default_factory=QuotaBook)
     schema_checks: SchemaChecks = field(default_factory=SchemaChecks)
+    limits: ConnectionLimits = ConnectionLimits()
     rounds: Rounds = field(init=False)
     listings: Listings = field(init=False)
     in_flight: RequestsInFlight = field(init=False)
     withdrawals: Withdrawals = field(init=False)
-    _last_look: float = 0.0
+    _checked_at: float = 0.0
     _deadlines: ProgressDeadlines = field(init=False)
 
     def __post_init__(self) -> None:
         self.in_flight = RequestsInFlight(self.quotas)
         self._deadlines = ProgressDeadlines(self.topics)
         self.rounds = Rounds(self.now, _call_soon)
-        self.listings = Listings(self.topics)
+        self.listings = Listings(self.topics, names_per_step=self.limits.names_per_step)
         self.withdrawals = Withdrawals(
             self.authorization,
             lambda: (each.reading for each in self.connections if each.reading is not None),
@@ -153,7 +163,7 @@ class Clients:
         """Apply changed declarations to the open connections."""
         for connection in list(self.connections):
             connection.declared_anew()
-        self.withdrawals.look()
+        self.withdrawals.check()
 
     def close_all(self, reason: str) -> None:
         """Close every connection."""
@@ -162,16 +172,16 @@ class Clients:
 
     async def watch_for_ever(self) -> None:
         """Ping connections and detect silent ones, until cancelled."""
-        self._last_look = self.now()
+        self._checked_at = self.now()
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            self.look(self.now())
+            self.check(self.now())
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Run one round over all connections."""
-        stalled = now - self._last_look > STALL_SECONDS
-        self._last_look = now
-        self.withdrawals.look()
+        stalled = now - self._checked_at > STALL_SECONDS
+        self._checked_at = now
+        self.withdrawals.check()
         if stalled:
             # Bytes that this process did not read while it was stopped are not the clients'
             # silence.
@@ -179,7 +189,7 @@ class Clients:
             for connection in self.connections:
                 connection.last_inbound = now
         else:  # after a stall, what the producers published meanwhile is not read yet
-            self._deadlines.look(now)
+            self._deadlines.check(now)
         for connection in list(self.connections):
             detection = connection.detection
             if detection is None:
@@ -190,7 +200,7 @@ class Clients:
                 silent_after = detection.silent_after_seconds
                 # After a stall, the broker has not noticed yet what the peer accepted.
                 if not stalled:
-                    connection.look(now)
+                    connection.check(now)
             if now - connection.last_inbound > silent_after:
                 connection.silent()
             # Also connections that are not being read: if the peer is gone, the ping is answered

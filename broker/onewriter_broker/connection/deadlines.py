@@ -20,7 +20,7 @@ class ProgressDeadlines:
         self._desired: DesiredState | None = None
         self._names: tuple[str, ...] = ()
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Close producers that have passed their deadline. Call this often, and after received
         bytes were handled.
         """

@@ -33,7 +33,7 @@ class HangUps:
             return
         if self._poll is None:
             self._poll = select.epoll()
-            asyncio.get_running_loop().add_reader(self._poll.fileno(), self._look)
+            asyncio.get_running_loop().add_reader(self._poll.fileno(), self._report_hangups)
         self._watched[descriptor] = gone
         with suppress(OSError):  # the kernel's limit of watched descriptors: pings have to suffice
             self._poll.register(descriptor, select.EPOLLRDHUP | select.EPOLLONESHOT)
@@ -53,7 +53,7 @@ class HangUps:
             self._poll.close()
             self._poll = None
 
-    def _look(self) -> None:
+    def _report_hangups(self) -> None:
         if sys.platform != "linux" or self._poll is None:
             return
         for descriptor, _ in self._poll.poll(0):

@@ -601,7 +601,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         if taken != self._taken_bytes:
             self._taken_bytes, self._taken_at = taken, now
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         if self._is_write_paused:
             self._see_taken(now)
 

@@ -473,7 +473,7 @@ class ProducerCommands:
         return self._link.last_inbound
 
     @property
-    def hears_of_queue(self) -> bool:
+    def receives_queue_notices(self) -> bool:
         return self._link.extensions_version > 0
 
     def queue_changed(self, producer: Producer, waiting: int) -> None:

@@ -32,7 +32,7 @@ _VERSION = struct.Struct(">Q")
 BROKER_SUBJECT = ""
 """The broker itself, which does not compare schemas."""
 
-LOGS_LOOKED_AT_MAX = 64
+LOGS_READ_MAX = 64
 """Logs of a topic of another broker that are searched for its schemas."""
 
 
@@ -151,7 +151,7 @@ async def kept_of(clients: Clients, base: TopicName) -> list[KeptSchema]:
     if topic is not None:
         return schemas_of(clients, topic, BROKER_SUBJECT).kept
     entry = await topics.entry_of(base)
-    for name in [] if entry is None else entry.log_names(base)[:LOGS_LOOKED_AT_MAX]:
+    for name in [] if entry is None else entry.log_names(base)[:LOGS_READ_MAX]:
         kept = kept_in(await clients.store.read_state(name))
         if kept:
             return kept

@@ -56,7 +56,7 @@ class Withdrawals:
         self._judged: object = None
         self._woken = asyncio.Event()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check all consumers again if the declarations have changed since the last check."""
         if self._declared() is not self._judged:
             self._woken.set()

@@ -17,7 +17,7 @@ from onewriter_core.ids import Position
 from onewriter_core.wire.frames import CHECKSUM_MAGIC
 from onewriter_core.wire.messages import parse_metadata
 
-LOOK_SECONDS_MAX = 60.0
+TIMER_SECONDS_MAX = 60.0
 """Longest interval between two readings of the wall clock, which may be changed."""
 
 _DELIVER_AT_TAG = b"\x98\x01"
@@ -69,10 +69,10 @@ class Delays:
             self._timer = None
         if self._waiting:
             seconds = (self._waiting[0][0] - self._wall_clock_ms()) / 1000
-            delay = min(max(seconds, 0.0), LOOK_SECONDS_MAX)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._look)
+            delay = min(max(seconds, 0.0), TIMER_SECONDS_MAX)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
 
-    def _look(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         if self._waiting and self._waiting[0][0] <= self._wall_clock_ms():
             self._due()

@@ -50,7 +50,7 @@ is."""
 FIRST_BEAT_SECONDS = 60.0
 """A child that has never written is frozen after this time."""
 
-LOOK_SECONDS = 0.1
+POLL_SECONDS = 0.1
 """Polling interval of the children."""
 
 HELD_UP_SECONDS = 0.5
@@ -125,7 +125,7 @@ class Watch:
     ) -> None:
         self._frozen_seconds = frozen_seconds
         self._stuck_seconds = max(stuck_seconds, frozen_seconds)
-        self._looked_at = now
+        self._checked_at = now
         self._silent_seconds = 0.0
         self._idle_seconds = 0.0
         self._used: float | None = None
@@ -147,8 +147,8 @@ class Watch:
         ``used``: the processor time of its process so far; None on systems that do not report it. Then only
         its silence counts.
         """
-        gap = now - self._looked_at
-        self._looked_at = now
+        gap = now - self._checked_at
+        self._checked_at = now
         if gap > HELD_UP_SECONDS:
             self._silent_seconds = self._idle_seconds = 0.0
             return False
@@ -322,7 +322,7 @@ class Supervisor:
             raise ConfigurationError(f"{child.name} cannot be started: {error}") from error
         finally:
             os.close(writing)
-        self._tell(child, ChildEvent.STARTED, process)
+        self._report_event(child, ChildEvent.STARTED, process)
         try:
             has_beaten = await self._watch(child, process, reading)
         except asyncio.CancelledError:
@@ -330,7 +330,7 @@ class Supervisor:
             raise
         finally:
             os.close(reading)
-            self._tell(child, ChildEvent.ENDED, process)
+            self._report_event(child, ChildEvent.ENDED, process)
         return process.returncode or 0, has_beaten
 
     async def _watch(self, child: ChildSpec, process: Process, reading: int) -> bool:
@@ -339,7 +339,7 @@ class Supervisor:
         watch = Watch(loop.time(), self._frozen_seconds, self._stuck_seconds)
         while process.returncode is None:
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await process.wait()
             except TimeoutError:
                 pass  # it is running
@@ -354,7 +354,7 @@ class Supervisor:
             if process.returncode is None and watch.is_frozen(
                 loop.time(), processor_seconds(process.pid)
             ):
-                self._tell(child, ChildEvent.FROZEN, process, watch.reason)
+                self._report_event(child, ChildEvent.FROZEN, process, watch.reason)
                 send_signal(process, signal.SIGKILL)
                 await process.wait()
         return watch.has_beaten
@@ -370,7 +370,7 @@ class Supervisor:
                 send_signal(process, signal.SIGKILL)
             urgent.cancel()
 
-    def _tell(
+    def _report_event(
         self, child: ChildSpec, event: ChildEvent, process: Process, reason: str = ""
     ) -> None:
         _log.info(

@@ -23,7 +23,7 @@ STORE_SECONDS_MAX = 3.0
 the store then has another dataset, no producer may keep its epoch. ``stop_seconds`` must leave time to
 drain and release the buckets all the same."""
 
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
 async def leave(membership: Membership, ownership: BucketOwnership) -> None:
@@ -42,10 +42,10 @@ async def _announce(membership: Membership, ownership: BucketOwnership) -> None:
     now = asyncio.get_running_loop().time
     until = now() + STORE_SECONDS_MAX
     while True:
-        is_heard = await membership.announce_leaving()
-        if is_heard or not ownership.held() or now() >= until:
+        is_announced = await membership.announce_leaving()
+        if is_announced or not ownership.held() or now() >= until:
             return
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def _stay(membership: Membership, ownership: BucketOwnership, buckets: list[int]) -> None:
@@ -55,7 +55,7 @@ async def _stay(membership: Membership, ownership: BucketOwnership, buckets: lis
     while _has_successor(membership) and now() < until:
         if all(ownership.owner_of(bucket) is not None for bucket in buckets):
             return
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def _has_successor(membership: Membership) -> bool:

@@ -1,7 +1,7 @@
 """Shares of the store: which producers may write while a part of it, or all of it, is used up. Pure.
 
 Logs with a common limit have a common ``Share``: the declared logs of one namespace, and its undeclared ones.
-``StoreShares.look`` compares what is stored with the limits and sets each share.
+``StoreShares.update`` compares what is stored with the limits and sets each share.
 
     0 ------------------ almost full --- the reserve begins --- it is used --- nothing is written
                             90 %                 92 %              97 %             98.5 %
@@ -100,7 +100,7 @@ class StoreShares:
         if self.is_nearly_full and not (resumes and not share.is_slow and not share.is_held):
             raise Refused(ServerError.SERVICE_NOT_READY, "the store is almost full; retry later")
 
-    def look(
+    def update(
         self,
         used: int,
         limit: int,

@@ -115,7 +115,11 @@ class TopicRunner:
         self.logs = logs
         spawn = self.spawn
         self._topic_producers = TopicProducers(
-            logs, spawn, self._activated, is_deduplicated=is_deduplicated
+            logs,
+            spawn,
+            self._activated,
+            is_deduplicated=is_deduplicated,
+            limits=dependencies.limits.deduplication,
         )
         # Lists and plain dicts: an empty deque takes 0.6 KiB, and most topics are idle.
         self.history = TopicHistory(name, bucket, logs, dependencies, spawn)
@@ -162,9 +166,9 @@ class TopicRunner:
         return True
 
     def _activated(self, producer: Producer) -> None:
-        if producer.is_exclusive and producer.channel.hears_of_queue:
+        if producer.is_exclusive and producer.channel.receives_queue_notices:
             self._queue_notices = self._queue_notices or QueueNotices(self)
-            self._queue_notices.look()
+            self._queue_notices.schedule()
 
     def _sequences(self, partition: int) -> dict[str, str]:
         fenced = self.topic.partition(partition)
@@ -248,7 +252,7 @@ class TopicRunner:
         self._set_timer()
         self._dependencies.loads.note(str(self.name), self.topic)
         if self._queue_notices is not None:
-            self._queue_notices.look()
+            self._queue_notices.schedule()
         if self.topic.pending_fence is None:
             note(self.topic, self.logs, self._dependencies, self.spawn)
         self._dependencies.changed(self.name)

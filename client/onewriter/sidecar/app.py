@@ -25,8 +25,11 @@ VERSION = "onewriter-sidecar"
 log = structlog.get_logger(__name__)
 
 
-async def serve(settings: Settings, stop: asyncio.Event) -> None:
-    """Run until ``stop``, then release the topic and return. Raises ConfigurationError."""
+async def serve(settings: Settings, stop: asyncio.Event, stand_aside: asyncio.Event) -> None:
+    """Run until ``stop``, then release the topic and return. Raises ConfigurationError.
+
+    Each time that ``stand_aside`` is set, the sidecar releases the topic, stays out of the queue, and continues to run.
+    """
     metrics = Metrics()
     async with _client(settings) as client, _maps(settings, client, metrics) as maps:
         candidate = Candidate(settings, client, metrics)
@@ -36,13 +39,15 @@ async def serve(settings: Settings, stop: asyncio.Event) -> None:
         server = HttpServer(candidate, streams, [owning.add_routes, sharing.add_routes])
         try:
             await server.start()
-            async with candidate.candidacy:
+            async with candidate.candidacy, asyncio.TaskGroup() as following:
+                follower = following.create_task(_stand_aside(candidate, stand_aside))
                 await stop.wait()
                 # Release first: the next leader begins before this process ends, and the application is notified.
                 log.info("sidecar.leaving", phase=candidate.standing.phase.value)
                 async with asyncio.TaskGroup() as releases:
                     releases.create_task(candidate.release(rejoin=False))
                     releases.create_task(_release(owning, settings.stop_seconds))
+                follower.cancel()  # not before: it may be releasing
         finally:
             await server.stop()
     log.info("sidecar.left")
@@ -72,6 +77,15 @@ def _maps(settings: Settings, client: Client, metrics: Metrics) -> Maps:
     )
 
 
+async def _stand_aside(candidate: Candidate, asked: asyncio.Event) -> None:
+    """Release the topic each time that the event is set, until cancelled."""
+    while True:
+        await asked.wait()
+        asked.clear()
+        log.info("sidecar.stands_aside", phase=candidate.standing.phase.value)
+        await candidate.release(rejoin=False)
+
+
 async def _release(owning: OwnershipRoutes, seconds: float) -> None:
     try:
         async with asyncio.timeout(seconds):
@@ -81,8 +95,12 @@ async def _release(owning: OwnershipRoutes, seconds: float) -> None:
 
 
 async def run(settings: Settings) -> None:
-    """Run ``serve`` until SIGTERM or SIGINT. A second signal ends the process without the release."""
-    stop = asyncio.Event()
+    """Run ``serve`` until SIGTERM or SIGINT. A second signal ends the process without the release.
+
+    SIGUSR1 makes the sidecar release the topic and stay out of the queue, as ``POST /release?rejoin=false`` does. A
+    preStop hook can send it without starting an interpreter.
+    """
+    stop, stand_aside = asyncio.Event(), asyncio.Event()
     serving = asyncio.current_task()
     loop = asyncio.get_running_loop()
 
@@ -93,4 +111,5 @@ async def run(settings: Settings) -> None:
 
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, asked)
-    await serve(settings, stop)
+    loop.add_signal_handler(signal.SIGUSR1, stand_aside.set)
+    await serve(settings, stop, stand_aside)

@@ -37,7 +37,7 @@ CHUNKS_IN_FLIGHT_MAX = 4
 READ_TIMEOUT_SECONDS = 30.0
 """Time limit for reading checkpoints; without a checkpoint the log is read from its first stored entry."""
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Interval at which a state checks whether a checkpoint is due."""
 
 ID_BYTES = 16
@@ -380,7 +380,7 @@ class Checkpointer(Generic[S]):
         loop = asyncio.get_running_loop()
         written_at = loop.time()
         while True:
-            await asyncio.sleep(min(LOOK_SECONDS, self._policy.seconds_min))
+            await asyncio.sleep(min(POLL_SECONDS, self._policy.seconds_min))
             is_time = loop.time() - written_at >= self._policy.seconds_min
             if not (is_time and self._is_holder() and self._is_due(replica)):
                 continue

@@ -126,7 +126,7 @@ class Replica(Generic[S, Op]):
                 self._shown = self.fold.state
             self.is_complete = False
             self._following.cancel()
-            self.moved.tell()
+            self.moved.notify()
 
     async def _follow(self, backoff: Backoff) -> OnewriterError:
         """Fold all entries, and return the reason when that ends."""
@@ -196,7 +196,7 @@ class Replica(Generic[S, Op]):
             except OnewriterError as error:
                 log.info("%s: not read yet: %s", self._source.name, error)
             await asyncio.sleep(backoff.seconds())
-        self._look()
+        self._check_goal()
 
     async def _end(self) -> Position:
         try:
@@ -210,20 +210,20 @@ class Replica(Generic[S, Op]):
         if isinstance(self.trouble, StateGap):
             self.trouble = None  # a checkpoint covers the gap after all
         self._on_taken(taken)
-        self._look()
+        self._check_goal()
 
-    def _look(self) -> None:
+    def _check_goal(self) -> None:
         if not self.is_complete and self.fold.position >= self._goal:
             self.is_complete = True
             self.trouble = None
             if self._shown is not None:
                 before, self._shown = self._shown, None
                 self._on_replaced(before, self.fold.state)
-        self.moved.tell()
+        self.moved.notify()
 
     def _fail(self, error: Trouble) -> None:
         if isinstance(error, UnreadableEntry):
             self.is_complete = True  # the state is readable up to this entry
         self.trouble = error
         self._on_trouble(error)
-        self.moved.tell()
+        self.moved.notify()

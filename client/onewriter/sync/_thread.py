@@ -14,7 +14,7 @@ from onewriter._errors import Closed
 
 Result = TypeVar("Result")
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Interval at which a waiting thread wakes, because a signal at the begin of a wait does not interrupt it."""
 
 
@@ -126,7 +126,7 @@ class Thread:
 def _result(running: concurrent.futures.Future[Result]) -> Result:
     while True:
         try:
-            return running.result(LOOK_SECONDS)
+            return running.result(POLL_SECONDS)
         except TimeoutError:
             if running.done():  # the call itself raised TimeoutError
                 raise

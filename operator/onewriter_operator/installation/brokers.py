@@ -27,6 +27,8 @@ Json = dict[str, Any]
 
 DATA_DIRECTORY: Final = "/var/lib/onewriter"
 TLS_DIRECTORY: Final = "/run/onewriter/tls"
+STORE_CA_DIRECTORY: Final = "/run/onewriter/store-ca"
+STORE_CERTIFICATE_DIRECTORY: Final = "/run/onewriter/store-tls"
 METRICS_DIRECTORY: Final = "/run/onewriter/metrics"
 
 DRAIN_SECONDS: Final = 3
@@ -96,12 +98,44 @@ def _pod(configuration: Configuration) -> Json:
         volumes.append(
             {"name": "tls", "secret": {"secretName": secret, "defaultMode": pods.READ_BY_GROUP}}
         )
+    volumes += (volume for volume, _ in _store_tls(configuration))
     return {
         "serviceAccountName": names.component(configuration, names.BROKER),
         "terminationGracePeriodSeconds": grace,
         "containers": [_container(configuration)],
         "volumes": volumes,
     }
+
+
+def _store_tls(configuration: Configuration) -> list[tuple[Json, Json]]:
+    """The volumes, and their mounts, with the files for TLS to the store. A key that a Secret also has, for
+    example the private key of the authority, is not mounted.
+    """
+    wanted = configuration.external_store.tls
+    mounted = (
+        ("store-ca", wanted.ca_secret_name, STORE_CA_DIRECTORY, ("ca.crt",)),
+        (
+            "store-tls",
+            wanted.client_secret_name,
+            STORE_CERTIFICATE_DIRECTORY,
+            ("tls.crt", "tls.key"),
+        ),
+    )
+    return [
+        (
+            {
+                "name": name,
+                "secret": {
+                    "secretName": secret,
+                    "defaultMode": pods.READ_BY_GROUP,
+                    "items": [{"key": key, "path": key} for key in keys],
+                },
+            },
+            {"name": name, "mountPath": directory, "readOnly": True},
+        )
+        for name, secret, directory, keys in mounted
+        if secret
+    ]
 
 
 def _container(configuration: Configuration) -> Json:
@@ -117,6 +151,7 @@ def _container(configuration: Configuration) -> Json:
     ports = [*broker_services.ports(configuration), ("probes", PORT_PROBES)]
     if configuration.brokers.tls.enabled:
         mounts.append({"name": "tls", "mountPath": TLS_DIRECTORY, "readOnly": True})
+    mounts += (mount for _, mount in _store_tls(configuration))
     return {
         "name": "broker",
         "image": configuration.image.reference,
@@ -201,6 +236,13 @@ def _store(configuration: Configuration) -> dict[str, Setting]:
         found = {"redisUrl": f"redis://{host}:{PORT_STORE}", "redisUsername": names.STORE_USER}
     elif external.url:
         found = {"redisUrl": external.url}
+        if external.tls.ca_secret_name:
+            found["redisCaFile"] = f"{STORE_CA_DIRECTORY}/ca.crt"
+        if external.tls.client_secret_name:
+            found["redisCertFile"] = f"{STORE_CERTIFICATE_DIRECTORY}/tls.crt"
+            found["redisKeyFile"] = f"{STORE_CERTIFICATE_DIRECTORY}/tls.key"
+        if external.tls.server_name:
+            found["redisServerName"] = external.tls.server_name
     else:
         found = {
             "redisSentinels": ",".join(external.sentinels),

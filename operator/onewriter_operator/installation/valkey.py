@@ -12,7 +12,7 @@ Json = dict[str, Any]
 LOAD_SECONDS_MAX: Final = 3600
 """A server that has not loaded its data after this time is restarted."""
 
-LOAD_LOOK_SECONDS: Final = 2
+LOAD_POLL_SECONDS: Final = 2
 
 DRAIN_SECONDS: Final = 10
 """The server serves for this time after the stop signal: brokers that stop at the same time still write."""
@@ -89,8 +89,8 @@ def _container(configuration: Configuration) -> Json:
         "lifecycle": {"preStop": {"sleep": {"seconds": DRAIN_SECONDS}}},
         "startupProbe": {
             **answers,
-            "periodSeconds": LOAD_LOOK_SECONDS,
-            "failureThreshold": LOAD_SECONDS_MAX // LOAD_LOOK_SECONDS,
+            "periodSeconds": LOAD_POLL_SECONDS,
+            "failureThreshold": LOAD_SECONDS_MAX // LOAD_POLL_SECONDS,
         },
         "readinessProbe": {**answers, "periodSeconds": 10, "failureThreshold": 3},
         # The probe only checks that the port is open: a slow disk must not cause a restart.

@@ -161,7 +161,7 @@ class _Judge:
         if self._facts.view is None and not self._facts.brokers.all_synced:
             return pod  # no broker can say whether it has registered again
         if not _shows_all(self._facts.view):
-            self._look_again(UNSEEN_RETRY_SECONDS)
+            self._check_again(UNSEEN_RETRY_SECONDS)
             return pod
         known = self._facts.pods.get(pod.pod_uid)
         if known is not None and (not known.exists or known.is_going):
@@ -179,16 +179,16 @@ class _Judge:
         """Remove the pod now, or note when."""
         grace = GRACE_SECONDS - self._facts.fenced_for.get(pod.identifier, 0.0)
         if grace > 0:
-            self._look_again(grace)
+            self._check_again(grace)
             return pod
         if attempt is not None:
             pod = self._blocked(pod, attempt)
             wait = _delay(attempt) - attempt.age_seconds
             if wait > 0:
-                self._look_again(wait)
+                self._check_again(wait)
                 return pod
         if self._wait > 0:
-            self._look_again(self._wait)
+            self._check_again(self._wait)
             return pod
         namespace = self._facts.declared.key.namespace
         if pod.pod_uid not in self._facts.pods:
@@ -212,7 +212,7 @@ class _Judge:
         since = timestamp(self._facts.now)
         return replace(pod, outcome=outcome, since=since, message=message)
 
-    def _look_again(self, seconds: float) -> None:
+    def _check_again(self, seconds: float) -> None:
         self.soonest = seconds if self.soonest is None else min(self.soonest, seconds)
 
 

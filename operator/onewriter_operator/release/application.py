@@ -18,7 +18,7 @@ from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
 APPLICATION: Final = Kind("spark.apache.org", "v1", "SparkApplication", "sparkapplications")
 
-LOOK_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 2.0
 
 _OVER: Final = frozenset({"ResourceReleased", "TerminatedWithoutReleaseResources"})
 _FAILED: Final = frozenset({
@@ -82,7 +82,7 @@ async def run(
                     result = outcome(found)
                     if result is not Outcome.RUNNING:
                         return result
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
     except TimeoutError as error:
         found = await kube.get(APPLICATION, about["namespace"], about["name"])
         if found is not None:

@@ -26,7 +26,7 @@ from onewriter_operator.objects import KubeObject, parse
 from onewriter_operator.plan.leader import SLICE_MANAGER_LABEL
 from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 
 ATTEMPTS_MAX: Final = 5
 """Attempts to remove the finalizers of an object that keeps changing."""
@@ -145,7 +145,7 @@ async def _delete_all(
             while True:
                 if not await _all(kube, configuration, TOPIC):
                     return
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         report("some objects are still there: their finalizers are taken off")
 
@@ -163,7 +163,7 @@ async def _stop(
     while found is not None and (
         found["spec"].get("replicas") or found.get("status", {}).get("replicas", 0)
     ):
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
         found = await kube.get(kind, configuration.namespace, name)
 
 

@@ -13,7 +13,7 @@ from onewriter_operator.installation import names
 from onewriter_operator.kinds import TOPIC, Json, Kind
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 
 DEPLOYMENT: Final = Kind("apps", "v1", "Deployment", "deployments")
 STATEFUL_SET: Final = Kind("apps", "v1", "StatefulSet", "statefulsets")
@@ -73,7 +73,7 @@ async def wait(
                         report(each)
                 if not missing:
                     return
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(POLL_SECONDS)
     except TimeoutError as error:
         missing = said or ["nothing could be asked"]
         raise Unavailable(f"not ready after {timeout_seconds:g} s: {'; '.join(missing)}") from error

@@ -145,11 +145,11 @@ class Audit:
         began = time.monotonic()
         with Broker(self.access) as broker:
             logs = logs_of(broker, self.selection)
-            around = live.look_around(broker, logs)
+            around = live.observe_before(broker, logs)
             parts = live.parts_of(around.held.values(), cores_of(spark))
             observe, size = partial(live.observe, self.access), live.bytes_of(around.held.values())
             observed = gathered(spark, observe, parts, size)
-            live.look_again(broker, around)
+            live.observe_after(broker, around)
             report.notes += [*_nothing(logs), *around.notes, *unread(observed)]
             unclear = doubtful(observed)
             again = live.printing(parts, unclear)

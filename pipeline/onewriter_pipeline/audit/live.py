@@ -38,7 +38,7 @@ class LogPart:
 
 
 @dataclass(slots=True)
-class Surroundings:
+class Observations:
     """What the brokers know besides the blocks: audit records, and rows of LOGS, by log."""
 
     records: Records = field(default_factory=Records)
@@ -47,13 +47,13 @@ class Surroundings:
     notes: list[str] = field(default_factory=list)
 
 
-def look_around(broker: Broker, logs: Sequence[str]) -> Surroundings:
+def observe_before(broker: Broker, logs: Sequence[str]) -> Observations:
     """Read the audit and the segments, in an order that allows for fences and blocks that are added meanwhile.
 
-    A fence whose record is read first must have its marker in the blocks that are read later. ``look_again`` reads
+    A fence whose record is read first must have its marker in the blocks that are read later. ``observe_after`` reads
     the rest of the audit after the logs.
     """
-    found = Surroundings()
+    found = Observations()
     count = broker.buckets()
     buckets = {log: bucket_of(TopicName.parse(log), count) for log in logs}
     for bucket in sorted(set(buckets.values())):
@@ -69,7 +69,7 @@ def look_around(broker: Broker, logs: Sequence[str]) -> Surroundings:
     return found
 
 
-def look_again(broker: Broker, found: Surroundings) -> None:
+def observe_after(broker: Broker, found: Observations) -> None:
     """Read the state of each log, and the audit records that were added meanwhile.
 
     The order matters: the state includes what the blocks show, and the audit includes any request to forget an app.

@@ -137,8 +137,8 @@ def _places(
         done(large, walked[0], ~walked[1])
     rest = np.flatnonzero(open_)
     if len(rest):
-        looked = _look(data, words, starts[rest], stops[rest], counts[rest])
-        done(rest, *looked)
+        scanned = _scan(data, words, starts[rest], stops[rest], counts[rest])
+        done(rest, *scanned)
     rest = np.flatnonzero(open_)
     if len(rest):
         places, lost[rest] = _walk(words, starts[rest], stops[rest], counts[rest])
@@ -146,7 +146,7 @@ def _places(
     return found, lost
 
 
-def _look(
+def _scan(
     data: bytes, words: Unsigned, starts: Signed, stops: Signed, counts: Signed
 ) -> tuple[Signed, Bools]:
     """The position of each message, and the batches whose positions were all found."""

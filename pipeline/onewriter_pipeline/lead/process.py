@@ -29,12 +29,12 @@ from onewriter_pipeline.lead.requests import (
     STATUS,
     LeaderRequest,
     answered,
+    encoded,
     failed,
-    told,
 )
 from onewriter_pipeline.lead.topics import Topics
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 """Interval of the checks whether the driver runs, and whether uses have ended."""
 
 PROCESS_IDLE_SECONDS: Final = 60.0
@@ -81,7 +81,7 @@ class Server:
                 used_at = now()
             elif now() - used_at >= self._idle_seconds:
                 return
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
         log.info("the driver has ended; its topics are released")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -135,9 +135,9 @@ class Server:
                     return answered(await self._topics.lead(request))
                 case what if what == END:
                     await self._topics.end(request)
-                    return told({})
+                    return encoded({})
                 case what if what == STATUS:
-                    return told({"pid": os.getpid(), **self._topics.status()})
+                    return encoded({"pid": os.getpid(), **self._topics.status()})
                 case what:
                     return failed(Damaged(f"unknown request to the leader process: {what[:60]!r}"))
         except PipelineError as error:

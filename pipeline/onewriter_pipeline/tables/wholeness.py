@@ -33,12 +33,12 @@ def _first(parts: Iterable[tuple[Bounds, Callable[[], Position | None]]]) -> Pos
     another one comes first.
     """
     found: Position | None = None
-    for bounds, look in parts:
+    for bounds, read in parts:
         lowest = lowest_of(bounds)
         if found is not None and lowest >= found:
             continue
         is_exact = lowest.ledger == highest_of(bounds).ledger
-        first = lowest if is_exact else look()
+        first = lowest if is_exact else read()
         if first is not None:
             found = first if found is None else min(found, first)
     return found

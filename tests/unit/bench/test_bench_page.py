@@ -101,17 +101,19 @@ def test_takeovers_stand_beside_the_leases() -> None:
     measured = {
         (page.OURS, Fault.CRASH): rounds(*range(10, 211)),
         (page.OURS, Fault.SILENT): rounds(2500, 3100),
+        (page.SIDECAR, Fault.PLANNED): rounds(*range(100, 140)),
         (page.LEASE, Fault.CRASH): rounds(16_000, 18_000),
     }
     text = page.takeover_part(measured, Verified(5000, 0), "Python 3", CONDITIONS)
-    assert row(text, "crash, p50") == ["110.0 ms", "17.00 s"]
-    assert row(text, "crash, p99") == ["208.0 ms", "17.98 s"]
-    assert row(text, "silent, longest") == ["3.10 s", "-"]
+    assert row(text, "crash, p50") == ["110.0 ms", "-", "17.00 s"]
+    assert row(text, "crash, p99") == ["208.0 ms", "-", "17.98 s"]
+    assert row(text, "silent, longest") == ["3.10 s", "-", "-"]
     assert row(text, "crash: p99 below 250 ms") == ["208 ms", "holds"]
     assert row(text, "silent: never longer than 3 s") == ["3,100 ms", "**missed**"]
     assert row(text, "planned: p99 below 200 ms") == ["not measured", "not measured"]
-    assert "planned, p50" not in text
-    assert "crash 201 and 2; silent 2 and 0; planned 0 and 0" in text
+    assert row(text, "planned, sidecar: p50 at most 300 ms") == ["120 ms", "holds"]
+    assert row(text, "planned, p50") == ["-", "119.5 ms", "-"]
+    assert "crash 201, 0, 2; silent 2, 0, 0; planned 0, 40, 0" in text
     assert "5,000 entries, 0 violations" in text
 
 

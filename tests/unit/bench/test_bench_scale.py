@@ -34,10 +34,11 @@ def test_leases_are_told_apart_and_new_resources_count_from_nothing() -> None:
 
 def test_defaults_are_the_full_length() -> None:
     given = operator_run.parser().parse_args([])
-    assert given.parts == ["scale", "idle", "takeover", "lease"]
+    assert given.parts == ["scale", "idle", "takeover", "sidecar", "lease"]
     assert given.topics == [10, 100, 500, 1000]
     assert (given.crash_rounds, given.planned_rounds, given.silent_rounds) == (200, 200, 50)
     assert given.lease_crash_rounds == given.lease_silent_rounds == given.lease_planned_rounds == 50
+    assert given.sidecar_planned_rounds == 200
     assert given.idle_seconds == 600
 
 

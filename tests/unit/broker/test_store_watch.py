@@ -67,22 +67,22 @@ async def test_the_watch_reports_how_long_the_store_was_unavailable() -> None:
         interval_seconds=0.0,
     )
 
-    async def looked() -> None:
+    async def on_observation() -> None:
         for _ in range(10):
             await asyncio.sleep(0)
 
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(watch.run())
-        await looked()
+        await on_observation()
         store.faults.is_cut_off = True
         now = 101.0
-        await looked()
+        await on_observation()
         now = 107.0
-        await looked()
+        await on_observation()
         assert away == []
         store.faults.is_cut_off = False
         now = 108.0
-        await looked()
+        await on_observation()
         assert away == [8.0], "since it last answered"
         running.cancel()
 
@@ -105,8 +105,8 @@ def test_the_room_of_a_compaction_depends_on_its_need(
         returned=lambda _: None,
         now=lambda: 0.0,
     )
-    assert watch.room_bytes(is_needed=False) == math.inf  # before the first look
-    watch.look(dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=limit))
+    assert watch.room_bytes(is_needed=False) == math.inf  # before the first observation
+    watch.observe(dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=limit))
     assert watch.room_bytes(is_needed=False) == pytest.approx(room)
     assert watch.room_bytes(is_needed=True) == pytest.approx(needed_room)
 
@@ -132,6 +132,6 @@ async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> 
     assert await watch.observed_room_bytes(is_needed=True) == pytest.approx(47 / 3)
     assert await watch.observed_room_bytes(is_needed=False) == pytest.approx(40)
     used = 94
-    assert watch.room_bytes(is_needed=True) == pytest.approx(47 / 3), "by the last look"
+    assert watch.room_bytes(is_needed=True) == pytest.approx(47 / 3), "by the last observation"
     assert await watch.observed_room_bytes(is_needed=True) == pytest.approx(1)
     assert watch.is_full

@@ -49,17 +49,17 @@ def test_a_certificate_is_late_in_the_last_tenth_of_its_life(lab: Lab) -> None:
     life = lab.ends - lab.begins
     with structlog.testing.capture_logs() as logs:
         lab.now = lab.ends - life * 0.11
-        certificate.look()
+        certificate.reload_if_changed()
         assert logs == []
         lab.now = lab.ends - life * 0.09
-        certificate.look()
-        certificate.look()
+        certificate.reload_if_changed()
+        certificate.reload_if_changed()
         assert [each["event"] for each in logs] == ["tls.expires"], "said once an hour"
         assert logs[0]["seconds_left"] == pytest.approx(life * 0.09, abs=1)
         lab.now += REMIND_SECONDS
-        certificate.look()
+        certificate.reload_if_changed()
         lab.now = lab.ends + 60
-        certificate.look()
+        certificate.reload_if_changed()
     assert [each["event"] for each in logs] == ["tls.expires", "tls.expires", "tls.expired"]
     assert certificate.not_after == lab.ends
 
@@ -71,14 +71,14 @@ def test_half_a_renewal_changes_nothing_and_is_said_once(lab: Lab) -> None:
     renewed = lab.key.read_bytes()
     lab.key.write_bytes(good[1])  # the new certificate, and still the old key
     with structlog.testing.capture_logs() as logs:
-        certificate.look()
-        certificate.look()
+        certificate.reload_if_changed()
+        certificate.reload_if_changed()
         assert [each["event"] for each in logs] == ["tls.unusable"]
         lab.key.write_bytes(renewed)
-        certificate.look()
+        certificate.reload_if_changed()
         assert [each["event"] for each in logs] == ["tls.unusable", "tls.renewed"]
         lab.certificate.unlink()
-        certificate.look()
+        certificate.reload_if_changed()
     assert logs[-1]["event"] == "tls.unusable"
     assert "No such file" in logs[-1]["reason"]
 

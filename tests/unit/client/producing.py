@@ -31,11 +31,11 @@ async def never_made(client: Client, trouble: str, options: ProducerOptions = EX
     """A producer that is waited for in vain: what kept it is named in the end."""
     is_known = asyncio.Event()
 
-    def look(producer: Producer) -> None:
+    def record(producer: Producer) -> None:
         if trouble in str(producer.trouble):
             is_known.set()
 
-    making = begin(client.create_producer("orders", options, timeout_seconds=60, on_change=look))
+    making = begin(client.create_producer("orders", options, timeout_seconds=60, on_change=record))
     await is_known.wait()
     skip(60)
     with pytest.raises(Unavailable, match=trouble):

@@ -31,12 +31,13 @@ class Answer:
 
 
 class SidecarWorld:
-    """``call`` it; ``stop`` ends it as SIGTERM does."""
+    """``call`` it; ``stop`` ends it as SIGTERM does; ``standing_aside`` is set as by SIGUSR1."""
 
     def __init__(self, settings: Settings, session: aiohttp.ClientSession) -> None:
         self.settings = settings
         self.session = session
         self.stopping = asyncio.Event()
+        self.standing_aside = asyncio.Event()
 
     async def call(
         self,
@@ -110,7 +111,7 @@ async def running_sidecar(
         aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
     ):
         world = SidecarWorld(made, session)
-        serving = tasks.create_task(serve(made, world.stopping))
+        serving = tasks.create_task(serve(made, world.stopping, world.standing_aside))
         await until(lambda: _listens(made.socket, serving))
         try:
             yield world

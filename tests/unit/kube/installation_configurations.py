@@ -54,6 +54,11 @@ EXTERNAL: Json = {
         "url": "rediss://store.example:7000",
         "username": "broker",
         "passwordSecret": {"name": "store"},
+        "tls": {
+            "caSecretName": "store-authority",
+            "clientSecretName": "broker-at-store",
+            "serverName": "primary.store.example",
+        },
         "replicas": 2,
     }
 }

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onewriter.sidecar.settings import Settings
 from onewriter_core.kubernetes_names import INJECT_LABEL
-from onewriter_operator.admission import CONTAINER, Injection, NotInjectable, patch_of, topic_name
+from onewriter_operator.admission import (
+    CONTAINER,
+    PRE_STOP,
+    Injection,
+    NotInjectable,
+    patch_of,
+    topic_name,
+)
 
 Json = dict[str, Any]
 
@@ -76,8 +85,23 @@ def test_a_pod_that_asks_gets_a_native_sidecar() -> None:
     assert sidecar["image"] == "localhost/onewriter:dev"
     assert sidecar["startupProbe"]["httpGet"]["path"] == "/healthz"
     assert sidecar["readinessProbe"]["httpGet"]["path"] == "/readyz"
-    assert sidecar["lifecycle"]["preStop"]["exec"]["command"] == ["onewriter", "sidecar", "release"]
+    assert sidecar["lifecycle"]["preStop"]["exec"]["command"] == ["/bin/sh", "-c", PRE_STOP]
     assert sidecar["resources"] == {"requests": {"cpu": "20m"}}
+
+
+def test_where_process_1_is_another_program_the_command_releases_the_topic(tmp_path: Path) -> None:
+    """As in a pod that shares process IDs. Here, process 1 is the init process of this machine."""
+    command = tmp_path / "onewriter"
+    command.write_text('#!/bin/sh\necho "$@"\n')
+    command.chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", "-c", PRE_STOP],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "sidecar release\n"
 
 
 def test_the_environment_is_what_the_sidecar_understands() -> None:

@@ -46,6 +46,14 @@ REFUSED: dict[str, tuple[Json, str]] = {
         {"externalStore": {"url": "redis://u:p@a:1"}},
         "must not carry a password",
     ),
+    "tls to a store that does not use it": (
+        {"externalStore": {"url": "redis://a:1", "tls": {"caSecretName": "ca"}}},
+        "tls needs a url that begins with rediss://",
+    ),
+    "tls through Sentinels": (
+        {"externalStore": {"sentinels": ["b:2"], "tls": {"serverName": "b"}}},
+        "tls needs a url that begins with rediss://",
+    ),
     "another protocol": ({"externalStore": {"url": "http://a"}}, "must be redis://"),
     "a lease that ends too late": (
         {"operator": {"lease": {"renewSeconds": 15}}},

@@ -146,7 +146,7 @@ async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     elsewhere: list[str] = []
 
-    async def look(name: TopicName) -> None:
+    async def look_up(name: TopicName) -> None:
         async with gate:
             entry = await topics.entry_of(name)
             if entry is None:
@@ -169,7 +169,7 @@ async def _look_up(site: Site, names: Iterable[TopicName]) -> dict[str, Any]:
                 "declaredBy": entry.declared_by or None,
             }
 
-    await asyncio.gather(*(look(each) for each in names))
+    await asyncio.gather(*(look_up(each) for each in names))
     return {"topics": found, "elsewhere": elsewhere}
 
 
@@ -221,13 +221,13 @@ def _add_story(router: Routes, site: Site) -> None:
             page = await history.following(site.store, bucket, str(name), after, limit)
         if not page.records and not await site.topics.exists(name):
             raise Refusal(404, f"topic {name} does not exist")
-        told: dict[str, object] = {
+        document: dict[str, object] = {
             "topic": str(name),
             "records": [],
             "next": page.next,
             "earlierOmitted": page.is_cut,
         }
-        return await listing(told, "records", page.records)
+        return await listing(document, "records", page.records)
 
     async def losses(request: web.Request) -> web.Response:
         shown = [each for each in site.losses if site.shows(request, each.topic)]

@@ -65,8 +65,8 @@ TICK_BYTES: Final = 32 * 1024
 TICK_MESSAGES: Final = 512
 """Messages between two yields to the event loop. An entry with more messages is opened in a thread."""
 
-ROLL_LOOKS: Final = 5
-ROLL_LOOK_SECONDS: Final = 0.2
+ROLL_POLLS: Final = 5
+ROLL_POLL_SECONDS: Final = 0.2
 """A write that was refused while the log rolled is tried this often, with this time between attempts."""
 
 
@@ -421,7 +421,7 @@ async def guarded(topic_log: TopicLog, write: Callable[[Binding, str], Awaitable
     A refused token does not end the attempt at once, because the log rolls occasionally. Raises Undecided and
     Unavailable.
     """
-    for _ in range(ROLL_LOOKS):
+    for _ in range(ROLL_POLLS):
         binding, token = binding_of(topic_log)
         outcome = await write(binding, token)
         if outcome is Outcome.DONE:
@@ -430,7 +430,7 @@ async def guarded(topic_log: TopicLog, write: Callable[[Binding, str], Awaitable
             raise Undecided(f"{topic_log.name} is reconnecting to the store")
         if outcome is not Outcome.FENCED:
             break
-        await asyncio.sleep(ROLL_LOOK_SECONDS)
+        await asyncio.sleep(ROLL_POLL_SECONDS)
         if binding_of(topic_log) == (binding, token):
             break
     raise Unavailable(f"this broker no longer serves {topic_log.name} ({outcome.value}); retry")

@@ -27,7 +27,7 @@ from onewriter_core.errors import OnewriterError, Unavailable
 from onewriter_core.ids import TopicName
 from onewriter_core.log_format.field_names import COMPACTED, COMPACTING
 
-LOOK_SECONDS: Final = 2.0
+POLL_SECONDS: Final = 2.0
 """Time between two checks for logs that are due."""
 
 LINGER_SECONDS: Final = 60.0
@@ -174,10 +174,10 @@ class Compactions:
         """Check and compact until cancelled."""
         while True:
             self._wake.clear()
-            await self.look()
+            await self.check()
             await self.compact_requested()
             try:
-                async with asyncio.timeout(LOOK_SECONDS):
+                async with asyncio.timeout(POLL_SECONDS):
                     await self._wake.wait()
             except TimeoutError:
                 continue
@@ -189,7 +189,7 @@ class Compactions:
             del self._requests[name]
             await self._compact(self._logs[name])
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Request compactions that are due, drop views without readers, and forget logs that are not served here."""
         for name in [name for name, each in self._logs.items() if each.topic_log.is_closed]:
             del self._logs[name]

@@ -46,8 +46,8 @@ def marker_of(fields: Mapping[str, str]) -> dict[str, str]:
     kind = fields["kind"]
     marker = {"cause": kind}
     if "producer" in fields:
-        told = {name: fields[name] for name in ("epoch", "producer", "subject") if name in fields}
-        return marker | {"mode": "exclusive"} | told
+        writer = {name: fields[name] for name in ("epoch", "producer", "subject") if name in fields}
+        return marker | {"mode": "exclusive"} | writer
     return marker | {"mode": "none" if kind == Purpose.DEPOSE.value else "shared"}
 
 
@@ -72,7 +72,7 @@ async def audited_marker(
     return marker
 
 
-_Told = tuple[str, Transition]
+_Recorded = tuple[str, Transition]
 """A broker, and a transition that it recorded."""
 
 
@@ -81,7 +81,7 @@ class _Reading:
     """The transitions in a bucket's audit by topic, oldest first, each with its broker."""
 
     at: float
-    transitions: Mapping[str, Sequence[_Told]]
+    transitions: Mapping[str, Sequence[_Recorded]]
 
 
 class AuditTail:
@@ -106,10 +106,10 @@ class AuditTail:
             reading = self._readings.get(bucket)
             if reading is None or self._now() - reading.at > SHARED_SECONDS:
                 reading = await self._read(bucket)
-        told = reading.transitions.get(str(name), ())
+        transitions = reading.transitions.get(str(name), ())
         return latest(
             transition
-            for broker, transition in told
+            for broker, transition in transitions
             if broker != incarnation or transition.at_ms < since_ms
         )
 
@@ -136,8 +136,8 @@ class AuditTail:
 
 async def _transitions_of(
     records: Sequence[Mapping[str, str]],
-) -> dict[str, list[_Told]]:
-    by_topic: dict[str, list[_Told]] = {}
+) -> dict[str, list[_Recorded]]:
+    by_topic: dict[str, list[_Recorded]] = {}
     ticks = Ticks(RECORDS_PER_TICK)
     for fields in records:
         await ticks.step()
@@ -157,6 +157,6 @@ async def _transitions_of(
     return by_topic
 
 
-def _drop_oldest(told: list[_Told]) -> None:
-    kept = {id(each) for each in latest(each for _, each in told)}
-    told[:] = [(broker, each) for broker, each in told if id(each) in kept]
+def _drop_oldest(recorded: list[_Recorded]) -> None:
+    kept = {id(each) for each in latest(each for _, each in recorded)}
+    recorded[:] = [(broker, each) for broker, each in recorded if id(each) in kept]

@@ -104,9 +104,9 @@ class TopicHistory:
             outage_ms=transition.outage_ms,
         )
         if record.purpose is Purpose.RESUME and holder is not None:
-            told = {"kind": record.purpose.value, "cause": record.departure.value}
-            told["t"] = str(transition.at_ms)
-            self.audit(told | _times(transition) | group_fields(holder))
+            fields = {"kind": record.purpose.value, "cause": record.departure.value}
+            fields["t"] = str(transition.at_ms)
+            self.audit(fields | _times(transition) | group_fields(holder))
         elif record.purpose is Purpose.GRANT and (record.outage or record.leaderless_seconds):
             # The record of the fence was written before the outage ended.
             self.audit({"kind": READY} | _times(transition))
@@ -141,22 +141,22 @@ class TopicHistory:
 
     def _wrote(self, transition: Transition, seconds: float) -> None:
         """Add the time of the first message to the transition, and to the audit of a change of the holder."""
-        told = replace(transition, first_message_ms=milliseconds(seconds))
+        measured = replace(transition, first_message_ms=milliseconds(seconds))
         same = (transition.kind, transition.ledger, transition.at_ms)
         for place, each in enumerate(self.transitions):
             if (each.kind, each.ledger, each.at_ms) == same:
-                told = replace(each, first_message_ms=milliseconds(seconds))
-                self.transitions[place] = told
+                measured = replace(each, first_message_ms=milliseconds(seconds))
+                self.transitions[place] = measured
         log.info(
             "topic.first_message",
             topic=str(self._name),
-            epoch=told.epoch,
-            outage_ms=told.outage_ms,
-            first_message_ms=told.first_message_ms,
+            epoch=measured.epoch,
+            outage_ms=measured.outage_ms,
+            first_message_ms=measured.first_message_ms,
         )
-        if told.kind == Purpose.GRANT.value:
-            self.audit({"kind": READY} | _times(told))
-        self._dependencies.first_message(told.cause, seconds)
+        if measured.kind == Purpose.GRANT.value:
+            self.audit({"kind": READY} | _times(measured))
+        self._dependencies.first_message(measured.cause, seconds)
         self._dependencies.changed(self._name)
 
     def suspect(self, suspect: Suspect) -> None:
@@ -197,9 +197,9 @@ class TopicHistory:
         """Record that the holder of ``epoch`` did not react to its end."""
         for place, each in enumerate(self.transitions):
             if each.previous is not None and each.previous.epoch == epoch:
-                told = forced(each, each.epoch)
-                if told is not each:
-                    self.transitions[place] = told
+                changed = forced(each, each.epoch)
+                if changed is not each:
+                    self.transitions[place] = changed
                     self.audit({"kind": UNANSWERED, "epoch": str(each.epoch)})
                     log.warning("writer.unanswered", topic=str(self._name), epoch=epoch)
                     self._dependencies.changed(self._name)

@@ -46,7 +46,7 @@ remember more, because it forgets whole runs."""
 IDLE_CALLS_MAX = 16
 """CLOSE_PRODUCER commands that may wait for the receipts of a producer. A client sends one."""
 
-SETTLE_LOOK_SECONDS = 0.2
+SETTLE_POLL_SECONDS = 0.2
 """Polling interval for rejected entries while a producer waits for earlier ones and nothing is stored."""
 
 
@@ -100,7 +100,7 @@ class ProducerChannel(Protocol):
         ...
 
     @property
-    def hears_of_queue(self) -> bool:
+    def receives_queue_notices(self) -> bool:
         """Whether the client understands notices about the queue."""
         ...
 
@@ -441,6 +441,6 @@ async def settled(topic_log: TopicLog, producer_name: str) -> None:
             moved.clear()
             # A rejected entry does not call the watcher.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(moved.wait(), SETTLE_LOOK_SECONDS)
+                await asyncio.wait_for(moved.wait(), SETTLE_POLL_SECONDS)
     finally:
         topic_log.unwatch(moved.set)

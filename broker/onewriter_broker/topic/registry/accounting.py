@@ -22,7 +22,7 @@ from onewriter_core.errors import OnewriterError, Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.field_names import TRIMMED
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Time between two checks of lost buckets without a result."""
 
 LOGS_MAX = 100_000
@@ -62,14 +62,14 @@ class Accounting:
     async def run(self) -> None:
         """Check the lost buckets until cancelled."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             for bucket in list(self._left):
                 try:
-                    await self.look(bucket)
+                    await self.check(bucket)
                 except OnewriterError as error:
                     _log.debug("entries.still_in_doubt", bucket=bucket, reason=str(error))
 
-    async def look(self, bucket: int) -> None:
+    async def check(self, bucket: int) -> None:
         """Check one bucket, if its new dataset is known by now. Raises Undecided, Unavailable."""
         left = self._left.get(bucket)
         if left is None:

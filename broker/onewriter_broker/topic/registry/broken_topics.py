@@ -17,7 +17,7 @@ from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_core.ids import Position, TopicName
 
-LOOK_SECONDS = 2.0
+RETRY_SECONDS = 2.0
 """Time between two checks of the keys of one topic."""
 
 TOPICS_MAX = 10_000
@@ -57,7 +57,7 @@ class BrokenTopics:
         known = self._topics.pop(key, None)
         if known is None or str(known.error) != str(error):
             log.error("topic.broken", topic=key, reason=str(error))
-        broken = _Broken(error, self._now() + LOOK_SECONDS, known.logs if known else {})
+        broken = _Broken(error, self._now() + RETRY_SECONDS, known.logs if known else {})
         broken.logs |= {each.name: _Known(dict(each.state), each.kept_ends) for each in logs}
         self._topics[key] = broken
         while len(self._topics) > TOPICS_MAX:

@@ -117,7 +117,7 @@ class FirstDeclarations:
             del self._first[base]
         self._woken.set()
 
-    def look_again(self) -> None:
+    def check_again(self) -> None:
         """Check the topics again, because this broker serves further buckets."""
         self._woken.set()
 

@@ -100,7 +100,7 @@ class Topics:
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
         """Begin to serve a bucket. Its stamp rejects the former owner, and its topics are fenced when they load."""
         self.resume_windows.bucket_acquired(bucket)
-        self.first_declarations.look_again()
+        self.first_declarations.check_again()
         log.debug("bucket.acquired", bucket=bucket, grants_known=holding.grants_known)
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
@@ -377,7 +377,7 @@ class Topics:
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
                 reserved_until=self.resume_windows.until(self.bucket_of(base), base),
-                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.heard_ms),
+                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.last_seen_ms),
             )
             for number, topic_log in logs.items()
         )
@@ -398,7 +398,11 @@ class Topics:
         name = base if partition == WHOLE else base.with_partition(partition)
         durability = declaring.durability_of(declared, self.promises)
         topic_log = TopicLog(
-            name, self._dependencies.store, self._settings.tail_bytes_per_log, durability
+            name,
+            self._dependencies.store,
+            self._settings.tail_bytes_per_log,
+            durability,
+            limits=self._dependencies.limits.log,
         )
         topic_log.join(self.shares.of(base.namespace_name, is_declared=declared is not None))
         return topic_log

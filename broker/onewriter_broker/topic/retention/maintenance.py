@@ -15,7 +15,7 @@ from onewriter_broker.topic.retention.retention import Retention
 from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.errors import OnewriterError
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Time between two checks of the ledgers and of the memory of the tails."""
 
 SWEEP_SECONDS = 5.0
@@ -49,10 +49,10 @@ class Maintenance:
         self._undeclared = RetentionPolicy(max_bytes=most) if most else None
         self._grown = (0, 0)
 
-    async def look_for_ever(self) -> None:
+    async def run(self) -> None:
         """Repeat rolls, snapshots and the bound on tails until cancelled. This task never waits for the store."""
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             self._topics.follow_policies()
             for topic in self._topics.loaded.values():
                 if topic.runner.deduplications.is_on:
@@ -100,7 +100,7 @@ class Maintenance:
             share = max(policy.max_bytes // ROLLS_PER_BOUND, ROLL_BYTES_MIN)
             bytes_max = min(bytes_max, share)
         if policy is not None and policy.max_age_seconds is not None:
-            age_max = min(age_max, max(policy.max_age_seconds / ROLLS_PER_BOUND, LOOK_SECONDS))
+            age_max = min(age_max, max(policy.max_age_seconds / ROLLS_PER_BOUND, POLL_SECONDS))
         return bytes_max, age_max
 
     def shrink_tails(self) -> None:

@@ -20,7 +20,7 @@ from onewriter_broker.topic.retention.retention import Measured, measure
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import TopicName
 
-LOOK_SECONDS = 1.0
+POLL_SECONDS = 1.0
 """Minimal time between two sums over all logs."""
 
 LOGS_PER_SECOND = 10_000
@@ -30,7 +30,7 @@ LOGS_PER_TICK = 500
 """Logs that are summed between two yields to the event loop."""
 
 PAUSE_SECONDS = 0.25
-"""Time between two reads of measured logs, each of SWEEP_BYTES_MAX at most."""
+"""Time between two reads of measured logs, each of ``sweep_bytes_max`` at most."""
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ class Sizes:
 
     @property
     def _pause_seconds(self) -> float:
-        return max(LOOK_SECONDS, len(self._topics.loaded) / LOGS_PER_SECOND)
+        return max(POLL_SECONDS, len(self._topics.loaded) / LOGS_PER_SECOND)
 
     async def _measure(self, topic_log: TopicLog) -> None:
         """Measure one log. The measurement ends if the log is trimmed meanwhile or the store does not answer."""

@@ -50,19 +50,19 @@ def deadlines(registry: Registry) -> ProgressDeadlines:
 def test_topics_without_a_deadline_are_not_even_looked_up() -> None:
     registry = Registry()
     registry.desired = DesiredState((declared(0),))
-    deadlines(registry).look(100.0)
+    deadlines(registry).check(100.0)
     assert registry.asked == []
 
 
 def test_a_changed_manifest_is_followed() -> None:
     registry = Registry()
-    looking = deadlines(registry)
-    looking.look(100.0)
+    checker = deadlines(registry)
+    checker.check(100.0)
     registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
-    looking.look(101.0)
+    checker.check(101.0)
     assert registry.asked == [str(ORDERS)]
     registry.desired = DesiredState()
-    looking.look(102.0)
+    checker.check(102.0)
     assert len(registry.asked) == 1
 
 
@@ -72,18 +72,18 @@ async def test_a_holder_that_does_not_publish_is_closed_and_the_next_one_granted
         topic = SimpleNamespace(runner=runner, progress_deadline_seconds=DEADLINE_SECONDS)
         registry = Registry(orders=topic)
         registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
-        looking = deadlines(registry)
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        checker = deadlines(registry)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         _, next_told = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
-        looking.look(100.0)
+        checker.check(100.0)
         world.send(holder, 0)
-        await until(lambda: told.receipts)
-        looking.look(104.0)  # it has published since the last look
-        looking.look(104.0 + DEADLINE_SECONDS)
-        assert told.closed == 0
-        looking.look(104.1 + DEADLINE_SECONDS)
-        assert told.closed == 1
+        await until(lambda: channel.receipts)
+        checker.check(104.0)  # it has published since the last check
+        checker.check(104.0 + DEADLINE_SECONDS)
+        assert channel.closed == 0
+        checker.check(104.1 + DEADLINE_SECONDS)
+        assert channel.closed == 1
         await until(lambda: next_told.ready)
 
 
@@ -93,10 +93,10 @@ async def test_waiters_and_shared_producers_have_no_deadline() -> None:
         topic = SimpleNamespace(runner=runner, progress_deadline_seconds=DEADLINE_SECONDS)
         registry = Registry(orders=topic)
         registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
-        looking = deadlines(registry)
+        checker = deadlines(registry)
         _, shared = world.ask(runner, AccessMode.SHARED)
         await until(lambda: shared.ready)
         _, waiter = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         for now in (100.0, 200.0):
-            looking.look(now)
+            checker.check(now)
         assert (shared.closed, waiter.closed) == (0, 0)

@@ -46,26 +46,26 @@ def test_each_entry_keeps_its_mask_in_the_piece_that_it_comes_to(
 class Looked(dict[int, int]):
     """Masks, and how many of them were looked at."""
 
-    looks = 0
+    reads = 0
 
     def items(self) -> Iterator[tuple[int, int]]:  # type: ignore[override]
         for item in super().items():
-            self.looks += 1
+            self.reads += 1
             yield item
 
     def __contains__(self, index: object) -> bool:
-        self.looks += 1
+        self.reads += 1
         return super().__contains__(index)
 
     def __getitem__(self, index: int) -> int:
-        self.looks += 1
+        self.reads += 1
         return super().__getitem__(index)
 
 
 def test_masks_are_looked_at_once_not_once_for_each_piece() -> None:
     masks = Looked(dict.fromkeys(range(500), 1))
     assert len(list(block(list(range(0, 1000, 2)), masks).pieces())) == 500
-    assert masks.looks <= 2 * 500
+    assert masks.reads <= 2 * 500
 
 
 def shown(runs: list[EntryRun]) -> list[tuple[object, ...]]:
@@ -81,9 +81,9 @@ async def test_a_view_is_read_in_steps_as_it_would_be_at_once(
     behind, horizon = Position(5, after), Position(5, 80)
     pieces = [piece for each in blocks for piece in each.pieces()]
     at_once = runs_behind(pieces, behind, horizon, entries_max, bytes_max)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compacted_log, "PIECES_PER_TICK", 3)
-        found = await compacted_log._runs(blocks, behind, horizon, entries_max, bytes_max)
+    found = await compacted_log._runs(
+        blocks, behind, horizon, entries_max, bytes_max, pieces_per_tick=3
+    )
     assert shown(found) == shown(at_once)
 
 

@@ -14,13 +14,13 @@ GREEDY, CALM = ShareOf("public/greedy", is_declared=True), ShareOf("public/calm"
 LOOSE = ShareOf("public/calm", is_declared=False)
 
 
-def looked(
+def shares_after(
     stored: dict[ShareOf, int], used: int = 0, limit: int = 0, *, is_nearly_full: bool = False
 ) -> StoreShares:
     shares = StoreShares(LIMITS)
     for whose in (GREEDY, CALM, LOOSE):
         shares.of(whose.namespace, is_declared=whose.is_declared)
-    shares.look(used, limit, stored, is_nearly_full=is_nearly_full)
+    shares.update(used, limit, stored, is_nearly_full=is_nearly_full)
     return shares
 
 
@@ -31,7 +31,7 @@ def share(shares: StoreShares, whose: ShareOf) -> tuple[bool, bool]:
 
 
 def test_a_namespace_beyond_its_bytes_is_held_and_another_is_not() -> None:
-    shares = looked({GREEDY: 1_001, CALM: 10})
+    shares = shares_after({GREEDY: 1_001, CALM: 10})
     assert share(shares, GREEDY) == (True, True)
     assert share(shares, CALM) == (False, False)
     with pytest.raises(Refused, match="quota_stored_bytes_per_namespace allows 1000") as refused:
@@ -42,18 +42,18 @@ def test_a_namespace_beyond_its_bytes_is_held_and_another_is_not() -> None:
 
 
 def test_a_share_is_held_until_use_is_well_below() -> None:
-    shares = looked({GREEDY: 1_001})
-    assert not shares.look(0, 0, {GREEDY: 960}, is_nearly_full=False)
+    shares = shares_after({GREEDY: 1_001})
+    assert not shares.update(0, 0, {GREEDY: 960}, is_nearly_full=False)
     assert share(shares, GREEDY) == (True, True)
-    assert shares.look(0, 0, {GREEDY: 900}, is_nearly_full=False)
+    assert shares.update(0, 0, {GREEDY: 900}, is_nearly_full=False)
     assert share(shares, GREEDY) == (False, False)
-    shares.look(0, 0, {GREEDY: 990}, is_nearly_full=False)
+    shares.update(0, 0, {GREEDY: 990}, is_nearly_full=False)
     assert share(shares, GREEDY) == (False, False)
 
 
 def test_a_namespace_s_share_counts_what_is_declared_and_what_is_not() -> None:
     limit = 100
-    shares = looked({CALM: 41, LOOSE: 40}, used=85, limit=limit)
+    shares = shares_after({CALM: 41, LOOSE: 40}, used=85, limit=limit)
     assert share(shares, CALM) == (True, True)
     with pytest.raises(Refused, match=r"quota_store_share_per_namespace allows 0\.8"):
         shares.check(shares.of("public/calm", is_declared=True))
@@ -61,7 +61,7 @@ def test_a_namespace_s_share_counts_what_is_declared_and_what_is_not() -> None:
 
 def test_undeclared_topics_together_have_a_share_and_declared_ones_go_on() -> None:
     loose = ShareOf("public/greedy", is_declared=False)
-    shares = looked({loose: 30, LOOSE: 21, CALM: 10}, used=70, limit=100)
+    shares = shares_after({loose: 30, LOOSE: 21, CALM: 10}, used=70, limit=100)
     assert share(shares, LOOSE) == (True, True)
     assert share(shares, CALM) == (False, False)
     unused = shares.now("public/new", is_declared=False)
@@ -83,25 +83,25 @@ def test_undeclared_topics_together_have_a_share_and_declared_ones_go_on() -> No
 def test_the_reserve_is_for_declared_topics(
     used: int, declared: tuple[bool, bool], undeclared: tuple[bool, bool]
 ) -> None:
-    shares = looked({}, used=used, limit=100, is_nearly_full=True)
+    shares = shares_after({}, used=used, limit=100, is_nearly_full=True)
     assert share(shares, CALM) == declared
     assert share(shares, LOOSE) == undeclared
 
 
 def test_a_nearly_full_store_takes_no_new_producer_and_a_holder_that_returns() -> None:
-    shares = looked({}, used=93, limit=100, is_nearly_full=True)
+    shares = shares_after({}, used=93, limit=100, is_nearly_full=True)
     declared = shares.of("public/calm", is_declared=True)
     with pytest.raises(Refused, match="almost full") as refused:
         shares.check(declared)
     assert refused.value.code is ServerError.SERVICE_NOT_READY
     shares.check(declared, resumes=True)
-    shares.look(98, 100, {}, is_nearly_full=True)
+    shares.update(98, 100, {}, is_nearly_full=True)
     with pytest.raises(Refused):
         shares.check(declared, resumes=True)
 
 
 def test_without_limits_nothing_is_held() -> None:
     shares = StoreShares()
-    shares.look(0, 0, {GREEDY: 10**12, LOOSE: 10**12}, is_nearly_full=False)
+    shares.update(0, 0, {GREEDY: 10**12, LOOSE: 10**12}, is_nearly_full=False)
     assert share(shares, GREEDY) == share(shares, LOOSE) == (False, False)
     assert shares.held == 0

@@ -10,7 +10,7 @@ from tests.unit.broker.topic.fence_path_world import (
     BUCKET,
     ORDERS,
     Gates,
-    Told,
+    FakeChannel,
     World,
     serving,
     until,
@@ -44,21 +44,21 @@ async def times(world: World, runner: TopicRunner, kind: str = "grant") -> Times
     return shown
 
 
-def heard_now(told: Told) -> None:
-    told.last_inbound = asyncio.get_running_loop().time()
+def heard_now(channel: FakeChannel) -> None:
+    channel.last_inbound = asyncio.get_running_loop().time()
 
 
 async def test_the_outage_of_a_silent_holder_begins_with_its_last_byte() -> None:
     async with serving() as world:
         let_time_pass(world)
         runner = await world.load()
-        first, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        first, channel = world.ask(runner, AccessMode.EXCLUSIVE)
         _, waits = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         assert await times(world, runner) == (None, None, None, None)
 
         await asyncio.sleep(10.0)
-        heard_now(told)
+        heard_now(channel)
         await asyncio.sleep(2.5)
         gates = Gates(world.store, "fence")
         with capture_logs() as logged:
@@ -82,10 +82,10 @@ async def test_a_holder_that_closes_its_producer_was_alive_until_then(
 ) -> None:
     async with serving() as world:
         runner = await world.load()
-        first, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        first, channel = world.ask(runner, AccessMode.EXCLUSIVE)
         _, waits = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
-        await until(lambda: told.ready)
-        heard_now(told)
+        await until(lambda: channel.ready)
+        heard_now(channel)
         await asyncio.sleep(silent)
         runner.gone(first, departure)
         await until(lambda: waits.ready)
@@ -95,9 +95,9 @@ async def test_a_holder_that_closes_its_producer_was_alive_until_then(
 async def test_a_takeover_counts_from_the_last_byte_of_the_writer_that_the_fence_stops() -> None:
     async with serving() as world:
         runner = await world.load()
-        _, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
-        heard_now(told)
+        _, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
+        heard_now(channel)
         await asyncio.sleep(0.4)
         gates = Gates(world.store, "fence")
         _, wins = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "second")
@@ -111,21 +111,21 @@ async def test_a_takeover_counts_from_the_last_byte_of_the_writer_that_the_fence
 async def test_the_first_message_is_reported_when_it_follows_within_a_minute() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         await asyncio.sleep(1.5)
         world.send(holder, 1)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         assert (await times(world, runner))[3] == 1500
         world.send(holder, 2)
-        await until(lambda: told.receipts == 2)
+        await until(lambda: channel.receipts == 2)
         assert (await times(world, runner))[3] == 1500
 
-        late, told = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "late")
-        await until(lambda: told.ready)
+        late, channel = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "late")
+        await until(lambda: channel.ready)
         await asyncio.sleep(61.0)
         world.send(late, 1)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         assert (await times(world, runner))[3] is None
 
 
@@ -133,10 +133,10 @@ async def test_a_transition_keeps_its_time_and_its_parts_for_the_next_broker() -
     async with serving() as world:
         let_time_pass(world)
         runner = (await topics_of(world).serve(ORDERS)).runner
-        first, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        first, channel = world.ask(runner, AccessMode.EXCLUSIVE)
         next_one, waits = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE, "next")
-        await until(lambda: told.ready)
-        heard_now(told)
+        await until(lambda: channel.ready)
+        heard_now(channel)
         await asyncio.sleep(2.0)
         runner.gone(first, Departure.SILENT)
         await until(lambda: waits.ready)
@@ -146,9 +146,9 @@ async def test_a_transition_keeps_its_time_and_its_parts_for_the_next_broker() -
         assert await times(world, runner) == (2000, 0, 2000, 100)
 
         tail = AuditTail(world.store, asyncio.get_running_loop().time)
-        told_later = await tail.before(BUCKET, ORDERS, "another broker", 0)
-        assert len(told_later) == 2
-        assert told_later == runner.history.transitions
+        recalled = await tail.before(BUCKET, ORDERS, "another broker", 0)
+        assert len(recalled) == 2
+        assert recalled == runner.history.transitions
 
 
 async def test_what_a_broker_that_ended_knew_of_a_silent_holder_counts_for_the_next_broker() -> (
@@ -157,17 +157,17 @@ async def test_what_a_broker_that_ended_knew_of_a_silent_holder_counts_for_the_n
     async with serving() as world:
         let_time_pass(world)
         runner = (await topics_of(world).serve(ORDERS)).runner
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
-        heard_now(told)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
+        heard_now(channel)
         await asyncio.sleep(2.5)
         runner.gone(holder, Departure.SILENT)
         await asyncio.sleep(4.0)
 
         runner = (await topics_of(world).serve(ORDERS)).runner  # another broker
         await asyncio.sleep(1.0)
-        _, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        _, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         assert (await times(world, runner))[:3] == (2500, 5000, 7500)
 
 

@@ -189,6 +189,41 @@ def test_a_store_of_others_is_named_without_its_password() -> None:
     assert "ONEWRITER_REDIS_PASSWORD_FILE" not in found
 
 
+def test_files_for_tls_to_a_store_of_others_are_mounted_and_named() -> None:
+    found = environment(brokers(EXTERNAL))
+    assert found["ONEWRITER_REDIS_CA_FILE"] == "/run/onewriter/store-ca/ca.crt"
+    assert found["ONEWRITER_REDIS_CERT_FILE"] == "/run/onewriter/store-tls/tls.crt"
+    assert found["ONEWRITER_REDIS_KEY_FILE"] == "/run/onewriter/store-tls/tls.key"
+    assert found["ONEWRITER_REDIS_SERVER_NAME"] == "primary.store.example"
+    pod = brokers(EXTERNAL)["spec"]["template"]["spec"]
+    secrets = {
+        each["name"]: (
+            each["secret"]["secretName"],
+            [item["key"] for item in each["secret"]["items"]],
+        )
+        for each in pod["volumes"]
+        if each["name"].startswith("store-") and "secret" in each
+    }
+    assert secrets == {
+        "store-ca": ("store-authority", ["ca.crt"]),
+        "store-tls": ("broker-at-store", ["tls.crt", "tls.key"]),
+    }
+    mounts = {
+        each["name"]: each["mountPath"] for each in container(brokers(EXTERNAL))["volumeMounts"]
+    }
+    assert (mounts["store-ca"], mounts["store-tls"]) == (
+        "/run/onewriter/store-ca",
+        "/run/onewriter/store-tls",
+    )
+
+
+def test_without_tls_to_the_store_nothing_is_mounted_for_it() -> None:
+    assert not [name for name in environment(brokers()) if name.startswith("ONEWRITER_REDIS_C")]
+    assert "store-ca" not in {
+        each["name"] for each in brokers()["spec"]["template"]["spec"]["volumes"]
+    }
+
+
 def test_a_broker_that_goes_has_time_to_hand_over() -> None:
     for more, stop_seconds in (({}, 10), (EVERYTHING, 20)):
         pod = brokers(more)["spec"]["template"]["spec"]

@@ -23,7 +23,7 @@ TEMPLATE: Json = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(application, "POLL_SECONDS", 0.0)
 
 
 def in_state(*states: str) -> Json:

@@ -61,7 +61,8 @@ def _pack(head: bytearray, words: Sequence[Word]) -> None:
 class RedisConnection(asyncio.Protocol):
     """A connection made by the event loop's ``create_connection``; closed once, for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, replies_awaited_max: int = REPLIES_AWAITED_MAX) -> None:
+        self._replies_awaited_max = replies_awaited_max
         self._reader = hiredis.Reader()
         self._awaited: deque[asyncio.Future[Reply]] = deque()
         self._transport: asyncio.Transport | None = None
@@ -72,16 +73,18 @@ class RedisConnection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """Whether commands may still be submitted."""
-        return self._transport is not None and not self._transport.is_closing()
+        # A transport with TLS may not say that it is closing when the server closed it.
+        transport = self._transport
+        return transport is not None and not (transport.is_closing() or self._closed.is_set())
 
     def submit(self, words: Sequence[Word]) -> asyncio.Future[Reply]:
         """Send one command now; the future's result is its reply, an error being a result too.
 
         Raises ConnectionError when nothing was sent: the connection is closed or overrun.
         """
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or not self.is_open:
             raise ConnectionError("the connection to the store is closed")
-        if len(self._awaited) >= REPLIES_AWAITED_MAX:
+        if len(self._awaited) >= self._replies_awaited_max:
             raise ConnectionError("too many commands await the store's reply")
         buffers = encode(words)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -124,7 +127,9 @@ class RedisConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed.set()
-        self._fail(ConnectionError(f"the connection to the store was lost: {exc or 'closed'}"))
+        lost = ConnectionError(f"the connection to the store was lost: {exc or 'closed'}")
+        lost.__cause__ = exc
+        self._fail(lost)
 
     def pause_writing(self) -> None:
         self._writable.clear()

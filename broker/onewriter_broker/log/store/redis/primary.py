@@ -7,20 +7,18 @@ name or a Service is never trusted to lead to the primary; the scripts check the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import hiredis
-import redis
-import redis.asyncio as redis_asyncio
 from redis.asyncio.connection import parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from onewriter_broker.log.store.keys import BUCKETS_DEFAULT
 from onewriter_broker.log.store.redis.connection import RedisConnection, Reply
 from onewriter_broker.log.store.redis.script_calls import ALL_SCRIPTS, Word
+from onewriter_broker.log.store.redis.store_tls import StoreTls
 from onewriter_core.errors import ConfigurationError, Undecided
 
 PASSWORD_BYTES_MAX = 4096
@@ -31,7 +29,9 @@ PASSWORD_BYTES_MAX = 4096
 class RedisSettings:
     """One shard: a primary named by ``url``, or found through ``sentinels``.
 
-    ``url``: ``redis://[user:password@]host:port`` or ``unix:///path``; with Sentinel it is ignored.
+    ``url``: ``redis://[user:password@]host:port``, ``rediss://`` for TLS, or ``unix:///path``; with Sentinel
+    it is ignored.
+    ``tls``: how to connect to a ``rediss://`` URL.
     ``sentinels``: ``host:port`` each; ``sentinel_primary``: the name they know the primary by.
     ``username``, ``password``: used where the URL names none; ``password_file`` holds it instead, and
     is read for each connection, so that a rotated one counts from the next on.
@@ -48,6 +48,7 @@ class RedisSettings:
     username: str = ""
     password: str = field(default="", repr=False)
     password_file: Path | None = None
+    tls: StoreTls = field(default_factory=StoreTls)
     buckets: int = BUCKETS_DEFAULT
     replicas: int = 0
     connect_timeout_seconds: float = 2.0
@@ -58,7 +59,7 @@ class RedisSettings:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address to connect to: a socket ``path``, or ``host`` and ``port``."""
+    """An address to connect to: a socket ``path``, or ``host`` and ``port``; with ``tls``, unless it is None."""
 
     host: str = ""
     port: int = 0
@@ -67,6 +68,7 @@ class Endpoint:
     password: str = field(
         default="", repr=False, compare=False
     )  # not part of the server's identity
+    tls: StoreTls | None = None
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
@@ -88,11 +90,14 @@ class Primary:
 
 def endpoint_of(settings: RedisSettings) -> Endpoint:
     """The endpoint that the URL names; raises ConfigurationError for one we cannot use, Undecided."""
-    if not settings.url.startswith(("redis://", "unix://")):
+    if not settings.url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigurationError(
             f"store URL {_without_password(settings.url)!r}: "
-            "write redis://host:port or unix:///path"
+            "write redis://host:port, rediss://host:port or unix:///path"
         )
+    is_encrypted = settings.url.startswith("rediss://")
+    if not is_encrypted:
+        _refuse_tls(settings, f"{_without_password(settings.url)!r} is not encrypted")
     try:
         parts: Mapping[str, object] = dict(parse_url(settings.url))
     except ValueError as error:
@@ -106,7 +111,17 @@ def endpoint_of(settings: RedisSettings) -> Endpoint:
         path=str(parts.get("path", "")),
         username=str(parts.get("username", settings.username)),
         password=str(parts["password"]) if "password" in parts else _password(settings),
+        tls=settings.tls if is_encrypted else None,
     )
+
+
+def _refuse_tls(settings: RedisSettings, because: str) -> None:
+    """Raise ConfigurationError if TLS is configured for a connection that would not use it."""
+    if not settings.tls.is_empty:
+        raise ConfigurationError(
+            "redis_ca_file, redis_cert_file, redis_key_file and redis_server_name need a rediss:// URL:"
+            f" {because}"
+        )
 
 
 def _password(settings: RedisSettings) -> str:
@@ -129,47 +144,72 @@ async def find_primary(settings: RedisSettings) -> Endpoint:
     """
     if not settings.sentinels:
         return endpoint_of(settings)
+    _refuse_tls(settings, "connections that Sentinels name are not encrypted")
     failures = []
     for sentinel in settings.sentinels:
         host, separator, port = sentinel.rpartition(":")
         if not separator or not port.isdigit():
             raise ConfigurationError(f"Sentinel {sentinel!r}: write host:port")
-        client = inquirer(Endpoint(host=host, port=int(port)), settings.connect_timeout_seconds)
         try:
-            found = await client.execute_command(  # type: ignore[no-untyped-call]
-                "SENTINEL", "GET-MASTER-ADDR-BY-NAME", settings.sentinel_primary
-            )
-        except (redis.RedisError, OSError) as error:
+            found = await _primary_named_by(Endpoint(host=host, port=int(port)), settings)
+        except Undecided as error:
             failures.append(f"{sentinel}: {error}")
             continue
-        finally:
-            await client.aclose()
-        if found:
-            return Endpoint(
-                host=found[0].decode(),
-                port=int(found[1]),
-                username=settings.username,
-                password=_password(settings),
-            )
+        if found is not None:
+            return found
         failures.append(f"{sentinel}: knows no {settings.sentinel_primary!r}")
     raise Undecided(f"no Sentinel names the primary: {'; '.join(failures)}")
 
 
-def inquirer(endpoint: Endpoint, timeout_seconds: float) -> redis_asyncio.Redis:
-    """A client for the odd question: no retries, replies as the server gives them."""
-    client = redis_asyncio.Redis(
-        host=endpoint.host or "localhost",
-        port=endpoint.port,
-        unix_socket_path=endpoint.path or None,
-        username=endpoint.username or None,
-        password=endpoint.password or None,
-        socket_timeout=timeout_seconds,
-        socket_connect_timeout=timeout_seconds,
-        retry=Retry(NoBackoff(), 0),
-        protocol=2,
+async def _primary_named_by(sentinel: Endpoint, settings: RedisSettings) -> Endpoint | None:
+    """The primary that this Sentinel names; None if it knows none. Raises Undecided."""
+    async with connected(sentinel, settings.connect_timeout_seconds) as connection:
+        words = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", settings.sentinel_primary]
+        reply = await ask(connection, words)
+    if not isinstance(reply, list):
+        return None
+    return Endpoint(
+        host=reply[0].decode(),
+        port=int(reply[1]),
+        username=settings.username,
+        password=_password(settings),
     )
-    client.response_callbacks.clear()
-    return client
+
+
+async def connect(endpoint: Endpoint) -> RedisConnection:
+    """Open a connection that has not logged in yet. Raises OSError, Undecided."""
+    loop = asyncio.get_running_loop()
+    if endpoint.path:
+        return (await loop.create_unix_connection(RedisConnection, endpoint.path))[1]
+    options = {} if endpoint.tls is None else await endpoint.tls.options(endpoint.host)
+    made = await loop.create_connection(
+        RedisConnection, endpoint.host or "localhost", endpoint.port, **options
+    )
+    return made[1]
+
+
+@asynccontextmanager
+async def connected(endpoint: Endpoint, timeout_seconds: float) -> AsyncIterator[RedisConnection]:
+    """A connection that is logged in, for the time of some questions. Raises Undecided."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            connection = await connect(endpoint)
+            try:
+                await log_in(connection, endpoint)
+                yield connection
+            finally:
+                connection.close()
+                await connection.wait_closed()
+    except (OSError, TimeoutError) as error:
+        raise unreachable(endpoint, error) from error
+
+
+def unreachable(endpoint: Endpoint, error: OSError) -> Undecided:
+    """The error of a connection that could not be opened, or was lost before it could be used."""
+    if endpoint.tls is None:
+        return Undecided(f"no connection to the store at {endpoint}: {error!r}")
+    reason = endpoint.tls.explain(error, endpoint.host)
+    return Undecided(f"no TLS connection to the store at {endpoint}: {reason}")
 
 
 Open = Callable[[RedisSettings, Primary | None], Awaitable[Primary]]
@@ -184,43 +224,35 @@ async def open_primary(settings: RedisSettings, replaces: Primary | None = None)
     behind a later one. Raises Undecided when no primary can be had.
     """
     endpoint = await find_primary(settings)
-    loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(settings.connect_timeout_seconds):
-            if endpoint.path:
-                _, connection = await loop.create_unix_connection(RedisConnection, endpoint.path)
-            else:
-                _, connection = await loop.create_connection(
-                    RedisConnection, endpoint.host, endpoint.port
-                )
+            connection = await connect(endpoint)
             try:
                 return await handshake(connection, endpoint, replaces)
             except BaseException:
                 connection.close()
                 raise
     except (OSError, TimeoutError) as error:
-        raise Undecided(f"no connection to the store at {endpoint}: {error!r}") from error
+        raise unreachable(endpoint, error) from error
 
 
 async def handshake(
     connection: RedisConnection, endpoint: Endpoint, replaces: Primary | None
 ) -> Primary:
     """Authenticate, load the scripts and look at the server's promises. Raises Undecided, ConnectionError."""
-    if endpoint.password:
-        words = [word for word in (endpoint.username, endpoint.password) if word]
-        await _ask(connection, ["AUTH", *words])
-    server = parse_info(await _ask(connection, ["INFO", "server"]))
-    replication = parse_info(await _ask(connection, ["INFO", "replication"]))
+    await log_in(connection, endpoint)
+    server = parse_info(await ask(connection, ["INFO", "server"]))
+    replication = parse_info(await ask(connection, ["INFO", "replication"]))
     if replication.get("role") != "master":
         raise Undecided(f"the store at {endpoint} is not a primary: {replication.get('role')!r}")
     if replaces is not None and replaces.run_id == server.get("run_id"):
-        await _ask(connection, ["CLIENT", "KILL", "ID", replaces.client_id])
-    client_id = await _ask(connection, ["CLIENT", "ID"])
+        await ask(connection, ["CLIENT", "KILL", "ID", replaces.client_id])
+    client_id = await ask(connection, ["CLIENT", "ID"])
     for script in ALL_SCRIPTS:
-        await _ask(connection, ["SCRIPT", "LOAD", script.source])
+        await ask(connection, ["SCRIPT", "LOAD", script.source])
     # Behind the scripts, which a server that still loads its data refuses: until it has loaded them
     # it says that it keeps no append-only file, and would be taken to promise nothing for good.
-    persistence = parse_info(await _ask(connection, ["INFO", "persistence"]))
+    persistence = parse_info(await ask(connection, ["INFO", "persistence"]))
     has_file = persistence.get("aof_enabled") == "1"
     return Primary(
         connection=connection,
@@ -231,12 +263,20 @@ async def handshake(
     )
 
 
+async def log_in(connection: RedisConnection, endpoint: Endpoint) -> None:
+    """Authenticate, if there is a password. Raises Undecided, ConnectionError."""
+    if endpoint.password:
+        words = [word for word in (endpoint.username, endpoint.password) if word]
+        await ask(connection, ["AUTH", *words])
+
+
 async def _syncs_always(connection: RedisConnection) -> bool:
     reply = await connection.submit(["CONFIG", "GET", "appendfsync"])
     return isinstance(reply, list) and len(reply) == 2 and reply[1] == b"always"
 
 
-async def _ask(connection: RedisConnection, words: Sequence[Word]) -> Reply:
+async def ask(connection: RedisConnection, words: Sequence[Word]) -> Reply:
+    """The reply to a command. Raises Undecided if the server refuses it, ConnectionError."""
     reply = await connection.submit(words)
     if isinstance(reply, ConnectionError):
         raise reply

@@ -10,18 +10,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import redis.asyncio as redis_asyncio
-import redis.exceptions
+import hiredis
 
 from onewriter_broker.log.store.api import Durability
+from onewriter_broker.log.store.redis.connection import RedisConnection, Reply
 from onewriter_broker.log.store.redis.primary import (
     Endpoint,
     RedisSettings,
+    ask,
+    connected,
     find_primary,
-    inquirer,
     parse_info,
     version_of,
 )
+from onewriter_broker.log.store.redis.script_calls import Word
 from onewriter_core.errors import Undecided
 
 VALKEY_VERSION_MIN = (8,)
@@ -36,7 +38,7 @@ _REPLID_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """What one look at a server found.
+    """The facts about a server that one inspection found.
 
     ``product`` is ``valkey`` or ``redis``. ``append_sync`` (``always``, ``everysec``, ``no``) and
     ``replicas_min_to_write`` are empty and None where CONFIG is denied. ``guard_replids`` are two
@@ -154,27 +156,25 @@ def _setting_refusals(facts: ServerFacts, minimum: Durability) -> list[str]:
 async def check_server(settings: RedisSettings) -> ServerFacts:
     """Look at the primary that the settings lead to; Undecided when it cannot be asked."""
     endpoint = await find_primary(settings)
-    client = inquirer(endpoint, settings.call_timeout_seconds)
     try:
-        return await _look(client, endpoint)
-    except (redis.RedisError, OSError) as error:
+        async with connected(endpoint, settings.call_timeout_seconds) as connection:
+            return await _read_facts(connection, endpoint)
+    except Undecided as error:
         raise Undecided(f"the store at {endpoint} cannot be checked: {error}") from error
-    finally:
-        await client.aclose()
 
 
-async def _look(client: redis_asyncio.Redis, endpoint: Endpoint) -> ServerFacts:
-    server = await _info(client, "server")
-    replication = await _info(client, "replication")
-    memory = await _info(client, "memory")
-    persistence = await _info(client, "persistence")
+async def _read_facts(connection: RedisConnection, endpoint: Endpoint) -> ServerFacts:
+    server = await _info(connection, "server")
+    replication = await _info(connection, "replication")
+    memory = await _info(connection, "memory")
+    persistence = await _info(connection, "persistence")
     if persistence.get("loading") == "1":  # it says meanwhile that it keeps no append-only file
         raise Undecided(f"the store at {endpoint} still loads its data")
     is_valkey = "valkey_version" in server
     version = server.get("valkey_version" if is_valkey else "redis_version", "")
-    append_sync = await _try(client, "CONFIG", "GET", "appendfsync")
-    replicas_min = await _try(client, "CONFIG", "GET", "min-replicas-to-write")
-    guard = [await _try(client, "EVAL", _GUARD_PROBE, 0) for _ in range(2)]
+    append_sync = await _try(connection, "CONFIG", "GET", "appendfsync")
+    replicas_min = await _try(connection, "CONFIG", "GET", "min-replicas-to-write")
+    guard = [await _try(connection, "EVAL", _GUARD_PROBE, 0) for _ in range(2)]
     user = "" if endpoint.username in {"", "default"} else endpoint.username
     return ServerFacts(
         product="valkey" if is_valkey else "redis",
@@ -188,37 +188,36 @@ async def _look(client: redis_asyncio.Redis, endpoint: Endpoint) -> ServerFacts:
         replicas_min_to_write=int(_value(replicas_min)) if _value(replicas_min) else None,
         guard_replids=tuple(reply.decode() for reply in guard if isinstance(reply, bytes)),
         user=user,
-        allowed=await _allowed(client) if user else (),
+        allowed=await _allowed(connection) if user else (),
     )
 
 
-async def _allowed(client: redis_asyncio.Redis) -> tuple[str, ...]:
+async def _allowed(connection: RedisConnection) -> tuple[str, ...]:
     probes = {"DEL": (PROBE_KEY,), "XSETID": (PROBE_KEY, "1-1")}
     allowed = []
     for command, arguments in probes.items():
-        try:
-            await _execute(client, command, *arguments)
-        except redis.exceptions.NoPermissionError:
+        reply = await _reply(connection, command, *arguments)
+        if isinstance(reply, hiredis.ReplyError) and str(reply).startswith("NOPERM"):
             continue
-        except redis.ResponseError:
-            pass  # refused because the key does not exist, so the command itself is allowed
+        # Another refusal is because the key does not exist, so the command itself is allowed.
         allowed.append(command)
     return tuple(allowed)
 
 
-async def _info(client: redis_asyncio.Redis, section: str) -> Mapping[str, str]:
-    return parse_info(await _execute(client, "INFO", section))
+async def _info(connection: RedisConnection, section: str) -> Mapping[str, str]:
+    return parse_info(await ask(connection, ["INFO", section]))
 
 
-async def _try(client: redis_asyncio.Redis, *words: str | int) -> object:
-    try:
-        return await _execute(client, *words)
-    except redis.ResponseError:
-        return None
+async def _try(connection: RedisConnection, *words: Word) -> Reply:
+    """The reply; None if the server refuses the command."""
+    reply = await _reply(connection, *words)
+    return None if isinstance(reply, hiredis.ReplyError) else reply
 
 
-async def _execute(client: redis_asyncio.Redis, *words: str | int) -> object:
-    reply: object = await client.execute_command(*words)  # type: ignore[no-untyped-call]
+async def _reply(connection: RedisConnection, *words: Word) -> Reply:
+    reply = await connection.submit(words)
+    if isinstance(reply, ConnectionError):
+        raise reply
     return reply
 
 

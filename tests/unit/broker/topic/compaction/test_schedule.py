@@ -75,7 +75,7 @@ class Broker:
 
     async def round(self) -> None:
         """Perform the due work."""
-        await self.compactions.look()
+        await self.compactions.check()
         await self.compactions.compact_requested()
 
     def slots_in_use(self) -> int:
@@ -259,12 +259,12 @@ class FilledStore:
                 brokers=lambda: len(brokers),
             )
             broker.compactions._store = watch
-        self.look()
+        self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Let all brokers check, as they do regularly."""
         for broker in self.brokers:
-            cast("StoreWatch", broker.compactions._store).look(self.observation())
+            cast("StoreWatch", broker.compactions._store).observe(self.observation())
 
     @property
     def views(self) -> int:
@@ -313,7 +313,7 @@ async def test_several_brokers_do_not_fill_the_store_together(*, at_once: bool) 
     assert store.used_otherwise + store.views <= COMPACT_BELOW * store.limit
     assert {broker.progress() for broker in store.brokers} == {Progress.ERROR}
     store.used_otherwise = int(store.limit * 0.8)
-    store.look()
+    store.check()
     await asyncio.gather(*(broker.round() for broker in store.brokers))
     assert {broker.progress() for broker in store.brokers} == {Progress.SUCCESS}
     assert store.used_otherwise + store.views <= COMPACT_BELOW * store.limit
@@ -329,11 +329,11 @@ async def test_a_store_that_fills_up_meanwhile_ends_the_copy_which_says_what_it_
     assert store.views == 0, "others have the room at once"
     needed = broker.compactions._of(broker.story.log).needed_bytes
     store.grows, store.used_otherwise = 0, int(COMPACT_BELOW * store.limit) - needed + 100_000
-    store.look()
+    store.check()
     await broker.round()
     assert broker.progress() is Progress.ERROR, "not tried again for nothing"
     store.used_otherwise -= 100_000
-    store.look()
+    store.check()
     await broker.round()
     assert broker.progress() is Progress.SUCCESS
     assert store.views <= needed

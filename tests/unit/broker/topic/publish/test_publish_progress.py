@@ -19,7 +19,7 @@ from onewriter_core.api.manifests import DesiredState
 from onewriter_core.topic.model import AccessMode, Held
 
 
-def looking(room: Room) -> ProgressDeadlines:
+def deadlines_of(room: Room) -> ProgressDeadlines:
     topic = SimpleNamespace(runner=room.runner, progress_deadline_seconds=DEADLINE_SECONDS)
     registry = Registry(orders=topic)
     registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
@@ -29,19 +29,19 @@ def looking(room: Room) -> ProgressDeadlines:
 async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None:
     async with serving() as world:
         room = await room_of(world)
-        look, parts = looking(room), await room.staged()
-        holder, told = room.world.ask(room.runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        deadlines, parts = deadlines_of(room), await room.staged()
+        holder, channel = room.world.ask(room.runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         gates = Gates(world.store, "append")
-        look.look(100.0)
+        deadlines.check(100.0)
         asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=holder.epoch))
         await gates.reached("append")
-        look.look(101.0 + DEADLINE_SECONDS)
+        deadlines.check(101.0 + DEADLINE_SECONDS)
         gates.open("append")
         assert (await asking).where is not None
         assert isinstance(room.runner.topic.partitions[0].ownership, Held)
         for now in (200.0, 199.0 + DEADLINE_SECONDS):
-            look.look(now)
-        assert told.closed == 0
-        look.look(201.0 + DEADLINE_SECONDS)
-        assert told.closed == 1
+            deadlines.check(now)
+        assert channel.closed == 0
+        deadlines.check(201.0 + DEADLINE_SECONDS)
+        assert channel.closed == 1

@@ -51,9 +51,9 @@ async def test_nothing_is_said_while_nobody_registered_the_bucket_anew() -> None
     world = World()
     await world.registered(1, "broker-a")
     world.accounting.left(TOPIC, world.mine, ENDS)
-    await world.accounting.look(0)
+    await world.accounting.check(0)
     await world.registered(1, "")
-    await world.accounting.look(0)
+    await world.accounting.check(0)
     assert world.lost == []
 
 
@@ -61,9 +61,9 @@ async def test_a_bucket_that_another_broker_serves_on_the_same_dataset_is_well()
     world = World()
     world.accounting.left(TOPIC, world.mine, ENDS)
     await world.registered(1, "broker-b")
-    await world.accounting.look(0)
+    await world.accounting.check(0)
     await world.registered(2, "broker-b")
-    await world.accounting.look(0)
+    await world.accounting.check(0)
     assert world.lost == [], "what happens to it then is the other's to tell"
 
 
@@ -72,8 +72,8 @@ async def test_what_the_new_dataset_lacks_is_lost_once() -> None:
     await world.holds(world.mine, 5, 7)
     world.accounting.left(TOPIC, world.mine, ENDS)
     await world.registered(2, "broker-b")
-    await world.accounting.look(0)
-    await world.accounting.look(0)
+    await world.accounting.check(0)
+    await world.accounting.check(0)
     assert world.lost == [
         Loss(TOPIC, Position(5, 7), Position(5, 9)),
         Loss(TOPIC, Position(6, 0), Position(6, 4)),
@@ -87,7 +87,7 @@ async def test_what_retention_dropped_on_purpose_is_not_lost() -> None:
     await world.store.set_state(world.mine, TOPIC, token, {TRIMMED: "6-1"})
     world.accounting.left(TOPIC, world.mine, ENDS)
     await world.registered(2, "broker-b")
-    await world.accounting.look(0)
+    await world.accounting.check(0)
     assert world.lost == [Loss(TOPIC, Position(6, 0), Position(6, 4))]
 
 
@@ -98,5 +98,5 @@ async def test_a_store_that_shows_another_dataset_says_nothing() -> None:
     world.accounting.left(TOPIC, world.mine, ENDS)
     await world.registered(2, "broker-b", replid="f" * 40)
     with pytest.raises(Undecided, match="dataset"):
-        await world.accounting.look(0)
+        await world.accounting.check(0)
     assert world.lost == []

@@ -16,7 +16,6 @@ from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.retention import maintenance as maintenance_module
 from onewriter_broker.topic.retention.maintenance import ROLL_BYTES_MIN, Maintenance
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.ids import Position, TopicName
@@ -104,13 +103,13 @@ class Rolled:
 def test_only_topics_that_were_written_to_since_their_last_roll_are_looked_at() -> None:
     idle, busy, rolled, closed = (Rolled(name, 5) for name in ("idle", "busy", "new", "old"))
     written = [busy.log, rolled.log, closed.log]
-    looking = maintenance(idle, busy, rolled, closed, written=written)
+    tested = maintenance(idle, busy, rolled, closed, written=written)
     rolled.log._ledger_entries = 0
     closed.log._is_closed = True
-    looking.roll()
+    tested.roll()
     assert [len(topic.asked) for topic in (idle, busy, rolled, closed)] == [0, 1, 0, 0]
     assert busy.asked == [(64 * MEBIBYTE, 600)]
-    assert list(looking._appender.written) == [busy.log]
+    assert list(tested._appender.written) == [busy.log]
 
 
 def test_nothing_is_forgotten_while_there_is_room() -> None:
@@ -120,11 +119,10 @@ def test_nothing_is_forgotten_while_there_is_room() -> None:
     assert len(log.tail) == 50
 
 
+@pytest.mark.looptime
 async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(maintenance_module, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(maintenance_module, "SWEEP_SECONDS", 0.001)
     sweeping, looked = asyncio.Event(), asyncio.Event()
 
     async def sweep() -> None:
@@ -136,13 +134,13 @@ async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
         if sweeping.is_set():
             looked.set()
 
-    looking = maintenance()
-    registry: Any = looking._topics
+    tested = maintenance()
+    registry: Any = tested._topics
     registry.follow_policies = follow_policies
-    appender: Any = looking._appender
+    appender: Any = tested._appender
     appender.statistics = SimpleNamespace(blocks=0, fences=0)
-    monkeypatch.setattr(looking, "sweep", sweep)
-    running = asyncio.gather(looking.look_for_ever(), looking.sweep_for_ever())
+    monkeypatch.setattr(tested, "sweep", sweep)
+    running = asyncio.gather(tested.run(), tested.sweep_for_ever())
     async with asyncio.timeout(60):
         await looked.wait()
     running.cancel()
@@ -160,10 +158,10 @@ async def test_of_a_topic_that_left_no_measurements_are_kept() -> None:
         declared=declared(maxEntries=1_000),
         compaction_threshold=0,
     )
-    looking = maintenance(topic)
-    await looking.sweep()
-    assert looking._retention.has_measured
-    looking._topics.loaded.clear()
+    tested = maintenance(topic)
+    await tested.sweep()
+    assert tested._retention.has_measured
+    tested._topics.loaded.clear()
     story.log.close()
-    await looking.sweep()
-    assert not looking._retention.has_measured
+    await tested.sweep()
+    assert not tested._retention.has_measured

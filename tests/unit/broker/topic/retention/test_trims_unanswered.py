@@ -121,12 +121,12 @@ async def test_a_reader_that_comes_while_a_call_is_under_way_is_told(story: Stor
     seen: list[bool] = []
     story.log._ends.clear()
 
-    async def look(call: str, when: Moment) -> None:
+    async def check(call: str, when: Moment) -> None:
         if call == "trim":
             first = CUT if when == "after" else Position(5, 0)
             seen.append(lacks(story.log, MISSED, first))
 
-    hook(story, look)
+    hook(story, check)
     await trim(story.log, readers(), CUT)
     assert seen == [False, True]
 
