@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 from tests.unit.broker.topic.fence_path_world import (
     BUCKET,
     ORDERS,
-    Gates,
     FakeChannel,
+    Gates,
     World,
     serving,
     until,
