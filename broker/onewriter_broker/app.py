@@ -198,6 +198,7 @@ class Broker:
             lost=self._lost,
             left=self.accounting.left,
             moved=self._moved,
+            first_message=self._wrote_first,
             changed=self.watchers.changed,
             audit_tail=AuditTail(dependencies.store, now),
             loads=self.loads,
@@ -463,3 +464,7 @@ class Broker:
         """Record a transition of a topic."""
         del name  # series per topic are read from the topics themselves
         self.metrics.moved(record)
+
+    def _wrote_first(self, cause: str, seconds: float) -> None:
+        """Record the first message of a holder."""
+        self.metrics.wrote_first(cause, seconds)

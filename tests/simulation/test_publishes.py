@@ -101,6 +101,7 @@ class Leading:
 
     client_version = "driver"
     receives_queue_notices = False
+    last_inbound = 0.0
 
     def __init__(
         self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]

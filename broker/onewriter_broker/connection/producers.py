@@ -469,6 +469,10 @@ class ProducerCommands:
         self._link.write(replies.PING)
 
     @property
+    def last_inbound(self) -> float:
+        return self._link.last_inbound
+
+    @property
     def receives_queue_notices(self) -> bool:
         return self._link.extensions_version > 0
 

@@ -29,6 +29,8 @@ class Link(Protocol):
     """When the connection counts as silent; None if no exclusive producer depends on it."""
     may_only_resume: bool
     """The identity was proved only for the return to what it holds."""
+    last_inbound: float
+    """When the last byte was received."""
 
     @property
     def extensions_version(self) -> int:

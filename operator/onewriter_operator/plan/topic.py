@@ -6,7 +6,7 @@ adds the answers to the facts and plans again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from onewriter_operator.objects import (
     FencedPod,
     KubeObject,
     TopicStatus,
+    mappings,
     parse_topic_status,
     present,
 )
@@ -215,7 +216,8 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
     ]
     if partitions:
         found["partitions"] = partitions[:PARTITIONS_SHOWN_MAX]
-    transitions = shown_transitions(view) or before.get("transitions")
+    known = () if facts.status_editor else mappings(before.get("transitions"))
+    transitions = with_former(shown_transitions(view), known)
     if transitions:
         found["transitions"] = transitions
     return found
@@ -241,14 +243,29 @@ def shown_transitions(view: TopicView) -> list[Json]:
     return [_shown(each) for each in shown[:TRANSITIONS_SHOWN_MAX]]
 
 
+def with_former(shown: list[Json], known: Iterable[Json]) -> list[Json]:
+    """The transitions that brokers report, and those that the status showed before.
+
+    A broker knows only what its bucket's audit still has. A transition that was shown keeps its time, and the fields
+    that the broker has lost.
+    """
+    by_epoch = {each["epoch"]: each for each in reversed(shown)}
+    newest = max(by_epoch, default=None)
+    for each in known:
+        epoch = each.get("epoch")
+        if not isinstance(epoch, int) or (newest is not None and epoch > newest):
+            continue
+        by_epoch[epoch] = {**each, **by_epoch.get(epoch, {}), "at": each.get("at")}
+    found = sorted(by_epoch.values(), key=lambda each: int(each["epoch"]), reverse=True)
+    return found[:TRANSITIONS_SHOWN_MAX]
+
+
 def _shown(transition: TransitionView) -> Json:
     found: Json = {"epoch": transition.epoch, "cause": transition.cause, "at": transition.at}
     if transition.holder is not None:
         writer = transition.holder
         found |= present(producerName=writer.producer_name, pod=writer.pod)
-    if transition.leaderless_ms is not None:
-        found["leaderlessMs"] = transition.leaderless_ms
-    return found
+    return found | {name: value for name, value in transition.times() if value is not None}
 
 
 def _flickers(facts: TopicFacts) -> bool:
@@ -270,7 +287,10 @@ def _events(facts: TopicFacts, status: TopicStatus) -> list[Action]:
     if epoch > former and status.transitions and not facts.status_editor:
         last = status.transitions[0]
         writer = last.producer_name or "no producer"
-        events.append(EmitEvent("EpochAdvanced", f"Epoch {epoch} ({last.cause}): {writer} writes"))
+        note = f"Epoch {epoch} ({last.cause}): {writer} writes"
+        if last.outage_ms:
+            note += f". No producer could write for {last.outage_ms} ms"
+        events.append(EmitEvent("EpochAdvanced", note))
     known = {pod.identifier for pod in known_pods(facts)}
     for pod in status.fenced_pods:
         if pod.identifier not in known:

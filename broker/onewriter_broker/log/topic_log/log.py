@@ -387,8 +387,10 @@ class TopicLog:
         self._watchers.append(moved)
 
     def unwatch(self, moved: Callable[[], None]) -> None:
-        """Undo ``watch``."""
-        self._watchers.remove(moved)
+        """Undo ``watch``. A callback may call this."""
+        watchers = self._watchers.copy()  # ``advance`` may be iterating over the present list
+        watchers.remove(moved)
+        self._watchers = watchers
 
     def add_guarded(self, sender: Sender, guarded: GuardedSender) -> None:
         """Add a sender with a guard that now has pending entries."""

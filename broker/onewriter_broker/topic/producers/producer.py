@@ -58,6 +58,11 @@ class ProducerChannel(Protocol):
         """The version that the client reports, for statistics."""
         ...
 
+    @property
+    def last_inbound(self) -> float:
+        """When the connection's last byte was received, by the broker's monotonic clock."""
+        ...
+
     def producer_ready(self, producer: Producer, epoch: int | None) -> None:
         """Answer the PRODUCER command: the producer may write."""
         ...

@@ -27,6 +27,7 @@ class Line:
     def __init__(self) -> None:
         self.detection: Detection | None = None
         self.may_only_resume = False
+        self.last_inbound = 0.0
         self.written: list[bytes | memoryview] = []
         self.work: list[Coroutine[object, object, None]] = []
         self.resumed = 0

@@ -35,6 +35,7 @@ class Line:
     def __init__(self) -> None:
         self.detection: Detection | None = None
         self.may_only_resume = False
+        self.last_inbound = 0.0
         self.channel: list[object] = []
         self.unanswered_bytes = 0
         self._frames = FrameReader()
