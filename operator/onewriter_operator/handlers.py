@@ -51,7 +51,7 @@ WATCHED: Final = (
     Watched(POD, CLAIM_LABEL),
     Watched(SERVICE, f"{MANAGED_BY}={FIELD_MANAGER}"),
     # The operator's own slices, and those that a person or another program made for a leader Service.
-    # Kubernetes makes slices for a leader Service if somebody gives it a selector, with its labels.
+    # If a leader Service gets a selector, Kubernetes makes slices for it, with the Service's labels.
     Watched(
         SLICE,
         f"{SLICE_MANAGER_LABEL}!={KUBERNETES_SLICE_MANAGER}",

@@ -101,7 +101,7 @@ class Store:
         return [found for key in keys if (found := self.get(key)) is not None]
 
     def slices_of(self, namespace: str, service: str) -> list[KubeObject]:
-        """The watched EndpointSlices of a Service, whoever wrote them."""
+        """The watched EndpointSlices of a Service, the operator's and those of others."""
         keys = sorted(self._slices_of.get((namespace, service), ()))
         return [found for key in keys if (found := self.get(key)) is not None]
 

@@ -301,6 +301,85 @@ def test_a_selector_of_a_leader_service_is_removed_with_the_slice_of_kubernetes(
     world.until("Ready", "True/Ready")
 
 
+# ------------------------------------------------------------ the installation's object
+
+
+def report(world: Installed) -> None:
+    """Let the broker report its store and its buckets."""
+    fake = world.broker.fake
+    world.broker.do(lambda: fake.report_broker(memoryBytesUsed=512 * 1024**2))
+    world.broker.do(lambda: fake.report_buckets(list(range(64)), {}))
+
+
+def shown(world: Installed) -> Json:
+    """The status of the OneWriter; empty while there is none."""
+    get = ("get", "onewriter", RELEASE, "--ignore-not-found", "-o=json")
+    found = world.cluster.kubectl(*get, namespace=NAMESPACE, check=False).stdout
+    status: Json = (json.loads(found) if found.strip() else {}).get("status", {})
+    return status
+
+
+def is_shown(world: Installed) -> bool:
+    return shown(world).get("store", {}).get("state") == "Reachable"
+
+
+def test_the_installation_has_an_object_that_shows_it(world: Installed) -> None:
+    report(world)
+    wait_until(lambda: is_shown(world), explain=world.operator.log)
+    lines = world.cluster.kubectl("get", "ow", namespace=NAMESPACE).stdout.splitlines()
+    assert lines[0].split() == [
+        *("NAME", "READY", "BROKERS", "STORE", "WAITING", "MEMORY", "AGE"),
+    ]
+    # There are no nodes, so no pod is ready.
+    assert lines[1].split()[:-1] == [RELEASE, "False", "0/3", "Reachable", "0", "50%"]
+    wide = world.cluster.kubectl("get", "ow", "-o=wide", namespace=NAMESPACE).stdout
+    assert "2126-01-01T00:00:00Z" in wide
+    assert "0 of 3 brokers are ready" in wide
+    found = world.installed("onewriter", RELEASE)
+    assert "spec" not in found
+    (owner,) = found["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("ConfigMap", f"{RELEASE}-config")
+    assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
+    assert "installation.object_unavailable" not in world.operator.log()
+
+
+def workloads(world: Installed) -> list[str]:
+    return [
+        world.installed(*each.split("/"))["metadata"]["uid"]
+        for each in KEPT
+        if not each.startswith("secret/")
+    ]
+
+
+def test_a_deleted_object_comes_back_and_deletes_nothing(world: Installed) -> None:
+    report(world)
+    wait_until(lambda: is_shown(world), explain=world.operator.log)
+    wait_until(lambda: len(world.installed_names("statefulset")) == 2)
+    before, uid = workloads(world), world.installed("onewriter", RELEASE)["metadata"]["uid"]
+    world.cluster.kubectl("delete", "ow", RELEASE, namespace=NAMESPACE)
+    wait_until(lambda: is_shown(world), explain=world.operator.log)
+    assert world.installed("onewriter", RELEASE)["metadata"]["uid"] != uid
+    assert workloads(world) == before
+
+
+def test_without_the_definition_everything_else_works(world: Installed) -> None:
+    report(world)
+    wait_until(lambda: is_shown(world), explain=world.operator.log)
+    before = workloads(world)
+    world.cluster.kubectl("delete", "crd", "onewriters.onewriter.dev")
+    try:
+        wait_until(lambda: "installation.object_unavailable" in world.operator.log())
+        world.topic()
+        world.until("Ready", "True/Ready")
+        world.cluster.kubectl("delete", "service", "onewriter-broker", namespace=NAMESPACE)
+        wait_until(lambda: "onewriter-broker" in world.installed_names("service"))
+    finally:
+        world.cluster.establish(ROOT / "crds" / "onewriters.yaml")
+    wait_until(lambda: is_shown(world), explain=world.operator.log)
+    after = workloads(world)
+    assert after[1:] == before[1:], "only the Service that was deleted is new"
+
+
 # ------------------------------------------------------------ the webhook
 
 
