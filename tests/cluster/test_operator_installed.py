@@ -320,7 +320,7 @@ def shown(world: Installed) -> Json:
 
 
 def is_shown(world: Installed) -> bool:
-    return shown(world).get("store", {}).get("state") == "Reachable"
+    return bool(shown(world).get("store", {}).get("state") == "Reachable")
 
 
 def test_the_installation_has_an_object_that_shows_it(world: Installed) -> None:

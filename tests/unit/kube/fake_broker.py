@@ -154,7 +154,7 @@ class FakeBroker:
             "store": found | store,
             "certificates": certificates,
         }
-        self._tell(self.report)
+        self._report(self.report)
 
     def cut(self) -> None:
         """End every stream."""
