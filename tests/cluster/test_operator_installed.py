@@ -313,7 +313,7 @@ def report(world: Installed) -> None:
 
 def shown(world: Installed) -> Json:
     """The status of the OneWriter; empty while there is none."""
-    get = ("get", "onewriter", RELEASE, "--ignore-not-found", "-o=json")
+    get = ("get", "ow", RELEASE, "--ignore-not-found", "-o=json")
     found = world.cluster.kubectl(*get, namespace=NAMESPACE, check=False).stdout
     status: Json = (json.loads(found) if found.strip() else {}).get("status", {})
     return status
@@ -335,7 +335,7 @@ def test_the_installation_has_an_object_that_shows_it(world: Installed) -> None:
     wide = world.cluster.kubectl("get", "ow", "-o=wide", namespace=NAMESPACE).stdout
     assert "2126-01-01T00:00:00Z" in wide
     assert "0 of 3 brokers are ready" in wide
-    found = world.installed("onewriter", RELEASE)
+    found = world.installed("ow", RELEASE)
     assert "spec" not in found
     (owner,) = found["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("ConfigMap", f"{RELEASE}-config")
@@ -355,10 +355,10 @@ def test_a_deleted_object_comes_back_and_deletes_nothing(world: Installed) -> No
     report(world)
     wait_until(lambda: is_shown(world), explain=world.operator.log)
     wait_until(lambda: len(world.installed_names("statefulset")) == 2)
-    before, uid = workloads(world), world.installed("onewriter", RELEASE)["metadata"]["uid"]
+    before, uid = workloads(world), world.installed("ow", RELEASE)["metadata"]["uid"]
     world.cluster.kubectl("delete", "ow", RELEASE, namespace=NAMESPACE)
     wait_until(lambda: is_shown(world), explain=world.operator.log)
-    assert world.installed("onewriter", RELEASE)["metadata"]["uid"] != uid
+    assert world.installed("ow", RELEASE)["metadata"]["uid"] != uid
     assert workloads(world) == before
 
 

@@ -48,9 +48,10 @@ class BrokerReport:
     async def line(self) -> dict[str, Any]:
         """The line of a watch."""
         site = self._site
-        if self._now() - self._read_at >= CERTIFICATES_SECONDS:
+        files = _store_files(site.clients.settings)
+        if files and self._now() - self._read_at >= CERTIFICATES_SECONDS:
             self._read_at = self._now()
-            self._store_dates = await asyncio.to_thread(_dates, _store_files(site.clients.settings))
+            self._store_dates = await asyncio.to_thread(_dates, files)
         dates = dict(self._store_dates)
         if site.certificate is not None:
             dates["broker"] = iso(round(site.certificate.not_after * 1000))
