@@ -25,7 +25,7 @@ from tests.integration.raw import RawProducer
 
 from onewriter_broker.log.limits import APPS_PER_SUBJECT_MAX
 from onewriter_broker.testing.in_process import InProcessBroker
-from onewriter_broker.topic.publish.staged_rows import MAGIC
+from onewriter_core.log_format.staged_rows import MAGIC
 from onewriter_core.publish_rights import capability_of
 from onewriter_core.wire.messages import build_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb

@@ -33,10 +33,10 @@ from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.verify.cli import verify_command
 from onewriter_core.ids import TopicName
+from onewriter_core.log_format.staged_rows import MAGIC
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Conflict, Invalid, MissingPart, PipelineError
 from onewriter_pipeline.lead.requests import Grant
-from onewriter_pipeline.publish.parts import MAGIC
 from onewriter_pipeline.publish.staging import Part, Publication, Staging
 
 APP = "0f3a-query"

@@ -28,19 +28,23 @@ from tests.simulation.world import BUCKETS, REPLICATED_TOPIC, BrokerNode, World,
 
 from onewriter_broker.app import BrokerLimits
 from onewriter_broker.log.limits import LogLimits
-from onewriter_broker.log.store.api import Block, Marker, Outcome
+from onewriter_broker.log.store.api import Block, Marker, Outcome, Unit
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.topic_log.log import TopicLog, payloads
 from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
-from onewriter_broker.topic.publish.staged_rows import MAGIC
 from onewriter_broker.topic.publish.staging import MissingPart, StagedPartRef
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
-from onewriter_broker.verify.publishes import PublishChecker
+from onewriter_broker.verify.observer import LogObserver
+from onewriter_broker.verify.reader import stored_state
+from onewriter_core.audit.facts import PublishRun
+from onewriter_core.audit.findings import Finding
+from onewriter_core.audit.publishes import VersionChecker
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import Identity, TopicName, bucket_of
+from onewriter_core.log_format.staged_rows import MAGIC
 from onewriter_core.topic.model import AccessMode, Departure, Request, Reserved
 from onewriter_core.wire.messages import build_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -306,18 +310,22 @@ async def report(world: World, *, shares: bool = False) -> None:
 
 def problems(world: World, drivers: list[Driver]) -> list[str]:
     dataset = stored_in(world.server.primary)
-    checker = PublishChecker(REPLICATED_TOPIC)
+    observer, checker = LogObserver(REPLICATED_TOPIC), VersionChecker(REPLICATED_TOPIC)
     found: list[str] = []
     values: dict[int, list[str]] = {}
     for block in dataset.logs[TOPIC].blocks:
+        for fact in observer.facts(block):
+            if isinstance(fact, Finding):
+                found.append(fact.sentence)
+            elif isinstance(fact, PublishRun):
+                found += [each.sentence for each in checker.published(fact)]
         if isinstance(block, Marker):
-            found += [each.sentence for each in checker.marker(block)]
             continue
         assert isinstance(block, Block)
-        found += [each.sentence for each in checker.block(block)]
         version = int(block.publish.rpartition("/")[2])
         values.setdefault(version, []).extend(_content(each) for each in payloads(block))
-    found += [each.sentence for each in checker.finish(dataset.states[TOPIC])]
+    published = stored_state(dataset.states[TOPIC], Unit()).published
+    found += [each.sentence for each in checker.finish(published)]
     for version, texts in values.items():
         if texts != [f"{version}/{number}" for number in range(FRAMES)]:
             found.append(f"version {version} holds {texts}")

@@ -49,7 +49,9 @@ class ChunkAssembler:
         begun: Callable[[MessageId], None],
         given_up: Callable[[Sequence[MessageId]], None],
         messages_max: int = CHUNKED_MAX,
+        bytes_max: int = CHUNKED_BYTES_MAX,
     ) -> None:
+        self._bytes_max = bytes_max
         self._topic = topic
         self._begun = begun
         self._on_given_up = given_up
@@ -118,7 +120,7 @@ class ChunkAssembler:
 
     def _make_room(self, latest: str) -> None:
         while len(self._open) > self._messages_max or (
-            len(self._open) > 1 and self._bytes > CHUNKED_BYTES_MAX
+            len(self._open) > 1 and self._bytes > self._bytes_max
         ):
             oldest = next(uuid for uuid in self._open if uuid != latest)
             self._give_up(oldest, "too many messages in chunks are incomplete")

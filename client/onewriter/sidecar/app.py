@@ -11,6 +11,7 @@ from onewriter._client import Client
 from onewriter._config import Tls
 from onewriter.sidecar.candidate import Candidate
 from onewriter.sidecar.http import HttpServer
+from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 from onewriter.sidecar.map_http import MapRoutes
 from onewriter.sidecar.maps import Maps
 from onewriter.sidecar.metrics import Metrics
@@ -25,17 +26,24 @@ VERSION = "onewriter-sidecar"
 log = structlog.get_logger(__name__)
 
 
-async def serve(settings: Settings, stop: asyncio.Event, stand_aside: asyncio.Event) -> None:
+async def serve(
+    settings: Settings,
+    stop: asyncio.Event,
+    stand_aside: asyncio.Event,
+    limits: SidecarLimits = DEFAULT_LIMITS,
+) -> None:
     """Run until ``stop``, then release the topic and return. Raises ConfigurationError.
 
     Each time that ``stand_aside`` is set, the sidecar releases the topic, stays out of the queue, and continues to run.
     """
     metrics = Metrics()
-    async with _client(settings) as client, _maps(settings, client, metrics) as maps:
-        candidate = Candidate(settings, client, metrics)
-        streams = EventStreams(settings.event_streams_max, metrics)
-        owning = OwnershipRoutes(client, streams, metrics)
-        sharing = MapRoutes(settings, maps, streams, metrics)
+    async with _client(settings) as client, _maps(settings, client, metrics, limits) as maps:
+        candidate = Candidate(settings, client, metrics, limits)
+        streams = EventStreams(
+            settings.event_streams_max, metrics, ping_seconds=limits.ping_seconds
+        )
+        owning = OwnershipRoutes(client, streams, metrics, limits)
+        sharing = MapRoutes(settings, maps, streams, metrics, limits)
         server = HttpServer(candidate, streams, [owning.add_routes, sharing.add_routes])
         try:
             await server.start()
@@ -66,14 +74,15 @@ def _client(settings: Settings) -> Client:
     )
 
 
-def _maps(settings: Settings, client: Client, metrics: Metrics) -> Maps:
-    limits = StateLimits(timeout_seconds=settings.publish_timeout_seconds)
+def _maps(settings: Settings, client: Client, metrics: Metrics, limits: SidecarLimits) -> Maps:
+    of_state = StateLimits(timeout_seconds=settings.publish_timeout_seconds)
     return Maps(
-        lambda topic: SharedMap(client, topic, bytes, bytes, limits=limits),
+        lambda topic: SharedMap(client, topic, bytes, bytes, limits=of_state),
         metrics,
         maps_max=settings.maps_max,
         timeout_seconds=settings.publish_timeout_seconds,
         stop_seconds=settings.stop_seconds,
+        troubled_seconds=limits.troubled_seconds,
     )
 
 

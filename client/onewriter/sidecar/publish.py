@@ -30,8 +30,7 @@ SESSION_HEADER = "Onewriter-Session"
 KEY_HEADER = "Idempotency-Key"
 
 STREAM_WINDOW_MAX = 256
-STREAM_BYTES_MAX = 8 * 1024 * 1024
-"""Largest number and size of a stream's messages without an answer; above it, the stream is not read."""
+"""Largest number of a stream's messages without an answer; above it, the stream is not read."""
 
 GUARD_QUERY = "guard"
 """The query that names another topic to publish to, under the guard of the led topic."""
@@ -59,7 +58,9 @@ class PublishRoutes:
         self._candidate = candidate
         self._remembered = IdempotencyKeys()
         self._admission = Admission(
-            candidate.settings.requests_max, candidate.settings.message_bytes_max
+            candidate.settings.requests_max,
+            candidate.settings.message_bytes_max,
+            candidate.limits.bodies_bytes_max,
         )
         self._streams = 0
 
@@ -162,7 +163,7 @@ class _Stream:
         await self._under_way.put(None)
 
     def _has_room(self, size: int) -> bool:
-        return not self._bytes or self._bytes + size <= STREAM_BYTES_MAX
+        return not self._bytes or self._bytes + size <= self._candidate.limits.stream_bytes_max
 
     async def answers(self) -> AsyncGenerator[bytes, None]:
         """Yield one line per message and one at the end; lines that are ready together are joined."""

@@ -35,7 +35,6 @@ from onewriter_core.ids import Position
 CHUNKS_IN_FLIGHT_MAX = 4
 
 READ_TIMEOUT_SECONDS = 30.0
-"""Time limit for reading checkpoints; without a checkpoint the log is read from its first stored entry."""
 
 POLL_SECONDS = 1.0
 """Interval at which a state checks whether a checkpoint is due."""
@@ -82,6 +81,8 @@ class Checkpoints:
     """Smallest number of writes since the last checkpoint."""
     seconds_min: float = 10.0
     """Smallest time between two checkpoints, in seconds."""
+    read_timeout_seconds: float = READ_TIMEOUT_SECONDS
+    """Limit of reading checkpoints; without a checkpoint the log is read from its first stored entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +335,7 @@ class Checkpointer(Generic[S]):
     async def recover(self) -> Base[S] | None:
         """Return the base of the latest valid checkpoint; None if there is none. Raises Unavailable, Refused."""
         try:
-            async with asyncio.timeout(READ_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._policy.read_timeout_seconds):
                 collector = await self._store.newest()
                 end = await self._source.end()
         except TimeoutError:
@@ -424,7 +425,7 @@ class Checkpointer(Generic[S]):
 
     async def _read_back(self) -> Stored | None:
         try:
-            async with asyncio.timeout(READ_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._policy.read_timeout_seconds):
                 return (await self._store.newest()).newest
         except TimeoutError as error:
             raise Unavailable("the checkpoint was not read back in time") from error

@@ -73,22 +73,6 @@ class Segments:
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
-    """The state of a log in the store, besides its blocks; all fields are zero if it is lost.
-
-    ``epoch``, ``ledger``: the highest of the log; ``bucket_ledger``: the highest of its bucket; ``published``: the
-    newest version of each app that published atomically; ``trimmed``: the log was trimmed below this position;
-    None: never.
-    """
-
-    epoch: int
-    ledger: int
-    bucket_ledger: int
-    published: Mapping[str, int]
-    trimmed: Position | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Trim:
     """The result of a trim request.
 

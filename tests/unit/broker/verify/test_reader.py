@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from tests.contents import stored_in
 from tests.unit.broker.verify.histories import (
@@ -13,13 +15,14 @@ from tests.unit.broker.verify.histories import (
     waiter,
 )
 
-from onewriter_broker.log.store.api import Marker, Outcome
+from onewriter_broker.log.store.api import Marker, Outcome, StoredBlock
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.verify.audit import BucketAudit, check_audit
-from onewriter_broker.verify.findings import DEFAULT_LIMITS, Limits
-from onewriter_broker.verify.logs import Stored, check
-from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, verify
+from onewriter_broker.verify.observer import LogObserver
+from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, stored_state, verify
+from onewriter_core.audit.findings import DEFAULT_LIMITS, AuditLimits, Finding
+from onewriter_core.audit.grants import BucketAudit, check_audit
+from onewriter_core.audit.logs import LogChecker
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
 from onewriter_core.log_format.field_names import TRIMMED
@@ -39,13 +42,13 @@ def store(server: FakeServer) -> FakeLogStore:
 
 
 async def reports_of(
-    store: FakeLogStore, name: TopicName = TOPIC, limits: Limits = DEFAULT_LIMITS
+    store: FakeLogStore, name: TopicName = TOPIC, limits: AuditLimits = DEFAULT_LIMITS
 ) -> list[LogReport]:
     logs = await logs_of(store, name, BUCKETS)
     return await verify(store, logs, BUCKETS, lambda _log, _entries: None, limits)
 
 
-async def report_of(store: FakeLogStore, limits: Limits = DEFAULT_LIMITS) -> LogReport:
+async def report_of(store: FakeLogStore, limits: AuditLimits = DEFAULT_LIMITS) -> LogReport:
     (report,) = await reports_of(store, limits=limits)
     return report
 
@@ -57,7 +60,7 @@ async def holds_without_notes(store: FakeLogStore) -> bool:
 
 
 def notes(report: LogReport) -> list[str]:
-    return [note.sentence for note in report.findings.notes]
+    return list(report.findings.notes)
 
 
 async def test_a_group_of_partitions_is_fenced_together_and_rolled_alone(
@@ -287,7 +290,7 @@ async def test_an_unreadable_record_and_an_unreadable_entry_are_said(
 async def test_bounds_are_named_when_they_are_reached(
     server: FakeServer, store: FakeLogStore
 ) -> None:
-    limits = Limits(violations_max=1, audit_records_max=7, remembered_entries_max=2)
+    limits = AuditLimits(violations_max=1, audit_records_max=7, remembered_entries_max=2)
     story = await an_eventful_life(store)
     await story.fence(Purpose.ROLL)
     blocks = stored_in(server.primary).logs[TOPIC].blocks
@@ -309,8 +312,15 @@ async def test_a_program_without_a_store_checks_a_stream_of_its_own(
     assert list(check_audit(await store.read_audit(BUCKET, count=100), audit)) == []
     blocks = await store.read_blocks(TOPIC, EARLIEST, count=100)
     unit = (await store.observe([BUCKET])).units[BUCKET]
-    stored = Stored(await store.read_state(TOPIC), unit)
-    assert list(check(str(TOPIC), blocks, audit, stored)) == []
+    state = stored_state(await store.read_state(TOPIC), unit)
+
+    def findings(blocks: Sequence[StoredBlock]) -> list[Finding]:
+        observer, checker = LogObserver(str(TOPIC)), LogChecker(str(TOPIC), audit)
+        facts = (fact for block in blocks for fact in observer.facts(block))
+        found = [each for fact in facts for each in checker.feed(fact)]
+        return found + list(checker.finish(state))
+
+    assert findings(blocks) == []
     without_one = [block for block in blocks if block.position != Position(5, 3)]
-    (violation,) = check(str(TOPIC), without_one, audit, stored)
+    (violation,) = findings(without_one)
     assert (violation.predicate, violation.where) == ("S5", ("5-3", "5-5"))

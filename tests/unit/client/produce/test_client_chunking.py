@@ -26,7 +26,7 @@ from onewriter import (
     ProducerOptions,
     Refused,
 )
-from onewriter._produce import packer
+from onewriter._produce.packer import Packer
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.compression import compress
@@ -132,15 +132,27 @@ async def test_a_large_message_is_not_part_of_a_batch(broker: FakeBroker, client
     assert [send.sequence_id for send, _ in entries(broker)] == [0, 2, 2, 2, 2, 2, 3]
 
 
+def test_a_message_above_the_limit_of_contents_is_refused() -> None:
+    packer = Packer(1, "producer", Compression.NONE, content_bytes_max=len(LARGE) - 1)
+    with pytest.raises(Refused, match="can be sent"):
+        packer.chunked(
+            0,
+            LARGE,
+            key=None,
+            ordering_key=None,
+            properties=None,
+            event_time_ms=0,
+            now_ms=1,
+            entry_bytes_max=ENTRY_BYTES_MAX,
+        )
+
+
 async def test_a_message_that_is_too_large_for_chunks_is_refused(
-    broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", CHUNKING)
     with pytest.raises(Refused, match="no room"):
         await producer.send(LARGE, properties={"a": "b" * ENTRY_BYTES_MAX})
-    monkeypatch.setattr(packer, "CONTENT_BYTES_MAX", len(LARGE) - 1)
-    with pytest.raises(Refused, match="can be sent"):
-        await producer.send(LARGE)
     assert (await producer.send(b"next")).entry == 1
     assert [send.sequence_id for send, _ in entries(broker)] == [0]
 

@@ -18,8 +18,8 @@ from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.publisher_records import PublisherLimits
 from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
-from onewriter_broker.verify.findings import Violation
 from onewriter_broker.verify.reader import verify
+from onewriter_core.audit.findings import Finding
 from onewriter_core.errors import OnewriterError, Refused, Unavailable, Undecided
 from onewriter_core.ids import Identity
 from onewriter_core.publishers import CAPABILITY, EVERY_POD, HELD, PUBLISHER
@@ -44,7 +44,7 @@ async def published(
     return await room.publishing.publish(ORDERS, room.topic, asked, 1_234)
 
 
-async def violations(world: World) -> list[Violation]:
+async def violations(world: World) -> list[Finding]:
     (report,) = await verify(world.store, [ORDERS], 64, lambda _log, _entries: None)
     return report.findings.violations
 
