@@ -197,12 +197,24 @@ def test_broker_has_time_to_return_after_the_store_was_away(story: Story) -> Non
     story.run(10)
     story.stop(OTHER)
     story.run(10, store_away=True)
-    story.run(RETURN_SECONDS)
-    assert story.view().alive == {"broker-1"}
-    assert story.view().settled == {"broker-1"}
+    story.run(DEAD_SECONDS)
     assert not story.view().complete
+    story.run(RETURN_SECONDS - DEAD_SECONDS)
+    assert story.view() == LiveView(frozenset({"broker-1"}), frozenset({"broker-1"}), complete=True)
     story.run(BEAT_SECONDS)
     assert story.view() == LiveView(complete=True)
+
+
+def test_observer_that_is_held_up_again_and_again_finds_a_dead_broker(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.stop(OTHER)
+    observed = 0.0
+    while story.observer.alive:
+        story.run(5, store_away=True)
+        story.run(1.5)
+        observed += 1.0
+    assert observed == RETURN_SECONDS
 
 
 def test_returned_broker_is_dead_two_seconds_after_its_last_heartbeat(story: Story) -> None:
