@@ -118,7 +118,7 @@ class PodLab:
             self.cluster.kubectl(*wait, namespace=NAMESPACE)
             yield
         except BaseException as error:
-            error.add_note(self.story())
+            error.add_note(self.diagnostics())
             raise
         finally:
             delete = ("delete", f"deployment/{DEPLOYMENT}", "--cascade=foreground", "--timeout=60s")
@@ -128,7 +128,7 @@ class PodLab:
         """Have a pod deleted, and do not wait for it."""
         self.cluster.kubectl("delete", f"pod/{name}", "--wait=false", namespace=NAMESPACE)
 
-    def story(self) -> str:
+    def diagnostics(self) -> str:
         """What a person would look at."""
         asked = (
             ("get", "pods,xt,pclaim,lease", "-o", "wide"),
@@ -136,7 +136,10 @@ class PodLab:
             ("logs", f"--selector=app={DEPLOYMENT}", "--all-containers", "--prefix", "--tail=20"),
         )
         found = [self.cluster.kubectl(*each, check=False, namespace=NAMESPACE) for each in asked]
-        return "\n".join(each.stdout + each.stderr for each in found) + self._installation.story()
+        return (
+            "\n".join(each.stdout + each.stderr for each in found)
+            + self._installation.diagnostics()
+        )
 
     def _deployment(self, arguments: Sequence[str], led_topic: str | None) -> Json:
         labels = {"app": DEPLOYMENT}

@@ -86,7 +86,7 @@ class Metrics:
         )
         self._led_epoch: int | None = None
 
-    def stands(self, standing: Standing) -> None:
+    def candidate_changed(self, standing: Standing) -> None:
         """Record a new standing."""
         leads = standing.phase is Phase.LEADING
         self._leading.set(leads)
