@@ -160,7 +160,10 @@ REFUSED: dict[str, tuple[Json, str]] = {
         claim(subject={"podSelector": {"matchLabels": {"app": "no pod"}}}),
         "no pod can have such a label: a value has",
     ),
-    "a claim that allows nothing": (claim(allow=[]), "an empty allow permits Shared producers only"),
+    "a claim that allows nothing": (
+        claim(allow=[]),
+        "an empty allow permits Shared producers only",
+    ),
     "a claim that allows nothing in an exclusive mode": (
         claim(mode="Exclusive", allow=[]),
         "spec.allow",
