@@ -503,3 +503,31 @@ def test_anchors_outlive_an_uninstallation_that_deletes_the_definitions(
     onewriter.install()
     assert "exclusivetopics.onewriter.dev" in cluster.names("crd")
     assert "shard-0" in onewriter.names("bucketanchor")
+
+
+def test_documented_command_removes_finalizers_in_every_namespace(
+    onewriter: Installation,
+) -> None:
+    text = (ROOT / "docs" / "operator.md").read_text(encoding="utf-8")
+    (command,) = (
+        block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "finalizers" in block
+    )
+    onewriter.install()
+    cluster = onewriter.cluster
+    cluster.make_namespace("elsewhere")
+    for namespace in ("default", "elsewhere"):
+        topic = copy.deepcopy(TOPIC)
+        topic["metadata"] = {
+            "name": "stuck",
+            "namespace": namespace,
+            "finalizers": ["onewriter.dev/topic-cleanup"],
+        }
+        cluster.apply(topic)
+    script = (
+        f'kubectl() {{ {program("kubectl")} --kubeconfig={cluster.kubeconfig} "$@"; }}\n{command}'
+    )
+    done = commands.run(["bash", "-c", script], seconds=COMMAND_SECONDS)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(cluster.kubectl("get", "xt", "-A", "-o", "json").stdout)
+    assert not [each for each in found["items"] if each["metadata"].get("finalizers")]
+    cluster.kubectl("delete", "xt", "stuck", namespace="elsewhere")

@@ -141,8 +141,8 @@ def remains(configuration: Configuration, counts: Mapping[str, int]) -> list[str
         ),
     ]
     return [
-        "These remain, and a new installation of the same name continues with them. To delete them, in this"
-        " order:",
+        "These remain, and a new installation of the same name continues with them.",
+        "To delete them, in this order:",
         *(f"  {command}   # {what}" for command, what in found),
     ]
 

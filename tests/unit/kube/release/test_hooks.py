@@ -143,7 +143,7 @@ async def test_an_applied_rendering_ends_nothing(documents: list[Json], words: s
 def test_what_remains_is_named_with_the_command_that_deletes_it() -> None:
     lines = remains(configured(), {"ExclusiveTopic": 2, "ProducerClaim": 0})
     namespace = configured().namespace
-    commands = [line.strip().partition("   # ")[0] for line in lines[1:]]
+    commands = [line.strip().partition("   # ")[0] for line in lines[2:]]
     assert commands == [
         "kubectl delete xt,pclaim -A --all",
         f"kubectl delete pvc -n {namespace} -l app.kubernetes.io/instance=onewriter",
@@ -151,7 +151,7 @@ def test_what_remains_is_named_with_the_command_that_deletes_it() -> None:
         f"kubectl delete secret onewriter-ca -n {namespace} --ignore-not-found",
         "kubectl delete crd -l app.kubernetes.io/name=onewriter",
     ]
-    assert "2 ExclusiveTopics;" in lines[1]
+    assert "2 ExclusiveTopics;" in lines[2]
 
 
 def test_without_volumes_and_objects_less_remains() -> None:
