@@ -584,13 +584,13 @@ class _Client:
 
     def connect(self) -> None:
         self._socket.sendall(self._wire.connect("worst-inputs"))
-        self._hear(pb.CommandConnected)
+        self._receive(pb.CommandConnected)
         self._is_connected = True
 
     def prepare(self) -> None:
         """A producer and a consumer that holds many messages, both with the id 1."""
         self.send(encode_command(pb.CommandProducer(topic=TOPIC, request_id=1, producer_id=1)))
-        self._hear(pb.CommandProducerSuccess)
+        self._receive(pb.CommandProducerSuccess)
         subscribe = pb.CommandSubscribe(
             consumer_id=1,
             subscription="worst",
@@ -600,7 +600,7 @@ class _Client:
             request_id=1,
         )
         self.send(encode_command(subscribe) + encode_flow(1, 10 * MESSAGES))
-        self._hear(pb.CommandSuccess)
+        self._receive(pb.CommandSuccess)
 
     def send(self, data: bytes) -> None:
         with contextlib.suppress(OSError):  # refused while it was still being sent
@@ -609,21 +609,21 @@ class _Client:
     def settle(self) -> None:
         """Wait until everything was handled, or the connection was closed."""
         if not self._is_connected:
-            self._hear(pb.CommandConnected)
+            self._receive(pb.CommandConnected)
             return
         self.send(encode_command(pb.CommandPing()))
-        self._hear(pb.CommandPong)
+        self._receive(pb.CommandPong)
         time.sleep(0.02)  # for what runs beside the connection
 
-    def _hear(self, kind: type) -> None:
+    def _receive(self, kind: type) -> None:
         deadline = time.monotonic() + ANSWER_SECONDS_MAX
         while time.monotonic() < deadline:
             try:
                 data = self._socket.recv(1 << 20)
-                heard = self._wire.feed(data) if data else []
+                received = self._wire.feed(data) if data else []
             except (OSError, ProtocolError):
                 return
-            if not data or any(isinstance(command, kind) for command, _ in heard):
+            if not data or any(isinstance(command, kind) for command, _ in received):
                 return
 
 

@@ -108,10 +108,10 @@ def holes(lines: Iterable[Line]) -> list[Line]:
     return found
 
 
-def lost(lines: Iterable[Line], told: Iterable[Line]) -> list[Line]:
+def lost(lines: Iterable[Line], reported: Iterable[Line]) -> list[Line]:
     """Return acknowledged lines that are not at their acknowledged position."""
     there = {(line.position, line.term, line.number) for line in lines}
-    return [line for line in told if (line.position, line.term, line.number) not in there]
+    return [line for line in reported if (line.position, line.term, line.number) not in there]
 
 
 def _line(fields: dict[str, Any], position: str, epoch: int = -1) -> Line:

@@ -56,25 +56,27 @@ def writers(world: World) -> Writers:
 
 
 def test_the_brokers_answer_through_port_forwards(plugin: Plugin, writers: Writers) -> None:
-    reign = writers.settled()
-    assert f"{reign.name} (producer " in plugin("who", writers.name)
-    told = json.loads(plugin("history", writers.name, "--output=json"))["records"]
-    assert reign.epoch in {int(each["epoch"]) for each in told if each.get("epoch")}
+    writing_pod = writers.settled()
+    assert f"{writing_pod.name} (producer " in plugin("who", writers.name)
+    reported = json.loads(plugin("history", writers.name, "--output=json"))["records"]
+    assert writing_pod.epoch in {int(each["epoch"]) for each in reported if each.get("epoch")}
     assert "waiters:" in plugin("status", writers.name, "--live")
     why = plugin("why", writers.name, "--live")
-    assert f"is written by {reign.name}" in why
+    assert f"is written by {writing_pod.name}" in why
     assert "1 waits, in this order:" in why
     assert "This may be outdated" not in why
 
 
 def test_orders_through_the_operator_and_past_it(plugin: Plugin, writers: Writers) -> None:
-    reign = writers.settled()
-    assert f"done: epoch {reign.epoch} " in plugin("handover", writers.name, "--yes", *IN_TIME)
-    after = writers.succeeded(reign)
+    writing_pod = writers.settled()
+    assert f"done: epoch {writing_pod.epoch} " in plugin(
+        "handover", writers.name, "--yes", *IN_TIME
+    )
+    after = writers.succeeded(writing_pod)
     writers.settled()
     assert f"done: epoch {after.epoch} " in plugin("handover", writers.name, "--yes", "--direct")
     writers.succeeded(after)
-    assert writers.settled().uid == reign.uid
+    assert writers.settled().uid == writing_pod.uid
 
 
 def test_the_report_is_whole_and_tells_no_secret(plugin: Plugin, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from e2e.faults import Faults
 from e2e.manifests import KINDS, PATIENT, SIDECAR
 from e2e.world import World
-from e2e.writers import Reign, Writers
+from e2e.writers import Writers, WritingPod
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,7 @@ def cast(world: World) -> list[Writers]:
     return [world.writers(kind, spec=PATIENT) for kind in KINDS]
 
 
-def settled(cast: list[Writers]) -> list[Reign]:
+def settled(cast: list[Writers]) -> list[WritingPod]:
     return [writers.settled() for writers in cast]
 
 

@@ -9,7 +9,7 @@ import pytest
 from e2e.installation import EXEC_SECONDS
 from e2e.manifests import PATIENT
 from e2e.world import World
-from e2e.writers import Reign, Writers, until
+from e2e.writers import Writers, WritingPod, until
 from tests.cluster.control_plane import WAIT_SECONDS
 
 ASK = "import urllib.request as r, sys; print(r.urlopen(sys.argv[1], timeout=30).read().decode())"
@@ -30,11 +30,11 @@ def answers(world: World, writers: Writers, asking: str) -> str:
     return str(json.loads(done.stdout)["pod"]) if done.stdout else ""
 
 
-def is_answered_by(world: World, writers: Writers, asking: str, leader: Reign) -> bool:
+def is_answered_by(world: World, writers: Writers, asking: str, leader: WritingPod) -> bool:
     return answers(world, writers, asking) == leader.name
 
 
-def leads_to(world: World, writers: Writers, leader: Reign) -> None:
+def leads_to(world: World, writers: Writers, leader: WritingPod) -> None:
     until(lambda: writers.led_to() == ([leader.uid], leader.epoch), writers.led_to)
     for pod in writers.pods():
         name = pod["metadata"]["name"]

@@ -9,7 +9,7 @@ from e2e.faults import API_PORTS, STORE_PORTS, Faults
 from e2e.installation import NAMESPACE, Installation
 from e2e.manifests import SIDECAR, STOCK, Json
 from e2e.world import World
-from e2e.writers import Reign, Writers, until
+from e2e.writers import Writers, WritingPod, until
 
 SIDECAR_CONTAINER = "onewriter-sidecar"
 STEADY = ("Serving", "Conflict", "Drifted")
@@ -32,7 +32,7 @@ def sidecar(world: World) -> Writers:
     return world.writers(SIDECAR)
 
 
-def evicted_once(writers: Writers, stale: Reign, successor: Reign) -> None:
+def evicted_once(writers: Writers, stale: WritingPod, successor: WritingPod) -> None:
     """Check that a stale pod is removed, once, and no other pod."""
     until(lambda: writers.outcomes().get(stale.uid) == "Evicted", writers.status)
     assert writers.settled().uid == successor.uid, "its replacement waits"
@@ -41,7 +41,7 @@ def evicted_once(writers: Writers, stale: Reign, successor: Reign) -> None:
     assert writers.evictions(successor) == 0
 
 
-def crashed_and_back(writers: Writers, former: Reign, successor: Reign) -> None:
+def crashed_and_back(writers: Writers, former: WritingPod, successor: WritingPod) -> None:
     """Check that a killed leader becomes a waiter, and no pod is evicted."""
     assert writers.settled().uid == successor.uid
     assert former.uid in {pod["metadata"]["uid"] for pod in writers.pods()}
@@ -152,7 +152,7 @@ def is_replaced(installation: Installation, former: Json) -> bool:
     return uids != [] and uids != [former["metadata"]["uid"]]
 
 
-def goes_on(writers: Writers, former: Reign) -> None:
+def goes_on(writers: Writers, former: WritingPod) -> None:
     """Check that the same pod writes under the same epoch, and that the status is unchanged."""
     now = writers.settled()
     assert (now.uid, now.epoch) == (former.uid, former.epoch)

@@ -11,7 +11,7 @@ from e2e import manifests
 from e2e.faults import Faults
 from e2e.manifests import KINDS
 from e2e.world import World
-from e2e.writers import Reign, Writers, until
+from e2e.writers import Writers, WritingPod, until
 
 from onewriter_operator.plan.fenced import GRACE_SECONDS
 
@@ -22,7 +22,7 @@ def cast(world: World) -> list[Writers]:
     return [world.writers(kind) for kind in KINDS]
 
 
-def fenced_then_evicted(writers: Writers, former: Reign) -> None:
+def fenced_then_evicted(writers: Writers, former: WritingPod) -> None:
     """Check the outcome for a silent leader."""
     now = writers.succeeded(former)
     assert writers.last_transition()["cause"] == "Silent"
@@ -71,7 +71,7 @@ def test_a_writer_that_wakes_in_time_is_refused_and_keeps_its_pod(
         assert writers.is_there(former.uid)
 
 
-def wakes_in_time(cast: list[Writers], formers: list[Reign], faults: Faults) -> None:
+def wakes_in_time(cast: list[Writers], formers: list[WritingPod], faults: Faults) -> None:
     """Freeze each leader until another pod leads."""
     for former in formers:
         faults.freeze(former.pod)
@@ -92,7 +92,7 @@ def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Fau
     writers.until_condition("FencedPodEvicted", "False/BlockedByPDB", "producerclaims")
     writers.until_event("EvictionBlocked")
     assert writers.is_there(former.uid)
-    assert writers.reign(after=former.epoch) is not None, "the fence waits for no budget"
+    assert writers.writing_pod(after=former.epoch) is not None, "the fence waits for no budget"
     world.apply(manifests.budget("guarded", available=1))
     writers.until_outcome(former, "Evicted")
     until(lambda: not writers.is_there(former.uid))

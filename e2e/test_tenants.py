@@ -133,9 +133,9 @@ def until_word(world: World, namespace: str, name: str, word: str) -> None:
 
 def is_shut_out(rival: Team, topic: str) -> None:
     """Check that the team's pod can access nothing of the topic."""
-    told = rival.does(topic, "write", "read", "move", "administer")
-    assert sorted(told) == ["administer", "move", "read", "write"]
-    for verb, said in told.items():
+    reported = rival.does(topic, "write", "read", "move", "administer")
+    assert sorted(reported) == ["administer", "move", "read", "write"]
+    for verb, said in reported.items():
         wire = {what: answer for what, answer in said.items() if not isinstance(answer, int)}
         assert set(wire.values()) <= {"AuthorizationError"}, (verb, wire)
         rest = {what: answer for what, answer in said.items() if what not in wire}

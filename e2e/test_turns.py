@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from e2e.manifests import KINDS, PATIENT
 from e2e.world import World
-from e2e.writers import Reign, Writers, until
+from e2e.writers import Writers, WritingPod, until
 
 TURNS = 40
 
 
-def first_reign(writers: Writers) -> Reign:
-    until(lambda: len(writers.pods()) == 2 and writers.reign() is not None, writers.status)
-    return until(writers.reign, writers.status)
+def first_writing_pod(writers: Writers) -> WritingPod:
+    until(lambda: len(writers.pods()) == 2 and writers.writing_pod() is not None, writers.status)
+    return until(writers.writing_pod, writers.status)
 
 
 def test_two_pods_that_take_turns_are_left_alone(world: World) -> None:
@@ -20,7 +20,7 @@ def test_two_pods_that_take_turns_are_left_alone(world: World) -> None:
         world.writers(kind, spec=PATIENT, TURN_SECONDS="0.2", INTERVAL_SECONDS="0.05")
         for kind in KINDS
     ]
-    firsts = [first_reign(writers) for writers in cast]
+    firsts = [first_writing_pod(writers) for writers in cast]
     pods = [{pod["metadata"]["uid"] for pod in writers.pods()} for writers in cast]
     for writers, first in zip(cast, firsts, strict=True):
         writers.until_epoch(first.epoch + TURNS)

@@ -15,7 +15,7 @@ from e2e import manifests
 from e2e.installation import COMPONENT, NAMESPACE, WORKLOADS, Installation
 from e2e.manifests import PATIENT, SIDECAR, STOCK
 from e2e.world import World
-from e2e.writers import Writers, until
+from e2e.writers import Writers, WritingPod, until
 from tests.cluster.control_plane import WAIT_SECONDS
 
 ROLLOUTS = int(os.environ.get("ONEWRITER_ROLLOUTS", "1"))
@@ -37,43 +37,72 @@ class Seen:
     longest_ms: int
     kept: int
     topics: int
+    causes: tuple[str, ...]
+    """For each topic that did not keep its epoch: its changes and the brokers that served it."""
 
     def __str__(self) -> str:
+        causes = "".join(f"; {each}" for each in self.causes)
         return (
             f"{self.sends} sends, {self.failed} failed, the longest {self.longest_ms} ms;"
-            f" {self.turned_away} waiters turned away; {self.kept} of {self.topics} epochs kept"
+            f" {self.turned_away} waiters turned away; {self.kept} of {self.topics} epochs kept{causes}"
         )
 
 
-def watched(cast: list[Writers], happening: Callable[[], None]) -> Seen:
+def causes(writers: Writers, before: WritingPod, served_by: str, installation: Installation) -> str:
+    """Return in one line why a topic's epoch advanced, and whether its broker changed or restarted."""
+    changes = ", ".join(
+        f"{each['epoch']} {each['cause']} leaderless {each.get('leaderlessMs')} ms"
+        for each in reversed(writers.status().get("transitions", ()))
+        if each["epoch"] > before.epoch
+    )
+    restarts = ", ".join(
+        f"{pod['metadata']['name']} {container['restartCount']}"
+        for pod in installation.pods("broker")
+        for container in pod["status"].get("containerStatuses", ())
+        if container["name"] == "broker"
+    )
+    serves = installation.owner(writers.topic)
+    return (
+        f"{writers.name}: epoch {before.epoch} to {changes or 'the same one of another pod'},"
+        f" served by {served_by} and then {serves}, restarts {restarts}"
+    )
+
+
+def watched(installation: Installation, cast: list[Writers], happening: Callable[[], None]) -> Seen:
     """Return what the writers observed during a change, up to a few lines after its end."""
     before = [writers.settled() for writers in cast]
-    told = [writers.told for writers in cast]
+    served_by = [installation.owner(writers.topic) for writers in cast]
+    acknowledged = [writers.acknowledged for writers in cast]
     refused = sum(writers.refusals for writers in cast)
     turned_away = sum(writers.turned_away for writers in cast)
     happening()
     for writers in cast:
         writers.wrote()
-    now = [until(writers.reign, writers.status) for writers in cast]
-    fresh = [each.told - had for had, each in zip(told, cast, strict=True)]
+    now = [until(writers.writing_pod, writers.status) for writers in cast]
+    fresh = [each.acknowledged - had for had, each in zip(acknowledged, cast, strict=True)]
     lines = [line for some in fresh for line in some]
     # A writer that could not learn the result of a line began a new term.
     unknown = sum(len({line.term for line in some}) - 1 for some in fresh)
-    pairs = zip(before, now, strict=True)
+    advanced = [
+        causes(writers, former, server, installation)
+        for writers, former, present, server in zip(cast, before, now, served_by, strict=True)
+        if (former.uid, former.epoch) != (present.uid, present.epoch)
+    ]
     return Seen(
         sends=len(lines),
         failed=sum(writers.refusals for writers in cast) - refused + unknown,
         turned_away=sum(writers.turned_away for writers in cast) - turned_away,
         longest_ms=max(line.took_ms for line in lines),
-        kept=sum((one.uid, one.epoch) == (other.uid, other.epoch) for one, other in pairs),
+        kept=len(cast) - len(advanced),
         topics=len(cast),
+        causes=tuple(advanced),
     )
 
 
-def told(world: World, what: str, seen: Seen) -> None:
+def report(world: World, what: str, seen: Seen) -> None:
     """Add the result to the summary, and check that no writer was refused and none lost its topic."""
     world.tally.figures.append(f"{what}: {seen}")
-    assert (seen.failed, seen.kept) == (0, seen.topics), seen
+    assert (seen.failed, seen.kept) == (0, seen.topics), str(seen)
 
 
 def replaced(installation: Installation, happening: Callable[[], object], *parts: str) -> None:
@@ -104,10 +133,11 @@ def test_replacing_the_brokers_fails_no_send(world: World, cast: list[Writers]) 
     longest = []
     for number in range(1, ROLLOUTS + 1):
         seen = watched(
+            installation,
             cast,
             lambda: replaced(installation, lambda: installation.restart("broker"), "broker"),
         )
-        told(world, f"rollout {number} of the brokers", seen)
+        report(world, f"rollout {number} of the brokers", seen)
         assert seen.longest_ms < SEND_TIMEOUT_MS, "a stock client gives up"
         longest.append(seen.longest_ms)
     longest.sort()
@@ -126,9 +156,11 @@ def test_replacing_store_and_operators_loses_nothing(world: World, cast: list[Wr
     installation = world.installation
     parts = ("valkey", "operator")
     seen = watched(
-        cast, lambda: replaced(installation, lambda: installation.restart(*parts), *parts)
+        installation,
+        cast,
+        lambda: replaced(installation, lambda: installation.restart(*parts), *parts),
     )
-    told(world, "store and operators replaced", seen)
+    report(world, "store and operators replaced", seen)
 
 
 def test_an_upgrade_and_its_rollback_keep_topics_epochs_and_writers(
@@ -152,12 +184,12 @@ def test_an_upgrade_and_its_rollback_keep_topics_epochs_and_writers(
         def change(happening: Callable[[], object] = happening) -> None:
             replaced(installation, happening, *every)
 
-        told(world, what, watched(cast, change))
+        report(world, what, watched(installation, cast, change))
 
 
 def test_uninstalled_and_installed_again_under_writers(world: World, cast: list[Writers]) -> None:
     installation = world.installation
-    formers = [until(writers.reign, writers.status) for writers in cast]
+    formers = [until(writers.writing_pod, writers.status) for writers in cast]
     world.apply(manifests.topic("doomed", deletionPolicy="Delete"))
     until(lambda: world.api.get("exclusivetopics", world.namespace, "doomed"))
     for writers in cast:
@@ -171,7 +203,7 @@ def test_uninstalled_and_installed_again_under_writers(world: World, cast: list[
     until(lambda: installation.is_ready() and installation.is_placed(), installation.story)
     for writers, former in zip(cast, formers, strict=True):
         writers.wrote()
-        assert until(writers.reign, writers.status).epoch >= former.epoch
+        assert until(writers.writing_pod, writers.status).epoch >= former.epoch
 
 
 def remains(world: World) -> list[str]:

@@ -107,7 +107,7 @@ class World:
     def check_logs(self) -> None:
         """Check the logs of all topics of the tests; see Writers.check."""
         for each in self._cast:
-            each.hear()
+            each.record_logs()
         stored = self.installation.logs(*(each.topic for each in self._cast))
         for each in self._cast:
             each.check(stored[each.topic], self.tally)
@@ -122,5 +122,5 @@ class World:
                 for each in self._cast
             ),
         )
-        told = self.cluster.story(*asked, namespace=self.namespace)
-        return f"{told}\n{self.installation.story()}"
+        reported = self.cluster.story(*asked, namespace=self.namespace)
+        return f"{reported}\n{self.installation.story()}"

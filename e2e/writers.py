@@ -36,7 +36,7 @@ def until(
 
 
 @dataclass(frozen=True)
-class Reign:
+class WritingPod:
     """A pod that writes, and the epoch that it was granted."""
 
     epoch: int
@@ -64,10 +64,10 @@ class Writers:
         self.topic = f"persistent://{namespace}/default/{name}"
         self._installation = installation
         self._api = installation.api
-        self._told: dict[str, set[log.Line]] = {}
+        self._acknowledged: dict[str, set[log.Line]] = {}
         self._refused: dict[str, int] = {}
         self._turned_away: dict[str, int] = {}
-        self._heard: list[Json] = []
+        self._recorded: list[Json] = []
 
     # ------------------------------------------------------------ the state in the API
 
@@ -109,7 +109,7 @@ class Writers:
         """Return the outcomes of fenced pods, by their uid."""
         return {pod["podUID"]: pod["outcome"] for pod in self.status().get("fencedPods", ())}
 
-    def until_outcome(self, former: Reign, *expected: str) -> None:
+    def until_outcome(self, former: WritingPod, *expected: str) -> None:
         """Wait for one of these outcomes for the pod that was fenced."""
         until(lambda: self.outcomes().get(former.uid) in expected, self.status)
 
@@ -119,7 +119,7 @@ class Writers:
         mine = [each for each in found if each.get("regarding", {}).get("name") == self.name]
         return [str(each.get("note", "")) for each in mine if each["reason"] == reason]
 
-    def evictions(self, former: Reign) -> int:
+    def evictions(self, former: WritingPod) -> int:
         """Return how often Events report that this pod was evicted, whichever component wrote them."""
         found = self._api.list("events", self.namespace)
         said = [each for each in found if each["reason"] == "PodEvicted"]
@@ -154,7 +154,7 @@ class Writers:
 
     # ------------------------------------------------------------ the writing pod
 
-    def reign(self, *, after: int = 0) -> Reign | None:
+    def writing_pod(self, *, after: int = 0) -> WritingPod | None:
         """Return the writing pod, under an epoch above ``after``; None if there is none or it is unknown."""
         status = self.status()
         holder = status.get("holder") or {}
@@ -163,52 +163,54 @@ class Writers:
             return None
         found = self._api.list("pods", self.namespace, app=self.name)
         mine = [pod for pod in found if pod["metadata"]["uid"] == holder["podUID"]]
-        return Reign(epoch, mine[0]) if mine else None
+        return WritingPod(epoch, mine[0]) if mine else None
 
     def until_epoch(self, epoch: int) -> None:
         """Wait until the topic epoch has reached this number."""
         until(lambda: int(self.status().get("epoch", 0)) >= epoch, self.status)
 
-    def settled(self) -> Reign:
+    def settled(self) -> WritingPod:
         """Wait until one pod writes, the other waits, and both are ready and stay."""
 
-        def found() -> Reign | None:
+        def found() -> WritingPod | None:
             pods = self.pods()
             if len(pods) != 2 or not all(map(is_ready, pods)) or self.status().get("waiting") != 1:
                 return None
-            reign = self.reign()
+            writing_pod = self.writing_pod()
             uids = {pod["metadata"]["uid"] for pod in pods}
-            return reign if reign is not None and reign.uid in uids else None
+            return writing_pod if writing_pod is not None and writing_pod.uid in uids else None
 
-        reign = until(found, lambda: (self.status(), [_in_short(pod) for pod in self.pods()]))
-        self.hear()
-        return reign
+        writing_pod = until(found, lambda: (self.status(), [_in_short(pod) for pod in self.pods()]))
+        self.record_logs()
+        return writing_pod
 
-    def succeeded(self, former: Reign) -> Reign:
+    def succeeded(self, former: WritingPod) -> WritingPod:
         """Wait until another pod writes, under a later epoch."""
 
-        def found() -> Reign | None:
-            reign = self.reign(after=former.epoch)
-            return reign if reign is not None and reign.uid != former.uid else None
+        def found() -> WritingPod | None:
+            writing_pod = self.writing_pod(after=former.epoch)
+            return (
+                writing_pod if writing_pod is not None and writing_pod.uid != former.uid else None
+            )
 
         return until(found, self.status)
 
-    def leads_on(self, node: str) -> Reign:
+    def leads_on(self, node: str) -> WritingPod:
         """Let the pod on this node lead: another leader is deleted, and hands over."""
-        reign = self.settled()
-        if reign.node != node:
-            self._api.delete("pods", self.namespace, reign.name)
-            self.succeeded(reign)
-            reign = self.settled()
-        assert reign.node == node, "the pods are spread over the nodes"
-        return reign
+        writing_pod = self.settled()
+        if writing_pod.node != node:
+            self._api.delete("pods", self.namespace, writing_pod.name)
+            self.succeeded(writing_pod)
+            writing_pod = self.settled()
+        assert writing_pod.node == node, "the pods are spread over the nodes"
+        return writing_pod
 
     # ------------------------------------------------------------ the contents of the log
 
-    def hear(self) -> None:
+    def record_logs(self) -> None:
         """Record the lines that writers report as acknowledged, before their pods and logs are gone."""
-        self._heard = self._api.list("pods", self.namespace, app=self.name)
-        for pod in self._heard:
+        self._recorded = self._api.list("pods", self.namespace, app=self.name)
+        for pod in self._recorded:
             name = pod["metadata"]["name"]
             for previous in (False, True):
                 said = self._api.log(self.namespace, name, "writer", previous=previous)
@@ -219,19 +221,19 @@ class Writers:
                 times = log.turned_away(said)
                 self._turned_away[who] = max(times, self._turned_away.get(who, 0))
 
-    def overhear(self, faults: Faults) -> None:
-        """Do the same without the API server, for the pods that ``hear`` found."""
-        for pod in self._heard:
+    def record_node_logs(self, faults: Faults) -> None:
+        """Do the same without the API server, for the pods that ``record_logs`` found."""
+        for pod in self._recorded:
             self._note(pod, faults.said(pod, "writer"))
 
     def _note(self, pod: Json, said: str) -> None:
-        told = self._told.setdefault(str(pod["metadata"]["uid"]), set())
-        told |= log.acknowledged(said)
+        acknowledged = self._acknowledged.setdefault(str(pod["metadata"]["uid"]), set())
+        acknowledged |= log.acknowledged(said)
 
     @property
-    def told(self) -> frozenset[log.Line]:
+    def acknowledged(self) -> frozenset[log.Line]:
         """The lines that writers reported as acknowledged."""
-        return frozenset().union(*self._told.values())
+        return frozenset().union(*self._acknowledged.values())
 
     @property
     def refusals(self) -> int:
@@ -244,26 +246,30 @@ class Writers:
         return sum(self._turned_away.values())
 
     def wrote(self, more: int = 3, *, faults: Faults | None = None) -> None:
-        """Wait until this number of further lines is acknowledged; with ``faults``: by ``overhear``."""
-        self._hear_more(more, faults)
+        """Wait until this number of further lines is acknowledged; with ``faults``: by ``record_node_logs``."""
+        self._until_acknowledged(more, faults)
 
-    def taken_over(self, former: Reign, more: int = 3, *, faults: Faults | None = None) -> None:
+    def taken_over(
+        self, former: WritingPod, more: int = 3, *, faults: Faults | None = None
+    ) -> None:
         """Do the same for pods other than the former leader's, whichever leader the status names."""
-        self._hear_more(more, faults, but=former.uid)
+        self._until_acknowledged(more, faults, but=former.uid)
 
-    def _hear_more(self, more: int, faults: Faults | None, but: str = "") -> None:
-        def heard() -> int:
-            self.hear() if faults is None else self.overhear(faults)
-            return sum(len(told) for uid, told in self._told.items() if uid != but)
+    def _until_acknowledged(self, more: int, faults: Faults | None, but: str = "") -> None:
+        def count() -> int:
+            self.record_logs() if faults is None else self.record_node_logs(faults)
+            return sum(
+                len(acknowledged) for uid, acknowledged in self._acknowledged.items() if uid != but
+            )
 
-        goal = heard() + more
-        until(lambda: heard() >= goal, lambda: f"{heard()} of {goal} lines")
+        goal = count() + more
+        until(lambda: count() >= goal, lambda: f"{count()} of {goal} lines")
 
-    def refused(self, former: Reign) -> None:
+    def refused(self, former: WritingPod) -> None:
         """Wait until the deposed pod reports that it was refused."""
 
         def is_refused() -> bool:
-            self.hear()
+            self.record_logs()
             return any(times for who, times in self._refused.items() if former.uid in who)
 
         until(is_refused, self.status)
@@ -274,17 +280,17 @@ class Writers:
 
     def check(self, stored: log.Stored, tally: log.Tally) -> None:
         """Check that no line is stale, lost or duplicate, and that ``onewriter verify`` succeeds."""
-        lines, told = stored.lines, self.told
+        lines, acknowledged = stored.lines, self.acknowledged
         stale = log.stale(lines)
         tally.topics += 1
         tally.epochs += len({line.epoch for line in lines})
         tally.lines += len(lines)
-        tally.acknowledged += len(told)
+        tally.acknowledged += len(acknowledged)
         tally.refused += self.refusals
         tally.stale += len(stale)
         assert stale == [], "lines of deposed writers stand in the log"
         assert log.holes(lines) == [], "a line is missing, or stands twice"
-        assert log.lost(lines, told) == [], "acknowledged lines are not in the log"
+        assert log.lost(lines, acknowledged) == [], "acknowledged lines are not in the log"
         assert stored.verdict["holds"], stored.verdict
 
 

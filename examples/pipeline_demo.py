@@ -252,8 +252,8 @@ class Tour:
         (self._folder / "audit.json").write_text(json.dumps(found, indent=2) + "\n")
         for each in found["audits"]:
             tenures = len(each["timeline"])
-            told = f"one writer at a time, {each['from']}: {tenures} tenures of {len(each['topics'])} topics"
-            self._check(told, each["holds"] and tenures > 0)
+            claim = f"one writer at a time, {each['from']}: {tenures} tenures of {len(each['topics'])} topics"
+            self._check(claim, each["holds"] and tenures > 0)
             for row in each["leaderless"] if each["from"] == "live" else ():
                 print(
                     f"          without a writer, {row['cause']}: {row['windows']} times,"
@@ -275,18 +275,18 @@ class Tour:
         """Drop from the brokers what the table holds, then read both as one."""
         for topic in self.verb("trim", "--table", str(self._table), *self._topics)["topics"]:
             short = topic["topic"].rpartition("/")[2]
-            told = (
+            claim = (
                 f"{short}: {topic['messagesVerified']:,} messages verified, trimmed below"
                 f" {topic['trimmedBefore']}, further not because of: {topic['limitedBy']}"
             )
-            self._check(told, not topic["differences"] and topic["messagesVerified"] > 0)
+            self._check(claim, not topic["differences"] and topic["messagesVerified"] > 0)
         left = self._rows().groupBy("__topic").count().collect()
         in_brokers = {row["__topic"].rpartition("/")[2]: row["count"] for row in left}
         rows = self._rows(tier="all", table=str(self._table)).select(*ORDER, "value").toArrow()
         values = rows.sort_by([(name, "ascending") for name in ORDER])["value"].to_pylist()
         sent = [content(name, n) for name in TOPICS for n in range(self._writers[name].sent)]
-        told = f"{in_brokers} in the brokers, {len(values):,} messages in both tiers, as sent"
-        self._check(told, values == sent and sum(in_brokers.values()) < len(sent))
+        claim = f"{in_brokers} in the brokers, {len(values):,} messages in both tiers, as sent"
+        self._check(claim, values == sent and sum(in_brokers.values()) < len(sent))
 
     def _rows(self, **options: str) -> DataFrame:
         """The topics, as Spark reads them."""
@@ -298,8 +298,8 @@ class Tour:
         tiers = ("--topic", "rates", "--tier", "all", "--table", str(self._table))
         newest = ("--publish-to", "rates-newest", "--app", "demo", "--version", str(VERSION))
         found = self.verb("snapshot", *tiers, "--to", str(self._folder / "rates"), *newest)
-        told = f"{found['keys']} keys, published: {found['isNew']}"
-        self._check(told, found["keys"] == KEYS and found["isNew"])
+        claim = f"{found['keys']} keys, published: {found['isNew']}"
+        self._check(claim, found["keys"] == KEYS and found["isNew"])
         replayed = ("replay", "--topic", "orders", "--tier", "all", "--table", str(self._table))
         again = ("--publish-to", "orders-again", "--app", "demo", "--version", str(VERSION))
         first, second = (self.verb(*replayed, *again)["isNew"] for _ in range(2))

@@ -32,7 +32,7 @@ NOTHING_YET = (-1, -1)
 PROMOTION_SECONDS = 1.0
 """A waiter that is not promoted so long after its request keeps waiting."""
 
-TOLD_SECONDS = 1.0
+NOTIFIED_SECONDS = 1.0
 """Who is deposed and has not been told so long after it is not told at all."""
 
 
@@ -170,17 +170,17 @@ def _loser(stage: Stage) -> Findings:
     bystander = connection.producer(elsewhere, SHARED, name="bystander")
     winner = stage.client().producer(stage.topic, FENCING, name="B")
 
-    def is_told() -> bool:
-        return connection.has_heard(
+    def is_notified() -> bool:
+        return connection.has_received(
             pb.CommandCloseProducer, lambda c: c.producer_id == loser.producer_id
         )
 
-    was_told = holds_within(is_told, TOLD_SECONDS)
+    was_notified = holds_within(is_notified, NOTIFIED_SECONDS)
     loser.send(b"late")
     is_cut = holds_within(lambda: connection.is_closed, PROMOTION_SECONDS)
     assert writes(winner)
     return {
-        "not-told": not was_told,
+        "not-told": not was_notified,
         "cut": is_cut,
         "bystander": not writes(bystander),
         "late": sum(entry.content == b"late" for entry in stage.log()),

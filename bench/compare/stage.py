@@ -191,7 +191,7 @@ def receipts(producer: RawProducer) -> dict[int, MessageId]:
     """All receipts that have come for it, by sequence id; they stay with the client."""
     return {
         command.sequence_id: command.message_id
-        for command, _ in list(producer.client.heard)
+        for command, _ in list(producer.client.received)
         if isinstance(command, SendReceipt)
         and command.producer_id == producer.producer_id
         and command.message_id is not None

@@ -117,7 +117,7 @@ def _is_answered(producer: RawProducer) -> bool:
     request_id = producer.command.request_id
     kinds: tuple[Any, ...] = (pb.CommandProducerSuccess, pb.CommandError)
     return any(
-        producer.client.has_heard(kind, lambda command: command.request_id == request_id)
+        producer.client.has_received(kind, lambda command: command.request_id == request_id)
         for kind in kinds
     )
 

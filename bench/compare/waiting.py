@@ -76,17 +76,17 @@ def _unload(stage: Stage) -> Findings:
     stage.client().producer(stage.topic, EXCLUSIVE, name="A")
     waiters = [stage.client().waiter(stage.topic, name=name) for name in ("B", "C")]
     stage.admin("PUT", "unload")
-    return {"forgotten": not all(_is_told(waiter) for waiter in waiters)}
+    return {"forgotten": not all(_is_notified(waiter) for waiter in waiters)}
 
 
-def _is_told(waiter: RawProducer) -> bool:
+def _is_notified(waiter: RawProducer) -> bool:
     """Anything that lets a client go on: the grant, an error, the end of its connection."""
     connection, request_id = waiter.client, waiter.command.request_id
     return holds_within(
         lambda: (
             waiter.is_ready
             or connection.is_closed
-            or connection.has_heard(pb.CommandError, lambda c: c.request_id == request_id)
+            or connection.has_received(pb.CommandError, lambda c: c.request_id == request_id)
         ),
         UNLOAD_SECONDS,
     )

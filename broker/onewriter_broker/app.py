@@ -16,13 +16,14 @@ from onewriter_broker.anchor.api import Addresses, Anchor
 from onewriter_broker.auth.authentication import Authenticator
 from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.auth.registrations import Registrations
-from onewriter_broker.connection.clients import Clients
+from onewriter_broker.connection.clients import Clients, ConnectionLimits
 from onewriter_broker.connection.listener import listen
 from onewriter_broker.desired import Desired, Initial, tenancy_of
 from onewriter_broker.dispatch.readers import ReadBudget
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.http.metrics import Metrics
 from onewriter_broker.http.peers import Peers
+from onewriter_broker.http.server import LIMITS as HTTP_LIMITS
 from onewriter_broker.http.server import HttpServer
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import Watchers
@@ -45,6 +46,7 @@ from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.compaction.schedule import Compactions
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.audit import AuditTail
+from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.staging import Staging
@@ -59,8 +61,18 @@ from onewriter_core.api.manifests import DesiredState
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record
+from onewriter_http.limits import Limits as HttpLimits
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerLimits:
+    """The limits of a broker's parts that are not settings. Tests pass smaller ones."""
+
+    topic: TopicLimits = TopicLimits()
+    connection: ConnectionLimits = ConnectionLimits()
+    http: HttpLimits = HTTP_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,7 @@ class Dependencies:
     """Tasks of the dependencies that run as long as the broker."""
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
     """Wraps the protocol of each client's socket, for tests that cut connections."""
+    limits: BrokerLimits = BrokerLimits()
 
 
 class Broker:
@@ -119,6 +132,7 @@ class Broker:
             wall_ms=wall_ms,
             deposed=self._deposed,
             broken=self._met_broken_key,
+            limits=dependencies.limits.topic.log,
         )
         self.namespaces = Namespaces(dependencies.store, settings.allow_undeclared.split(","))
         self.registrations = Registrations(
@@ -133,7 +147,7 @@ class Broker:
             clock=now,
             wall_ms=wall_ms,
             is_prepared=lambda: self.desired.is_known,
-            leads=self.loads.told,
+            leads=self.loads.for_brokers,
         )
         self.read_budget = ReadBudget()
         self.watchers = Watchers()
@@ -165,7 +179,7 @@ class Broker:
             events=Several((self.topics, self.ownerships)),
             single_node=dependencies.single_node,
             live_view=self.membership.view,
-            heard_ms=self.membership.observer.heard_ms,
+            last_seen_ms=self.membership.observer.last_seen_ms,
             wake=self.membership.changed,
             randomness=randomness,
         )
@@ -187,6 +201,7 @@ class Broker:
             changed=self.watchers.changed,
             audit_tail=AuditTail(dependencies.store, now),
             loads=self.loads,
+            limits=dependencies.limits.topic,
         )
         self.topics.serve_with(self.ownership, topic_dependencies)
         self.ownerships.serve_with(topic_dependencies)
@@ -213,8 +228,9 @@ class Broker:
             wall_ms=wall_ms,
             store=dependencies.store,
             registrations=self.registrations,
-            is_told=self.desired.is_known,
+            has_declarations=self.desired.is_known,
             quotas=self.quotas,
+            limits=dependencies.limits.connection,
         )
         self.maintenance = Maintenance(self.topics, settings, wall_ms, self.appender)
         self.store_watch = StoreWatch(
@@ -268,9 +284,11 @@ class Broker:
                     self.staging,
                     is_full=lambda: self.clients.store_is_full,
                     standstill_seconds=settings.publish_standstill_seconds,
+                    log_limits=dependencies.limits.topic.log,
                 ),
                 peers=Peers(settings),
-            )
+            ),
+            limits=dependencies.limits.http,
         )
 
     def spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
@@ -352,9 +370,9 @@ class Broker:
         """Apply a changed desired state."""
         self.loads.follow(state.topics)
         self.topics.apply(state)
-        if not self.clients.is_told:
+        if not self.clients.has_declarations:
             self.topics.resume_windows.let_in()
-            self.clients.is_told = True
+            self.clients.has_declarations = True
         self.clients.declared_anew()
 
     async def _leave(self) -> None:

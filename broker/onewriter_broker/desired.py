@@ -109,7 +109,7 @@ class Desired:
                 if refusals := self._tenancy.refusals(state.topics):
                     raise ConfigurationError("\n".join(refusals[:REFUSALS_MAX]))
             except ConfigurationError as error:
-                _tell(error)
+                _log_rejected(error)
                 return
             self._change(state)
         log.info("desired.changed", **_counts(state))
@@ -173,7 +173,7 @@ def _read_initial(settings: Settings) -> Initial:
             kept = _read_kept(file)
             if kept is None or kept.revision != MANIFESTS:
                 raise
-            _tell(error)
+            _log_rejected(error)
             state = kept.state
         return Initial(state, manifests=settings.manifests, file=file)
     kept = _read_kept(file)
@@ -209,7 +209,7 @@ def _read_kept(file: Path) -> Reading | None:
         return None
 
 
-def _tell(error: ConfigurationError) -> None:
+def _log_rejected(error: ConfigurationError) -> None:
     for line in str(error).splitlines():
         log.error("desired.refused", reason=line)
 

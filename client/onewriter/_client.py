@@ -22,7 +22,7 @@ from onewriter._own.own import Own, Ownerships, Resources, new_nonce, wanted_of
 from onewriter._own.requests import OwnershipRequests, Requester
 from onewriter._produce.producer import Producer
 from onewriter._produce.tenure import AccessMode, ProducerOptions
-from onewriter._signal import tell
+from onewriter._signal import notify
 from onewriter._transport.checks import Check, Checks
 from onewriter._transport.lookup import Directory
 from onewriter_core.ids import InvalidTopicName, TopicName
@@ -133,7 +133,7 @@ class Client:
             directory=self._directory,
             limits=self._options.limits,
             spawn=self.spawn,
-            on_change=lambda changed: tell(on_change, changed),
+            on_change=lambda changed: notify(on_change, changed),
         )
         self._producers[producer] = None
         self.spawn(self._forget_when_ended(producer))

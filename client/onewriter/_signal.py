@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 
-def tell(callback: Callable[..., object], *news: object) -> None:
+def notify(callback: Callable[..., object], *news: object) -> None:
     """Call the application's callback. Its errors go to the loop's exception handler and no further."""
     try:
         callback(*news)
@@ -17,21 +17,21 @@ def tell(callback: Callable[..., object], *news: object) -> None:
 
 
 class Signal:
-    """``tell`` wakes all tasks that wait now; each of them checks its own condition."""
+    """``notify`` wakes all tasks that wait now; each of them checks its own condition."""
 
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
         self._event: asyncio.Event | None = None
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         """Wake all waiting tasks, because something has changed."""
         if self._event is not None:
             event, self._event = self._event, None
             event.set()
 
     async def wait(self) -> None:
-        """Wait for the next ``tell``."""
+        """Wait for the next ``notify``."""
         if self._event is None:
             self._event = asyncio.Event()
         await self._event.wait()

@@ -18,7 +18,7 @@ from onewriter._produce.producer import Producer
 from onewriter._produce.tenure import AccessMode, ProducerOptions
 from onewriter.verbs.options import Connect, connecting
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 CLAIM_SECONDS = 0.5
 """Pause between two attempts to take a topic that was declared just now."""
@@ -46,7 +46,7 @@ def check(topic: str, timeout_seconds: float, connect: Connect) -> None:
     """
     said: list[str] = []
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         if not said or said[-1] != text:
             click.echo(text)
         said.append(text)
@@ -55,7 +55,7 @@ def check(topic: str, timeout_seconds: float, connect: Connect) -> None:
         try:
             async with asyncio.timeout(timeout_seconds):
                 async with connect.client() as client:
-                    await _prove(client, topic, tell)
+                    await _prove(client, topic, report)
         except TimeoutError as error:
             last = said[-1] if said else "no broker answered"
             raise Unavailable(f"not proved within {timeout_seconds:g} s: {last}") from error
@@ -63,33 +63,33 @@ def check(topic: str, timeout_seconds: float, connect: Connect) -> None:
     asyncio.run(whole())
 
 
-async def _prove(client: Client, topic: str, tell: Tell) -> None:
-    former = await _claim(client, topic, tell)
+async def _prove(client: Client, topic: str, report: Report) -> None:
+    former = await _claim(client, topic, report)
     first = await former.send(b"the former writer's")
-    tell(f"claimed: epoch {former.epoch}, published at {first}")
+    report(f"claimed: epoch {former.epoch}, published at {first}")
     successor = await _take(client, topic)
     if successor.epoch is None or former.epoch is None or successor.epoch <= former.epoch:
         raise NotProved(f"the epoch went from {former.epoch} to {successor.epoch}")
-    tell(f"taken over: epoch {successor.epoch}")
+    report(f"taken over: epoch {successor.epoch}")
     try:
         late = await former.send(b"too late")
     except Fenced as fenced:
-        tell(f"the former writer is refused: {fenced}")
+        report(f"the former writer is refused: {fenced}")
     else:
         raise NotProved(f"the former writer published at {late} after it was deposed")
-    await _must_not_return(client, topic, former.epoch, tell)
+    await _must_not_return(client, topic, former.epoch, report)
     last = await successor.send(b"the successor's")
-    tell(f"the successor publishes at {last}")
+    report(f"the successor publishes at {last}")
     await successor.close()
 
 
-async def _claim(client: Client, topic: str, tell: Tell) -> Producer:
+async def _claim(client: Client, topic: str, report: Report) -> Producer:
     """Take the topic; retry while the brokers do not know the topic or the claim yet."""
     while True:
         try:
             return await _take(client, topic)
         except Refused as refused:
-            tell(f"not yet: {refused}")
+            report(f"not yet: {refused}")
             await asyncio.sleep(CLAIM_SECONDS)
 
 
@@ -98,12 +98,12 @@ async def _take(client: Client, topic: str) -> Producer:
     return await client.create_producer(topic, options)
 
 
-async def _must_not_return(client: Client, topic: str, epoch: int, tell: Tell) -> None:
+async def _must_not_return(client: Client, topic: str, epoch: int, report: Report) -> None:
     """Check that a request that names the former epoch is rejected, too."""
     options = ProducerOptions(access_mode=AccessMode.EXCLUSIVE_WITH_FENCING, if_epoch=epoch)
     try:
         returned = await client.create_producer(topic, options)
     except Refused as refused:
-        tell(f"the former epoch is not given again: {refused}")
+        report(f"the former epoch is not given again: {refused}")
     else:
         raise NotProved(f"epoch {epoch} deposed its successor: now {returned.epoch}")

@@ -40,9 +40,9 @@ def publisher_of(identity: Identity) -> Publisher:
 
 def encode_publisher(publisher: Publisher) -> str:
     """A publisher as in the field ``by`` of blocks; empty: it is anonymous."""
-    told = {"subject": publisher.subject, "podUID": publisher.pod_uid}
-    told = {name: value for name, value in told.items() if value}
-    return json.dumps(told, separators=(",", ":")) if told else ""
+    document = {"subject": publisher.subject, "podUID": publisher.pod_uid}
+    document = {name: value for name, value in document.items() if value}
+    return json.dumps(document, separators=(",", ":")) if document else ""
 
 
 def decode_publisher(text: str) -> Publisher | None:
@@ -50,8 +50,8 @@ def decode_publisher(text: str) -> Publisher | None:
     if not text:
         return Publisher()
     try:
-        told = json.loads(text)
-        publisher = Publisher(told.get("subject", ""), told.get("podUID", ""))
+        document = json.loads(text)
+        publisher = Publisher(document.get("subject", ""), document.get("podUID", ""))
     except (ValueError, AttributeError, RecursionError):
         return None
     if not all(isinstance(each, str) for each in publisher):

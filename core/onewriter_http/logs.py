@@ -87,13 +87,13 @@ class RequestLog:
         kind = f"{event} {'' if error is None else type(error).__name__} {sorted(facts.items())}"
         if not self._throttle.passes(kind):
             return
-        told: dict[str, object] = dict(facts)
+        fields: dict[str, object] = dict(facts)
         if error is not None:
-            told |= {"error": type(error).__name__, "where": where(error)}
+            fields |= {"error": type(error).__name__, "where": where(error)}
         dropped = self._throttle.dropped(kind)
         if dropped:
-            told["similar_lines_dropped"] = dropped
-        self._log.log(level, event, **told)
+            fields["similar_lines_dropped"] = dropped
+        self._log.log(level, event, **fields)
 
     def defect(self, event: str, error: BaseException, **facts: str) -> None:
         """Write that a handler failed unexpectedly."""

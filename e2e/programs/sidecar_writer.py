@@ -24,7 +24,7 @@ REQUEST_SECONDS = 40
 RETRY_SECONDS = 0.2
 
 
-def tell(event: str, **facts: Any) -> None:
+def report(event: str, **facts: Any) -> None:
     print(json.dumps({"event": event, "pod": POD, **facts}), flush=True)
 
 
@@ -54,7 +54,7 @@ class Writer:
         if session != self.session:
             self.session, self.term, self.number = session, self.term + 1, 1
             self.since = time.monotonic()
-            tell("leads", term=self.term, session=session)
+            report("leads", term=self.term, session=session)
         while self.publish():
             time.sleep(INTERVAL_SECONDS)
             if TURN_SECONDS and time.monotonic() - self.since > TURN_SECONDS:
@@ -78,14 +78,14 @@ class Writer:
         if status == 200:
             took_ms = round((time.monotonic() - self.asked_at) * 1000)
             position = f"{answer['ledger']}-{answer['entry']}"
-            tell("wrote", **line, position=position, tookMs=took_ms)
+            report("wrote", **line, position=position, tookMs=took_ms)
             self.number += 1
         elif status == 409:
-            tell("refused", term=self.term, reason=answer["error"], stored=answer["stored"])
+            report("refused", term=self.term, reason=answer["error"], stored=answer["stored"])
             return False
         elif answer["stored"] is None:
             # The result stays unknown; the next lines belong to a new term, so that it is no gap.
-            tell("unknown", **line, reason=answer["error"])
+            report("unknown", **line, reason=answer["error"])
             self.term, self.number = self.term + 1, 1
         return True
 

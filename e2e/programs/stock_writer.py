@@ -26,7 +26,7 @@ TURN_SECONDS = float(os.environ.get("TURN_SECONDS", "0"))
 INTERVAL_SECONDS = float(os.environ.get("INTERVAL_SECONDS", "0.1"))
 
 
-def tell(event: str, **facts: Any) -> None:
+def report(event: str, **facts: Any) -> None:
     print(json.dumps({"event": event, "pod": POD, **facts}), flush=True)
 
 
@@ -59,11 +59,11 @@ class Writer:
                     send_timeout_millis=0,  # only an answer ends a send
                 )
                 term += 1
-                tell("leads", term=term, producer=self.producer.producer_name())
+                report("leads", term=term, producer=self.producer.producer_name())
                 self.write(self.producer, term)
             except pulsar.PulsarException as error:
                 event = "turnedAway" if self.producer is None else "refused"
-                tell(event, term=term, reason=type(error).__name__)
+                report(event, term=term, reason=type(error).__name__)
                 self.producer = None
                 time.sleep(INTERVAL_SECONDS)
 
@@ -76,7 +76,7 @@ class Writer:
             asked = time.monotonic()
             found = producer.send(json.dumps(line).encode())
             position = f"{found.ledger_id()}-{found.entry_id()}"
-            tell("wrote", **line, position=position, tookMs=took_ms(asked))
+            report("wrote", **line, position=position, tookMs=took_ms(asked))
             time.sleep(INTERVAL_SECONDS)
         self.producer = None
         producer.close()

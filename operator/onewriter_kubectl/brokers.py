@@ -58,11 +58,11 @@ class Brokers:
 
     def get(self, path: str, **query: str | int | None) -> Json:
         """Send a read; see onewriter_core.broker_http.Broker."""
-        return self._told(lambda broker: broker.get(path, **query))
+        return self._with_token_error(lambda broker: broker.get(path, **query))
 
     def post(self, path: str, body: Json) -> Json:
         """Send a change; see onewriter_core.broker_http.Broker."""
-        return self._told(lambda broker: broker.post(path, body))
+        return self._with_token_error(lambda broker: broker.post(path, body))
 
     def close(self) -> None:
         """End all port-forwards."""
@@ -72,7 +72,7 @@ class Brokers:
         self._urls.clear()
         self._broker = None
 
-    def _told(self, ask: Callable[[Broker], dict[str, Any]]) -> Json:
+    def _with_token_error(self, ask: Callable[[Broker], dict[str, Any]]) -> Json:
         if self._broker is None:
             self._broker = self._connected()
         try:

@@ -163,11 +163,11 @@ def _ended(order: Order, topic: Json, current: int) -> str:
 def _refuses(event: Json, order: Order) -> bool:
     """Whether an Event is the operator's refusal of this order."""
     to = f" to {order.to}" if order.to else ""
-    told = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation #{order.mark}):"
+    prefix = f"Epoch {order.epoch} was to be {order.kind.done}{to} (annotation #{order.mark}):"
     return (
         event.get("reason") == order.kind.event
         and event.get("type") == "Warning"
-        and str(event.get("message")).startswith(told)
+        and str(event.get("message")).startswith(prefix)
     )
 
 

@@ -28,7 +28,7 @@ from onewriter_kubectl.objects import (
 
 Json = dict[str, Any]
 
-WAITERS_TOLD_MAX: Final = 20
+WAITERS_SHOWN_MAX: Final = 20
 FENCED_TOLD_MAX: Final = 8
 
 CAUSES: Final[Mapping[str, str]] = {
@@ -147,8 +147,8 @@ def _story(found: Found) -> list[str]:
 def _transitions(found: Found) -> list[Document]:
     """The transitions, newest first, with the former writer if known."""
     shown = list(status(found.topic).get("transitions") or ())
-    told = (found.live or {}).get("transitions") or ()
-    former = {(each.get("epoch"), each.get("at")): each.get("previous") for each in told}
+    transitions = (found.live or {}).get("transitions") or ()
+    former = {(each.get("epoch"), each.get("at")): each.get("previous") for each in transitions}
     fenced = {
         (each.get("at"), each.get("cause")): each
         for each in status(found.topic).get("fencedPods") or ()
@@ -206,11 +206,11 @@ def _queue(found: Found) -> list[str]:
         return ["No producer waits."]
     waiters = _waiters(found)
     said = [f"{waiting} wait{'s' if waiting == 1 else ''}, in this order:"]
-    said += [f"  {place}. {words}" for place, words in waiters[:WAITERS_TOLD_MAX]]
-    untold = waiting - min(len(waiters), WAITERS_TOLD_MAX)
-    if untold > 0:
+    said += [f"  {place}. {words}" for place, words in waiters[:WAITERS_SHOWN_MAX]]
+    not_shown = waiting - min(len(waiters), WAITERS_SHOWN_MAX)
+    if not_shown > 0:
         named = "without a claim, or too far behind to be listed"
-        said.append(f"  and {untold} {named}" + ("." if found.live else " (--live knows more)."))
+        said.append(f"  and {not_shown} {named}" + ("." if found.live else " (--live knows more)."))
     return said
 
 

@@ -47,12 +47,12 @@ PAGES: Final = ("/healthz", "/readyz", "/metrics")
 
 
 class Report:
-    """An archive that is being written. ``tell`` receives each missing part."""
+    """An archive that is being written. ``warn`` receives each missing part."""
 
-    def __init__(self, path: Path, title: str, tell: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, title: str, warn: Callable[[str], None]) -> None:
         self._archive = tarfile.open(path, "w:gz")  # noqa: SIM115 - closed by ``close``
         self._title = title
-        self._tell = tell
+        self._warn = warn
         self._errors: list[str] = []
 
     def close(self) -> int:
@@ -83,7 +83,7 @@ class Report:
         """Note a missing part."""
         said = f"{name}: {error}"
         self._errors.append(said)
-        self._tell(said)
+        self._warn(said)
 
     # ------------------------------------------------------------ parts
 

@@ -73,7 +73,7 @@ class Metrics:
             ("kind", "result"),
             registry=self.registry,
         )
-        self._heard: dict[str, float] = {}
+        self._received: dict[str, float] = {}
         self._watch = self._gauge(
             "onewriter_watch_last_event_seconds",
             "Seconds since the watch was last known to be complete: an event, or a listing that agreed",
@@ -87,11 +87,11 @@ class Metrics:
 
     # ------------------------------------------------------------ what happened
 
-    def heard(self, kind: str) -> None:
+    def watch_received(self, kind: str) -> None:
         """Note an event of a watch, or a listing."""
-        if kind not in self._heard:
-            self._watch.labels(kind).set_function(lambda: time.monotonic() - self._heard[kind])
-        self._heard[kind] = time.monotonic()
+        if kind not in self._received:
+            self._watch.labels(kind).set_function(lambda: time.monotonic() - self._received[kind])
+        self._received[kind] = time.monotonic()
 
     def reconciled(self, key: Key, seconds: float, result: str) -> None:
         """Count a reconcile; see workqueue.Observer."""

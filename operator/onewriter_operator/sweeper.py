@@ -47,7 +47,7 @@ class Sweeper:
 
     def intake(self, kind: str, document: Json) -> None:
         """Take in a watch event."""
-        self._metrics.heard(document["kind"])
+        self._metrics.watch_received(document["kind"])
         if kind == DELETED:
             self._store.remove(document)
         else:
@@ -87,5 +87,5 @@ class Sweeper:
         for namespace in self._namespaces:
             listed += await self._kube.list(watched.kind, namespace, watched.labels)
         missed = self._store.sweep(listed, before)
-        self._metrics.heard(watched.kind.kind)
+        self._metrics.watch_received(watched.kind.kind)
         return len(missed)

@@ -68,7 +68,7 @@ def installed_version(environment: Mapping[str, str]) -> int | None:
     if java is None:
         return None
     try:
-        told = subprocess.run(  # noqa: S603 - Spark would start the same program
+        output = subprocess.run(  # noqa: S603 - Spark would start the same program
             (java, "-version"),
             check=True,
             capture_output=True,
@@ -77,7 +77,7 @@ def installed_version(environment: Mapping[str, str]) -> int | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return major_version(told.stderr + told.stdout)
+    return major_version(output.stderr + output.stdout)
 
 
 def major_version(text: str) -> int | None:

@@ -11,6 +11,7 @@ import jwt
 from tests.integration.http_calls import Http
 from tests.integration.raw import RawClient
 
+from onewriter_broker.app import BrokerLimits
 from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 
 ADMINISTRATOR = "boss"
@@ -42,7 +43,7 @@ def address_of(broker: InProcessBroker) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def guarded_brokers(folder: Path) -> Iterator[GuardedBrokers]:
-    """Makes brokers that ask for a token: ``make(manifests=..., **settings)``; stopped at the end."""
+    """Makes brokers that ask for a token: ``make(manifests=..., limits=..., **settings)``; stopped at the end."""
     key = folder / "token-secret"
     key.write_text(SECRET)
     required: dict[str, object] = {
@@ -52,8 +53,12 @@ def guarded_brokers(folder: Path) -> Iterator[GuardedBrokers]:
     }
     with contextlib.ExitStack() as stack:
 
-        def make(*, manifests: str = "", **settings: object) -> InProcessBroker:
+        def make(
+            *, manifests: str = "", limits: BrokerLimits = BrokerLimits(), **settings: object
+        ) -> InProcessBroker:
             chosen = required | settings
-            return stack.enter_context(in_process_broker(manifests=manifests, settings=chosen))
+            return stack.enter_context(
+                in_process_broker(manifests=manifests, settings=chosen, limits=limits)
+            )
 
         yield make

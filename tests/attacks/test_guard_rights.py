@@ -8,7 +8,9 @@ from tests.integration.conftest import RawClients
 from tests.integration.owners import own
 from tests.integration.raw_connection import RefusedByBroker
 
-from onewriter_broker.log.topic_log import guards as floor_guards
+from onewriter_broker.app import BrokerLimits
+from onewriter_broker.log.limits import LogLimits
+from onewriter_broker.topic.limits import TopicLimits
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.own.names import resource_bucket
 from onewriter_core.property_names import (
@@ -74,12 +76,11 @@ def test_a_name_that_nobody_owned_says_so(
 
 
 def test_a_subject_leaves_room_for_the_guards_of_others(
-    guarded: GuardedBrokers, raw: RawClients, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedBrokers, raw: RawClients
 ) -> None:
-    monkeypatch.setattr(floor_guards, "FLOORS_PER_SUBJECT_MAX", 3)
-    monkeypatch.setattr(floor_guards, "FLOORS_MAX", 5)
     name = topic(is_beside=False)
-    broker = guarded(buckets=BUCKETS)
+    logs = LogLimits(floors_max=5, floors_per_subject_max=3)
+    broker = guarded(limits=BrokerLimits(topic=TopicLimits(log=logs)), buckets=BUCKETS)
     target = bucket_of(TopicName.parse(name), BUCKETS)
     locks = (f"lock-{number}" for number in range(1_000))
     elsewhere = (lock for lock in locks if resource_bucket(lock, BUCKETS) != target)

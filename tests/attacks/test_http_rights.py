@@ -11,7 +11,7 @@ from tests.attacks.guarded import ADMINISTRATOR, GuardedBrokers, http_as, token_
 from tests.attacks.http_bytes import answer, connected, request, send
 from tests.integration.http_calls import ADMIN, OWN, Http
 
-from onewriter_broker.http import server
+from onewriter_broker.app import BrokerLimits
 from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.testing.ports import free_ports
 from onewriter_http.limits import Limits
@@ -116,11 +116,11 @@ def test_metrics_are_for_observers_and_the_scrape_token(
 
 
 def test_the_probes_port_answers_while_every_other_place_is_taken(
-    guarded: GuardedBrokers, monkeypatch: pytest.MonkeyPatch
+    guarded: GuardedBrokers,
 ) -> None:
-    monkeypatch.setattr(server, "LIMITS", Limits(connections_max=4))
     port = free_ports(1)
-    broker = guarded(probe_port=port)
+    limits = BrokerLimits(http=Limits(connections_max=4))
+    broker = guarded(limits=limits, probe_port=port)
     with contextlib.ExitStack() as stack:
         for _ in range(4):
             held = stack.enter_context(connected(broker.http_url))

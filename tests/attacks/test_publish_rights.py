@@ -23,7 +23,7 @@ from tests.integration.conftest import RawClients
 from tests.integration.http_calls import OWN, Http, epoch_of
 from tests.integration.raw import RawProducer
 
-from onewriter_broker.log.topic_log.atomic_publish import APPS_PER_SUBJECT_MAX
+from onewriter_broker.log.limits import APPS_PER_SUBJECT_MAX
 from onewriter_broker.testing.in_process import InProcessBroker
 from onewriter_broker.topic.publish.staged_rows import MAGIC
 from onewriter_core.publish_rights import capability_of

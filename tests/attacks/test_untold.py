@@ -33,7 +33,7 @@ def untold(guarded: GuardedBrokers, raw: RawClients) -> InProcessBroker:
     """A broker that has a log, and does not know (any more) whether it is declared."""
     broker = guarded()
     wire_as(broker, raw, "writer").producer(TOPIC).client.close()
-    broker._broker.desired.is_known = broker._broker.clients.is_told = False
+    broker._broker.desired.is_known = broker._broker.clients.has_declarations = False
     return broker
 
 

@@ -12,6 +12,8 @@ from tests.integration.conftest import RawClients
 from tests.integration.raw import RawClient, eventually, full
 from tests.integration.raw_connection import RefusedByBroker
 
+from onewriter_broker.app import BrokerLimits
+from onewriter_broker.connection.clients import ConnectionLimits
 from onewriter_broker.connection.rounds import RoundLimits
 from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
 from onewriter_broker.topic.registry.catalog import CatalogEntry
@@ -134,11 +136,9 @@ def test_the_order_of_commands_is_kept_though_each_waits_for_a_round(raw: RawCli
             client.expect(pb.CommandPartitionedMetadataResponse)
 
 
-def test_look_ups_beyond_the_bound_wait_and_are_all_answered(
-    raw: RawClients, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onewriter_broker.connection.requests.REQUESTS_MAX", 10)
-    with in_process_broker() as broker:
+def test_look_ups_beyond_the_bound_wait_and_are_all_answered(raw: RawClients) -> None:
+    limits = BrokerLimits(connection=ConnectionLimits(requests_max=10))
+    with in_process_broker(limits=limits) as broker:
         client = raw(address_of(broker))
         frames = [
             encode_command(pb.CommandLookup(topic=full(f"t{n}"), request_id=n)) for n in range(2000)
@@ -180,7 +180,7 @@ def test_a_guarded_broker_serves_on_beside_floods(guarded: GuardedBrokers, raw: 
 def test_lists_asked_for_together_are_made_once_and_are_complete(
     raw: RawClients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onewriter_broker.connection.listings.NAMES_PER_STEP", 7)
+    limits = BrokerLimits(connection=ConnectionLimits(names_per_step=7))
     made: list[str | None] = []
     listed = Topics.list
 
@@ -189,7 +189,7 @@ def test_lists_asked_for_together_are_made_once_and_are_complete(
         return await listed(self, namespace)
 
     monkeypatch.setattr(Topics, "list", counting)
-    with in_process_broker() as broker:
+    with in_process_broker(limits=limits) as broker:
         clients = [raw(address_of(broker)) for _ in range(5)]
         for number in range(40):
             clients[0].producer(f"t{number}")

@@ -54,7 +54,7 @@ def test_a_connected_consumer_is_closed_when_its_name_is_removed(
     assert closed == {durable.consumer_id, reader.consumer_id}
     writer.publish(b"secret")
     assert own.contents(1) == alice.contents(1) == [b"secret"]
-    assert not [each for each, _ in client.heard if isinstance(each, pb.CommandMessage)]
+    assert not [each for each, _ in client.received if isinstance(each, pb.CommandMessage)]
     with pytest.raises(RefusedByBroker) as refused:
         client.subscribe(TOPIC, "audit")
     assert refused.value.code == ServerError.AUTHORIZATION_ERROR

@@ -245,7 +245,7 @@ def start_executor(
     assert [each["name"] for each in pod["spec"]["volumes"] if "emptyDir" in each] == [
         "spark-local-dir-1"
     ]
-    told = {each["name"]: each.get("value", "") for each in container["env"]}
+    reported = {each["name"]: each.get("value", "") for each in container["env"]}
     own = {
         "SPARK_EXECUTOR_POD_IP": LOOPBACK,
         "SPARK_EXECUTOR_POD_NAME": pod["metadata"]["name"],
@@ -256,7 +256,7 @@ def start_executor(
     with (place / "executor.log").open("w") as log:
         return subprocess.Popen(
             [str(ENTRYPOINT), *container["args"]],
-            env={**environment, **told, **own},
+            env={**environment, **reported, **own},
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=place,

@@ -302,8 +302,8 @@ def test_the_brokers_tell_what_the_api_server_does_not(stage: Stage, play: Play)
     assert "waiters:" in live.out
     why = stage("why", play.name, "--live", *play.not_its_broker)
     assert f"  1. {play.pods['two'].name} (producer two), claim {play.name}, for " in why.out
-    told = stage("history", play.name, "-o", "json", *play.not_its_broker)
-    assert "grant" in {each["kind"] for each in json.loads(told.out)["records"]}
+    reported = stage("history", play.name, "-o", "json", *play.not_its_broker)
+    assert "grant" in {each["kind"] for each in json.loads(reported.out)["records"]}
 
 
 def test_a_caller_without_the_right_to_a_token_gets_the_reason(stage: Stage, play: Play) -> None:

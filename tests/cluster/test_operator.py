@@ -272,14 +272,16 @@ def test_an_order_with_a_mark_is_a_new_one_and_its_answer_names_it(world: World)
     world.writes(epoch=3)
     world.until("WriterActive", "True/Held")
 
-    def is_told(note: str) -> bool:
+    def is_reported(note: str) -> bool:
         return note in [event["note"] for event in refusals(world)]
 
     for mark in ("a", "b", "c"):
         world.annotate(f"onewriter.dev/handover=3#{mark} w2")  # directly over the previous one
-        told = f"Epoch 3 was to be handed over to w2 (annotation #{mark}): no producer is waiting"
+        reported = (
+            f"Epoch 3 was to be handed over to w2 (annotation #{mark}): no producer is waiting"
+        )
         wait_until(
-            partial(is_told, told),
+            partial(is_reported, reported),
             explain=lambda: refusals(world),
         )
     assert world.broker.fake.handovers == [(world.name("orders"), 3, "w2")] * 3

@@ -44,13 +44,13 @@ def code_of(brokers: MixedBrokers, number: int) -> bool:
 
 def test_the_archive_of_a_release_is_what_python_imports() -> None:
     program = "import onewriter_broker, onewriter_core; print(onewriter_broker.__file__)"
-    told = subprocess.run(
+    reported = subprocess.run(
         ["env", f"PYTHONPATH={archive_of(LATEST)}", sys.executable, "-c", program],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.startswith(str(archive_of(LATEST)))
+    assert reported.stdout.startswith(str(archive_of(LATEST)))
 
 
 def test_an_update_and_a_downgrade_under_writers_lose_nothing(

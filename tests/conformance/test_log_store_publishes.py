@@ -76,8 +76,8 @@ async def test_the_last_block_commits(mine: Writer) -> None:
     assert state[FIELD] == "7"
     await mine.append(TOPIC, b"behind")
     stored = await mine.store.read_blocks(TOPIC, EARLIEST, count=10)
-    told = [(block.publish, block.commits) for block in stored if isinstance(block, Block)]
-    assert told == [(f"{APP}/7", False), (f"{APP}/7", False), (f"{APP}/7", True), ("", False)]
+    reported = [(block.publish, block.commits) for block in stored if isinstance(block, Block)]
+    assert reported == [(f"{APP}/7", False), (f"{APP}/7", False), (f"{APP}/7", True), ("", False)]
 
 
 async def test_one_block_can_be_a_whole_publish(mine: Writer) -> None:

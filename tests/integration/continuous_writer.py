@@ -86,6 +86,13 @@ class ContinuousWriter:
         if self._failure is not None:
             raise self._failure
 
+    def has_stored(self, more: int) -> None:
+        """Wait until this number of values that were sent after the call is acknowledged.
+
+        The first values that are acknowledged after the call may have been stored before it.
+        """
+        self.has_acked(WINDOW + more)
+
     def has_acked(self, more: int, *, seconds: float = WAIT_SECONDS) -> None:
         """Wait until this number of further messages is acknowledged."""
         goal = len(self.acked) + more
@@ -151,12 +158,14 @@ class ContinuousWriter:
         for number, value in self._unanswered.items():
             producer.send(value, number)
         while not client.is_closed:
-            self._hear(client, producer)
-            if client.has_heard(pb.CommandCloseProducer):
+            self._receive(client, producer)
+            if client.has_received(pb.CommandCloseProducer):
                 return
             if self._is_over.is_set():
                 with contextlib.suppress(TimeoutError):
-                    eventually(lambda: self._hear(client, producer) == 0 or client.is_closed, 5.0)
+                    eventually(
+                        lambda: self._receive(client, producer) == 0 or client.is_closed, 5.0
+                    )
                 return
             while len(self._unanswered) < WINDOW:
                 number = next(self._numbers)
@@ -164,11 +173,11 @@ class ContinuousWriter:
                 producer.send(self._unanswered[number], number)
             time.sleep(PAUSE_SECONDS)
 
-    def _hear(self, client: RawClient, producer: RawProducer) -> int:
+    def _receive(self, client: RawClient, producer: RawProducer) -> int:
         """Read the receipts that have arrived; return the number of unanswered sends."""
         with client._changed:
-            receipts = [c for c, _ in client.heard if isinstance(c, SendReceipt)]
-            client.heard[:] = [h for h in client.heard if not isinstance(h[0], SendReceipt)]
+            receipts = [c for c, _ in client.received if isinstance(c, SendReceipt)]
+            client.received[:] = [h for h in client.received if not isinstance(h[0], SendReceipt)]
         for receipt in receipts:
             value = self._unanswered.pop(receipt.sequence_id, None)
             if value is not None:

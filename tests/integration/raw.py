@@ -166,7 +166,7 @@ class RawProducer:
     def is_ready(self) -> bool:
         """Whether an unread answer allows it to write."""
         request_id = self.command.request_id
-        return self.client.has_heard(
+        return self.client.has_received(
             pb.CommandProducerSuccess, lambda c: c.request_id == request_id and c.producer_ready
         )
 

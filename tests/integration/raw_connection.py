@@ -37,7 +37,7 @@ class RefusedByBroker(Exception):
 
 
 class RawConnection:
-    """One connection. ``heard`` holds all received commands that ``expect`` has not taken yet."""
+    """One connection. ``received`` holds all received commands that ``expect`` has not taken yet."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class RawConnection:
         version: str = "raw-client",
         extensions_version: int = EXTENSIONS_VERSION,
     ) -> None:
-        self.heard: list[tuple[Any, bytes]] = []
+        self.received: list[tuple[Any, bytes]] = []
         self.is_closed = False
         self._changed = threading.Condition()
         self._writing = threading.Lock()
@@ -148,15 +148,15 @@ class RawConnection:
         deadline = time.monotonic() + seconds
         with self._changed:
             while True:
-                for index, (command, payload) in enumerate(self.heard):
+                for index, (command, payload) in enumerate(self.received):
                     if isinstance(command, kind) and where(command):
-                        del self.heard[index]
+                        del self.received[index]
                         return command, payload
                 left = deadline - time.monotonic()
                 if self.is_closed or left <= 0:
                     why = "the connection was closed" if self.is_closed else f"{seconds} s passed"
-                    heard = [type(command).__name__ for command, _ in self.heard]
-                    raise TimeoutError(f"no {kind.__name__}: {why}; heard {heard}")
+                    received = [type(command).__name__ for command, _ in self.received]
+                    raise TimeoutError(f"no {kind.__name__}: {why}; heard {received}")
                 self._changed.wait(left)
 
     def answer(self, kind: type[Kind], request_id: int | None = None) -> Kind:
@@ -173,21 +173,24 @@ class RawConnection:
         assert isinstance(found, kind)
         return found
 
-    def has_heard(self, kind: type[Kind], where: Callable[[Kind], bool] = lambda _: True) -> bool:
+    def has_received(
+        self, kind: type[Kind], where: Callable[[Kind], bool] = lambda _: True
+    ) -> bool:
         with self._changed:
-            return any(isinstance(c, kind) and where(c) for c, _ in self.heard)
+            return any(isinstance(c, kind) and where(c) for c, _ in self.received)
 
     def wait_closed(self, seconds: float = SECONDS_MAX) -> None:
         """Wait until the broker has closed the connection."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.is_closed, seconds):
-                raise TimeoutError(f"still open after {seconds} s; heard {self.heard}")
+                raise TimeoutError(f"still open after {seconds} s; heard {self.received}")
 
     def wait_closed_or(self, kind: type[Kind], seconds: float = SECONDS_MAX) -> None:
         """Wait until the broker has sent such a command, or closed the connection."""
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self.is_closed or any(isinstance(c, kind) for c, _ in self.heard), seconds
+                lambda: self.is_closed or any(isinstance(c, kind) for c, _ in self.received),
+                seconds,
             ):
                 raise TimeoutError(f"neither closed nor {kind.__name__} after {seconds} s")
 
@@ -206,7 +209,7 @@ class RawConnection:
                 self.say(pb.CommandPong())
                 continue
             with self._changed:
-                self.heard.append((command, b"" if payload is None else bytes(payload)))
+                self.received.append((command, b"" if payload is None else bytes(payload)))
                 self._changed.notify_all()
 
     def ping(self) -> None:

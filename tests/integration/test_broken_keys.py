@@ -130,8 +130,8 @@ def test_a_log_that_was_overwritten_stops_its_topic_and_no_other(
 
     writer.send(b"never written")
     writer.closed_by_broker()
-    told = refusal(waiter.ready)
-    assert key in told.text
+    reported = refusal(waiter.ready)
+    assert key in reported.text
     for number in range(20):  # the same connection, and others
         other.publish(b"%d" % number)
         on_the_same_connection.publish(b"%d" % number)
@@ -194,8 +194,8 @@ def test_takeovers_wait_for_the_audit_while_the_holder_writes(
     other = raw(brokers.address()).producer(neighbour, EXCLUSIVE)
     overwrite(store, key)
     holder.publish(b"an append needs no audit")
-    told = refusal(lambda: raw(brokers.address()).producer(topic, FENCING))
-    assert key in told.text
+    reported = refusal(lambda: raw(brokers.address()).producer(topic, FENCING))
+    assert key in reported.text
     other.publish(b"goes on")
     store.command("DEL", key)
     assert epoch_of(after_repair(brokers, raw, topic, FENCING)) > epoch_of(holder)

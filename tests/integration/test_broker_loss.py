@@ -153,7 +153,7 @@ def test_a_holder_that_does_not_come_back_loses_to_the_first_waiter(
     waiter.publish(b"after")
     reconnects = itertools.count(1)
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         """Whether it knows of its loss; the broker may have to read the anchor about its buckets first."""
         with pytest.raises(RefusedByBroker) as found:
             raw(bare.address(1)).producer(
@@ -162,7 +162,7 @@ def test_a_holder_that_does_not_come_back_loses_to_the_first_waiter(
         assert found.value.code in {ServerError.PRODUCER_FENCED, ServerError.SERVICE_NOT_READY}
         return found.value.code is ServerError.PRODUCER_FENCED
 
-    eventually(is_told)
+    eventually(is_reported)
 
 
 def test_a_broker_that_left_in_order_leaves_no_waiting(bare: LocalBrokers, raw: RawClients) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.anchor.file import FileAnchor
+from onewriter_broker.anchor.memory import MemoryAnchor
 from onewriter_broker.local.embedded import EmbeddedServer, EmbeddedSettings
 from onewriter_broker.log.store.api import Fence, FencedLog, Outcome
 from onewriter_broker.log.store.redis.primary import RedisSettings
@@ -20,7 +21,13 @@ from onewriter_broker.log.store.redis.store import RedisLogStore
 from onewriter_broker.ownership.acquisition import Holding, adopt_force
 from onewriter_broker.ownership.bucket_events import LostReason, Refenced
 from onewriter_broker.ownership.buckets import BucketOwnership
-from onewriter_broker.ownership.membership import Membership
+from onewriter_broker.ownership.membership import (
+    BEAT_SECONDS,
+    DEAD_SECONDS,
+    RETURN_SECONDS,
+    SETTLE_SECONDS,
+    Membership,
+)
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import TopicName, bucket_of
 
@@ -33,12 +40,18 @@ SECONDS_MAX = 120.0
 class Application:
     """A broker without topics."""
 
-    def __init__(self, me: str, server: EmbeddedServer, directory: Path) -> None:
+    def __init__(
+        self,
+        me: str,
+        server: EmbeddedServer,
+        anchor: FileAnchor | MemoryAnchor,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         addresses = Addresses(f"pulsar://{me}", f"http://{me}")
         self.lost: dict[int, LostReason] = {}
         self.store = RedisLogStore(RedisSettings(url=server.url, buckets=BUCKETS))
-        self.anchor = FileAnchor(directory / "anchor")
-        self.membership = Membership(self.store, me, addresses)
+        self.anchor = anchor
+        self.membership = Membership(self.store, me, addresses, clock=clock)
         self.buckets = BucketOwnership(
             me=me,
             addresses=addresses,
@@ -101,7 +114,7 @@ async def running(application: Application) -> AsyncIterator[None]:
 @asynccontextmanager
 async def broker(me: str, server: EmbeddedServer, directory: Path) -> AsyncIterator[Application]:
     """Run a broker. At the end it disappears without notice, as after kill -9."""
-    application = Application(me, server, directory)
+    application = Application(me, server, FileAnchor(directory / "anchor"))
     try:
         async with running(application):
             yield application
@@ -164,8 +177,77 @@ async def test_a_store_that_restarts_under_a_broker_is_adopted_in_place(
         await application.grant()
 
 
+class Pair:
+    """Two brokers on a virtual clock: a broker acts only when the test lets it act.
+
+    Their anchor does not record every grant, as the one in Kubernetes.
+    """
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self._seconds = 0.0
+        anchor = MemoryAnchor(records_every_grant=False)
+        self.first = Application("broker-0~a", server, anchor, lambda: self._seconds)
+        self.second = Application("broker-1~b", server, anchor, lambda: self._seconds)
+
+    def wait(self, seconds: float) -> None:
+        self._seconds += seconds
+
+    async def act(self, seconds: float, *acting: Application) -> None:
+        """Heartbeats, readings and the resulting changes of buckets, for so long."""
+        for _ in range(round(seconds / BEAT_SECONDS)):
+            self.wait(BEAT_SECONDS)
+            for application in acting:
+                assert await application.membership.beat_once()
+            for application in acting:
+                async with asyncio.TaskGroup() as tasks:
+                    await application.buckets.place_once(tasks)
+
+    async def close(self) -> None:
+        for application in (self.first, self.second):
+            await application.store.close()
+
+
+async def test_broker_that_finds_the_restarted_store_later_keeps_its_buckets(
+    server: EmbeddedServer,
+) -> None:
+    pair = Pair(server)
+    first, second = pair.first, pair.second
+    await pair.act(SETTLE_SECONDS + DEAD_SECONDS, first, second)
+    shares = set(first.buckets.held()), set(second.buckets.held())
+    assert sorted(shares[0] | shares[1]) == list(range(BUCKETS))
+    bucket = min(shares[1])
+    former = second.buckets.held()[bucket]
+    ledger = await second.buckets.reserve_ledger(bucket)
+    topic = next(
+        topic
+        for topic in (TopicName.parse(f"orders-{number}") for number in range(1000))
+        if bucket_of(topic, BUCKETS) == bucket
+    )
+    log = FencedLog(topic, create=True, marker={"note": "x"}, state={})
+    fence = Fence(former.binding, ledger, (log,), {"kind": "grant"})
+    assert await second.store.fence(fence) is Outcome.DONE
+    await second.buckets.record_grant(bucket, ledger)
+
+    await killed(server)
+    async with asyncio.timeout(SECONDS_MAX):
+        while not await first.membership.beat_once():  # noqa: ASYNC110 - another process's
+            await asyncio.sleep(0.01)
+    pair.wait(10)
+    await pair.act(RETURN_SECONDS, first)
+    assert set(first.buckets.held()) == shares[0], "the other one may be about to return"
+    await pair.act(BEAT_SECONDS, second)
+    failed = former.binding
+    assert await second.buckets.refence(bucket, failed, Outcome.REFENCE) is Refenced.REBOUND
+    assert second.buckets.held()[bucket].may_resume(failed.generation)
+    assert second.lost == {}
+
+    await pair.act(DEAD_SECONDS + BEAT_SECONDS, first)
+    assert len(first.buckets.held()) == BUCKETS, "while the store serves, a silent broker is dead"
+    await pair.close()
+
+
 async def test_a_zombie_broker_cannot_grant(server: EmbeddedServer, tmp_path: Path) -> None:
-    zombie = Application("broker-0~a", server, tmp_path)
+    zombie = Application("broker-0~a", server, FileAnchor(tmp_path / "anchor"))
     async with running(zombie):
         await zombie.holds(BUCKETS)
         ledger = await zombie.buckets.reserve_ledger(BUCKET)

@@ -58,11 +58,11 @@ def send_all(producer: Any, messages: list[tuple[str | None, bytes | None]]) -> 
     """Send all messages, batched if the producer batches."""
     ids: list[MessageId] = []
 
-    def told(_: object, message_id: MessageId) -> None:
+    def reported(_: object, message_id: MessageId) -> None:
         ids.append(message_id)
 
     for key, content in messages:
-        producer.send_async(content, told, partition_key=key)
+        producer.send_async(content, reported, partition_key=key)
     producer.flush()
     return ids
 

@@ -94,9 +94,9 @@ def test_a_message_that_is_too_large_is_the_sender_s_error(client: Any, topic: s
 
 
 def test_listeners_and_batches_of_messages(client: Any, topic: str) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
     client.subscribe(
-        topic, "listener", message_listener=lambda _, message: heard.append(message.data())
+        topic, "listener", message_listener=lambda _, message: received.append(message.data())
     )
     policy = pulsar.ConsumerBatchReceivePolicy(10, -1, RECEIVE_MS)
     consumer = client.subscribe(topic, "batches", batch_receive_policy=policy)
@@ -105,7 +105,7 @@ def test_listeners_and_batches_of_messages(client: Any, topic: str) -> None:
     for content in contents:
         producer.send(content)
     assert [message.data() for message in consumer.batch_receive()] == contents
-    eventually(lambda: heard == contents, what="the listener")
+    eventually(lambda: received == contents, what="the listener")
 
 
 def test_an_empty_queue_asks_for_one_message_at_a_time(client: Any, topic: str) -> None:

@@ -35,10 +35,10 @@ def test_a_failover_consumer_is_told_whether_it_is_active_once_it_asks_for_messa
     client = raw(broker.address())
     consumer = client.subscribe(topic, kind=pb.CommandSubscribe.FAILOVER, permits=0)
     client.ping()
-    assert not client.has_heard(pb.CommandActiveConsumerChange)
+    assert not client.has_received(pb.CommandActiveConsumerChange)
     consumer.flow(10)
-    told = client.expect(pb.CommandActiveConsumerChange)
-    assert (told.consumer_id, told.is_active) == (consumer.consumer_id, True)
+    reported = client.expect(pb.CommandActiveConsumerChange)
+    assert (reported.consumer_id, reported.is_active) == (consumer.consumer_id, True)
 
 
 def test_a_first_producer_may_bring_a_subscription(
@@ -111,5 +111,5 @@ def test_a_producer_with_too_many_properties_is_refused(
             metadata=[pb.KeyValue(key="large", value="x" * 20_000)],
         )
     )
-    eventually(lambda: client.has_heard(pb.CommandError, lambda e: e.request_id == request_id))
+    eventually(lambda: client.has_received(pb.CommandError, lambda e: e.request_id == request_id))
     client.producer(topic, SHARED).publish(b"the connection lives")

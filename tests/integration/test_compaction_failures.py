@@ -92,10 +92,10 @@ def asked_to_compact(brokers: LocalBrokers, topic: str) -> int:
 def is_compacted(brokers: LocalBrokers, topic: str) -> bool:
     """Whether its broker has compacted the topic; asks again if it has moved to one that has not begun."""
     for url in brokers.http_urls:
-        status, told = Http(url)("GET", f"{PERSISTENT}/{topic}/compaction")
-        if status == HTTPStatus.OK and told["status"] == "NOT_RUN":
+        status, reported = Http(url)("GET", f"{PERSISTENT}/{topic}/compaction")
+        if status == HTTPStatus.OK and reported["status"] == "NOT_RUN":
             Http(url)("PUT", f"{PERSISTENT}/{topic}/compaction")
-        if status == HTTPStatus.OK and told["status"] == "SUCCESS":
+        if status == HTTPStatus.OK and reported["status"] == "SUCCESS":
             return True
     return False
 

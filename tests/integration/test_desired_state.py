@@ -43,7 +43,7 @@ def claim(name: str, for_topic: str, **spec: Any) -> Json:
 
 
 @pytest.fixture(scope="module")
-def told() -> Iterator[LocalBrokers]:
+def reported() -> Iterator[LocalBrokers]:
     """A broker that receives its desired state over HTTP."""
     with forked_brokers() as brokers:
         yield brokers
@@ -63,8 +63,8 @@ class Pusher:
 
 
 @pytest.fixture
-def push(told: LocalBrokers) -> Pusher:
-    return Pusher(Http(told.http_url))
+def push(reported: LocalBrokers) -> Pusher:
+    return Pusher(Http(reported.http_url))
 
 
 def status_of(http: Http, name: str) -> Json:
@@ -74,10 +74,12 @@ def status_of(http: Http, name: str) -> Json:
     return found
 
 
-def test_a_pushed_topic_is_there_at_once(told: LocalBrokers, push: Pusher, raw: RawClients) -> None:
+def test_a_pushed_topic_is_there_at_once(
+    reported: LocalBrokers, push: Pusher, raw: RawClients
+) -> None:
     code, answer = push([topic("new", access={"modes": ["Exclusive"], "requireClaim": False})])
     assert (code, answer["topics"], answer["warnings"]) == (200, 1, [])
-    client = raw(told.address())
+    client = raw(reported.address())
     with pytest.raises(RefusedByBroker) as found:
         client.producer("new", SHARED)
     assert found.value.code is ServerError.NOT_ALLOWED_ERROR
@@ -108,10 +110,10 @@ def test_a_claim_for_no_topic_is_a_warning(push: Pusher) -> None:
 
 
 def test_waiters_are_put_in_another_order(
-    told: LocalBrokers, push: Pusher, raw: RawClients
+    reported: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
     push([topic("line", promotion={"policy": "Fifo"})])
-    client = raw(told.address())
+    client = raw(reported.address())
     holder = client.producer("line", EXCLUSIVE)
     for name, priority in (("first", "1"), ("second", "9")):
         client.waiter("line", name=name, properties={"onewriter.queue-priority": priority})
@@ -128,10 +130,10 @@ def test_waiters_are_put_in_another_order(
 
 
 def test_waiters_are_balanced_from_now_on(
-    told: LocalBrokers, push: Pusher, raw: RawClients
+    reported: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
     push([topic("spread"), topic("other")])
-    client = raw(told.address())
+    client = raw(reported.address())
     busy, idle = {"onewriter.host": "busy"}, {"onewriter.host": "idle"}
     client.producer("other", EXCLUSIVE, properties=busy)
     holder = client.producer("spread", EXCLUSIVE)
@@ -154,10 +156,10 @@ def test_waiters_are_balanced_from_now_on(
 
 
 def test_a_topic_that_is_used_gets_partitions(
-    told: LocalBrokers, push: Pusher, raw: RawClients
+    reported: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
     push([topic("wide", partitions=2)])
-    client = raw(told.address())
+    client = raw(reported.address())
     client.producer("wide-partition-1", EXCLUSIVE).publish(b"there")
     with pytest.raises(RefusedByBroker):
         client.producer("wide-partition-3", EXCLUSIVE)
@@ -168,11 +170,11 @@ def test_a_topic_that_is_used_gets_partitions(
 
 
 def test_a_topic_that_is_there_without_partitions_gets_none(
-    told: LocalBrokers, push: Pusher, raw: RawClients
+    reported: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
     """Its messages would be unreachable, and a replayed batch would be published twice."""
     push([])
-    client = raw(told.address())
+    client = raw(reported.address())
     producer = client.producer("single", EXCLUSIVE)
     producer.publish(b"kept")
     for _ in range(2):
@@ -190,17 +192,17 @@ def test_a_topic_that_is_there_without_partitions_gets_none(
     assert sum(each["entries"] for each in stored) == 1
     assert push.http("DELETE", f"{PERSISTENT}/single?force=true")[0] == 204
     assert client.partitions("single") == 3
-    raw(told.address()).producer("single-partition-2", EXCLUSIVE).publish(b"new")
+    raw(reported.address()).producer("single-partition-2", EXCLUSIVE).publish(b"new")
     assert not status_of(push.http, "single")["undivided"]
 
 
 def test_a_holder_is_watched_more_closely(
-    told: LocalBrokers, push: Pusher, raw: RawClients
+    reported: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
     """Under a patient declaration a frozen client remains. A stricter one, pushed meanwhile, finds it silent."""
     patient = {"pingIntervalSeconds": 60, "pingFailures": 3}
     push([topic("watched", detection=patient)])
-    frozen, other = raw(told.address()), raw(told.address())
+    frozen, other = raw(reported.address()), raw(reported.address())
     frozen.producer("watched", EXCLUSIVE)
     waiter = other.waiter("watched")
     frozen.freeze()
@@ -210,20 +212,20 @@ def test_a_holder_is_watched_more_closely(
 
 
 def test_durability_is_shown_and_counts_from_the_next_ledger(
-    told: LocalBrokers, push: Pusher, raw: RawClients
+    reported: LocalBrokers, push: Pusher, raw: RawClients
 ) -> None:
     push([topic("safe", durability="Local")])
-    holder = raw(told.address()).producer("safe", EXCLUSIVE)
+    holder = raw(reported.address()).producer("safe", EXCLUSIVE)
     assert status_of(push.http, "safe")["durability"] == "Local"
     push([topic("safe", durability="None")])
     holder.close()
-    raw(told.address()).producer("safe", EXCLUSIVE).publish(b"x")
+    raw(reported.address()).producer("safe", EXCLUSIVE).publish(b"x")
     assert status_of(push.http, "safe")["durability"] == "None"
 
 
-def test_retention_counts_at_once(told: LocalBrokers, push: Pusher, raw: RawClients) -> None:
+def test_retention_counts_at_once(reported: LocalBrokers, push: Pusher, raw: RawClients) -> None:
     push([topic("short")])
-    client = raw(told.address())
+    client = raw(reported.address())
     for number in range(3):  # each in a ledger of its own
         producer = client.producer("short", EXCLUSIVE, name=f"p{number}")
         for _ in range(20):
@@ -233,7 +235,7 @@ def test_retention_counts_at_once(told: LocalBrokers, push: Pusher, raw: RawClie
     internal = "/admin/v2/persistent/public/default/short/internalStats"
     before = push.http("GET", internal)[1]
     push([topic("short", retention={"maxEntries": 5})])
-    told.wait_for_event("retention.trimmed", lambda event: "short" in str(event["topic"]))
+    reported.wait_for_event("retention.trimmed", lambda event: "short" in str(event["topic"]))
     last.publish(b"on it goes")
     assert before != push.http("GET", internal)[1]
 

@@ -41,14 +41,14 @@ def test_a_name_in_braces_is_reached_over_http(
     assert http("GET", f"/lookup/v2/topic/persistent/public/default/{path}")[0] == 200
     assert http("GET", f"/admin/v2/schemas/public/default/{path}/schemas")[0] == 200
     assert http("POST", f"{OWN}/{path}/fence", {})[1]["oldEpoch"] > 0
-    told = subprocess.run(
+    reported = subprocess.run(
         [PROGRAM, "status", name, "--http-url", broker.http_url, "-o", "json"],
         capture_output=True,
         text=True,
         timeout=ORDERED_SECONDS,
         check=True,
     )
-    assert json.loads(told.stdout)["name"] == str(TopicName.parse(name))
+    assert json.loads(reported.stdout)["name"] == str(TopicName.parse(name))
     assert http("DELETE", f"{PERSISTENT}/{path}?force=true")[0] == 204
 
 

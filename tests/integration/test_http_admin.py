@@ -335,10 +335,10 @@ def test_requests_reach_the_owner_whichever_broker_is_asked(stock: StockClients)
         assert first("PUT", f"{path}/partitions", 2)[0] == 307
         assert first.location == f"{second.url}{path}/partitions"
         assert second("PUT", f"{path}/partitions", 2)[0] == 204
-        told = f"{OWN}/{foreign}/history"
-        assert first("GET", told)[0] == 307, "a broker reads the audit of its own buckets alone"
-        assert first.location == f"{second.url}{told}"
-        assert second("GET", told)[0] == 200
+        reported = f"{OWN}/{foreign}/history"
+        assert first("GET", reported)[0] == 307, "a broker reads the audit of its own buckets alone"
+        assert first.location == f"{second.url}{reported}"
+        assert second("GET", reported)[0] == 200
         assert first("GET", f"{path}/partitions") == (200, {"partitions": 2, "deleted": False})
         assert len(first("GET", f"{ADMIN}/brokers/standalone")[1]) == 2
         name = f"persistent://public/default/{foreign}"

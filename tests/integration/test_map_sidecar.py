@@ -100,13 +100,13 @@ def test_changes_are_told_to_the_other_side(pair: list[Sidecar], shared: str) ->
             "Accept: text/event-stream\r\n\r\n".encode()
         )
         with link.makefile("rb") as lines:
-            told = (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
-            assert next(told)["key"] == "before"
+            reported = (json.loads(line[6:]) for line in lines if line.startswith(b"data: "))
+            assert next(reported)["key"] == "before"
             one.http("PUT", f"/map/{shared}/behind", b"2")
-            change = next(told)
+            change = next(reported)
             assert (change["key"], change["content"]) == ("behind", "2")
             one.http("DELETE", f"/map/{shared}/before")
-            assert next(told)["deleted"] is True
+            assert next(reported)["deleted"] is True
 
 
 def test_a_map_is_not_the_topic_that_is_led(pair: list[Sidecar], topic: str) -> None:

@@ -98,8 +98,12 @@ def test_a_command_is_stopped_when_one_is_lost(
     assert own(raw(broker.address()), resource, 2) == 2
     _, errors = process.communicate(timeout=SECONDS_MAX)
     assert process.returncode == 120
-    told = json.loads(errors.splitlines()[-1])
-    assert (told["event"], told["resource"], told["currentGeneration"]) == ("lost", resource, 2)
+    reported = json.loads(errors.splitlines()[-1])
+    assert (reported["event"], reported["resource"], reported["currentGeneration"]) == (
+        "lost",
+        resource,
+        2,
+    )
 
 
 def test_a_higher_generation_takes_over_and_an_equal_one_is_denied(

@@ -76,7 +76,7 @@ def test_an_owner_goes_on_after_its_broker_died(
     )
     assert same == generation
     bare.restart(dead)
-    assert not back.has_heard(pb.CommandOwnershipLost, lambda told: not told.is_moving)
+    assert not back.has_received(pb.CommandOwnershipLost, lambda reported: not reported.is_moving)
 
 
 def test_an_owner_that_died_with_its_broker_is_replaced_in_bounded_time(
@@ -116,10 +116,10 @@ def test_an_owner_is_sent_on_when_its_bucket_is_given_back(
             own(client, name, nonce="mine")
         settings = {"name": "broker-b", "data_dir": first.data_directory}
         with forked_brokers(redis_url=store.url, settings=settings) as second:
-            told = lost(client)
-            assert told.is_moving
-            assert not told.HasField("current_generation")
-            name = told.resource.name
+            reported = lost(client)
+            assert reported.is_moving
+            assert not reported.HasField("current_generation")
+            name = reported.resource.name
             taken: list[int] = []
 
             def resumed() -> bool:

@@ -60,7 +60,7 @@ def test_a_deposed_owner_neither_reads_nor_acknowledges(
     follower.acknowledge(again.message_id)
     raw(broker.address()).producer(topic).publish(b"second")
     follower.receive()
-    assert not former.has_heard(Delivery)
+    assert not former.has_received(Delivery)
 
 
 def test_readers_of_before_there_was_an_owner_are_closed(

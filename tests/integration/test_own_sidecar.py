@@ -70,8 +70,8 @@ def test_an_application_owns_is_told_and_gives_back(
     waiting.start()
     assert own(raw(broker.address()), resource, 2, group="g") == 2
     waiting.join(60)
-    _, told = waited[0]
-    lost = next(each for each in told["ownerships"] if each["resource"] == resource)
+    _, reported = waited[0]
+    lost = next(each for each in reported["ownerships"] if each["resource"] == resource)
     assert (lost["owned"], lost["currentGeneration"]) == (False, 2)
 
     assert sidecar.http("DELETE", "/own", {"group": "g", "resources": [resource + "2"]})[0] == 200
@@ -82,14 +82,14 @@ def test_a_loss_is_an_event_and_a_stop_gives_back(
     broker: LocalBrokers, raw: RawClients, sidecar: Sidecar, resource: str
 ) -> None:
     asked(sidecar, {"group": "g", "resources": [resource, resource + "2"]})
-    with contextlib.closing(events(sidecar, "/own?group=g")) as told:
+    with contextlib.closing(events(sidecar, "/own?group=g")) as reported:
         present: set[str] = set()
         while present != {resource, resource + "2"}:
-            shown = next(told)
+            shown = next(reported)
             assert shown["owned"]
             present.add(shown["resource"])
         assert own(raw(broker.address()), resource, 2, group="g") == 2
-        lost = next(shown for shown in told if not shown["owned"])
+        lost = next(shown for shown in reported if not shown["owned"])
         assert (lost["resource"], lost["currentGeneration"]) == (resource, 2)
     assert sidecar.stop() == 0
     assert own(raw(broker.address()), resource + "2", group="g", identity="next") == 2

@@ -105,10 +105,14 @@ def test_an_equal_generation_of_the_same_identity_severs_the_former_owner(
     former = raw(broker.address())
     own(former, resource, identity="task-3", nonce="first life")
     assert own(raw(broker.address()), resource, 1, identity="task-3", nonce="second") == 2
-    told = lost(former)
-    assert (told.group, told.resource.name, told.resource.generation) == ("group", resource, 1)
-    assert told.current_generation == 2
-    assert not told.is_moving
+    reported = lost(former)
+    assert (reported.group, reported.resource.name, reported.resource.generation) == (
+        "group",
+        resource,
+        1,
+    )
+    assert reported.current_generation == 2
+    assert not reported.is_moving
     error = denied(former, resource, 1, identity="task-3", nonce="first life")
     assert (error.code, error.current) == (ServerError.PRODUCER_FENCED, 2)
 
@@ -142,7 +146,7 @@ def test_the_same_nonce_goes_on_where_nobody_came_between(
     first.close()
     back = raw(broker.address())
     assert own(back, resource, identity="one", nonce="mine", only_returns=True) == 1
-    assert not back.has_heard(pb.CommandOwnershipLost)
+    assert not back.has_received(pb.CommandOwnershipLost)
 
 
 def test_an_owner_that_reconnected_elsewhere_deposes_its_old_connection(
@@ -170,8 +174,8 @@ def test_a_group_is_optional_and_keeps_apart(
     assert own(one, resource, group=None) == 1
     assert own(two, resource, group="other") == 1
     assert own(two, resource, 2, group=None) == 2
-    told = lost(one)
-    assert not told.HasField("group")
+    reported = lost(one)
+    assert not reported.HasField("group")
 
 
 def test_many_resources_are_answered_in_order_each_for_itself(

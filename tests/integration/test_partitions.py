@@ -65,7 +65,7 @@ def test_the_topic_has_the_partitions_that_its_manifest_says(
 def is_granted(producer: RawProducer) -> bool:
     """Whether it is granted. The next caller reads a refusal again."""
     request_id = producer.command.request_id
-    eventually(lambda: producer.client.has_heard(object, lambda c: _answers(c, request_id)))
+    eventually(lambda: producer.client.has_received(object, lambda c: _answers(c, request_id)))
     return producer.is_ready
 
 

@@ -60,9 +60,11 @@ READS = pytest.mark.parametrize("read", [batch, stream])
 def test_a_wrong_token(guarded: LocalBrokers, raw: RawClients, read: Any) -> None:
     raw(guarded.address(), token=token("writer")).producer("plain", EXCLUSIVE).publish(b"x")
     for wrong in (SECRET, token("reader")[:-3] + "abc", ""):
-        with pytest.raises(NotAllowed, match=r"^the brokers refuse the token \(401\): ") as told:
+        with pytest.raises(
+            NotAllowed, match=r"^the brokers refuse the token \(401\): "
+        ) as reported:
             read(url=guarded.http_url, topic="plain", token=wrong)
-        assert not wrong or wrong not in str(told.value)
+        assert not wrong or wrong not in str(reported.value)
     assert read(url=guarded.http_url, topic="plain", token=token("reader"))
 
 

@@ -190,11 +190,11 @@ def test_a_store_that_cannot_be_reached_is_told_in_one_sentence(
     arguments = ["--admin-url", access.url, "--topic", topic, *words(store, place, **changes)]
     for verb in ("offload", "trim"):
         assert cli.run([verb, *arguments]) == 1
-        told = capsys.readouterr()
-        assert said in told.err
-        assert len(told.err.splitlines()) == 1
-        assert SECRET not in told.err + told.out
-        assert changes.get("AWS_SECRET_ACCESS_KEY", SECRET) not in told.err + told.out
+        reported = capsys.readouterr()
+        assert said in reported.err
+        assert len(reported.err.splitlines()) == 1
+        assert SECRET not in reported.err + reported.out
+        assert changes.get("AWS_SECRET_ACCESS_KEY", SECRET) not in reported.err + reported.out
     assert not folder.exists()
 
 

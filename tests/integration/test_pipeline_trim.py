@@ -235,9 +235,9 @@ def test_a_table_that_was_altered_trims_nothing(
     said = damage(tables)
     arguments = ["trim", "--admin-url", access.url, "--table", str(tmp_path), "--topic", topic]
     assert cli.run([*arguments, "--table-format", kind]) == 2
-    told = capsys.readouterr().out
-    assert said in told
-    assert "nothing was trimmed" in told
+    reported = capsys.readouterr().out
+    assert said in reported
+    assert "nothing was trimmed" in reported
     assert values(access, topic) == sent
 
 

@@ -98,7 +98,9 @@ class Pusher:
 
 
 def receipts(client: RawClient) -> list[int]:
-    return [command.sequence_id for command, _ in client.heard if isinstance(command, SendReceipt)]
+    return [
+        command.sequence_id for command, _ in client.received if isinstance(command, SendReceipt)
+    ]
 
 
 def test_a_producer_faster_than_the_store_is_held_back_alone(
@@ -161,7 +163,7 @@ def test_a_slow_reader_is_not_buffered_for(
     for _ in range(pusher.sent):
         quick.receive()
     slow.thaw()
-    eventually(lambda: sum(isinstance(c, Delivery) for c, _ in slow.heard) == pusher.sent)
+    eventually(lambda: sum(isinstance(c, Delivery) for c, _ in slow.received) == pusher.sent)
 
 
 def test_a_consumer_that_never_acknowledges_gets_what_it_asked_for_and_no_more(
@@ -176,7 +178,7 @@ def test_a_consumer_that_never_acknowledges_gets_what_it_asked_for_and_no_more(
     assert consumer.contents(10) == [b"%d" % n for n in range(10)]
     producer.publish(b"100", 100)
     consumer.client.ping()
-    assert not consumer.client.has_heard(Delivery)
+    assert not consumer.client.has_received(Delivery)
     consumer.client.close()
     again = raw(pressed.address()).subscribe(topic, "never", pb.CommandSubscribe.SHARED)
     assert again.contents(101) == [b"%d" % n for n in range(101)]
@@ -270,7 +272,7 @@ def test_a_store_that_turned_read_only_is_not_written_to_and_nothing_is_lost(
         store.command("REPLICAOF", "127.0.0.1", elsewhere.port)
         producer.send(b"1", 1)
         time.sleep(1.0)
-        assert not producer.client.has_heard(SendReceipt)
+        assert not producer.client.has_received(SendReceipt)
         store.promote()
     producer.receipt(1)
     producer.publish(b"2", 2)
@@ -282,7 +284,7 @@ def test_a_store_that_turned_read_only_is_not_written_to_and_nothing_is_lost(
     quiet.close()
     again = raw(pressed.address()).subscribe(f"{topic}-quiet", "durable")
     again.client.ping()
-    assert not again.client.has_heard(Delivery)
+    assert not again.client.has_received(Delivery)
     follow(pressed, raw, f"{topic}-unopened", EXCLUSIVE).publish(b"fine")
 
 
@@ -297,7 +299,8 @@ def test_ten_thousand_requests_on_one_connection_are_all_answered(
     for producer in waiting:
         producer.waits()
     eventually(
-        lambda: sum(isinstance(c, pb.CommandLookupResponse) for c, _ in client.heard) == 8_000, 60
+        lambda: sum(isinstance(c, pb.CommandLookupResponse) for c, _ in client.received) == 8_000,
+        60,
     )
     client.close()
     holder.close()

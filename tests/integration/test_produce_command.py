@@ -70,8 +70,8 @@ def test_a_command_that_waits_for_input_notices_a_takeover(
         process.stdin.flush()
         assert json.loads(process.stdout.readline())["stored"] is True, "at once, not at the end"
         taker = raw(broker.address()).producer(topic, FENCING)
-        told = json.loads(process.stdout.readline())
-        assert (told["error"], told["stored"]) == ("Fenced", False)
+        reported = json.loads(process.stdout.readline())
+        assert (reported["error"], reported["stored"]) == ("Fenced", False)
         assert process.wait(SECONDS_MAX) == 1, "although its input is still open"
         taker.close()
     finally:

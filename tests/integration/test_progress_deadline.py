@@ -48,7 +48,7 @@ def keeps_its_turn(
 
 
 def is_stored(holder: RawProducer, number: int) -> bool:
-    return holder.client.has_heard(SendReceipt, lambda receipt: receipt.sequence_id == number)
+    return holder.client.has_received(SendReceipt, lambda receipt: receipt.sequence_id == number)
 
 
 def test_a_holder_that_stops_publishing_hands_over_where_that_was_asked_for(

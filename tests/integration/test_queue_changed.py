@@ -31,7 +31,7 @@ async def test_a_holder_hears_of_stock_clients_that_wait(
         await first.close()
         await asyncio.to_thread(waiter.ready_at_last)
         await asyncio.to_thread(stock.ping)
-        assert not stock.has_heard(pb.CommandQueueChanged), "a stock client does not know it"
+        assert not stock.has_received(pb.CommandQueueChanged), "a stock client does not know it"
         await asyncio.to_thread(waiter.close)
         await third.ready()
         assert third.waiting == 0

@@ -182,11 +182,11 @@ async def test_the_next_in_line_leads_as_soon_as_the_former_has_handed_over(
 async def test_a_leader_that_is_deposed_is_told_and_writes_no_more(
     server: Server, topic: str
 ) -> None:
-    told: list[OnewriterError] = []
+    reported: list[OnewriterError] = []
     async with (
         Client(server.url) as client,
         Client(server.url) as other,
-        client.lead(topic, on_lost=told.append) as leadership,
+        client.lead(topic, on_lost=reported.append) as leadership,
     ):
         await leadership.send(b"mine")
         taker = await other.create_producer(topic, FENCING)
@@ -194,7 +194,7 @@ async def test_a_leader_that_is_deposed_is_told_and_writes_no_more(
             await notice(server, leadership)
             reason = await leadership.lost
         assert isinstance(reason, Fenced)
-        assert told == [reason]
+        assert reported == [reason]
         with pytest.raises(Fenced):
             await leadership.send(b"too late")
         await taker.send(b"taken")

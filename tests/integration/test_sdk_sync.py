@@ -248,9 +248,9 @@ def test_a_leader_publishes_guards_and_checks(client: Client, other: Client, top
         assert theirs.result(SECONDS_MAX).entry > 0
         assert isinstance(given_up(leadership).exception(SECONDS_MAX), Closed)
         assert leadership.metadata == {"next": 1}
-        told = other.leader(topic)
-        assert told is not None
-        assert told.metadata == {"next": 2}
+        reported = other.leader(topic)
+        assert reported is not None
+        assert reported.metadata == {"next": 2}
         assert leadership.info().epoch == leadership.epoch == leadership.guard.number
         assert leadership.waiting == 0
         guarded.close()
@@ -269,13 +269,13 @@ def test_a_deposed_leader_writes_nowhere(
     client: Client, local: InProcessBroker, topic: str
 ) -> None:
     with client.lead(topic) as leadership:
-        told: list[OnewriterError] = []
-        leadership.lost.call(told.append)
+        reported: list[OnewriterError] = []
+        leadership.lost.call(reported.append)
         guarded = leadership.guarded(f"{topic}-elsewhere")
         guarded.send(b"mine")
         local.fence(topic)
         assert isinstance(leadership.lost.wait(SECONDS_MAX), Fenced)
-        until(lambda: [type(each) for each in told] == [Fenced])
+        until(lambda: [type(each) for each in reported] == [Fenced])
         for write in (leadership.send, guarded.send):
             with pytest.raises((Fenced, Closed)):
                 write(b"too late")

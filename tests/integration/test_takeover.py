@@ -163,10 +163,10 @@ def test_receipts_of_what_was_appended_come_before_the_close(
         assert asked is not None
         asked.ready().publish(b"the new one's first")
         loser.closed_by_broker()
-        receipted = [c.sequence_id for c, _ in loser.client.heard if isinstance(c, SendReceipt)]
+        receipted = [c.sequence_id for c, _ in loser.client.received if isinstance(c, SendReceipt)]
         loser.client.ping()
         assert not loser.client.is_closed
-        later = [c.sequence_id for c, _ in loser.client.heard if isinstance(c, SendReceipt)]
+        later = [c.sequence_id for c, _ in loser.client.received if isinstance(c, SendReceipt)]
         assert later == receipted
         stored = contents_of(broker.address(), name)
         assert stored == [*(b"%d" % n for n in receipted), b"the new one's first"]
@@ -253,6 +253,6 @@ def test_of_a_fencer_a_sharer_and_a_waiter_at_once_only_one_writes(
         assert set(stored[:-1]) <= {b"old"}
         taken.close()
         assert (waiting.ready().epoch or 0) > (taken.epoch or 0)
-        assert not old.client.has_heard(
+        assert not old.client.has_received(
             pb.CommandCloseProducer, lambda c: c.request_id != BROKERS_OWN_REQUEST
         )

@@ -114,12 +114,12 @@ def test_a_java_consumer_is_told_when_it_has_acknowledged_everything(
     audit = client.subscribe(topic, "audit")
     assert audit.contents(1) == [b"only"]
     client.ping()
-    assert not client.has_heard(pb.CommandReachedEndOfTopic)
+    assert not client.has_received(pb.CommandReachedEndOfTopic)
     audit.acknowledge(MessageId(*position))
     client.expect(pb.CommandReachedEndOfTopic, lambda c: c.consumer_id == audit.consumer_id)
     audit.acknowledge(MessageId(*position))
     client.ping()
-    assert not client.has_heard(pb.CommandReachedEndOfTopic), "it is told once"
+    assert not client.has_received(pb.CommandReachedEndOfTopic), "it is told once"
 
 
 def test_clients_that_do_not_know_the_end_of_a_topic_are_spared_it(

@@ -102,8 +102,10 @@ def test_fence_and_handover_say_what_they_did_or_why_not(
     fenced = onewriter("fence", topic, "--if-epoch", waiter.epoch, "-o", "json", *at(broker))
     assert fenced.json["oldEpoch"] == waiter.epoch
     waiter.closed_by_broker()
-    told = onewriter("history", topic, *at(broker))
-    causes = [word for word in told.out.split() if word in {"Handover", "FencedByAdministrator"}]
+    reported = onewriter("history", topic, *at(broker))
+    causes = [
+        word for word in reported.out.split() if word in {"Handover", "FencedByAdministrator"}
+    ]
     assert causes == ["Handover", "FencedByAdministrator"]
 
 
@@ -181,8 +183,8 @@ def test_adopt_takes_an_emptied_store_back_into_service(
         brokers.wait_ready()
         after = raw(brokers.address()).producer("orders", EXCLUSIVE, name="after")
         assert epoch_of(after) > epoch_of(before)
-        told = onewriter("history", "orders", "-o", "json", *at(brokers)).json["records"]
-        assert "the disk died" in [each.get("reason") for each in told]
+        reported = onewriter("history", "orders", "-o", "json", *at(brokers)).json["records"]
+        assert "the disk died" in [each.get("reason") for each in reported]
     finally:
         brokers.stop()
 

@@ -172,8 +172,8 @@ def test_the_data_directory_is_enough_even_when_nothing_runs(tmp_path: Path) -> 
     assert isinstance(verify("orders", "--data-dir", str(tmp_path)).exception, ConfigurationError)
     url = asyncio.run(_written_by_up(tmp_path))
     (tmp_path / "run").mkdir()
-    told = {"data_dir": tmp_path, "redis_url": url, "buckets": BUCKETS}
-    settings = Settings.model_validate(told)
+    reported = {"data_dir": tmp_path, "redis_url": url, "buckets": BUCKETS}
+    settings = Settings.model_validate(reported)
     (tmp_path / "run" / "broker-0.json").write_text(settings.model_dump_json())
     result = CliRunner().invoke(verify_command, ["orders", "--data-dir", str(tmp_path)])
     assert result.exit_code == 0, result.output

@@ -107,10 +107,10 @@ def test_a_watch_sends_the_present_state_then_each_change(
         "heir",
     )
     assert last["previous"]["epoch"] == epoch_of(holder) < last["epoch"]
-    told = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
-    assert told.keys() - {"refusals"} == status.keys()  # a watch does not report refusals
-    assert told["transitions"] == status["transitions"]
-    assert told["slots"][0]["epoch"] == status["slots"][0]["epoch"]
+    reported = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
+    assert reported.keys() - {"refusals"} == status.keys()  # a watch does not report refusals
+    assert reported["transitions"] == status["transitions"]
+    assert reported["slots"][0]["epoch"] == status["slots"][0]["epoch"]
 
 
 def test_an_idle_broker_says_no_more_than_that_it_is_there(
@@ -198,8 +198,8 @@ def test_a_watch_ends_with_its_token_and_with_the_broker(
 
 
 def causes(broker: LocalBrokers, topic: str) -> list[str]:
-    told = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
-    return [each["cause"] for each in told["transitions"]]
+    reported = Http(broker.http_url)("GET", f"{OWN}/{topic}")[1]
+    return [each["cause"] for each in reported["transitions"]]
 
 
 @pytest.fixture(scope="module")
@@ -249,13 +249,13 @@ def test_the_story_outlives_the_broker(topic: str, raw: RawClients) -> None:
         again = raw(brokers.address())
         again.ask_producer(topic, 2, name="e").ready_at_last()
 
-        def told() -> list[Json]:
+        def reported() -> list[Json]:
             found: list[Json] = Http(brokers.http_url)("GET", f"{OWN}/{topic}")[1]["transitions"]
             return found
 
-        eventually(lambda: len(told()) == 5)
-        for old, new in zip(before, told(), strict=False):
+        eventually(lambda: len(reported()) == 5)
+        for old, new in zip(before, reported(), strict=False):
             fits = {name: new[name] for name in ("kind", "cause", "epoch", "holder", "previous")}
             assert {name: old[name] for name in fits} == fits
-        assert told()[-1]["previous"]["producerName"] == "d"
-        assert told()[-1]["cause"] == "BrokerChanged"
+        assert reported()[-1]["previous"]["producerName"] == "d"
+        assert reported()[-1]["cause"] == "BrokerChanged"

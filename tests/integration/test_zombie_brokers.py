@@ -66,7 +66,7 @@ def served_by(brokers: LocalBrokers, topic: str, number: int) -> bool:
 def receipts(producer: RawProducer) -> list[int]:
     return [
         command.sequence_id
-        for command, _ in producer.client.heard
+        for command, _ in producer.client.received
         if isinstance(command, SendReceipt) and command.producer_id == producer.producer_id
     ]
 
@@ -136,7 +136,7 @@ def one_round(bare: LocalBrokers, raw: RawClients, topic: str) -> None:
     assert len(before) <= IN_FLIGHT, "sent to a broker that had lost the topic"
     assert acknowledged == list(range(1, len(acknowledged) + 1))
     assert len(acknowledged) < len(before), "a receipt for what is not in the log"
-    assert not consumer.client.has_heard(
+    assert not consumer.client.has_received(
         pb.CommandAckResponse,
         lambda answer: answer.request_id == acknowledgement and not answer.HasField("error"),
     )

@@ -162,8 +162,8 @@ class PublishProtocol:
                 sent = _with(state, number, replace(each, sent=each.stored))
                 yield Action("a part is sent", number), replace(sent, copies=sent.copies | {part})
             elif each.ledger == ledger and each.stored == PARTS and state.replica == state.data:
-                told = replace(each, answer="published")
-                moved = replace(_with(state, number, told), watermark=len(state.data.items))
+                reported = replace(each, answer="published")
+                moved = replace(_with(state, number, reported), watermark=len(state.data.items))
                 yield Action("it is durable and answered", number), moved
 
     def _row(self, state: State) -> Iterator[tuple[Action, State]]:
@@ -183,17 +183,17 @@ class PublishProtocol:
         executed = replace(state, data=data)
         waits = each.sent == part.number and each.ledger == part.ledger and not each.answer
         if waits:
-            heard = replace(executed, copies=executed.copies - {part})
+            received = replace(executed, copies=executed.copies - {part})
             if answer == "stored":
-                told = replace(each, sent=None, stored=part.number + 1)
+                reported = replace(each, sent=None, stored=part.number + 1)
             elif answer == "known":
-                told = replace(each, sent=None, answer="duplicate")
+                reported = replace(each, sent=None, answer="duplicate")
             else:  # its broker is deposed and cannot decide what happened to its last part
                 is_certain = not part.commits
-                told = replace(each, sent=None, answer="failed" if is_certain else "unknown")
+                reported = replace(each, sent=None, answer="failed" if is_certain else "unknown")
             yield (
                 Action(f"part {part.number}: {answer}", part.attempt),
-                _with(heard, part.attempt, told),
+                _with(received, part.attempt, reported),
             )
         yield Action(f"part {part.number} without an answer: {answer}", part.attempt), executed
         if not waits:

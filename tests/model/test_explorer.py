@@ -44,9 +44,9 @@ def test_every_reachable_state_is_seen_once() -> None:
 
 def test_a_broken_state_is_told_by_a_shortest_story() -> None:
     report = explore(Jugs(), always=[NEVER_FOUR])
-    with pytest.raises(AssertionError) as told:
+    with pytest.raises(AssertionError) as reported:
         report.assert_sound(describe=str)
-    assert str(told.value).splitlines()[:-1] == [
+    assert str(reported.value).splitlines()[:-1] == [
         "broken: the large one never holds 4",
         "      (0, 0)",
         "   1. fill the large one",

@@ -174,11 +174,11 @@ class Action:
         return () if self.outcome is None else self.outcome.effects
 
     def __str__(self) -> str:
-        told = ", ".join(_told(effect) for effect in self.effects)
-        return f"{self.name}  =>  {told}" if told else self.name
+        reported = ", ".join(_reported(effect) for effect in self.effects)
+        return f"{self.name}  =>  {reported}" if reported else self.name
 
 
-def _told(effect: Effect) -> str:
+def _reported(effect: Effect) -> str:
     match effect:
         case Grant(registration, _, _, epoch, resumed):
             return f"{'resume' if resumed else 'grant'} {registration} epoch {epoch}"
@@ -360,12 +360,12 @@ class World:
                 case Fence():
                     stopped = effect.stops
                 case Grant(registration, partition, _, epoch):
-                    lines = self._heard(lines, registration, effect)
-                    heard = any(line.registration == registration for of in lines for line in of)
-                    if epoch is not None and heard and not effect.resumed:
+                    lines = self._received(lines, registration, effect)
+                    received = any(line.registration == registration for of in lines for line in of)
+                    if epoch is not None and received and not effect.resumed:
                         log = _appended(log, partition, epoch)
                 case Close(registration) | Reject(registration):
-                    lines = self._heard(lines, registration, effect)
+                    lines = self._received(lines, registration, effect)
                 case _:
                     pass
         serving = state.serving
@@ -401,10 +401,10 @@ class World:
             outcome = node.outcomes[event] = Outcome(node.topic, event, topic, effects, after)
         return outcome
 
-    def _heard(self, lines: Lines, registration: str, effect: Grant | Close | Reject) -> Lines:
+    def _received(self, lines: Lines, registration: str, effect: Grant | Close | Reject) -> Lines:
         """Apply the broker's answer to the client's state. A lost connection receives nothing."""
 
-        def hears(line: Line) -> Line:
+        def notices(line: Line) -> Line:
             if line.registration != registration:
                 if isinstance(effect, Grant) or not line.lost:
                     return line
@@ -424,7 +424,7 @@ class World:
                 case _:
                     assert_never(effect)
 
-        return tuple(tuple(hears(line) for line in of_actor) for of_actor in lines)
+        return tuple(tuple(notices(line) for line in of_actor) for of_actor in lines)
 
     def _plain(self, topic: Topic) -> Topic:
         """Remove from the topic what no rule can distinguish here; see the bounds above."""
@@ -515,8 +515,10 @@ def queueing_without_the_check(topic: Topic, event: Event) -> Step:
                 else s
                 for s in topic.partitions
             )
-            told = tuple(replace(e, epoch=epoch) if isinstance(e, Grant) else e for e in effects)
-            return replace(topic, partitions=partitions), told
+            reported = tuple(
+                replace(e, epoch=epoch) if isinstance(e, Grant) else e for e in effects
+            )
+            return replace(topic, partitions=partitions), reported
         case _:
             return step(topic, event)
 

@@ -111,6 +111,15 @@ MUTANTS = (
         (f"{UNIT}/ownership/test_membership.py",),
     ),
     Mutant(
+        "a-broker-that-finds-the-store-later-is-dead",
+        ("L1",),
+        "onewriter_broker.ownership.membership:MemberObserver._observe_again",
+        "After the store was away, a broker has no more time to return than a broker that falls silent.",
+        "member.silent_seconds, member.has_to_return = 0.0, True",
+        "member.silent_seconds, member.has_to_return = 0.0, False",
+        (f"{UNIT}/ownership/test_membership.py",),
+    ),
+    Mutant(
         "a-receipt-precedes-durability",
         ("S5",),
         "onewriter_broker.log.commits:Commits.check",
@@ -194,7 +203,7 @@ MUTANTS = (
     Mutant(
         "a-publish-is-denied-while-it-may-be-stored",
         ("S15",),
-        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._check_heard",
+        "onewriter_broker.topic.publish.atomic_publishes:AtomicPublishes._check_received",
         "A client hears that a version is not published while a call that may store it is under way.",
         "if publishes is not None and publishes.may_count(asked.app, asked.version):",
         "if False:",
@@ -268,7 +277,7 @@ MUTANTS = (
         ("S15",),
         "onewriter_broker.topic.publish.publisher_records:PublisherRecords.record",
         "Whoever has a capability fills the audit with records of its pods.",
-        "if len(recorded.known) >= PUBLISHERS_PER_EPOCH_MAX and publisher.pod_uid:",
+        "if len(recorded.known) >= limits.publishers_per_epoch_max and publisher.pod_uid:",
         "if False:",
         (f"{UNIT}/topic/publish/test_publisher_records.py",),
     ),

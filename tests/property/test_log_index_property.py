@@ -12,8 +12,8 @@ import pytest
 from tests.unit.broker.topic.retention.test_segments import (
     counted,
     everything,
+    segments_by_ledger,
     stored,
-    told,
     trimmed,
 )
 from tests.unit.broker.verify.histories import BUCKETS, Story, entry, waiter
@@ -21,10 +21,8 @@ from tests.unit.broker.verify.histories import BUCKETS, Story, entry, waiter
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import ranges
 from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, lacks
-from onewriter_broker.topic.retention import segments
-from onewriter_broker.topic.retention.segments import SegmentIndexes
+from onewriter_broker.topic.retention.segments import SegmentIndexes, SegmentLimits
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
 
@@ -35,7 +33,8 @@ STEPS = 80
 class Reader:
     """Reads the log from some position, as the stream of its blocks does."""
 
-    def __init__(self, story: Story, start: Position) -> None:
+    def __init__(self, story: Story, start: Position, limits: SegmentLimits) -> None:
+        self._read_bytes_max = limits.read_bytes_max
         self.start = self.at = start
         self.read: list[Position] = []
         self.is_gone = False
@@ -43,7 +42,7 @@ class Reader:
 
     async def step(self, drawn: random.Random) -> None:
         """Read further for a while. If an entry has been trimmed, the reader gets an error and ends."""
-        blocks = Range(self._story.log, self.at)
+        blocks = Range(self._story.log, self.at, read_bytes_max=self._read_bytes_max)
         for _ in range(drawn.randrange(1, 4)):
             at = blocks.at
             try:
@@ -69,17 +68,17 @@ class Reader:
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-async def test_an_index_and_readers_of_a_restless_log(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_index_and_readers_of_a_restless_log(seed: int) -> None:
     drawn = random.Random(seed)
-    monkeypatch.setattr(segments, "REQUEST_BYTES_MAX", drawn.choice([1, 2_000, 10_000_000]))
-    monkeypatch.setattr(segments, "SEGMENTS_PER_PAGE", drawn.choice([2, 1_000]))
-    monkeypatch.setattr(segments, "SEGMENTS_PER_LOG_MAX", drawn.choice([4, 4_000]))
-    monkeypatch.setattr(ranges, "READ_BYTES", drawn.choice([1, 1_000, 1_000_000]))
+    limits = SegmentLimits(
+        request_bytes_max=drawn.choice([1, 2_000, 10_000_000]),
+        segments_per_page=drawn.choice([2, 1_000]),
+        segments_per_log_max=drawn.choice([4, 4_000]),
+        read_bytes_max=drawn.choice([1, 1_000, 1_000_000]),
+    )
     server = FakeServer()
     story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
-    indexes, readers = SegmentIndexes(), list[Reader]()
+    indexes, readers = SegmentIndexes(limits), list[Reader]()
     written: list[Position] = []
     after = EARLIEST
     await story.fence(Purpose.GRANT, waiter("alice"))
@@ -110,11 +109,11 @@ async def test_an_index_and_readers_of_a_restless_log(
                 start = drawn.choice([EARLIEST, *written, *map(behind, written)])
                 first_kept = stored(server)[0].position
                 if not lacks(story.log, start, first_kept):
-                    readers.append(Reader(story, start))
+                    readers.append(Reader(story, start, limits))
         for reader in readers:
             if not reader.is_gone and drawn.random() < 0.3:
                 await reader.step(drawn)
-    assert told(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
     for reader in readers:
         assert reader.read == [each for each in written if reader.start <= each < reader.at]
     assert story.log.committed >= max(written, default=EARLIEST)

@@ -49,10 +49,10 @@ CALM_SECONDS = 16.0
 def simulate(seed: int) -> History:
     """Run one seed. The same seed gives the same history."""
     randomness = random.Random(f"{seed}/shape")
-    return run(seed, tell, brokers=randomness.choice([2, 2, 3]))
+    return run(seed, report, brokers=randomness.choice([2, 2, 3]))
 
 
-async def tell(world: World) -> None:
+async def report(world: World) -> None:
     randomness = world.random("story")
     _settle_clients(world, randomness)
     await asyncio.sleep(randomness.uniform(0.5, 2.0))

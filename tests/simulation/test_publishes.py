@@ -26,11 +26,12 @@ from tests.simulation.nemesis import Nemesis
 from tests.simulation.recording import value_of
 from tests.simulation.world import BUCKETS, REPLICATED_TOPIC, BrokerNode, World, run
 
-from onewriter_broker.log import appender
+from onewriter_broker.app import BrokerLimits
+from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import Block, Marker, Outcome
 from onewriter_broker.log.store.keys import Keys
-from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.log.topic_log.log import TopicLog, payloads
+from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
 from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
@@ -50,6 +51,9 @@ MUTANTS_SEEDS = 12
 
 KILLS_APART_SECONDS = (0.5, 4.0)
 KILLED_SECONDS = (1.0, 4.0)
+SMALL = BrokerLimits(TopicLimits(LogLimits(publish_block_entries_max=2, call_bytes_max=200)))
+"""Blocks of two entries, calls of a few blocks."""
+
 POLL_SECONDS = 0.0005
 
 TOPIC = TopicName.parse(REPLICATED_TOPIC)
@@ -92,7 +96,7 @@ class Leading:
     """
 
     client_version = "driver"
-    hears_of_queue = False
+    receives_queue_notices = False
 
     def __init__(
         self, topic: LoadedTopic, mode: AccessMode, gathered: Callable[[TopicLog], None]
@@ -231,7 +235,9 @@ class Driver:
         part: StagedPartRef = await broker.staging.keep(TOPIC, key, body_of(version))
         room = self._rooms.get(broker)
         if room is None:
-            room = AtomicPublishes(broker.store, broker.appender, broker.staging)
+            room = AtomicPublishes(
+                broker.store, broker.appender, broker.staging, log_limits=SMALL.topic.log
+            )
         if self._shares:
             self._rooms[broker] = room
         leading = Leading(topic, self._randomness.choice(MODES), broker.appender.gathered)
@@ -271,7 +277,7 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
         pause = randomness.uniform(*KILLS_APART_SECONDS)
 
 
-async def tell(world: World, *, shares: bool = False) -> None:
+async def report(world: World, *, shares: bool = False) -> None:
     for number in range(2):
         world.add_client(f"consumer-{number}", people.consumer(REPLICATED_TOPIC))
     await asyncio.sleep(1.0)
@@ -335,14 +341,7 @@ def _version(value: str) -> int:
 
 
 def simulate(seed: int, *, shares: bool = False) -> History:
-    return run(seed, partial(tell, shares=shares), brokers=2)
-
-
-@pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two entries, calls of a few blocks."""
-    monkeypatch.setattr(atomic_publish, "BLOCK_ENTRIES_MAX", 2)
-    monkeypatch.setattr(appender, "CALL_BYTES_MAX", 200)
+    return run(seed, partial(report, shares=shares), brokers=2, limits=SMALL)
 
 
 @pytest.mark.timeout(1800)

@@ -24,7 +24,7 @@ from tests.simulation.recording import Recorder
 from tests.simulation.stores import Connection, RemoteAnchor, RemoteStore
 
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.app import Broker, Dependencies
+from onewriter_broker.app import Broker, BrokerLimits, Dependencies
 from onewriter_broker.auth.authentication import Authenticated
 from onewriter_broker.desired import Initial
 from onewriter_broker.log.store.api import LogStore
@@ -110,6 +110,7 @@ class BrokerNode:
             authenticator=SubjectAuthenticator(),
             desired=Initial(world.desired),
             single_node=False,
+            limits=world.limits,
         )
         self._task = world.loop.spawn(self.process, self._run(dependencies, nonce))
         self.is_up = True
@@ -159,7 +160,15 @@ class BrokerNode:
 class World:
     """Everything in one run."""
 
-    def __init__(self, loop: VirtualLoop, seed: int, *, brokers: int = 2) -> None:
+    def __init__(
+        self,
+        loop: VirtualLoop,
+        seed: int,
+        *,
+        brokers: int = 2,
+        limits: BrokerLimits = BrokerLimits(),
+    ) -> None:
+        self.limits = limits
         self.seed = seed
         self.loop = loop
         self.recorder = Recorder(loop, seed)
@@ -293,10 +302,11 @@ def run(
     story: Callable[[World], Awaitable[None]],
     *,
     brokers: int = 2,
+    limits: BrokerLimits = BrokerLimits(),
 ) -> History:
     """Run ``story`` in a world of its own and return what happened."""
     loop = VirtualLoop(random.Random(f"{seed}/scheduler"))
-    world = World(loop, seed, brokers=brokers)
+    world = World(loop, seed, brokers=brokers, limits=limits)
     journal = Journal(loop, world.recorder)
     # Tasks that end in the middle of their work report this when they are collected; here it is intended.
     loop.set_exception_handler(lambda _loop, context: journal.unhandled(context))

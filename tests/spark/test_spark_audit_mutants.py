@@ -103,13 +103,13 @@ async def case(
         )
         for record_id, fields in stored.audit
     ]
-    told = await _stored_state(store, TOPIC, BUCKET)
+    reported = await _stored_state(store, TOPIC, BUCKET)
     remembered = LogState(
-        told["epoch"],
-        told["ledger"],
-        told["bucketLedger"],
-        told["published"],
-        position_of(told["trimmed"]) if told["trimmed"] else None,
+        reported["epoch"],
+        reported["ledger"],
+        reported["bucketLedger"],
+        reported["published"],
+        position_of(reported["trimmed"]) if reported["trimmed"] else None,
     )
     state = {"log": log, "bucket": bucket, "settled": None, **state_columns(remembered)}
     verdict = {violation.predicate for violation in report.findings.violations}

@@ -40,7 +40,7 @@ class Driver:
     def __init__(self, process: subprocess.Popen[bytes], log: Path, traces: Path) -> None:
         self._process, self._log, self._traces = process, log, traces
 
-    def told(self) -> bytes:
+    def reported(self) -> bytes:
         """Its next line."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -102,7 +102,7 @@ def test_rows_of_tasks_that_wake_after_the_commit_are_stored_once(
         assert stopped.executor in cluster.executors()
         for process in (stopped.executor, stopped.python):  # Python would wait without a limit
             os.kill(process, signal.SIGSTOP)
-        assert program.told() == b"committed\n"
+        assert program.reported() == b"committed\n"
         assert program.attempt(0, 0, 1).executor != stopped.executor
         assert staged.answers == [200, 200]
         assert stored(client, topic) == list(range(ROWS))
@@ -116,7 +116,7 @@ def test_rows_of_tasks_that_wake_after_the_commit_are_stored_once(
         os.kill(frozen.python, signal.SIGSTOP)
         os.kill(frozen.executor, signal.SIGKILL)
         not_staged.release_and_answer()
-        assert program.told() == b"committed\n"
+        assert program.reported() == b"committed\n"
         assert program.attempt(1, 0, 1).python != frozen.python
         assert not_staged.answers == [200]
         everything = list(range(ROWS + ROWS_MORE))

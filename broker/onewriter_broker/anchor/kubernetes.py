@@ -92,7 +92,15 @@ class KubernetesAnchor:
 
     records_every_grant = False
 
-    def __init__(self, api: KubernetesApi, name: str, namespace: str = "") -> None:
+    def __init__(
+        self,
+        api: KubernetesApi,
+        name: str,
+        namespace: str = "",
+        *,
+        changes_max: int = CHANGES_MAX,
+    ) -> None:
+        self._changes_max = changes_max
         self._api = api
         self._name = name
         self._namespace = namespace or api.server.namespace
@@ -132,8 +140,8 @@ class KubernetesAnchor:
         Raises Unavailable when the API server gives no answer; it may then have been written.
         """
         desired = _encoded(bucket, version + 1, record)
-        if len(self._changes) >= CHANGES_MAX:
-            raise Unavailable(f"{CHANGES_MAX} changes of the anchor wait for the API server")
+        if len(self._changes) >= self._changes_max:
+            raise Unavailable(f"{self._changes_max} changes of the anchor wait for the API server")
         answer: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
         change = _Change(bucket, version, desired, answer)
         self._changes[change] = None

@@ -59,7 +59,7 @@ log = structlog.get_logger(__name__)
 class Authorization:
     """The decisions of one broker. ``desired`` returns the present declarations.
 
-    ``is_told``: the broker has received its declarations. Until then only administrators have rights to
+    ``has_declarations``: the broker has received its declarations. Until then only administrators have rights to
     topics.
     """
 
@@ -69,7 +69,7 @@ class Authorization:
         undeclared: Container[str],
         desired: Callable[[], DesiredState],
         clock: Callable[[], float] = time.monotonic,
-        is_told: Callable[[], bool] = lambda: True,
+        has_declarations: Callable[[], bool] = lambda: True,
         wall_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.refusals: Counter[str] = Counter()
@@ -89,7 +89,7 @@ class Authorization:
         )
         self._desired = desired
         self._clock = clock
-        self._is_told = is_told
+        self._has_declarations = has_declarations
         self._period_end = 0.0
         self._lines = 0
         self._unwritten = 0
@@ -126,7 +126,7 @@ class Authorization:
         principal = self.principal(identity)
         if (
             isinstance(resource, TopicResource)
-            and not self._is_told()
+            and not self._has_declarations()
             and not principal.is_administrator
         ):
             return Denied(action, UNKNOWN, ServerError.SERVICE_NOT_READY)
@@ -175,7 +175,7 @@ class Authorization:
         """
         if self.sees_all(identity):
             return list(names)
-        if not self._is_told():
+        if not self._has_declarations():
             raise Refused(ServerError.SERVICE_NOT_READY, UNKNOWN)
         found, ticks = [], Ticks(NAMES_PER_TICK)
         for name in list(names):

@@ -46,14 +46,14 @@ class Registrations:
 
     async def learned(self) -> None:
         """Return once the key is known, however long the store takes."""
-        is_told = False
+        is_logged = False
         while not self._key:
             try:
                 await self.refresh()
             except OnewriterError as error:
-                if not is_told:
+                if not is_logged:
                     log.warning("registrations.key_unknown", reason=str(error))
-                    is_told = True
+                    is_logged = True
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def run(self) -> None:

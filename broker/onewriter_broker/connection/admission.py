@@ -19,12 +19,12 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 UNCONFIRMED = "the identity cannot be verified now: a producer can only resume"
 
 
-def not_now(command: Command, *, is_told: bool, may_only_resume: bool) -> bytes | None:
+def not_now(command: Command, *, has_declarations: bool, may_only_resume: bool) -> bytes | None:
     """The answer to a command that has to wait; None if it can be handled now.
 
-    ``is_told``: the broker has received its declarations. ``may_only_resume``: as in Authenticated.
+    ``has_declarations``: the broker has received its declarations. ``may_only_resume``: as in Authenticated.
     """
-    if not is_told:
+    if not has_declarations:
         match command:
             case pb.CommandLookup():
                 text = f"{NO_OWNER}: {UNKNOWN}"

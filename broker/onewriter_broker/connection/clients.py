@@ -20,7 +20,8 @@ from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.auth.registrations import Registrations
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_broker.connection.hangups import HangUps
-from onewriter_broker.connection.listings import Listings
+from onewriter_broker.connection.listings import NAMES_PER_STEP, Listings
+from onewriter_broker.connection.requests import REQUESTS_MAX
 from onewriter_broker.connection.rounds import Rounds
 from onewriter_broker.connection.withdrawals import Reading, Withdrawals
 from onewriter_broker.log.appender import Appender
@@ -74,6 +75,14 @@ class Watched(Protocol):
     def close(self, reason: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Limits of all connections of one broker."""
+
+    requests_max: int = REQUESTS_MAX
+    names_per_step: int = NAMES_PER_STEP
+
+
 @dataclass(slots=True, eq=False)
 class Clients:
     """State that all connections of one broker share."""
@@ -100,11 +109,12 @@ class Clients:
     store_is_full: bool = False
     """The store is near its memory limit, so the broker holds producers back."""
     opened: int = 0
-    is_told: bool = True
+    has_declarations: bool = True
     """The broker has received its declarations. Until then it cannot decide who has which right."""
     hang_ups: HangUps = field(default_factory=HangUps)
     quotas: QuotaBook = field(default_factory=QuotaBook)
     schema_checks: SchemaChecks = field(default_factory=SchemaChecks)
+    limits: ConnectionLimits = ConnectionLimits()
     rounds: Rounds = field(init=False)
     listings: Listings = field(init=False)
     in_flight: RequestsInFlight = field(init=False)
@@ -116,7 +126,7 @@ class Clients:
         self.in_flight = RequestsInFlight(self.quotas)
         self._deadlines = ProgressDeadlines(self.topics)
         self.rounds = Rounds(self.now, _call_soon)
-        self.listings = Listings(self.topics)
+        self.listings = Listings(self.topics, names_per_step=self.limits.names_per_step)
         self.withdrawals = Withdrawals(
             self.authorization,
             lambda: (each.reading for each in self.connections if each.reading is not None),

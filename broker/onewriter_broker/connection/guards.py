@@ -195,8 +195,9 @@ class Guards:
         floor = int(target.state.get(guard.floor_field, "0"))
         if floor > guard.number:
             raise _over(guard.name, guard.number, floor)
-        if not has_room(target.state, guard):
-            raise no_room(target.name)
+        floors_max = target.limits.floors_max
+        if not has_room(target.state, guard, floors_max):
+            raise no_room(target.name, floors_max)
 
 
 def _judge(asked: AskedGuard, standing: GuardStanding) -> None:

@@ -27,7 +27,8 @@ NAMESPACES_MAX: Final = 1_000
 class Listings:
     """The lists of one broker."""
 
-    def __init__(self, topics: Topics) -> None:
+    def __init__(self, topics: Topics, *, names_per_step: int = NAMES_PER_STEP) -> None:
+        self.names_per_step = names_per_step
         self._topics = topics
         self._next: dict[str, asyncio.Future[Sequence[str]]] = {}
         self._current: dict[str, asyncio.Lock] = {}
@@ -61,11 +62,11 @@ class Listings:
 
     async def _listed(self, namespace: str) -> Sequence[str]:
         found = await self._topics.list(namespace)
-        ticks = Ticks(NAMES_PER_STEP)
+        ticks = Ticks(self.names_per_step)
         parts: list[list[str]] = [[]]
         for text, entry in found.items():
             for name in entry.log_names(TopicName.parse(text)):
-                if len(parts[-1]) >= NAMES_PER_STEP:
+                if len(parts[-1]) >= self.names_per_step:
                     parts[-1].sort()
                     parts.append([])
                 parts[-1].append(str(name))
@@ -82,6 +83,7 @@ async def write_topics(
     request_id: int,
     names: Iterable[str],
     write: Callable[..., None],
+    names_per_step: int = NAMES_PER_STEP,
 ) -> None:
     """Answer GET_TOPICS_OF_NAMESPACE."""
     response = pb.CommandGetTopicsOfNamespaceResponse
@@ -89,7 +91,7 @@ async def write_topics(
     part: list[str] = []
     for name in names:
         part.append(name)
-        if len(part) >= NAMES_PER_STEP:
+        if len(part) >= names_per_step:
             # The concatenated encodings of parts of a message are the encoding of the whole
             # message.
             pieces.append(response(topics=part).SerializePartialToString())

@@ -167,7 +167,7 @@ class Lookups:
             except OnewriterError as error:
                 write(replies.error(request_id, ServerError.SERVICE_NOT_READY, str(error)))
                 return
-            await write_topics(request_id, names, write)
+            await write_topics(request_id, names, write, self._listings.names_per_step)
 
 
 def _code(error: Refused | InvalidTopicName) -> ServerError:

@@ -469,7 +469,7 @@ class ProducerCommands:
         self._link.write(replies.PING)
 
     @property
-    def hears_of_queue(self) -> bool:
+    def receives_queue_notices(self) -> bool:
         return self._link.extensions_version > 0
 
     def queue_changed(self, producer: Producer, waiting: int) -> None:

@@ -93,10 +93,18 @@ class Opening:
 class Requests:
     """The requests of one connection that are being handled."""
 
-    def __init__(self, link: Link, in_flight: RequestsInFlight, subject: str) -> None:
+    def __init__(
+        self,
+        link: Link,
+        in_flight: RequestsInFlight,
+        subject: str,
+        *,
+        requests_max: int = REQUESTS_MAX,
+    ) -> None:
         """``in_flight`` counts the requests of all connections; ``subject`` is the subject that
         this connection's requests count for.
         """
+        self._requests_max = requests_max
         self._link = link
         self._in_flight = in_flight
         self._subject = subject
@@ -115,7 +123,7 @@ class Requests:
         has_room = self._in_flight.has_room(self._subject)
         if not has_room:
             self._in_flight.wait(self._subject, self._room_made)
-        self.is_full = self._count >= REQUESTS_MAX or not has_room
+        self.is_full = self._count >= self._requests_max or not has_room
         self._link.spawn(self._counted(work))
 
     async def _counted(self, work: Coroutine[object, object, None]) -> None:
@@ -127,7 +135,7 @@ class Requests:
             self._room_made()
 
     def _room_made(self) -> None:
-        if not self.is_full or self._count > REQUESTS_MAX // 2:
+        if not self.is_full or self._count > self._requests_max // 2:
             return
         if self._in_flight.has_room(self._subject):
             self.is_full = False

@@ -52,7 +52,12 @@ class Session:
         self.connected_at_ms = clients.wall_ms()
         self._clients = clients
         self._link = link
-        self._requests = Requests(link, clients.in_flight, subject_of(identity, address))
+        self._requests = Requests(
+            link,
+            clients.in_flight,
+            subject_of(identity, address),
+            requests_max=clients.limits.requests_max,
+        )
         self._steps: Iterator[None] | None = None
         self._lookups = Lookups(
             clients.topics,
@@ -137,7 +142,7 @@ class Session:
     def _other(self, command: Command) -> None:
         refusal = not_now(
             command,
-            is_told=self._clients.is_told,
+            has_declarations=self._clients.has_declarations,
             may_only_resume=self._link.may_only_resume,
         )
         if refusal is None:

@@ -365,7 +365,7 @@ class Metrics:
         yield _gauge(
             "desired_known",
             "0 until the broker has received its declarations.",
-            int(clients.is_told),
+            int(clients.has_declarations),
         )
         yield _gauge("connections", "Client connections.", len(clients.connections))
         yield _counter("connections_opened", "Client connections since the start.", clients.opened)

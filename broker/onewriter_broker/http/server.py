@@ -88,7 +88,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class HttpServer:
     """Serves a Site on the ports of the settings. Call ``start`` and ``stop`` once each."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, *, limits: Limits = LIMITS) -> None:
         settings = site.clients.settings
         self._site = site
         self._requests = Shares(REQUESTS, "requests")
@@ -102,7 +102,7 @@ class HttpServer:
         self._scrape_token = ScrapeToken(settings.metrics_token_file)
         self._metrics = health.MetricsPage(site)
         main, probes = self._application(), self._probe_application()
-        self._main = Server(main, LIMITS, self.routes, name=__name__, failure=failure)
+        self._main = Server(main, limits, self.routes, name=__name__, failure=failure)
         self._probes = Server(
             probes, PROBE_LIMITS, self.probe_routes, name=__name__, failure=failure
         )

@@ -103,8 +103,10 @@ def failure(status: int, reason: str) -> web.Response:
     return web.json_response({"reason": reason}, status=status, headers=headers)
 
 
-async def listing(told: Mapping[str, object], name: str, items: Iterable[object]) -> web.Response:
-    """A JSON object ``told`` whose empty list ``name`` is replaced by these items.
+async def listing(
+    document: Mapping[str, object], name: str, items: Iterable[object]
+) -> web.Response:
+    """A JSON object ``document`` whose empty list ``name`` is replaced by these items.
 
     The items are built in steps, because there may be many. State that may change meanwhile must be read
     before. Writing happens in one step, which takes a tenth of the time.
@@ -113,7 +115,7 @@ async def listing(told: Mapping[str, object], name: str, items: Iterable[object]
     for item in items:
         made.append(item)
         await ticks.step()
-    body = msgspec.json.encode({**told, name: made})
+    body = msgspec.json.encode({**document, name: made})
     return web.Response(body=body, content_type="application/json", charset="utf-8")
 
 

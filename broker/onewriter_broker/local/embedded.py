@@ -22,7 +22,7 @@ import signal
 import stat
 import tempfile
 from asyncio.subprocess import Process
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,7 @@ PROBE_SECONDS = 0.01
 PROBE_SECONDS_MAX = 0.25
 """Longest interval between two checks whether the server answers."""
 
-_MEMORY_LIMITS = (
+MEMORY_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
@@ -102,13 +102,13 @@ class EmbeddedSettings:
     orphan_seconds_max: float = ORPHAN_SECONDS_MAX
 
 
-def half_of_memory() -> int:
+def half_of_memory(memory_limits: Sequence[Path] = MEMORY_LIMITS) -> int:
     """Half of the bytes of this machine's memory, or of its control group's limit if that is less.
 
     The other half is for brokers, and for changed pages while the server rewrites its log.
     """
     most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for path in _MEMORY_LIMITS:
+    for path in memory_limits:
         # The file contains "max", or belongs to the other version of control groups.
         with contextlib.suppress(OSError, ValueError):
             most = min(most, int(path.read_text()))

@@ -322,7 +322,7 @@ class Supervisor:
             raise ConfigurationError(f"{child.name} cannot be started: {error}") from error
         finally:
             os.close(writing)
-        self._tell(child, ChildEvent.STARTED, process)
+        self._report_event(child, ChildEvent.STARTED, process)
         try:
             has_beaten = await self._watch(child, process, reading)
         except asyncio.CancelledError:
@@ -330,7 +330,7 @@ class Supervisor:
             raise
         finally:
             os.close(reading)
-            self._tell(child, ChildEvent.ENDED, process)
+            self._report_event(child, ChildEvent.ENDED, process)
         return process.returncode or 0, has_beaten
 
     async def _watch(self, child: ChildSpec, process: Process, reading: int) -> bool:
@@ -354,7 +354,7 @@ class Supervisor:
             if process.returncode is None and watch.is_frozen(
                 loop.time(), processor_seconds(process.pid)
             ):
-                self._tell(child, ChildEvent.FROZEN, process, watch.reason)
+                self._report_event(child, ChildEvent.FROZEN, process, watch.reason)
                 send_signal(process, signal.SIGKILL)
                 await process.wait()
         return watch.has_beaten
@@ -370,7 +370,7 @@ class Supervisor:
                 send_signal(process, signal.SIGKILL)
             urgent.cancel()
 
-    def _tell(
+    def _report_event(
         self, child: ChildSpec, event: ChildEvent, process: Process, reason: str = ""
     ) -> None:
         _log.info(

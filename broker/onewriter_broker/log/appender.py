@@ -23,6 +23,7 @@ import structlog
 from onewriter_broker.distribution import COUNTS, SECONDS, Distribution
 from onewriter_broker.log.commits import Commits, Kind
 from onewriter_broker.log.joint_append import JointAppend
+from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import (
     Append,
     BrokenKey,
@@ -37,7 +38,6 @@ from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock
 from onewriter_core.errors import Refused, ServerError, Undecided
 from onewriter_core.ids import Position, TopicName
-from onewriter_core.log_format.limits import CALL_BYTES_MAX
 
 RETRY_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Pauses between attempts of an undecided call; the last one repeats."""
@@ -108,6 +108,7 @@ class Appender:
         wall_ms: Callable[[], int],
         deposed: Callable[[int, Outcome], None],
         broken: Callable[[TopicName, BrokenKey], None],
+        limits: LogLimits = LogLimits(),
     ) -> None:
         self.statistics = Statistics()
         self.written: dict[TopicLog, None] = {}
@@ -121,8 +122,9 @@ class Appender:
         self._fences: deque[_FenceItem] = deque()
         self._joint_appends: deque[JointAppend] = deque()
         self._commits: Commits[_StoredBlock | _FenceItem] = Commits(
-            store, now=now, wake=self._wake_up, pass_on=self._pass_on
+            store, now=now, wake=self._wake_up, pass_on=self._pass_on, limits=limits
         )
+        self._call_bytes_max = limits.call_bytes_max
         self._wake: asyncio.Future[None] | None = None
 
     def gathered(self, topic_log: TopicLog) -> None:
@@ -234,7 +236,7 @@ class Appender:
         time_ms = self._wall_ms()
         for topic_log in logs:
             since = self._dirty.pop(topic_log, None) or self._now()
-            while size < CALL_BYTES_MAX:
+            while size < self._call_bytes_max:
                 pending = topic_log.next_block(time_ms)
                 if pending is None:
                     break
@@ -243,7 +245,7 @@ class Appender:
                 size += pending.size
             if topic_log.has_more and topic_log.is_writable:
                 self._dirty[topic_log] = since
-            if size >= CALL_BYTES_MAX:
+            if size >= self._call_bytes_max:
                 break
         return gathered
 

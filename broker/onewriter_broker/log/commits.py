@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
+from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import Durability, LogStore
 from onewriter_core.errors import Undecided
 
@@ -26,12 +27,6 @@ RETRY_SECONDS_MAX = 0.25
 
 PROOF_ATTEMPTS_MAX = 3
 """Answers "not yet" after which a proof ends with Undecided."""
-
-PROOF_SECONDS_MAX = 3.0
-"""Limit of the same in seconds, also while the store does not answer."""
-
-PROOFS_MAX = 10_000
-"""Proofs that may wait at once."""
 
 Kind = tuple[Durability, str]
 """What is committed together: a durability, and the dataset it is promised of."""
@@ -60,8 +55,10 @@ class Commits(Generic[_Item]):
         now: Callable[[], float],
         wake: Callable[[], None],
         pass_on: Callable[[Sequence[_Item]], None],
+        limits: LogLimits = LogLimits(),
     ) -> None:
         self._store = store
+        self._limits = limits
         self._now = now
         self._wake = wake
         self._pass_on = pass_on
@@ -95,15 +92,15 @@ class Commits(Generic[_Item]):
         """Wait until what was written to that dataset before this call is as durable as that.
 
         Raises Undecided, ask again: the connection or the dataset was lost, its replicas do not
-        answer, or PROOFS_MAX wait already.
+        answer, or ``proofs_max`` wait already.
         """
-        if sum(map(len, self._proofs.values())) >= PROOFS_MAX:
-            raise Undecided(f"{PROOFS_MAX} proofs wait for replicas already")
+        if sum(map(len, self._proofs.values())) >= self._limits.proofs_max:
+            raise Undecided(f"{self._limits.proofs_max} proofs wait for replicas already")
         kind, proof = (durability, replid), _Proof(asyncio.get_running_loop().create_future())
         self._proofs.setdefault(kind, {})[proof] = None
         self._wake()
         try:
-            async with asyncio.timeout(PROOF_SECONDS_MAX):
+            async with asyncio.timeout(self._limits.proof_seconds_max):
                 await proof.done
         except TimeoutError as error:
             raise Undecided("the store did not answer in time") from error

@@ -39,11 +39,11 @@ class Part:
     position: Position | None = None
     is_answered: bool = False
     is_unknown: bool = False
-    _told: Callable[[], None] = lambda: None
+    _on_answered: Callable[[], None] = lambda: None
 
-    def tell(self, told: Callable[[], None]) -> None:
+    def on_answered(self, callback: Callable[[], None]) -> None:
         """Call it once it is answered."""
-        self._told = told
+        self._on_answered = callback
 
     def stored(self, _entries: Sequence[PendingEntry], first: Position, _size: int) -> None:
         self.position = first
@@ -58,7 +58,7 @@ class Part:
 
     def _answer(self) -> None:
         self.is_answered = True
-        self._told()
+        self._on_answered()
 
 
 class JointAppend:
@@ -83,7 +83,7 @@ class JointAppend:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
         self.done: asyncio.Future[list[Position]] = asyncio.get_running_loop().create_future()
         for part in self.parts:
-            part.tell(self._part_answered)
+            part.on_answered(self._part_answered)
 
     def form(self, time_ms: int) -> list[tuple[TopicLog, PendingBlock]]:
         """The blocks, one per log; none if they cannot be written now: ``done`` has raised that."""
@@ -93,8 +93,9 @@ class JointAppend:
             self.give_up(Unavailable("not all of these topics can be written now"))
             return []
         for part in self.parts:
-            if not has_room(part.topic_log.state, part.guard):
-                self.give_up(no_room(part.topic_log.name))
+            floors_max = part.topic_log.limits.floors_max
+            if not has_room(part.topic_log.state, part.guard, floors_max):
+                self.give_up(no_room(part.topic_log.name, floors_max))
                 return []
         formed = []
         for topic_log in self.logs:

@@ -45,14 +45,14 @@ class Holding:
     """The right to serve one bucket.
 
     ``grants_known``: at this acquisition the dataset provably carried every grant ever answered.
-    ``known_since``: the rule for each topic, see ``may_resume``. ``heard_ms``: the last sign of life
+    ``known_since``: the rule for each topic, see ``may_resume``. ``last_seen_ms``: the last sign of life
     of the process that owned the bucket before, by its wall clock; None: unknown, or there was no owner.
     """
 
     binding: Binding
     grants_known: bool
     known_since: int
-    heard_ms: int | None = None
+    last_seen_ms: int | None = None
 
     def may_resume(self, marker_generation: int) -> bool:
         """Whether a producer may resume by the epoch in a topic's newest marker.
@@ -105,7 +105,7 @@ class Acquirer:
         *,
         single_node: bool,
         randomness: random.Random,
-        heard_ms: Callable[[str], int | None] = lambda _incarnation: None,
+        last_seen_ms: Callable[[str], int | None] = lambda _incarnation: None,
     ) -> None:
         self._me = me
         self._addresses = addresses
@@ -113,7 +113,7 @@ class Acquirer:
         self._store = store
         self._single_node = single_node
         self._randomness = randomness
-        self._heard_ms = heard_ms
+        self._last_seen_ms = last_seen_ms
         self._births = 0
 
     async def acquire(
@@ -154,8 +154,8 @@ class Acquirer:
             if await self._stamp(binding, birthmark) is not Outcome.DONE:
                 problem = "the store changed during the takeover"
                 continue
-            tell = _log.warning if isinstance(verdict, Adopt) else _log.debug
-            tell(
+            log = _log.warning if isinstance(verdict, Adopt) else _log.debug
+            log(
                 "bucket.claimed",
                 bucket=bucket,
                 verdict=type(verdict).__name__,
@@ -170,7 +170,7 @@ class Acquirer:
                     binding,
                     grants_known,
                     desired.known_since,
-                    self._heard_ms(current.record.owner),
+                    self._last_seen_ms(current.record.owner),
                 ),
                 Versioned(version, desired),
                 range(high_water - LEDGERS_PER_BLOCK + 1, high_water + 1),

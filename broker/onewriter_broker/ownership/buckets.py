@@ -70,7 +70,7 @@ class BucketOwnership:
 
     ``me`` is its incarnation (placement.incarnation_of), ``buckets`` their number. ``single_node``
     says that exactly one store is configured. ``live_view`` returns membership's present view,
-    ``wake`` is set when that changes; ``heard_ms`` returns when a process last gave a sign of life.
+    ``wake`` is set when that changes; ``last_seen_ms`` returns when a process last gave a sign of life.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class BucketOwnership:
         events: BucketEvents,
         single_node: bool,
         live_view: Callable[[], LiveView | None],
-        heard_ms: Callable[[str], int | None] = lambda _incarnation: None,
+        last_seen_ms: Callable[[str], int | None] = lambda _incarnation: None,
         wake: asyncio.Event | None = None,
         randomness: random.Random | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class BucketOwnership:
             store,
             single_node=single_node,
             randomness=self._randomness,
-            heard_ms=heard_ms,
+            last_seen_ms=last_seen_ms,
         )
         self._held: dict[int, HeldBucket] = {}
         self._waiting: dict[int, _Waiting] = {}
@@ -376,8 +376,8 @@ class BucketOwnership:
         held.is_closing = True
         if self._held.get(held.bucket) is held:
             del self._held[held.bucket]
-            tell = _log.debug if reason is LostReason.GIVEN_BACK else _log.warning
-            tell("bucket.lost", bucket=held.bucket, reason=reason.value)
+            log = _log.debug if reason is LostReason.GIVEN_BACK else _log.warning
+            log("bucket.lost", bucket=held.bucket, reason=reason.value)
             self._events.bucket_lost(held.bucket, reason)
 
     # The loop.

@@ -42,8 +42,8 @@ async def _announce(membership: Membership, ownership: BucketOwnership) -> None:
     now = asyncio.get_running_loop().time
     until = now() + STORE_SECONDS_MAX
     while True:
-        is_heard = await membership.announce_leaving()
-        if is_heard or not ownership.held() or now() >= until:
+        is_announced = await membership.announce_leaving()
+        if is_announced or not ownership.held() or now() >= until:
             return
         await asyncio.sleep(POLL_SECONDS)
 

@@ -2,9 +2,12 @@
 
 Every broker publishes a counter and its addresses each BEAT_SECONDS. An observer calls a broker
 dead when its counter has not moved for DEAD_SECONDS of the observer's monotonic clock, summed over
-successful readings only. An observer that was itself held up starts observing again, and while the
-store is away no broker is declared dead. Membership is a hint that decides *when* a broker tries to acquire
-a bucket; anchor and log decide whether it may.
+successful readings only. While the store is away no broker is declared dead. After such an
+interruption (the store was away, or the observer was held up) the other brokers may find the store
+again later than the observer does. Until the counter of a broker that was alive moves again, the broker
+has RETURN_SECONDS in place of DEAD_SECONDS. A broker that was dead before stays dead until its counter moves.
+Membership is a hint that decides *when* a broker tries to acquire a bucket; anchor and log decide
+whether it may.
 
 ``MemberObserver`` is pure: readings and times go in. ``Membership`` is the loop around it.
 """
@@ -31,7 +34,16 @@ DEAD_SECONDS = 2.0
 """Seconds without a change of the counter after which a broker counts as dead."""
 
 HELD_UP_SECONDS = 1.2
-"""A longer gap between two successful readings means: the observer or the store was away."""
+"""A longer gap between two successful readings is an interruption: the observer or the store was away."""
+
+RETURN_SECONDS = 10.0
+"""Seconds that a broker has to return after an interruption.
+
+Another broker may notice the store's return later: after its present attempt to connect (``connect_timeout_seconds``,
+2 s), its next heartbeat, and the time in which its node learns where the store runs now. A broker that takes
+buckets from one that is about to return ends the epochs of their topics: a store that restarted has a new
+dataset, and only a bucket's continuing owner remembers the last epoch that it granted there.
+"""
 
 SETTLE_SECONDS = 3.0
 """Seconds that a new broker must be alive before it gets buckets."""
@@ -88,21 +100,21 @@ class Beat:
         }
         text = json.dumps(document)
         room = VALUE_LENGTH_MAX - len(text) - len(', "leads": {}')
-        leads = self._told_leads(room)
+        leads = self._most_leads(room)
         return json.dumps(document | {"leads": leads}) if leads else text
 
-    def _told_leads(self, room: int) -> dict[str, int]:
+    def _most_leads(self, room: int) -> dict[str, int]:
         """The hosts that lead most, as many as fit into ``room`` characters of JSON."""
-        told: dict[str, int] = {}
+        leads: dict[str, int] = {}
         for host, count in sorted(self.leads.items(), key=lambda each: (-each[1], each[0])):
             written = len(json.dumps(host))
             if written > HOST_LENGTH_MAX + len('""'):
                 continue
             room -= written + len(f": {count}, ")
-            if room < 0 or len(told) == HOSTS_MAX:
+            if room < 0 or len(leads) == HOSTS_MAX:
                 break
-            told[host] = count
-        return told
+            leads[host] = count
+        return leads
 
     @classmethod
     def decode(cls, text: str) -> Beat | None:
@@ -140,10 +152,12 @@ class _Member:
     silent_seconds: float = 0.0
     alive_seconds: float = 0.0
     has_moved: bool = False
+    has_to_return: bool = False
+    """Whether its counter has not moved since the last interruption, before which it was alive or unknown."""
 
     @property
     def is_alive(self) -> bool:
-        return self.silent_seconds < DEAD_SECONDS
+        return self.silent_seconds < (RETURN_SECONDS if self.has_to_return else DEAD_SECONDS)
 
 
 class MemberObserver:
@@ -154,8 +168,14 @@ class MemberObserver:
         self._members: dict[str, _Member] = {}
         self._read_at: float | None = None
         self._observed_seconds = 0.0
+        self._complete_after_seconds = DEAD_SECONDS
         self.leads: Mapping[str, int] = {}
         """How many topics each host leads, by what the other living brokers told last."""
+
+    def missed(self) -> None:
+        """Take in that a reading failed. Before the first one this means: the store was away, as for the others."""
+        if self._read_at is None:
+            self._complete_after_seconds = RETURN_SECONDS
 
     def feed(self, now: float, reading: Mapping[str, str]) -> None:
         """Take in one successful reading, made at ``now`` (monotonic seconds)."""
@@ -163,7 +183,7 @@ class MemberObserver:
         gap = 0.0 if self._read_at is None else now - self._read_at
         self._read_at = now
         if gap > HELD_UP_SECONDS:
-            self._observe_anew()
+            self._observe_again()
             gap = 0.0
         self._observed_seconds += gap
         beats = {
@@ -177,17 +197,20 @@ class MemberObserver:
             if member not in self._members and len(self._members) < 2 * MEMBERS_MAX:
                 # A broker that was there before this one is not new, and a known name that restarted is not either.
                 settled = first or name_of(member) in self._names(settled=True)
-                self._members[member] = _Member(beat, settled)
+                has_to_return = first and self._complete_after_seconds == RETURN_SECONDS
+                self._members[member] = _Member(beat, settled, has_to_return=has_to_return)
         leads: Counter[str] = Counter()
         for known in self._members.values():
             if known.is_alive:
                 leads.update(known.beat.leads)
         self.leads = leads
 
-    def _observe_anew(self) -> None:
+    def _observe_again(self) -> None:
         self._observed_seconds = 0.0
+        self._complete_after_seconds = RETURN_SECONDS
         for member in self._members.values():
-            member.silent_seconds = 0.0
+            if member.is_alive:
+                member.silent_seconds, member.has_to_return = 0.0, True
 
     def _compare(self, known: _Member, beat: Beat | None, gap: float) -> None:
         if beat is None or beat.counter == known.beat.counter:
@@ -196,7 +219,7 @@ class MemberObserver:
             if not known.is_alive:
                 known.settled, known.alive_seconds = False, 0.0
             known.silent_seconds = 0.0
-            known.has_moved = True
+            known.has_moved, known.has_to_return = True, False
             known.beat = beat
         if known.is_alive:
             known.alive_seconds += gap
@@ -210,7 +233,7 @@ class MemberObserver:
         return LiveView(
             alive=self._names() - {mine},
             settled=self._names(settled=True) - {mine},
-            complete=self._observed_seconds >= DEAD_SECONDS,
+            complete=self._observed_seconds >= self._complete_after_seconds,
             rivals=frozenset(
                 member
                 for member, known in self._members.items()
@@ -247,7 +270,7 @@ class MemberObserver:
             for member, known in self._members.items()
         }
 
-    def heard_ms(self, member: str) -> int | None:
+    def last_seen_ms(self, member: str) -> int | None:
         """When a process gave its last sign of life, by its own wall clock; None: not known."""
         known = self._members.get(member)
         return None if known is None or known.beat.at_ms == 0 else known.beat.at_ms
@@ -328,15 +351,16 @@ class Membership:
                 self._observer.feed(self._now(), reading)
                 for member in self._observer.forgettable():
                     await self._store.forget_member(member)
-            is_heard = True
+            is_announced = True
         except (OnewriterError, TimeoutError) as error:
-            is_heard = False
+            is_announced = False
+            self._observer.missed()
             _log.debug("membership.store_away", error=str(error))
         view = self.view()
         if view != self._last_view:
             self._last_view = view
             self.changed.set()
-        return is_heard
+        return is_announced
 
     async def announce_leaving(self) -> bool:
         """Ask the others to count on this broker no more: it is about to give its buckets back.

@@ -12,6 +12,7 @@ from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_core.errors import Refused
 from onewriter_core.ids import Identity
+from onewriter_core.own.table import SERVE_SECONDS_MAX
 
 if TYPE_CHECKING:
     from onewriter_broker.resources.resource_bucket import ResourceBucket
@@ -38,6 +39,23 @@ class BucketsOwned(Protocol):
     ) -> Refenced: ...
 
 
+RECORDS_PER_BUCKET_MAX = 10_000
+"""Most records of a bucket. A dropped record leaves a floor for its group, so no generation restarts."""
+
+RECORDS_PER_WRITE_MAX = 100
+"""Most records in one call of the store, with their audit records."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLimits:
+    """Limits of one resource bucket: see the constants. Tests pass smaller ones."""
+
+    records_per_bucket_max: int = RECORDS_PER_BUCKET_MAX
+    records_per_write_max: int = RECORDS_PER_WRITE_MAX
+    quiet_seconds: float = SERVE_SECONDS_MAX
+    """How long a broker that does not know what a lossy failover lost grants nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResourceDependencies:
     """What all resource buckets of a broker share. ``promises``: durabilities that the store can provide now."""
@@ -57,6 +75,7 @@ class ResourceDependencies:
     kept_seconds: float = KEPT_SECONDS
     may_drop: Callable[[], bool] = lambda: True
     """Whether all brokers keep floors. A broker without them would grant old generations again."""
+    limits: ResourceLimits = ResourceLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,6 @@ from onewriter_core.own.floors import Floors, is_floor
 from onewriter_core.own.floors import decode as decode_floors
 from onewriter_core.own.names import split_field
 from onewriter_core.own.table import (
-    SERVE_SECONDS_MAX,
     Owner,
     Ownership,
     OwnershipDenied,
@@ -40,12 +39,6 @@ from onewriter_core.own.table import (
     decide,
     floor_of,
 )
-
-RECORDS_PER_BUCKET_MAX = 10_000
-"""Most records of a bucket. A dropped record leaves a floor for its group, so no generation restarts."""
-
-RECORDS_PER_WRITE_MAX = 100
-"""Most records in one call of the store, with their audit records."""
 
 RETRY_SECONDS = 0.2
 """Time between attempts of a step that must succeed before the broker answers a grant."""
@@ -60,6 +53,7 @@ class ResourceBucket:
         self.bucket = bucket
         self.entries: dict[str, OwnershipRecord] = {}
         self._dependencies = dependencies
+        self._limits = dependencies.limits
         self._lock = asyncio.Lock()
         self._bound: Binding | None = None
         self._is_closed = False
@@ -208,10 +202,10 @@ class ResourceBucket:
         """If the bucket is full, drop records whose owners left long ago."""
         names = {each.field for each in wanted}
         new = names - self.entries.keys()
-        surplus = len(self.entries) + len(new) - RECORDS_PER_BUCKET_MAX
+        surplus = len(self.entries) + len(new) - self._limits.records_per_bucket_max
         if not new or surplus <= 0 or not self._dependencies.may_drop():
             return
-        count = max(surplus, RECORDS_PER_WRITE_MAX)
+        count = max(surplus, self._limits.records_per_write_max)
         before_ms = self._dependencies.wall_ms() - int(self._dependencies.kept_seconds * 1000)
         now = self._dependencies.now()
         old = oldest(self.entries, count, now=now, before_ms=before_ms, spared=names)
@@ -219,11 +213,11 @@ class ResourceBucket:
 
     async def _drop(self, fields: Sequence[str], cause: str) -> list[str]:
         gone: list[str] = []
-        for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
+        for start in range(0, len(fields), self._limits.records_per_write_max):
             binding, now = self._require().binding, self._dependencies.now()
             chunk = {
                 field: entry.ownership.generation
-                for field in fields[start : start + RECORDS_PER_WRITE_MAX]
+                for field in fields[start : start + self._limits.records_per_write_max]
                 if (entry := self.entries.get(field)) is not None and is_idle(entry, now)
             }
             if binding != self._bound or not chunk:
@@ -265,7 +259,7 @@ class ResourceBucket:
         answers: list[OwnershipGranted | OwnershipDenied] = []
         before: dict[str, Ownership] = {}
         after: dict[str, OwnershipGranted] = {}
-        room = RECORDS_PER_BUCKET_MAX - len(self.entries)
+        room = self._limits.records_per_bucket_max - len(self.entries)
         for each in wanted:
             entry = self.entries.get(each.field)
             last = None if entry is None else entry.ownership.owner
@@ -275,7 +269,7 @@ class ResourceBucket:
                 continue
             if entry is None and each.field not in before:
                 if room <= 0:
-                    text = f"bucket {self.bucket} has {RECORDS_PER_BUCKET_MAX} ownerships already"
+                    text = f"bucket {self.bucket} has {self._limits.records_per_bucket_max} ownerships already"
                     answers.append(OwnershipDenied(ServerError.NOT_ALLOWED_ERROR, text, 0))
                     continue
                 room -= 1
@@ -396,7 +390,7 @@ class ResourceBucket:
                 until = self._dependencies.reserved_until(self.bucket)
                 now = self._dependencies.now()
                 if 0 < holding.known_since == binding.generation:
-                    self._quiet_until = now + SERVE_SECONDS_MAX
+                    self._quiet_until = now + self._limits.quiet_seconds
                 self.entries = {
                     field: decode(
                         record,
@@ -437,8 +431,13 @@ class ResourceBucket:
     ) -> bool:
         """Store all floors in the dataset and drop records again. ``stored``: the floors in the dataset."""
         names = list(dropped)
-        for start in range(0, max(len(names), self.floors != stored), RECORDS_PER_WRITE_MAX):
-            chunk = {name: dropped[name] for name in names[start : start + RECORDS_PER_WRITE_MAX]}
+        for start in range(
+            0, max(len(names), self.floors != stored), self._limits.records_per_write_max
+        ):
+            chunk = {
+                name: dropped[name]
+                for name in names[start : start + self._limits.records_per_write_max]
+            }
             broker, time_ms = self._dependencies.incarnation, self._dependencies.wall_ms()
             write = dropping_again(binding, self.floors, chunk, broker=broker, time_ms=time_ms)
             outcome = await self._dependencies.store.own(write)
@@ -468,8 +467,8 @@ class ResourceBucket:
     ) -> bool:
         """Write the ``coming`` or the present records. False: the binding changed meanwhile, start again."""
         bound = self._bound if binding is None else binding
-        for start in range(0, len(fields), RECORDS_PER_WRITE_MAX):
-            chunk = fields[start : start + RECORDS_PER_WRITE_MAX]
+        for start in range(0, len(fields), self._limits.records_per_write_max):
+            chunk = fields[start : start + self._limits.records_per_write_max]
             ledger = (
                 await self._dependencies.ownership.reserve_ledger(self.bucket) if is_grant else 0
             )
@@ -506,16 +505,16 @@ class ResourceBucket:
 
     async def _note(self, ledger: int) -> None:
         """Record a grant in the anchor before it is visible. Retries until it succeeds."""
-        ownership, is_told = self._dependencies.ownership, False
+        ownership, is_logged = self._dependencies.ownership, False
         while True:
             try:
                 await ownership.record_use(self.bucket, ledger)
                 await ownership.record_grant(self.bucket, ledger)
             except Unavailable as unavailable:
                 self._require()
-                if not is_told:
+                if not is_logged:
                     log.warning("ownership.unrecorded", bucket=self.bucket, reason=str(unavailable))
-                    is_told = True
+                    is_logged = True
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return

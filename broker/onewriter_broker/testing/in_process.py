@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from onewriter_broker.anchor.memory import MemoryAnchor
-from onewriter_broker.app import Broker, Dependencies
+from onewriter_broker.app import Broker, BrokerLimits, Dependencies
 from onewriter_broker.auth.authentication import AnonymousAuthenticator
 from onewriter_broker.auth.authenticators import authenticator
 from onewriter_broker.desired import Initial
@@ -50,8 +50,13 @@ class InProcessBroker:
     """
 
     def __init__(
-        self, *, manifests: str = "", settings: Mapping[str, object] | None = None
+        self,
+        *,
+        manifests: str = "",
+        settings: Mapping[str, object] | None = None,
+        limits: BrokerLimits = BrokerLimits(),
     ) -> None:
+        self._limits = limits
         port = free_ports(2)
         chosen: dict[str, object] = {
             "name": "in-process",
@@ -118,6 +123,7 @@ class InProcessBroker:
                 desired=Initial(self._desired),
                 single_node=False,
                 certificate=certificate_of(self._settings),
+                limits=self._limits,
                 through=lambda inner: Gate(inner, self._gates, lambda: self._is_cut),
             )
         )
@@ -241,10 +247,13 @@ class InProcessBroker:
 
 @contextlib.contextmanager
 def in_process_broker(
-    *, manifests: str = "", settings: Mapping[str, object] | None = None
+    *,
+    manifests: str = "",
+    settings: Mapping[str, object] | None = None,
+    limits: BrokerLimits = BrokerLimits(),
 ) -> Iterator[InProcessBroker]:
     """A started broker, which is stopped at the end."""
-    broker = InProcessBroker(manifests=manifests, settings=settings)
+    broker = InProcessBroker(manifests=manifests, settings=settings, limits=limits)
     broker.start()
     try:
         yield broker

@@ -98,7 +98,7 @@ class Gate(asyncio.BufferedProtocol):
         self._inner = inner
         self._gates = gates
         self._is_to_be_cut = is_to_be_cut
-        self._is_told = False
+        self._is_noted = False
         self.peer = ""
         """``HOST:PORT`` of the client, which the broker also uses."""
         self.line: GatedTransport
@@ -134,6 +134,6 @@ class Gate(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.line.is_cut:
             self._gates.pop(self, None)
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_noted:
+            self._is_noted = True
             self._inner.connection_lost(exc)

@@ -13,6 +13,7 @@ from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.topic.history.audit import AuditTail
+from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.producers.leader_loads import LeaderLoads
 from onewriter_core.ids import Position, TopicName
 from onewriter_core.topic.effects import Record
@@ -64,3 +65,4 @@ class TopicDependencies:
     audit_tail: AuditTail | None = None
     """Transitions of topics before this broker served them; None: not available."""
     loads: LeaderLoads = field(default_factory=LeaderLoads)
+    limits: TopicLimits = TopicLimits()

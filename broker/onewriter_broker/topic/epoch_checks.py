@@ -47,11 +47,12 @@ async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
     """Raise the floor of a guard: the log then rejects writes under an older number of this guard.
 
     Raises as ``standing_of`` does; the floor may be stored nevertheless. Raises Refused if the log already has
-    FLOORS_MAX other floors.
+    ``LogLimits.floors_max`` other floors.
     """
     field = guard.floor_field
-    if not has_room(topic_log.state, guard):
-        raise no_room(topic_log.name)
+    floors_max = topic_log.limits.floors_max
+    if not has_room(topic_log.state, guard, floors_max):
+        raise no_room(topic_log.name, floors_max)
 
     def ask(binding: Binding, token: str) -> Awaitable[Outcome]:
         topic_log.note_floor(guard)

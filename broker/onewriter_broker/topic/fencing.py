@@ -270,7 +270,7 @@ class Fencing:
 
     async def _record_grant(self, ledger: int) -> None:
         """Record a change of the holder in the anchor. Retries until it succeeds or the topic is closed."""
-        is_told = False
+        is_logged = False
         while True:
             try:
                 await self._dependencies.ownership.record_grant(self._bucket, ledger)
@@ -278,9 +278,9 @@ class Fencing:
                 is_closed = any(topic_log.is_closed for topic_log in self._logs.values())
                 if is_closed or self._dependencies.ownership.holding(self._bucket) is None:
                     return
-                if not is_told:
+                if not is_logged:
                     log.warning("grant.unrecorded", topic=str(self._name), reason=str(unavailable))
-                    is_told = True
+                    is_logged = True
                 await asyncio.sleep(RETRY_SECONDS)
             else:
                 return

@@ -114,7 +114,11 @@ class TopicRunner:
         self.logs = logs
         spawn = self.spawn
         self._topic_producers = TopicProducers(
-            logs, spawn, self._activated, is_deduplicated=is_deduplicated
+            logs,
+            spawn,
+            self._activated,
+            is_deduplicated=is_deduplicated,
+            limits=dependencies.limits.deduplication,
         )
         # Lists and plain dicts: an empty deque takes 0.6 KiB, and most topics are idle.
         self.history = TopicHistory(name, bucket, dependencies, spawn)
@@ -161,7 +165,7 @@ class TopicRunner:
         return True
 
     def _activated(self, producer: Producer) -> None:
-        if producer.is_exclusive and producer.channel.hears_of_queue:
+        if producer.is_exclusive and producer.channel.receives_queue_notices:
             self._queue_notices = self._queue_notices or QueueNotices(self)
             self._queue_notices.schedule()
 

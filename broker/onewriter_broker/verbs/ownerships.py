@@ -56,7 +56,7 @@ def ownerships(
     else:
         answers, is_whole = _each(urls, reach, lambda broker: _listed(broker, group))
         rows = [row for answer in answers for row in answer["ownerships"]]
-        _tell(sorted(rows, key=_order), resource, output)
+        _print(sorted(rows, key=_order), resource, output)
     if brokers["unowned"]:
         unowned = len(brokers["unowned"])
         click.echo(
@@ -101,7 +101,7 @@ def _order(row: Json) -> tuple[str, str]:
     return row["group"], row["resource"]
 
 
-def _tell(rows: list[Json], resource: str | None, output: str) -> None:
+def _print(rows: list[Json], resource: str | None, output: str) -> None:
     rows = [row for row in rows if resource in {None, row["resource"]}]
     if output == "json":
         tables.as_json({"ownerships": rows})

@@ -110,8 +110,10 @@ def _settings(data_dir: Path | None, redis_url: str | None, buckets: int | None)
         ran_with = Settings.model_validate_json(found[0].read_text())
     except (OSError, ValidationError) as error:
         raise ConfigurationError(f"{found[0]} cannot be read: {error}") from error
-    told = {"data_dir": settings.data_dir.absolute()}
-    return ran_with.model_copy(update=told if buckets is None else {**told, "buckets": buckets})
+    changes = {"data_dir": settings.data_dir.absolute()}
+    return ran_with.model_copy(
+        update=changes if buckets is None else {**changes, "buckets": buckets}
+    )
 
 
 @asynccontextmanager

@@ -206,8 +206,8 @@ class Stream:
         self.stop(Closed("closed by this program"))
 
     def _changed(self) -> None:
-        self.changes.tell()
-        self._arrivals.tell()
+        self.changes.notify()
+        self._arrivals.notify()
 
     def _is_final(self, error: OnewriterError) -> bool:
         """Whether the error is permanent, so that another attempt is useless."""
@@ -461,8 +461,8 @@ class Stream:
         self._grant()
         if self.is_at_end and self._queue:  # the topic was created again, or the subscription moved
             self.is_at_end = False
-            self.changes.tell()
-        self._arrivals.tell()
+            self.changes.notify()
+        self._arrivals.notify()
 
     def active_changed(self, link: Link) -> None:
         """Failover: the new active consumer receives all unacknowledged messages."""

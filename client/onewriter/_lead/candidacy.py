@@ -25,7 +25,7 @@ from onewriter._errors import Closed, Fenced, OnewriterError
 from onewriter._lead.leadership import LeaderHost, Leadership
 from onewriter._produce.producer import Producer
 from onewriter._produce.tenure import AccessMode, ProducerOptions, ProducerState
-from onewriter._signal import Signal, tell
+from onewriter._signal import Signal, notify
 
 REFUSED_MAX_SECONDS = 5.0
 """Longest pause after a broker rejected the candidate, whose ProducerClaim may be created soon."""
@@ -258,8 +258,8 @@ class Candidacy:
         has_moved = standing.phase is not self.standing.phase
         since = time.time_ns() / 1e9 if has_moved else standing.since
         self.standing = replace(standing, version=standing.version + 1, since=since)
-        self._changed.tell()
-        tell(self._on_change, self.standing)
+        self._changed.notify()
+        notify(self._on_change, self.standing)
 
     async def _until_over(self, term: Leadership) -> None:
         await self._changed.until(lambda: self.term is not term)

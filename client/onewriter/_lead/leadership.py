@@ -28,7 +28,7 @@ from onewriter._produce.guarded import Guarded, GuardedBy, GuardedTopics, judge,
 from onewriter._produce.outbox import MessageId
 from onewriter._produce.producer import Producer, SubmitArguments, Submitter
 from onewriter._produce.tenure import ProducerOptions
-from onewriter._signal import Signal, tell
+from onewriter._signal import Signal, notify
 from onewriter._transport.checks import Check
 from onewriter_core.publish_rights import APP_LENGTH_MAX, capability_of
 
@@ -127,7 +127,7 @@ class Loss:
         The callback must not block; its exceptions go to the loop's exception handler.
         """
         if self.reason is not None:
-            tell(callback, self.reason)
+            notify(callback, self.reason)
         else:
             self._callbacks.append(callback)
 
@@ -135,10 +135,10 @@ class Loss:
         if self.reason is not None:
             return
         self.reason = reason
-        self._news.tell()
+        self._news.notify()
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
-            tell(callback, reason)
+            notify(callback, reason)
 
 
 class Leadership(Submitter):

@@ -254,7 +254,7 @@ class Transaction:
         answer: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
         asking = self._spawn(_ask(connection, command, positions, answer))
         asking.add_done_callback(
-            lambda _asking: _tell(answer, OutcomeUnknown("the client was closed"))
+            lambda _asking: _resolve(answer, OutcomeUnknown("the client was closed"))
         )
         try:
             found = await answer
@@ -278,10 +278,10 @@ async def _ask(
     """Send the request, leave the queues, and set ``answer``: Unavailable only if nothing was stored."""
     with positions:
         result = await _answer(connection, command)
-    _tell(answer, result)
+    _resolve(answer, result)
 
 
-def _tell(answer: asyncio.Future[Command], result: Command | OnewriterError) -> None:
+def _resolve(answer: asyncio.Future[Command], result: Command | OnewriterError) -> None:
     if answer.done():
         return  # the commit was cancelled
     if isinstance(result, OnewriterError):

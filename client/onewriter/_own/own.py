@@ -323,11 +323,11 @@ class Ownerships(Sequence[Ownership]):
     def detached(self, ownership: Ownership) -> None:
         """The ownership's broker is lost, or no longer keeps it."""
         self._detached[ownership] = None
-        self._news.tell()
+        self._news.notify()
 
     def changed(self) -> None:
         """One of these ownerships is over."""
-        self._news.tell()
+        self._news.notify()
 
     def abandon(self) -> None:
         """End all ownerships, because the client closes."""

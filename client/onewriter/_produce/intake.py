@@ -214,7 +214,7 @@ class Intake:
         is_withdrawn = self._batch is not None and self._batch.withdraw(receipt)
         is_withdrawn = is_withdrawn or self._outbox.withdraw(receipt, self._repack)
         if is_withdrawn:
-            self._moved.tell()
+            self._moved.notify()
         return is_withdrawn
 
     def drop(self, refusal: Callable[[], OnewriterError]) -> None:

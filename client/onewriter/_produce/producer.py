@@ -324,7 +324,7 @@ class Producer(Submitter):
             connection.write(pending.header, pending.entry)
             self._outbox.wrote(connection, connection.now())
         if self._is_closing or self._drainers:
-            self._moved.tell()
+            self._moved.notify()
 
     # ------------------------------------------------------------ RegistrationOwner
 
@@ -355,7 +355,7 @@ class Producer(Submitter):
 
     def queue_changed(self) -> None:
         """The number of producers in the topic's queue has changed."""
-        self._tenure.changes.tell()
+        self._tenure.changes.notify()
         self._on_change(self)
 
     def _answered(self, sequence_id: int) -> Pending | None:
@@ -370,7 +370,7 @@ class Producer(Submitter):
         if pending is not None:
             if pending.connection is not None:
                 pending.connection.note_proof(pending.written_at)
-            self._moved.tell()
+            self._moved.notify()
         return pending
 
     # ------------------------------------------------------------ Tenant
@@ -390,7 +390,7 @@ class Producer(Submitter):
 
     def changed(self) -> None:
         """The state or the trouble has changed."""
-        self._moved.tell()
+        self._moved.notify()
         self._on_change(self)
 
     def ended_with(self, end: OnewriterError, said_by: Connection | None) -> None:
@@ -425,7 +425,7 @@ class Producer(Submitter):
         """
         self._is_closing = True
         self._intake.seal()
-        self._moved.tell()
+        self._moved.notify()
         limit = self._limits.operation_timeout_seconds
         try:
             async with asyncio.timeout(limit if timeout_seconds is None else timeout_seconds):

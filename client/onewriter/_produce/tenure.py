@@ -364,5 +364,5 @@ class Tenure:
 
     def _enter(self, state: ProducerState) -> None:
         self.state = state
-        self.changes.tell()
+        self.changes.notify()
         self._tenant.changed()

@@ -107,7 +107,7 @@ class Connection(asyncio.BufferedProtocol):
         self.owners = OwnerEnds()
         self._outgoing: list[bytes] = []
         self._is_paused = False
-        self._heard_at = self._ticked_at = now()
+        self._received_at = self._ticked_at = now()
         self._proved_at = -math.inf
         self._ping_sent_at: float | None = None
         self._provers: list[asyncio.Future[None]] = []
@@ -165,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._wire.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._heard_at = self.now()
+        self._received_at = self.now()
         try:
             for command, payload in self._wire.buffer_updated(nbytes):
                 if payload is None:
@@ -307,8 +307,8 @@ class Connection(asyncio.BufferedProtocol):
         was_frozen = now - self._ticked_at > TICK_SECONDS + STALL_SECONDS
         self._ticked_at = now
         if was_frozen:
-            self._heard_at = now  # bytes that arrived meanwhile are not read yet
-        silence = now - self._heard_at
+            self._received_at = now  # bytes that arrived meanwhile are not read yet
+        silence = now - self._received_at
         if silence > self._limits.silent_after_seconds:
             self.abort(f"the broker sent nothing for {silence:.1f} s")
             return

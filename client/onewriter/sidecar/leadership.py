@@ -25,7 +25,7 @@ class LeadershipRoutes:
         self._candidate = candidate
         self._streams = streams
         self._queues: dict[asyncio.Queue[Standing | None], None] = {}
-        candidate.listeners[self._tell] = None
+        candidate.listeners[self._notify] = None
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer one request. Raises Failure."""
@@ -76,7 +76,7 @@ class LeadershipRoutes:
         finally:
             self._queues.pop(queue, None)
 
-    def _tell(self, standing: Standing) -> None:
+    def _notify(self, standing: Standing) -> None:
         for queue in list(self._queues):
             self._offer(queue, standing)
 

@@ -120,7 +120,7 @@ class MapRoutes:
             return await self._watch(request, topic, None)
         after, limit = _after(request), _limit(request)
         has_values = _flag(request, "values")
-        with self._told("list"):
+        with self._counted("list"):
             async with self._maps.use(topic) as shared:
                 version, content = await shared.state.snapshot(latest=_flag(request, "latest"))
         # A snapshot never changes, so another thread can read it without blocking the event loop.
@@ -132,7 +132,7 @@ class MapRoutes:
         if wants_events(request):
             return await self._watch(request, topic, key)
         condition = Condition.of(request)
-        with self._told("get"):
+        with self._counted("get"):
             async with self._maps.use(topic) as shared:
                 value = await shared.get(key, latest=_flag(request, "latest"))
             if value is None:
@@ -157,7 +157,7 @@ class MapRoutes:
     async def _put(self, request: web.Request) -> web.Response:
         topic, key = self._topic(request), _key(request)
         condition = Condition.of(request)
-        with self._told("put"), self._admission.admit(request.content_length):
+        with self._counted("put"), self._admission.admit(request.content_length):
             value = _value(await self._admission.body(request), request.content_type)
             previous = await self._change(topic, key, value, condition)
         return web.json_response(
@@ -169,7 +169,7 @@ class MapRoutes:
     async def _delete(self, request: web.Request) -> web.Response:
         topic, key = self._topic(request), _key(request)
         condition = Condition.of(request)
-        with self._told("delete"), self._admission.admit(0):
+        with self._counted("delete"), self._admission.admit(0):
             previous = await self._change(topic, key, None, condition)
             if previous is None:
                 raise Failure(404, "no-such-key", "it had no value")
@@ -220,7 +220,7 @@ class MapRoutes:
         return str(name)
 
     @contextmanager
-    def _told(self, operation: str) -> Iterator[None]:
+    def _counted(self, operation: str) -> Iterator[None]:
         """Count the result of one request, and convert its errors to failures."""
         with self._metrics.sharing(operation), _failing():
             yield

@@ -57,13 +57,13 @@ class _Watcher:
         self.changed: dict[_Key, None] = {}
         self.news = Signal()
         for key in present:
-            self.tell(key)
+            self.notify(key)
 
-    def tell(self, key: _Key) -> None:
+    def notify(self, key: _Key) -> None:
         """Record that an ownership has changed."""
         if self.is_of(key):
             self.changed[key] = None
-            self.news.tell()
+            self.news.notify()
 
     def is_of(self, key: _Key) -> bool:
         """Whether the stream includes this ownership."""
@@ -125,7 +125,7 @@ class OwnershipRoutes:
             key = group, each.resource
             self._owned[key] = _Owned(each, owned)
             if each.is_owned:
-                self._tell(key)
+                self._notify(key)
             each.lost.call(partial(self._ended, key))
 
     def _serves(self, key: _Key, generation: int) -> bool:
@@ -151,7 +151,7 @@ class OwnershipRoutes:
             owned = self._owned.pop(key)
             _, these = by_set.setdefault(id(owned.owned_with), (owned.owned_with, []))
             these.append(owned.ownership)
-            self._tell(key)
+            self._notify(key)
         for owned_with, these in by_set.values():
             await owned_with.release(these)
 
@@ -204,15 +204,15 @@ class OwnershipRoutes:
         finally:
             del self._watchers[watcher]
 
-    def _tell(self, key: _Key) -> None:
+    def _notify(self, key: _Key) -> None:
         """Wake the waiting requests and streams."""
-        self._news.tell()
+        self._news.notify()
         for watcher in self._watchers:
             if len(watcher.changed) <= CHANGES_MAX:
-                watcher.tell(key)
+                watcher.notify(key)
 
     def _ended(self, key: _Key, _reason: OnewriterError) -> None:
-        self._tell(key)
+        self._notify(key)
 
     def _view(self, key: _Key) -> dict[str, Any]:
         found = self._owned.get(key)

@@ -183,7 +183,7 @@ class _Stream:
             size, publish = item
             ending = await publish
             self._bytes -= size
-            self._bytes_fell.tell()
+            self._bytes_fell.notify()
         if isinstance(ending, Failure):
             self._failed += 1
             return ending.body

@@ -66,8 +66,8 @@ class EventStreams:
         try:
             await response.prepare(request)
             await _write(response, f"retry: {RETRY_MILLISECONDS}\n\n".encode())
-            while (told := await self._next(stream, next_event)) is not None:
-                await _write(response, told)
+            while (event := await self._next(stream, next_event)) is not None:
+                await _write(response, event)
         except (ConnectionError, TimeoutError):
             response.force_close()  # the client has disconnected, or does not read
         finally:

@@ -116,7 +116,7 @@ class MemoryLog:
     def break_followers(self) -> None:
         """Break the connections of all followers."""
         self._breaks += 1
-        self._grown.tell()
+        self._grown.notify()
 
     def trim(self, before: Position) -> None:
         """Remove the entries before a position."""
@@ -154,7 +154,7 @@ class MemoryLog:
         self._answers_lost -= is_unknown
         if not (is_unknown and self._loses_entries):
             self.entries.append(LogEntry(position, tuple(messages)))
-            self._grown.tell()
+            self._grown.notify()
         if is_unknown:
             self.leave(grant)
             raise OutcomeUnknown("the answer was lost")

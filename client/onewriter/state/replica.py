@@ -126,7 +126,7 @@ class Replica(Generic[S, Op]):
                 self._shown = self.fold.state
             self.is_complete = False
             self._following.cancel()
-            self.moved.tell()
+            self.moved.notify()
 
     async def _follow(self, backoff: Backoff) -> OnewriterError:
         """Fold all entries, and return the reason when that ends."""
@@ -219,11 +219,11 @@ class Replica(Generic[S, Op]):
             if self._shown is not None:
                 before, self._shown = self._shown, None
                 self._on_replaced(before, self.fold.state)
-        self.moved.tell()
+        self.moved.notify()
 
     def _fail(self, error: Trouble) -> None:
         if isinstance(error, UnreadableEntry):
             self.is_complete = True  # the state is readable up to this entry
         self.trouble = error
         self._on_trouble(error)
-        self.moved.tell()
+        self.moved.notify()

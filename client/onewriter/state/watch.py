@@ -75,7 +75,7 @@ class Watch(Generic[Raw, C]):
         self._end = None
         if self._initial is not None:
             self._present = iter(self._initial(*self._state.present()))
-        self._state.listen(self, self._heard, self._ended)
+        self._state.listen(self, self._received, self._ended)
         return self
 
     async def __aexit__(
@@ -86,7 +86,7 @@ class Watch(Generic[Raw, C]):
     ) -> None:
         self._state.unlisten(self)
         self._end = Closed("the watch was closed")
-        self._changed.tell()
+        self._changed.notify()
 
     def __aiter__(self) -> Self:
         return self
@@ -102,7 +102,7 @@ class Watch(Generic[Raw, C]):
             await self._changed.wait()
         return self._decode(self._waiting.popleft())
 
-    def _heard(self, writes: tuple[AppliedWrite[Any, Any], ...]) -> None:
+    def _received(self, writes: tuple[AppliedWrite[Any, Any], ...]) -> None:
         for write in writes:
             for change in self._changes_of(
                 write.before, write.after, write.operations, write.version
@@ -112,9 +112,9 @@ class Watch(Generic[Raw, C]):
                     self._ended(WatchOverflow(f"more than {most} changes were not taken in time"))
                     return
                 self._waiting.append(change)
-        self._changed.tell()
+        self._changed.notify()
 
     def _ended(self, error: OnewriterError) -> None:
         self._state.unlisten(self)
         self._end = error
-        self._changed.tell()
+        self._changed.notify()

@@ -102,13 +102,13 @@ class Writer(Generic[S, Op]):
     def taken(self, taken: Taken[S, Op]) -> None:
         """Record an entry that was read from the log."""
         self.outbox.taken(taken)
-        self._wake.tell()
-        self._decided.tell()
+        self._wake.notify()
+        self._decided.notify()
 
     def troubled(self, error: OnewriterError) -> None:
         """Record that the replica cannot read the log any more."""
         self._refuse(error)
-        self._wake.tell()
+        self._wake.notify()
 
     async def write(self, write: PendingWrite[S, Op], timeout_seconds: float) -> Outcome[S]:
         """Complete one write. Raises its generator's exception, NotSent, OutcomeUnknown, Closed."""
@@ -117,7 +117,7 @@ class Writer(Generic[S, Op]):
                 if self._is_closing:
                     raise Closed("the shared state is closed: nothing was written")
                 self.outbox.queue.append(write)
-                self._wake.tell()
+                self._wake.notify()
                 return await write.outcome
         except TimeoutError:
             if write.is_sent:
@@ -126,7 +126,7 @@ class Writer(Generic[S, Op]):
                 ) from None
             raise NotSent(f"no grant within {timeout_seconds:g} s: nothing was written") from None
         finally:
-            self._decided.tell()
+            self._decided.notify()
 
     async def run(self) -> None:
         """Write the queued writes, until cancelled."""
@@ -140,7 +140,7 @@ class Writer(Generic[S, Op]):
             try:
                 await self._replica.complete()
                 await self._prepare()
-                grant = await self._source.acquire(self._wake.tell)
+                grant = await self._source.acquire(self._wake.notify)
             except (Refused, StateError, Closed) as error:
                 if isinstance(error, Refused) and error.code is ServerError.TOPIC_TERMINATED_ERROR:
                     await self._decide_at_the_end()
@@ -175,7 +175,7 @@ class Writer(Generic[S, Op]):
     async def close(self, timeout_seconds: float) -> None:
         """Accept no more writes, and complete the accepted ones within the time limit."""
         self._is_closing = True
-        self._decided.tell()
+        self._decided.notify()
         outbox = self.outbox
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -190,7 +190,7 @@ class Writer(Generic[S, Op]):
         """Fail all writes, because nothing is written any more."""
         self._is_closing = True
         self.outbox.fail_all(_closed)
-        self._decided.tell()
+        self._decided.notify()
 
     # ------------------------------------------------------------ under a grant
 
@@ -200,7 +200,7 @@ class Writer(Generic[S, Op]):
         await self._read_to_the_end()
         fold = self._replica.fold
         self.outbox.begin(secrets.token_bytes(WRITER_BYTES), fold.state, fold.version)
-        self._decided.tell()
+        self._decided.notify()
         self.grant = grant
         self.grants += 1
         now = asyncio.get_running_loop().time
@@ -320,7 +320,7 @@ class Writer(Generic[S, Op]):
                         write, Refused(error.code, error.message)
                     )  # a retry would be refused again
         self._is_failed = True
-        self._wake.tell()
+        self._wake.notify()
 
     def _refuse(self, error: OnewriterError) -> None:
         """Fail the writes that were never sent, because nothing can be written now.
@@ -334,7 +334,7 @@ class Writer(Generic[S, Op]):
         while queue:
             write = queue.popleft()
             fail(write, error)
-        self._decided.tell()
+        self._decided.notify()
 
 
 def _undecided(write: PendingWrite[S, Op], error: OnewriterError) -> OnewriterError:

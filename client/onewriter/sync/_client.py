@@ -52,8 +52,10 @@ class Client(Context[AsyncClient]):
 
         ``on_change`` is called in the client's thread whenever the producer's state or trouble changes.
         """
-        told = self._told(on_change)
-        made = self._thread.run(lambda: self._inner.start_producer(topic, options, on_change=told))
+        converted = self._converted(on_change)
+        made = self._thread.run(
+            lambda: self._inner.start_producer(topic, options, on_change=converted)
+        )
         return Producer(made, self._thread)
 
     def create_producer(
@@ -69,16 +71,16 @@ class Client(Context[AsyncClient]):
         ``on_change`` is called in the client's thread whenever the producer's state or trouble changes.
         """
         made = self._inner.create_producer(
-            topic, options, timeout_seconds=timeout_seconds, on_change=self._told(on_change)
+            topic, options, timeout_seconds=timeout_seconds, on_change=self._converted(on_change)
         )
         return Producer(self._thread.call(made), self._thread)
 
-    def _told(self, on_change: Changed | None) -> Callable[[AsyncProducer], None]:
-        def told(producer: AsyncProducer) -> None:
+    def _converted(self, on_change: Changed | None) -> Callable[[AsyncProducer], None]:
+        def converted(producer: AsyncProducer) -> None:
             if on_change is not None:
                 on_change(Producer(producer, self._thread))
 
-        return told
+        return converted
 
     subscribe = blocking(AsyncClient.subscribe, Consumer)
     create_reader = blocking(AsyncClient.create_reader, Reader)

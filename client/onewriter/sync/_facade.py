@@ -243,10 +243,10 @@ def submitting(
         async def submit_message() -> concurrent.futures.Future[R]:
             made = method(inner, *args, **kwargs)
             receipt = made if isinstance(made, asyncio.Future) else await made
-            told: concurrent.futures.Future[R] = concurrent.futures.Future()
-            told.set_running_or_notify_cancel()  # the message cannot be withdrawn
-            receipt.add_done_callback(lambda done: _pass_on(done, told))
-            return told
+            result: concurrent.futures.Future[R] = concurrent.futures.Future()
+            result.set_running_or_notify_cancel()  # the message cannot be withdrawn
+            receipt.add_done_callback(lambda done: _pass_on(done, result))
+            return result
 
         return thread.call(submit_message())
 
@@ -254,15 +254,15 @@ def submitting(
     return cast("Method[A, P, concurrent.futures.Future[R]]", _method(method, call, gives))
 
 
-def _pass_on(receipt: asyncio.Future[R], told: concurrent.futures.Future[R]) -> None:
+def _pass_on(receipt: asyncio.Future[R], result: concurrent.futures.Future[R]) -> None:
     if receipt.cancelled():
-        told.set_exception(Closed("the client was closed"))
+        result.set_exception(Closed("the client was closed"))
         return
     error = receipt.exception()
     if error is not None:
-        told.set_exception(error)
+        result.set_exception(error)
     else:
-        told.set_result(receipt.result())
+        result.set_result(receipt.result())
 
 
 # ---------------------------------------------------------------- contexts
@@ -309,14 +309,14 @@ class Held:
                 self._entered.set_result(None)
                 await self._wants.wait()
         except asyncio.CancelledError:
-            self._tell(Closed("the client was closed"))
+            self._end(Closed("the client was closed"))
             raise
         except BaseException as error:  # noqa: BLE001 - ``enter`` or ``leave`` raises it
-            self._tell(error)
+            self._end(error)
         else:
-            self._tell(None)
+            self._end(None)
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None) -> None:
         for step in (self._entered, self._left):
             if not step.done():
                 if error is None:

@@ -131,7 +131,7 @@ async def _print_all(
             break
         if message is None:
             break
-        _tell(message, as_json=as_json)
+        _print(message, as_json=as_json)
         printed += 1
         if isinstance(source, Consumer):
             source.acknowledge_soon(message)
@@ -158,7 +158,7 @@ async def _next(source: Reader | Consumer, *, follow: bool) -> Message | None:
         return None  # another consumer has it, or it is incomplete
 
 
-def _tell(message: Message, *, as_json: bool) -> None:
+def _print(message: Message, *, as_json: bool) -> None:
     if not as_json:
         click.echo(message.content)
         return

@@ -112,9 +112,9 @@ class _Leading:
                     leadership = await self._win(client, stack, stop)
                     if leadership is None:
                         return EXIT_NOT_LED if stop.signal is None else stop.exit_code
-                    self._tell("leading", epoch=leadership.epoch, session=leadership.session)
+                    self._print("leading", epoch=leadership.epoch, session=leadership.session)
                     end, code = await self._serve(leadership, stop)
-                self._tell("lost" if end.is_loss else "ended", reason=end.value, code=code)
+                self._print("lost" if end.is_loss else "ended", reason=end.value, code=code)
                 if not end.is_loss:
                     return code
                 if self._is_once:
@@ -130,7 +130,7 @@ class _Leading:
         except Unavailable as error:
             if self._asked["timeout_seconds"] is None:
                 raise
-            self._tell("not-led", reason=str(error))
+            self._print("not-led", reason=str(error))
             return None
 
     async def _serve(self, leadership: Leadership, stop: Stop) -> tuple[End, int]:
@@ -144,7 +144,7 @@ class _Leading:
             environment, stop, lost=leadership.lost.wait, confirm=leadership.producer.verify
         )
 
-    def _tell(self, event: str, **facts: Any) -> None:
+    def _print(self, event: str, **facts: Any) -> None:
         """Print an event on standard error; standard output is the command's."""
         if self._is_json:
             line({"event": event, "topic": self._topic, **facts}, to_errors=True)

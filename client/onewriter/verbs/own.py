@@ -129,7 +129,7 @@ class _Owning:
 
     async def _use(self, owned: Ownerships, stop: Stop) -> int:
         for each in owned:
-            self._tell(each)
+            self._print(each)
         ends = [each.end for each in owned if each.end is not None]
         if any(isinstance(end, Refused) for end in ends):
             return EXIT_DENIED
@@ -158,7 +158,7 @@ class _Owning:
             confirm=lambda: owned.go_on(list(owned)),
         )
 
-    def _tell(self, ownership: Ownership) -> None:
+    def _print(self, ownership: Ownership) -> None:
         end = ownership.end
         if self._is_json:
             facts: dict[str, Any] = {"resource": ownership.resource, "group": ownership.group}

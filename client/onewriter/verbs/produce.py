@@ -30,7 +30,7 @@ ANSWERS_MAX = 1_000
 _MODES = {mode.name.lower().replace("_", "-"): mode for mode in AccessMode}
 _CODECS = {codec.name.lower(): codec for codec in Compression}
 
-Tell = Callable[[Producer, MessageId | OnewriterError], None]
+PrintReceipt = Callable[[Producer, MessageId | OnewriterError], None]
 
 
 @click.command()
@@ -112,15 +112,18 @@ async def _produce(
     async with connect.client() as client:
         producer = await client.create_producer(topic, options, timeout_seconds=timeout_seconds)
         contents = _given(messages) if messages else _lines_of_input()
-        tell = _tell_json if output == "json" else _tell_text
-        failure = await _publish(producer, contents, about, tell)
+        print_receipt = _print_json if output == "json" else _print_text
+        failure = await _publish(producer, contents, about, print_receipt)
         await producer.close()
     if failure is not None:
         raise failure
 
 
 async def _publish(
-    producer: Producer, contents: AsyncIterator[bytes], about: dict[str, Any], tell: Tell
+    producer: Producer,
+    contents: AsyncIterator[bytes],
+    about: dict[str, Any],
+    print_receipt: PrintReceipt,
 ) -> OnewriterError | None:
     """Publish until the contents end or a message fails; return the first failure."""
     receipts: asyncio.Queue[asyncio.Future[MessageId] | None] = asyncio.Queue(ANSWERS_MAX)
@@ -133,7 +136,7 @@ async def _publish(
                 await receipts.put(await producer.submit(content, **about))
         except OnewriterError as error:
             if not failures:
-                tell(producer, error)
+                print_receipt(producer, error)
             failures.append(error)
         finally:
             await receipts.put(None)
@@ -147,7 +150,7 @@ async def _publish(
     async def stop_when_it_is_over() -> None:
         """End the wait for input when the producer ends."""
         failures.append(await producer.ended())
-        tell(producer, failures[-1])
+        print_receipt(producer, failures[-1])
         stop()
 
     async with asyncio.TaskGroup() as tasks:
@@ -155,22 +158,22 @@ async def _publish(
         watching = tasks.create_task(stop_when_it_is_over())
         while (receipt := await receipts.get()) is not None:
             try:
-                tell(producer, await receipt)
+                print_receipt(producer, await receipt)
             except OnewriterError as error:
-                tell(producer, error)
+                print_receipt(producer, error)
                 failures.append(error)
                 stop()
         watching.cancel()
     return failures[0] if failures else None
 
 
-def _tell_text(producer: Producer, ending: MessageId | OnewriterError) -> None:
+def _print_text(producer: Producer, ending: MessageId | OnewriterError) -> None:
     del producer
     if isinstance(ending, MessageId):
         click.echo(str(ending))
 
 
-def _tell_json(producer: Producer, ending: MessageId | OnewriterError) -> None:
+def _print_json(producer: Producer, ending: MessageId | OnewriterError) -> None:
     said: dict[str, Any]
     if isinstance(ending, MessageId):
         said = {

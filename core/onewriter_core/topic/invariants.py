@@ -305,10 +305,10 @@ def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
         _must(
             "a fence stops its partitions' writers", sorted(fence.stops) == sorted(stopped), fence
         )
-        told = [number for number, _ in fence.tenures]
+        numbers = [number for number, _ in fence.tenures]
         _must(
             "a fence has every partition's tenure",
-            sorted(told) == sorted(fence.partitions),
+            sorted(numbers) == sorted(fence.partitions),
             fence,
         )
 
@@ -378,18 +378,18 @@ def _everybody_answered(
             answers.setdefault(effect.registration, []).append(effect)
     gone = event.registration if isinstance(event, ProducerGone) else None
     asked = event.request.registration if isinstance(event, ProducerRequested) else None
-    for name, heard in answers.items():
-        fenced_out = [type(e) for e in heard] == [Queue, Reject]  # of two deferred requests
-        _must("no producer is answered twice in a step", len(heard) == 1 or fenced_out, heard)
-        _must("only a known producer is answered", name in was or name == asked, heard)
-        _must("a departed producer is not answered", name != gone, heard)
+    for name, received in answers.items():
+        fenced_out = [type(e) for e in received] == [Queue, Reject]  # of two deferred requests
+        _must("no producer is answered twice in a step", len(received) == 1 or fenced_out, received)
+        _must("only a known producer is answered", name in was or name == asked, received)
+        _must("a departed producer is not answered", name != gone, received)
     everybody = was.keys() | now.keys()
     if asked is not None:
         everybody |= {asked}
     for name in everybody:
-        told = answers.get(name, [None])[-1]
+        answer = answers.get(name, [None])[-1]
         _answered(
-            name, was.get(name), now.get(name), told, is_gone=name == gone, is_asked=name == asked
+            name, was.get(name), now.get(name), answer, is_gone=name == gone, is_asked=name == asked
         )
 
 
@@ -397,28 +397,32 @@ def _answered(
     registration: str,
     was: str | None,
     now: str | None,
-    told: Effect | None,
+    answer: Effect | None,
     *,
     is_gone: bool,
     is_asked: bool,
 ) -> None:
-    story = (registration, was, now, told)
+    details = (registration, was, now, answer)
     if was is None:
-        _must("only a producer that asks is added", is_asked, story)
+        _must("only a producer that asks is added", is_asked, details)
     if now is None:
         ending = Close if was == "writing" else Reject
-        _must("a removed producer is notified", is_gone or isinstance(told, ending), story)
+        _must("a removed producer is notified", is_gone or isinstance(answer, ending), details)
     elif now == "writing":
-        _must("a new writer is notified once", isinstance(told, Grant) == (was != "writing"), story)
+        _must(
+            "a new writer is notified once",
+            isinstance(answer, Grant) == (was != "writing"),
+            details,
+        )
     else:
-        _must("no writer becomes a waiter", was != "writing", story)
+        _must("no writer becomes a waiter", was != "writing", details)
         _must(
             "a waiting producer is not rejected",
-            not isinstance(told, Close | Reject | Grant),
-            story,
+            not isinstance(answer, Close | Reject | Grant),
+            details,
         )
         queued = now == "waiting" and was not in {"waiting", "fencing"}
-        _must("a new waiter is notified", isinstance(told, Queue) or not queued, story)
+        _must("a new waiter is notified", isinstance(answer, Queue) or not queued, details)
 
 
 def _gate_kept(before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]) -> None:

@@ -18,7 +18,7 @@ from onewriter_pipeline.audit.records import Records
 from onewriter_pipeline.binaries import Signed
 from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.schema import BATCH_INDEX, ENTRY, LEDGER, PRODUCER, PUBLISH_TIME, SEQUENCE
-from onewriter_pipeline.tables.files import Place, line, opened_parquet, told
+from onewriter_pipeline.tables.files import Place, line, opened_parquet, table_errors
 from onewriter_pipeline.tables.layout import AUDIT, TOPIC_PARTITION, TableFile, folder_of
 from onewriter_pipeline.tables.tables import Tables
 
@@ -226,7 +226,7 @@ def kept_records(tables: Tables) -> Records:
     rows: list[tuple[int, tuple[int, int], str]] = []
     files = table.place.files()
     for file in table.files():
-        with told(table.place):
+        with table_errors(table.place):
             read = pq.read_table(file.path, columns=["bucket", "id", "record"], filesystem=files)
         rows += [(row["bucket"], _order(row["id"]), row["record"]) for row in read.to_pylist()]
     by_bucket: dict[int, list[Mapping[str, Any]]] = {}

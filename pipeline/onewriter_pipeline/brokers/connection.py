@@ -180,7 +180,7 @@ class Connection:
             yield from answer.stream(STREAM_READ_BYTES, decode_content=False)
             is_over = True
         except (HTTPError, OSError) as error:
-            raise Broken(troubles.told(error, url)) from error
+            raise Broken(troubles.sentence(error, url)) from error
         finally:
             if is_over:
                 answer.release_conn()
@@ -226,7 +226,7 @@ class Connection:
                 lasting = troubles.lasting(error, url)
                 if lasting is not None:
                     raise Invalid(lasting) from error
-                raise Broken(troubles.told(error, url)) from error
+                raise Broken(troubles.sentence(error, url)) from error
             if answer.status not in _REDIRECT:
                 self._remember(owner, url)
                 return answer, url
@@ -322,7 +322,7 @@ def _text(answer: BaseHTTPResponse, url: str) -> bytes:
     try:
         return answer.read(ANSWER_BYTES_MAX)
     except (HTTPError, OSError) as error:
-        raise Broken(troubles.told(error, url)) from error
+        raise Broken(troubles.sentence(error, url)) from error
     finally:
         answer.release_conn()
 

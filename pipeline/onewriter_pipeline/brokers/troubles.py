@@ -26,7 +26,7 @@ _UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 
-def told(error: Exception, url: str) -> str:
+def sentence(error: Exception, url: str) -> str:
     """A sentence about a failure of the connection to a broker's address."""
     where = urlsplit(url).netloc
     return next(filter(None, (_said(each, where) for each in _chain(error))), "") or (

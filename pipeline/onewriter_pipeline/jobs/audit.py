@@ -18,11 +18,11 @@ from onewriter_pipeline.jobs.options import (
     access_options,
     optional_table_options,
     output_option,
+    print_report,
     progress,
     selection_of,
     spark_options,
     tables_of,
-    tell,
     topic_options,
 )
 
@@ -53,7 +53,7 @@ def command(**options: Any) -> None:
         progress(f"reading ({options['tier']})")
         reports = job.run(spark, options["tier"])
     documents = [report.document() for report in reports]
-    tell(
+    print_report(
         options["output"],
         {"holds": all(each["holds"] for each in documents), "audits": documents},
         [line for report in reports for line in report.lines()],

@@ -29,12 +29,12 @@ from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
     output_option,
+    print_report,
     progress,
     selection_of,
     spark_options,
     table_options,
     tables_of,
-    tell,
     topic_options,
 )
 from onewriter_pipeline.read.offsets import (
@@ -460,7 +460,7 @@ def command(**options: Any) -> None:
         else "nothing to offload: there are no messages that are not in the table"
     )
     line += f"; {report.audit_records:,} records of the audit, {report.seconds:.1f} s"
-    tell(options["output"], report.document(), [line])
+    print_report(options["output"], report.document(), [line])
 
 
 def _shown_progress(step: Step, batch: Batch | None) -> None:

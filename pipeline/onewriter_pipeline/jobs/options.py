@@ -184,7 +184,7 @@ def progress(line: str) -> None:
     click.echo(line, err=True)
 
 
-def tell(output: str, document: Mapping[str, Any], lines: Sequence[str]) -> None:
+def print_report(output: str, document: Mapping[str, Any], lines: Sequence[str]) -> None:
     """Print the result, as a JSON document or as lines of text."""
     if output == "json":
         click.echo(json.dumps(document, indent=2, sort_keys=False))

@@ -19,9 +19,9 @@ from onewriter_pipeline.jobs.options import (
     access_options,
     optional_table_options,
     output_option,
+    print_report,
     progress,
     spark_options,
-    tell,
 )
 from onewriter_pipeline.schema import EVENT_TIME, KEY, PROPERTIES, VALUE
 
@@ -103,7 +103,7 @@ def command(**options: Any) -> None:
             capability=options["capability"],
         )
     said = "published" if is_new else "nothing was appended: it was published before, or is empty"
-    tell(
+    print_report(
         options["output"],
         {
             "publishedTo": options["target"],

@@ -17,11 +17,11 @@ from onewriter_pipeline.jobs.options import (
     access_options,
     optional_table_options,
     output_option,
+    print_report,
     progress,
     selection_of,
     spark_options,
     tables_of,
-    tell,
     topic_options,
 )
 
@@ -173,7 +173,7 @@ def command(**options: Any) -> None:
         progress(f"reading ({options['tier']})")
         (report,) = job.run(spark, options["tier"])
     paths = write(report, options["folder"], datetime.now(UTC))
-    tell(
+    print_report(
         options["output"],
         {"holds": not report.findings, "files": [str(path) for path in paths]},
         [

@@ -23,10 +23,10 @@ from onewriter_pipeline.jobs.options import (
     access_options,
     optional_table_options,
     output_option,
+    print_report,
     progress,
     spark_options,
     storage_of,
-    tell,
 )
 from onewriter_pipeline.schema import (
     BATCH_INDEX,
@@ -214,7 +214,7 @@ def command(**options: Any) -> None:
         said = "published to" if is_new else "was published before to"
         lines.append(f"{said} {target.topic} as {target.app} {target.version}")
     document = {"topic": options["topic"], "keys": counts.values, "removed": removed}
-    tell(
+    print_report(
         options["output"],
         document
         | {"path": target.path or None, "publishedTo": target.topic or None, "isNew": is_new},

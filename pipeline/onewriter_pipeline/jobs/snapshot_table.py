@@ -137,11 +137,11 @@ class _Writer(DataSourceArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Replace the files of the table."""
-        told = [each for each in messages if isinstance(each, _Written)]
-        wrong = next((each.error for each in told if each.error), "")
-        if wrong or len(told) != len(messages):
+        written = [each for each in messages if isinstance(each, _Written)]
+        wrong = next((each.error for each in written if each.error), "")
+        if wrong or len(written) != len(messages):
             raise TableError(wrong or "a task ended without reporting what it wrote")
-        files = [each.file for each in told if each.file is not None]
+        files = [each.file for each in written if each.file is not None]
         check_there(self._place, files)
         commit(self._place, files)
 

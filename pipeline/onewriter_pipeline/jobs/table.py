@@ -8,7 +8,13 @@ from typing import Any, Final
 import click
 
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.jobs.options import output_option, progress, table_options, tables_of, tell
+from onewriter_pipeline.jobs.options import (
+    output_option,
+    print_report,
+    progress,
+    table_options,
+    tables_of,
+)
 from onewriter_pipeline.tables.layout import LAYOUTS, MESSAGES
 from onewriter_pipeline.tables.tables import FOREIGN_SHOWN, Tables
 
@@ -60,7 +66,7 @@ def command(**options: Any) -> None:
     lines += [f"foreign, left alone: {path}" for path in foreign[:FOREIGN_SHOWN]]
     if len(foreign) > FOREIGN_SHOWN:
         lines.append(f"and {len(foreign) - FOREIGN_SHOWN} more")
-    tell(options["output"], document, lines)
+    print_report(options["output"], document, lines)
 
 
 def _done(tables: Tables, options: dict[str, Any]) -> dict[str, Any]:

@@ -25,11 +25,11 @@ from onewriter_pipeline.jobs.options import (
     access_of,
     access_options,
     output_option,
+    print_report,
     progress,
     selection_of,
     table_options,
     tables_of,
-    tell,
     topic_options,
 )
 from onewriter_pipeline.read.selection import Selection, logs_of
@@ -250,7 +250,7 @@ def command(**options: Any) -> None:
     )
     reports = job.run(progress)
     found = [each for report in reports for each in report.differences]
-    tell(
+    print_report(
         options["output"],
         {
             "verified": not found,

@@ -29,8 +29,8 @@ from onewriter_pipeline.lead.requests import (
     STATUS,
     LeaderRequest,
     answered,
+    encoded,
     failed,
-    told,
 )
 from onewriter_pipeline.lead.topics import Topics
 
@@ -135,9 +135,9 @@ class Server:
                     return answered(await self._topics.lead(request))
                 case what if what == END:
                     await self._topics.end(request)
-                    return told({})
+                    return encoded({})
                 case what if what == STATUS:
-                    return told({"pid": os.getpid(), **self._topics.status()})
+                    return encoded({"pid": os.getpid(), **self._topics.status()})
                 case what:
                     return failed(Damaged(f"unknown request to the leader process: {what[:60]!r}"))
         except PipelineError as error:

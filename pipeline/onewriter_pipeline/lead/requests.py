@@ -87,7 +87,7 @@ def answered(grants: Mapping[str, Grant]) -> bytes:
     return json.dumps({"grants": said}).encode() + b"\n"
 
 
-def told(answer: Mapping[str, Any]) -> bytes:
+def encoded(answer: Mapping[str, Any]) -> bytes:
     """An answer with other contents."""
     return json.dumps(answer).encode() + b"\n"
 

@@ -223,7 +223,7 @@ def leaderless(tenures: Sequence[Row]) -> bytes:
             bins=list(edges),
             stacked=True,
             color=[colours[cause] for cause in causes],
-            label=[_told(cause, by_cause[cause]) for cause in causes],
+            label=[_cause_label(cause, by_cause[cause]) for cause in causes],
             edgecolor="white",
             linewidth=0.4,
         )
@@ -247,7 +247,7 @@ def leaderless(tenures: Sequence[Row]) -> bytes:
         return _png(figure)
 
 
-def _told(cause: str, values: Any) -> str:
+def _cause_label(cause: str, values: Any) -> str:
     p50, p99 = (_milliseconds(float(np.percentile(values, share))) for share in (50, 99))
     return f"{cause}: {len(values)} times, p50 {p50}, p99 {p99}"
 

@@ -107,7 +107,7 @@ def place_of(location: str, options: Mapping[str, str] | None = None) -> Place:
 def made_folder(place: Place) -> None:
     """Create the folder of a place; object stores have no folders. Raises TableError."""
     if place.is_local:
-        with told(place):
+        with table_errors(place):
             Path(place.location.removeprefix("file://")).mkdir(parents=True, exist_ok=True)
 
 
@@ -160,7 +160,7 @@ class FileWriter:
     @property
     def bytes(self) -> int:
         """The size of the file so far."""
-        return int(self._sink.tell())
+        return int(self._sink.report())
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
@@ -273,7 +273,7 @@ def check_there(place: Place, files: Sequence[TableFile]) -> None:
     """Raise TableError if files that tasks wrote are not visible here, or differ."""
     if not files:
         return
-    with told(place):
+    with table_errors(place):
         found = place.files().get_file_info([file.path for file in files])
     for file, info in zip(files, found, strict=True):
         if not info.is_file or info.size != file.size:
@@ -302,7 +302,7 @@ def discard_run(place: Place, run: str, folders: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def told(place: Place) -> Iterator[None]:
+def table_errors(place: Place) -> Iterator[None]:
     """Errors of a disk or an object store in the block become a TableError of one sentence."""
     try:
         yield
@@ -329,7 +329,7 @@ def _link(said: str) -> str:
 
 def write_rows(place: Place, schema: pa.Schema, rows: Sequence[Mapping[str, object]]) -> TableFile:
     """Write a file of a small table in this process. Raises TableError."""
-    with told(place):
+    with table_errors(place):
         writer = FileWriter(place, {}, schema)
         try:
             writer.write(pa.RecordBatch.from_pylist(list(rows), schema))

@@ -14,7 +14,13 @@ import pyarrow.compute as pc
 from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.schema import ENTRY, LEDGER
 from onewriter_pipeline.tables.digest import row_hashes, runs_of
-from onewriter_pipeline.tables.files import files_of, line, opened_parquet, rows_at_once, told
+from onewriter_pipeline.tables.files import (
+    files_of,
+    line,
+    opened_parquet,
+    rows_at_once,
+    table_errors,
+)
 from onewriter_pipeline.tables.layout import MESSAGES, TableFile
 from onewriter_pipeline.tables.table import Table
 from onewriter_pipeline.tables.verification import Counted, WantedRows
@@ -47,7 +53,7 @@ def read_back(
     if not wanted:
         return found, altered
     files = files_of(table.files(), log, min(wanted), max(wanted))
-    with told(table.place):
+    with table_errors(table.place):
         sizes = table.place.files().get_file_info([file.path for file in files]) if files else []
     for file, info in zip(files, sizes, strict=True):
         if not info.is_file:

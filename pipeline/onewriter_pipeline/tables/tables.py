@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from onewriter_pipeline.errors import Invalid, Overtaken, TableError
 from onewriter_pipeline.schema import DELTA, FORMATS, PARQUET
 from onewriter_pipeline.tables.delta import DeltaLog
-from onewriter_pipeline.tables.files import discard, place_of, told, write_rows
+from onewriter_pipeline.tables.files import discard, place_of, table_errors, write_rows
 from onewriter_pipeline.tables.layout import (
     LAYOUTS,
     MESSAGES,
@@ -107,7 +107,7 @@ class Tables:
         stored = table.place.files()
         found: list[SegmentRow] = []
         for file in files:
-            with told(table.place):
+            with table_errors(table.place):
                 rows = pq.ParquetFile(file.path, filesystem=stored).read().to_pylist()
             found += map(SegmentRow.of_row, rows)
         return found, _batch_of(state.offsets)
@@ -139,13 +139,13 @@ class Tables:
         """Delete files."""
         files = self.place.files()
         for path in paths:
-            with told(self.place.within(path)):
+            with table_errors(self.place.within(path)):
                 files.delete_file(path)
 
     def _listed(self) -> Iterator[str]:
         """The paths of all files, except names that begin with a dot or an underscore, such as logs."""
         selector = pafs.FileSelector("", recursive=True, allow_not_found=True)
-        with told(self.place):
+        with table_errors(self.place):
             found = self.place.files().get_file_info(selector)
         for each in found:
             if each.is_file and not any(part[0] in "_." for part in each.path.split("/")):

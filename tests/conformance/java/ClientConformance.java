@@ -35,7 +35,7 @@ import org.apache.pulsar.common.schema.KeyValueEncodingType;
  * One long file, because Java runs a single source file without a build.
  * Prints a line for each case, "ok NAME" or "FAIL NAME why"; exit code 1 when one failed.
  */
-public final class ClientConformance {
+public final class ClientConformance implements AutoCloseable {
     /** Something with a definition. */
     interface Case {
         void run() throws Exception;
@@ -61,10 +61,15 @@ public final class ClientConformance {
     private final PulsarAdmin admin;
     private final Map<String, Case> cases = new LinkedHashMap<>();
 
-    private ClientConformance(String serviceUrl, String adminUrl) throws Exception {
+    /**
+     * Each case has an instance, and with it a client, of its own. This client closes the whole
+     * connection when a producer or consumer is closed while it reconnects (as it does after a
+     * seek). All others on that connection would lose their exclusive right, and get messages again.
+     */
+    private ClientConformance(String serviceUrl, PulsarAdmin admin) throws Exception {
         this.serviceUrl = serviceUrl;
+        this.admin = admin;
         client = connect();
-        admin = PulsarAdmin.builder().serviceHttpUrl(adminUrl).build();
         exclusiveProducers();
         consumers();
         administration();
@@ -74,13 +79,16 @@ public final class ClientConformance {
     }
 
     public static void main(String[] arguments) throws Exception {
-        ClientConformance conformance = new ClientConformance(arguments[0], arguments[1]);
+        String serviceUrl = arguments[0];
+        PulsarAdmin admin = PulsarAdmin.builder().serviceHttpUrl(arguments[1]).build();
         Pattern chosen = Pattern.compile(arguments.length > 2 ? arguments[2] : ".*");
         ExecutorService threads = Executors.newFixedThreadPool(CASES_AT_ONCE);
         List<Future<Boolean>> outcomes = new ArrayList<>();
-        for (String name : conformance.cases.keySet()) {
-            if (chosen.matcher(name).find()) {
-                outcomes.add(threads.submit(() -> conformance.passes(name)));
+        try (ClientConformance all = new ClientConformance(serviceUrl, admin)) {
+            for (String name : all.cases.keySet()) {
+                if (chosen.matcher(name).find()) {
+                    outcomes.add(threads.submit(() -> passes(serviceUrl, admin, name)));
+                }
             }
         }
         boolean allPassed = true;
@@ -91,10 +99,10 @@ public final class ClientConformance {
         System.exit(allPassed ? 0 : 1);
     }
 
-    private boolean passes(String name) {
+    private static boolean passes(String serviceUrl, PulsarAdmin admin, String name) {
         long start = System.nanoTime();
-        try {
-            cases.get(name).run();
+        try (ClientConformance conformance = new ClientConformance(serviceUrl, admin)) {
+            conformance.cases.get(name).run();
         } catch (Throwable error) {
             String lines = Arrays.stream(error.getStackTrace())
                 .filter(frame -> frame.getClassName().startsWith("ClientConformance"))
@@ -108,17 +116,23 @@ public final class ClientConformance {
         return true;
     }
 
+    /** Closes the client and, at once, whatever the case left open. */
+    @Override
+    public void close() throws PulsarClientException {
+        client.shutdown();
+    }
+
     // ------------------------------------------------------------------ exclusive producers
 
     private void exclusiveProducers() {
         for (int partitions : new int[] {0, 3}) {
             String kind = partitions == 0 ? "" : " partitioned";
-            cases.put("exclusive simple" + kind, () -> simple(topic(partitions)));
+            cases.put("exclusive simple" + kind, () -> simple(topic(partitions), partitions));
             cases.put("exclusive with consumers" + kind, () -> {
                 String topic = topic(partitions);
                 try (Consumer<byte[]> consumer = client.newConsumer().topic(topic)
                         .subscriptionName("beside").subscribe()) {
-                    simple(topic);
+                    simple(topic, partitions);
                     check(consumer.receive(SECONDS_MAX, TimeUnit.SECONDS) != null, "nothing was delivered");
                 }
             });
@@ -135,17 +149,16 @@ public final class ClientConformance {
                 Producer<byte[]> first = producer(topic, ProducerAccessMode.Shared);
                 Producer<byte[]> second = producer(topic, ProducerAccessMode.Shared);
                 CompletableFuture<Producer<byte[]>> waiter = waiting(topic);
-                pends(waiter, 200);
+                waits(topic, partitions, 1, waiter);
                 first.close();
-                pends(waiter, 200);
+                waits(topic, partitions, 1, waiter);
                 second.close();
                 waiter.get(SECONDS_MAX, TimeUnit.SECONDS).close();
             });
             for (ProducerAccessMode mode : EXCLUSIVE_MODES) {
                 cases.put("reconnection " + mode + kind, () -> {
                     String topic = topic(partitions);
-                    try (PulsarClient own = connect();
-                            Producer<byte[]> holder = producer(own, topic, mode)) {
+                    try (Producer<byte[]> holder = producer(topic, mode)) {
                         holder.send(bytes("before"));
                         long epoch = epoch(topic, partitions);
                         admin.topics().unload(topic);
@@ -158,13 +171,13 @@ public final class ClientConformance {
                 String topic = topic(partitions);
                 Producer<byte[]> holder = producer(topic, ProducerAccessMode.Exclusive);
                 CompletableFuture<Producer<byte[]>> second = waiting(topic);
-                pends(second, 300);
+                waits(topic, partitions, 1, second);
                 CompletableFuture<Producer<byte[]>> third = waiting(topic);
-                pends(third, 300);
+                waits(topic, partitions, 2, third);
                 holder.close();
                 Producer<byte[]> promoted = second.get(SECONDS_MAX, TimeUnit.SECONDS);
                 promoted.send(bytes("second"));
-                pends(third, 300);
+                waits(topic, partitions, 1, third);
                 promoted.close();
                 Producer<byte[]> last = third.get(SECONDS_MAX, TimeUnit.SECONDS);
                 last.send(bytes("third"));
@@ -177,6 +190,7 @@ public final class ClientConformance {
                     Producer<byte[]> holder = producer(topic, ProducerAccessMode.Exclusive);
                     CompletableFuture<Producer<byte[]>> waiter = hasty.newProducer().topic(topic)
                         .accessMode(ProducerAccessMode.WaitForExclusive).createAsync();
+                    waits(topic, partitions, 1, waiter);
                     pends(waiter, 6000);
                     holder.close();
                     Producer<byte[]> promoted = waiter.get(SECONDS_MAX, TimeUnit.SECONDS);
@@ -187,8 +201,7 @@ public final class ClientConformance {
         }
         cases.put("topic deleted under its producer", () -> {
             String topic = topic(0);
-            try (PulsarClient own = connect();
-                    Producer<byte[]> holder = producer(own, topic, ProducerAccessMode.Exclusive)) {
+            try (Producer<byte[]> holder = producer(topic, ProducerAccessMode.Exclusive)) {
                 holder.send(bytes("before"));
                 admin.topics().delete(topic, true);
                 holder.send(bytes("made again"));
@@ -196,8 +209,7 @@ public final class ClientConformance {
         });
         cases.put("topic deleted under its producer partitioned", () -> {
             String topic = topic(3);
-            try (PulsarClient own = connect();
-                    Producer<byte[]> holder = producer(own, topic, ProducerAccessMode.Exclusive)) {
+            try (Producer<byte[]> holder = producer(topic, ProducerAccessMode.Exclusive)) {
                 holder.send(bytes("before"));
                 admin.topics().deletePartitionedTopic(topic, true);
                 holder.send(bytes("made again, as Pulsar 4.0.7 does"));
@@ -225,7 +237,7 @@ public final class ClientConformance {
         }
     }
 
-    private void simple(String topic) throws Exception {
+    private void simple(String topic, int partitions) throws Exception {
         Producer<byte[]> first = producer(topic, ProducerAccessMode.Exclusive);
         refused(PulsarClientException.ProducerFencedException.class,
             () -> producer(topic, ProducerAccessMode.Exclusive));
@@ -240,7 +252,7 @@ public final class ClientConformance {
 
         Producer<byte[]> fourth = producer(topic, ProducerAccessMode.Exclusive);
         CompletableFuture<Producer<byte[]>> fifth = waiting(topic);
-        pends(fifth, 300);
+        waits(topic, partitions, 1, fifth);
         fourth.send(bytes("fourth"));
         Producer<byte[]> sixth = producer(topic, ProducerAccessMode.ExclusiveWithFencing);
         try {
@@ -253,7 +265,7 @@ public final class ClientConformance {
         refused(PulsarClientException.ProducerFencedException.class, () -> fourth.send(bytes("late")));
         sixth.send(bytes("sixth"));
         CompletableFuture<Producer<byte[]>> seventh = waiting(topic);
-        pends(seventh, 300);
+        waits(topic, partitions, 1, seventh);
         sixth.send(bytes("sixth again"));
         sixth.close();
         Producer<byte[]> last = seventh.get(SECONDS_MAX, TimeUnit.SECONDS);
@@ -698,9 +710,8 @@ public final class ClientConformance {
         });
         cases.put("consumers live through an unload", () -> {
             String topic = topic(0);
-            try (PulsarClient own = connect();
-                    Consumer<byte[]> consumer = own.newConsumer().topic(topic).subscriptionName("s")
-                        .isAckReceiptEnabled(true).subscribe()) {
+            try (Consumer<byte[]> consumer = client.newConsumer().topic(topic).subscriptionName("s")
+                    .isAckReceiptEnabled(true).subscribe()) {
                 publish(topic, 2, false);
                 consumer.acknowledge(receive(consumer));
                 receive(consumer);
@@ -789,7 +800,7 @@ public final class ClientConformance {
             try (Producer<byte[]> holder = producer(topic, ProducerAccessMode.Exclusive);
                     Consumer<byte[]> consumer = subscribe(topic, "s")) {
                 CompletableFuture<Producer<byte[]>> waiter = waiting(topic);
-                pends(waiter, 200);
+                waits(topic, 0, 1, waiter);
                 holder.send(bytes("one"));
                 var stats = admin.topics().getStats(topic);
                 check(stats.getPublishers().size() == 1, "one writes");
@@ -1086,10 +1097,6 @@ public final class ClientConformance {
         return topic;
     }
 
-    /**
-     * A connection of one's own, for cases in which producers reconnect: this client closes the
-     * whole connection when a producer is closed in the middle of that.
-     */
     private PulsarClient connect() throws PulsarClientException {
         return PulsarClient.builder().serviceUrl(serviceUrl)
             .operationTimeout(SECONDS_MAX, TimeUnit.SECONDS).build();
@@ -1097,12 +1104,7 @@ public final class ClientConformance {
 
     private Producer<byte[]> producer(String topic, ProducerAccessMode mode)
             throws PulsarClientException {
-        return producer(client, topic, mode);
-    }
-
-    private static Producer<byte[]> producer(
-            PulsarClient from, String topic, ProducerAccessMode mode) throws PulsarClientException {
-        return from.newProducer().topic(topic).accessMode(mode).create();
+        return client.newProducer().topic(topic).accessMode(mode).create();
     }
 
     private CompletableFuture<Producer<byte[]>> waiting(String topic) {
@@ -1130,9 +1132,13 @@ public final class ClientConformance {
         return ids;
     }
 
+    /** The topic, or its first partition: the one for which this client asks first. */
+    private static String first(String topic, int partitions) {
+        return partitions == 0 ? topic : topic + "-partition-0";
+    }
+
     private long epoch(String topic, int partitions) throws PulsarAdminException {
-        return admin.topics().getStats(partitions == 0 ? topic : topic + "-partition-0")
-            .getTopicEpoch();
+        return admin.topics().getStats(first(topic, partitions)).getTopicEpoch();
     }
 
     private static Message<byte[]> receive(Consumer<byte[]> consumer) throws PulsarClientException {
@@ -1162,6 +1168,15 @@ public final class ClientConformance {
             found.add(text(receive(consumer)));
         }
         return found;
+    }
+
+    /** The broker lets so many producers wait; the last of them does not have its right yet. */
+    private void waits(String topic, int partitions, int count, CompletableFuture<?> future)
+            throws Exception {
+        String first = first(topic, partitions);
+        eventually(() -> asked(() -> admin.topics().getStats(first).getWaitingPublishers()) == count,
+            count + " waiting at " + first);
+        check(!future.isDone(), "did not wait");
     }
 
     private static void pends(CompletableFuture<?> future, long milliseconds) throws Exception {

@@ -38,7 +38,7 @@ class Gone(Exception):
 class Handler(Protocol):
     """A producer or consumer of a connection."""
 
-    def heard(self, command: Command, payload: memoryview | None) -> None: ...
+    def received(self, command: Command, payload: memoryview | None) -> None: ...
 
     def disconnected(self, end: ClientEnd) -> None: ...
 
@@ -63,7 +63,7 @@ class ClientEnd(End):
         """Producers whose PRODUCER request may be answered twice: ready=false, then ready."""
         self.owners: dict[tuple[str, int], OwnerHandler] = {}
         self.connected: asyncio.Future[bool] = client.loop.create_future()
-        self.heard_at = client.loop.time()
+        self.received_at = client.loop.time()
 
     def write(self, message: Message) -> None:
         self.send(self.codec.encode(message))
@@ -91,11 +91,11 @@ class ClientEnd(End):
         return found
 
     def received(self, data: bytes) -> None:
-        self.heard_at = self.client.loop.time()
+        self.received_at = self.client.loop.time()
         for command, payload in self.codec.feed(data):
-            self._heard(command, payload)
+            self._received(command, payload)
 
-    def _heard(self, command: Command, payload: memoryview | None) -> None:
+    def _received(self, command: Command, payload: memoryview | None) -> None:
         match command:
             case pb.CommandPing():
                 self.write(pb.CommandPong())
@@ -106,7 +106,7 @@ class ClientEnd(End):
             case SendReceipt() | pb.CommandSendError() | pb.CommandCloseProducer():
                 handler = self.producers.get(command.producer_id)
                 if handler is not None:
-                    handler.heard(command, payload)
+                    handler.received(command, payload)
             case pb.CommandQueueChanged() if self.client.extensions_version:
                 self.client.recorder.seen("told how many wait")
             case (
@@ -117,7 +117,7 @@ class ClientEnd(End):
             ):
                 handler = self.consumers.get(command.consumer_id)
                 if handler is not None:
-                    handler.heard(command, payload)
+                    handler.received(command, payload)
             case pb.CommandOwnershipLost():
                 key = (command.resource.name, command.resource.generation)
                 if (owner := self.owners.get(key)) is not None:
@@ -137,7 +137,7 @@ class ClientEnd(End):
             self.client.recorder.anomaly(f"{self.client.process.name} heard {command!r}")
             return
         if request_id in self.listeners:
-            self.listeners[request_id].heard(command, payload)
+            self.listeners[request_id].received(command, payload)
             return
         self.answered(request_id, command)
 
@@ -222,11 +222,14 @@ class Client:
 
     async def _keep_alive(self, end: ClientEnd) -> None:
         while not end.is_closed:
-            heard_at = end.heard_at
+            received_at = end.received_at
             await asyncio.sleep(KEEP_ALIVE_SECONDS)
             if end.is_closed or not end.connected.done():
                 continue
-            if end.heard_at == heard_at and self.loop.time() - heard_at > 2 * KEEP_ALIVE_SECONDS:
+            if (
+                end.received_at == received_at
+                and self.loop.time() - received_at > 2 * KEEP_ALIVE_SECONDS
+            ):
                 end.close()
             else:
                 end.write(pb.CommandPing())

@@ -133,7 +133,7 @@ class Consumer:
             encode_ack(self.consumer_id, kind, [MessageId(p.ledger, p.entry) for p in positions])
         )
 
-    def heard(self, command: Command, payload: memoryview | None) -> None:
+    def received(self, command: Command, payload: memoryview | None) -> None:
         """Handle a message or the end of the consumer."""
         match command:
             case Delivery():
@@ -245,7 +245,7 @@ class Reader:
         request_id = self.client.next_id()
         end.write(pb.CommandCloseConsumer(consumer_id=self.consumer_id, request_id=request_id))
 
-    def heard(self, command: Command, payload: memoryview | None) -> None:
+    def received(self, command: Command, payload: memoryview | None) -> None:
         """Handle a message or the end of the consumer."""
         if isinstance(command, Delivery):
             assert payload is not None

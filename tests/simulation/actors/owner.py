@@ -266,7 +266,7 @@ class Owner:
             return
         self._recorder.complete(operation, Outcome.OK)
 
-    def heard(self, command: Command, payload: memoryview | None) -> None:
+    def received(self, command: Command, payload: memoryview | None) -> None:
         """Handle a message or the end of the consumer."""
         match command:
             case Delivery():

@@ -314,7 +314,7 @@ class Producer:
 
     # ------------------------------------------------------------ messages from the broker
 
-    def heard(self, command: Command, _payload: memoryview | None) -> None:
+    def received(self, command: Command, _payload: memoryview | None) -> None:
         """Handle an answer to PRODUCER, a receipt, or the end of the producer."""
         match command:
             case pb.CommandProducerSuccess():

@@ -37,11 +37,14 @@ TICKS = 5
 @pytest.mark.parametrize("count", [0, 1, ITEMS_PER_TICK, 3 * ITEMS_PER_TICK + 1])
 async def test_a_listing_is_what_would_be_answered_at_once(count: int) -> None:
     items = [{"id": number, "text": 'ü"\\'} for number in range(count)]
-    told: dict[str, object] = {"topic": "ü", "next": None}
-    made, plain = await listing(told, "items", items), web.json_response(told | {"items": items})
+    reported: dict[str, object] = {"topic": "ü", "next": None}
+    made, plain = (
+        await listing(reported, "items", items),
+        web.json_response(reported | {"items": items}),
+    )
     assert (made.content_type, made.charset, made.status) == (plain.content_type, "utf-8", 200)
     assert isinstance(made.body, bytes)
-    assert json.loads(made.body) == told | {"items": items}
+    assert json.loads(made.body) == reported | {"items": items}
 
 
 async def test_a_long_listing_leaves_turns_to_others() -> None:
@@ -56,10 +59,10 @@ def test_of_a_segment_that_grows_while_it_is_told_no_more_is_told() -> None:
         each.add(Block(Position(each.ledger, 1), [1], b"x", None, 1, b""))
     listed = bulk._segments(SegmentPage(EARLIEST, Position(2, 1), segments, True, EARLIEST))
     segments[-1].add(Block(Position(2, 2), [1], b"x", None, 1, b""))
-    told = list(listed)
-    assert [each["last"] for each in told] == ["0:1", "1:1", "2:1"]
-    assert [each["open"] for each in told] == [False, False, True]
-    assert [len(each["stretches"]) for each in told] == [1, 1, 1]
+    reported = list(listed)
+    assert [each["last"] for each in reported] == ["0:1", "1:1", "2:1"]
+    assert [each["open"] for each in reported] == [False, False, True]
+    assert [len(each["stretches"]) for each in reported] == [1, 1, 1]
 
 
 # --- the audit
@@ -87,8 +90,8 @@ class Audit:
 async def test_reading_the_audit_of_earlier_brokers_lets_other_tasks_run() -> None:
     audit = cast("LogStore", Audit(TICKS * audit_module.RECORDS_PER_TICK))
     with Others() as others:
-        told = await AuditTail(audit, lambda: 0.0).before(0, TOPIC, "me", 0)
-    assert len(told) == transitions.HISTORY_MAX
+        reported = await AuditTail(audit, lambda: 0.0).before(0, TOPIC, "me", 0)
+    assert len(reported) == transitions.HISTORY_MAX
     assert others.ticks >= TICKS
 
 

@@ -54,7 +54,7 @@ def test_every_reason_has_a_health(reasons: Any) -> None:
 
 
 def test_it_is_shown_how_to_use_it() -> None:
-    told = (ROOT / "docs" / "install.md").read_text()
+    reported = (ROOT / "docs" / "install.md").read_text()
     for kind in ("ExclusiveTopic", "ProducerClaim"):
-        assert f"resource.customizations.health.onewriter.dev_{kind}" in told
-    assert "charts/onewriter/argocd/health.lua" in told
+        assert f"resource.customizations.health.onewriter.dev_{kind}" in reported
+    assert "charts/onewriter/argocd/health.lua" in reported

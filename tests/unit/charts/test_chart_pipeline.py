@@ -414,8 +414,8 @@ def test_a_monitored_driver_shows_metrics_where_they_are_looked_for(runner: str)
         assert wanted <= template["metadata"]["labels"].items()
         (port,) = template["spec"]["containers"][0]["ports"]
         assert (port["name"], port["containerPort"]) == (endpoint["port"], 4040)
-        told = {each["name"] for each in template["spec"]["containers"][0]["env"]}
-        assert ("SPARK_LOCAL_IP" in told) == (runner == "cronjob"), "which listens on loopback"
+        reported = {each["name"] for each in template["spec"]["containers"][0]["env"]}
+        assert ("SPARK_LOCAL_IP" in reported) == (runner == "cronjob"), "which listens on loopback"
     for arguments in commands(runner, documents).values():
         assert "--conf=spark.ui.enabled=true" in arguments
 

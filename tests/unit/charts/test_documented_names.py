@@ -73,8 +73,8 @@ def _configuration() -> str:
 def test_every_alert_that_is_named_exists_and_each_has_its_place_in_the_guide() -> None:
     for name in PAGES:
         assert set(re.findall(r"\bOnewriter[A-Z]\w+", page(name))) - alerts() == set(), name
-    told = set(re.findall(r"\bOnewriter[A-Z]\w+", page("failures.md")))
-    assert alerts() - told - {"OnewriterPublishSlow", "OnewriterEventLoopLate"} == set(), (
+    reported = set(re.findall(r"\bOnewriter[A-Z]\w+", page("failures.md")))
+    assert alerts() - reported - {"OnewriterPublishSlow", "OnewriterEventLoopLate"} == set(), (
         "of faults, not of load"
     )
 

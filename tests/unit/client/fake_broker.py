@@ -55,7 +55,7 @@ class FakeLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for command, payload in self.wire.feed(data):
-            self.broker.heard.append((self, command, bytes(payload or b"")))
+            self.broker.received.append((self, command, bytes(payload or b"")))
             self.broker.answer(self, command, bytes(payload or b""))
         self.broker.changed()
 
@@ -97,7 +97,7 @@ class FakeBroker:
         self.server_version = server_version
         self.has_extensions = has_extensions
         self.links: list[FakeLink] = []
-        self.heard: list[tuple[FakeLink, Command, bytes]] = []
+        self.received: list[tuple[FakeLink, Command, bytes]] = []
         self.answers: dict[type, Answer | None] = {}
         self.epoch = 6
         self.registration: str | None = None
@@ -137,10 +137,10 @@ class FakeBroker:
         assert holds(), what
 
     def all(self, kind: type[Kind]) -> list[Kind]:
-        return [command for _, command, _ in self.heard if isinstance(command, kind)]
+        return [command for _, command, _ in self.received if isinstance(command, kind)]
 
     def sends(self) -> list[Send]:
-        return [command for _, command, _ in self.heard if isinstance(command, Send)]
+        return [command for _, command, _ in self.received if isinstance(command, Send)]
 
     def contents(self) -> list[bytes]:
         """Of all SENDs, in the order in which they came."""
@@ -148,9 +148,9 @@ class FakeBroker:
 
     def payloads(self) -> list[bytes]:
         """Of all SENDs, with their metadata."""
-        return [payload for _, command, payload in self.heard if isinstance(command, Send)]
+        return [payload for _, command, payload in self.received if isinstance(command, Send)]
 
-    async def heard_of(self, kind: type[Kind], count: int = 1) -> Kind:
+    async def received_of(self, kind: type[Kind], count: int = 1) -> Kind:
         """The ``count``-th command of that kind."""
         await self.eventually(lambda: len(self.all(kind)) >= count)
         return self.all(kind)[count - 1]

@@ -69,9 +69,9 @@ class FakeCluster(Cluster):
 
 def test_a_story_tells_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.cluster.control_plane.STORY_SECONDS", 0.5)
-    told = FakeCluster(tmp_path).story(("hang", "here"), ("get", "pods"))
-    assert "no end within 0.5 s" in told
-    assert told.endswith("get pods\n")
+    reported = FakeCluster(tmp_path).story(("hang", "here"), ("get", "pods"))
+    assert "no end within 0.5 s" in reported
+    assert reported.endswith("get pods\n")
 
 
 class FakeApi:

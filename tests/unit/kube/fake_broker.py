@@ -122,17 +122,17 @@ class FakeBroker:
     def serve(self, topic: str, found: Json | None = None) -> None:
         """Serve a topic, or change its status."""
         self.served[topic] = found if found is not None else status()
-        self._tell({"type": "TOPIC", "topic": topic, "status": self.served[topic]})
+        self._report({"type": "TOPIC", "topic": topic, "status": self.served[topic]})
 
     def drop(self, topic: str) -> None:
         """Stop serving a topic."""
         self.served.pop(topic, None)
-        self._tell({"type": "GONE", "topic": topic})
+        self._report({"type": "GONE", "topic": topic})
 
     def report_buckets(self, served: list[int], waiting: dict[str, str]) -> None:
         """Report some of 64 buckets as served and some as waiting."""
         self.buckets = {"type": "BUCKETS", "count": 64, "served": served, "waiting": waiting}
-        self._tell(self.buckets)
+        self._report(self.buckets)
 
     def cut(self) -> None:
         """End every stream."""
@@ -151,8 +151,8 @@ class FakeBroker:
 
     def forget(self) -> None:
         """Forget all received requests."""
-        for told in (self.bodies, self.calls, self.fences, self.handovers, self.deletions):
-            told.clear()
+        for reported in (self.bodies, self.calls, self.fences, self.handovers, self.deletions):
+            reported.clear()
 
     def topics(self) -> list[str]:
         """The Pulsar topics in its desired state."""
@@ -329,7 +329,7 @@ class FakeBroker:
             self.drop(name)
         return web.Response(status=204)
 
-    def _tell(self, line: Json) -> None:
+    def _report(self, line: Json) -> None:
         for watcher in self._watchers:
             watcher.put_nowait(line)
 

@@ -60,7 +60,7 @@ class World:
     def _dropped(self) -> None:
         self.dropped += 1
 
-    def tell(
+    def report(
         self, reason: EventReason = "EpochAdvanced", note: str = "Epoch 3", **more: Any
     ) -> None:
         self.recorder.emit(parse(TOPIC), EmitEvent(reason, note, **more))
@@ -80,7 +80,7 @@ pytestmark = pytest.mark.looptime
 
 async def test_an_event_says_what_happened_to_what() -> None:
     async with running() as world:
-        world.tell(is_warning=True)
+        world.report(is_warning=True)
         await asyncio.sleep(1)
         (event,) = world.server.created
         assert event["apiVersion"] == "events.k8s.io/v1"
@@ -96,10 +96,10 @@ async def test_an_event_says_what_happened_to_what() -> None:
 
 async def test_a_repeated_event_is_counted() -> None:
     async with running() as world:
-        world.tell()
+        world.report()
         await asyncio.sleep(1)
         for _ in range(100):
-            world.tell()
+            world.report()
             await asyncio.sleep(1)
         assert len(world.server.created) == 1
         assert 1 <= len(world.server.merged) <= 4
@@ -111,7 +111,7 @@ async def test_a_repeated_event_is_counted() -> None:
 async def test_an_answer_that_is_the_same_again_is_counted_at_once() -> None:
     async with running() as world:
         for count in (1, 2, 3):
-            world.tell(is_warning=True, is_answer=True)
+            world.report(is_warning=True, is_answer=True)
             await asyncio.sleep(1)
             assert len(world.server.created) == 1
             assert len(world.server.merged) == count - 1
@@ -121,7 +121,7 @@ async def test_an_answer_that_is_the_same_again_is_counted_at_once() -> None:
 async def test_answers_are_not_among_what_is_left_out() -> None:
     async with running() as world:
         for number in range(3 * events.ALIKE_MAX):
-            world.tell(note=f"Epoch 3 ({number})", is_answer=True)
+            world.report(note=f"Epoch 3 ({number})", is_answer=True)
             await asyncio.sleep(1)
         notes = [event["note"] for event in world.server.created]
         assert notes == [f"Epoch 3 ({number})" for number in range(3 * events.ALIKE_MAX)]
@@ -129,9 +129,9 @@ async def test_answers_are_not_among_what_is_left_out() -> None:
 
 async def test_after_a_while_a_new_one_begins() -> None:
     async with running() as world:
-        world.tell()
+        world.report()
         await asyncio.sleep(events.SERIES_SECONDS + 1)
-        world.tell()
+        world.report()
         await asyncio.sleep(1)
         assert len(world.server.created) == 2
 
@@ -139,21 +139,21 @@ async def test_after_a_while_a_new_one_begins() -> None:
 async def test_many_alike_become_one() -> None:
     async with running() as world:
         for epoch in range(500):
-            world.tell(note=f"Epoch {epoch}")
+            world.report(note=f"Epoch {epoch}")
             await asyncio.sleep(0.1)
         assert len(world.server.created) <= events.ALIKE_MAX
         assert world.server.created[-1]["note"].startswith("(and others alike)")
-        world.tell(reason="PodEvicted", note="Pod writer-0")
+        world.report(reason="PodEvicted", note="Pod writer-0")
         await asyncio.sleep(1)
         assert world.server.created[-1]["reason"] == "PodEvicted"
 
 
 async def test_an_expired_event_begins_a_new_series() -> None:
     async with running() as world:
-        world.tell()
+        world.report()
         await asyncio.sleep(events.COUNT_SECONDS + 1)
         world.server.failures = [ApiRefused(404, "gone")]
-        world.tell()
+        world.report()
         await asyncio.sleep(1)
         assert len(world.server.created) == 2
         assert world.server.created[1]["series"]["count"] == 2
@@ -162,11 +162,11 @@ async def test_an_expired_event_begins_a_new_series() -> None:
 async def test_a_busy_server_is_asked_again_and_then_no_more() -> None:
     async with running() as world:
         world.server.failures = [ApiRefused(429, "busy"), ApiUnreachable("away")]
-        world.tell()
+        world.report()
         await asyncio.sleep(60)
         assert len(world.server.created) == 1
         world.server.failures = [ApiRefused(500, "x") for _ in range(events.ATTEMPTS_MAX)]
-        world.tell(note="another")
+        world.report(note="another")
         await asyncio.sleep(60)
         assert world.dropped == 1
 
@@ -174,7 +174,7 @@ async def test_a_busy_server_is_asked_again_and_then_no_more() -> None:
 async def test_a_refusal_for_good_is_not_repeated() -> None:
     async with running() as world:
         world.server.failures = [ApiRefused(403, "forbidden")]
-        world.tell()
+        world.report()
         await asyncio.sleep(60)
         assert world.server.created == []
         assert world.server.failures == []
@@ -186,7 +186,7 @@ async def test_events_beyond_the_bound_are_dropped_and_counted(
     monkeypatch.setattr(events, "ALIKE_MAX", 10_000)
     world = World()
     for number in range(events.WAITING_MAX + 5):
-        world.tell(note=str(number))
+        world.report(note=str(number))
     assert world.dropped == 5
 
 
@@ -194,7 +194,7 @@ async def test_the_number_of_known_events_is_bounded(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(events, "REMEMBERED_MAX", 50)
     async with running() as world:
         for number in range(200):
-            world.tell(reason=cast("EventReason", f"Reason{number}"))
+            world.report(reason=cast("EventReason", f"Reason{number}"))
             await asyncio.sleep(0.1)
         assert len(world.recorder._series) <= 50
         assert len(world.recorder._recent) <= 50

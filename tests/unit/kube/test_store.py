@@ -89,12 +89,12 @@ def test_claims_and_dependents_are_found() -> None:
 
 
 def test_listeners_hear_of_every_change_after_it() -> None:
-    store, heard = Store(), []
-    store.listen(lambda each, own: heard.append((each.name, store.get(each) is not None, own)))
+    store, received = Store(), []
+    store.listen(lambda each, own: received.append((each.name, store.get(each) is not None, own)))
     store.put(pod("a", 1))
     store.put(pod("a", 2), is_own=True)
     store.remove(pod("a", 2))
-    assert heard == [("a", True, False), ("a", True, True), ("a", False, False)]
+    assert received == [("a", True, False), ("a", True, True), ("a", False, False)]
 
 
 def test_a_sweep_finds_what_the_watch_missed() -> None:

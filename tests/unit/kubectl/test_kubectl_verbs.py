@@ -263,12 +263,12 @@ def test_a_fence_is_an_annotation_whose_result_is_shown(fake: FakeKubectl) -> No
 
 
 def test_an_order_that_is_refused_says_why(fake: FakeKubectl) -> None:
-    told = {
+    reported = {
         "type": "Warning",
         "reason": "FencedByOrder",
         "message": "Epoch 7 was to be fenced (annotation #5eed): the holder of the topic is changing",
     }
-    fake.has("get events", told)
+    fake.has("get events", reported)
     fake.has("get events", once=True)
     fake.answers("annotate")
     fake.fails("patch", "error: it is another order now\n")
@@ -280,12 +280,12 @@ def test_an_order_that_is_refused_says_why(fake: FakeKubectl) -> None:
 def test_a_refusal_of_an_earlier_order_is_no_answer_to_the_same_one_given_again(
     fake: FakeKubectl, source: str
 ) -> None:
-    told = {
+    reported = {
         "type": "Warning",
         "reason": "HandedOverByOrder",
         "message": f"Epoch 7 was to be handed over to w2 ({source}): no producer 'w2' is waiting",
     }
-    fake.has("get events", told)
+    fake.has("get events", reported)
     fake.answers("annotate")
     fake.answers("patch")
     with pytest.raises(Undecided):

@@ -79,8 +79,8 @@ def test_wrapper_drops_one_argument_and_keeps_the_others(
     echo.chmod(0o755)
     wrapper = java_runtime.home_of(echo) / "bin" / "java"
     arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "", "--add-modules=java.se"]
-    told = subprocess.run([wrapper, *arguments], check=True, capture_output=True, text=True)
-    assert told.stdout == "[-cp][a b][][--add-modules=java.se]"
+    reported = subprocess.run([wrapper, *arguments], check=True, capture_output=True, text=True)
+    assert reported.stdout == "[-cp][a b][][--add-modules=java.se]"
 
 
 def test_each_java_has_its_own_wrapper_written_once(

@@ -74,10 +74,10 @@ def _add_segments(router: Routes, site: Site) -> None:
             page = await indexes.page(topic_log, bucket, after)
         except MalformedBlock as error:
             raise Refusal(500, f"the log is damaged: {error}") from error
-        told, listed = _page(topic_log, epoch, page), _segments(page)
+        document, listed = _page(topic_log, epoch, page), _segments(page)
         if with_state:
-            told["state"] = await _stored_state(site.store, topic_log.name, bucket)
-        return await listing(told, "segments", listed)
+            document["state"] = await _stored_state(site.store, topic_log.name, bucket)
+        return await listing(document, "segments", listed)
 
     router.add_get(TOPIC_PATH + "/segments", segments, on_topic(Action.CONSUME))
 
@@ -157,10 +157,10 @@ def _segment(segment: Segment, end: Position) -> dict[str, Any]:
 def _publisher(by: str) -> dict[str, Any]:
     """The publisher that a block names. The content of this field is not trusted."""
     try:
-        told = msgspec.json.decode(by, type=dict[str, str])
+        document = msgspec.json.decode(by, type=dict[str, str])
     except msgspec.DecodeError:
-        told = {}
-    return {"subject": told.get("subject"), "podUID": told.get("podUID")}
+        document = {}
+    return {"subject": document.get("subject"), "podUID": document.get("podUID")}
 
 
 def _stretch(stretch: Stretch) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _add_audit(router: Routes, site: Site) -> None:
             raise Refusal(400, "after is the id of an audit record")
         await _require_bucket(site, request, bucket)
         found = await site.store.read_audit(bucket, after=after, count=limit)
-        told = {
+        document = {
             "bucket": bucket,
             "records": [],
             "next": found[-1][0] if found else after or None,
@@ -247,7 +247,7 @@ def _add_audit(router: Routes, site: Site) -> None:
         }
         is_all = site.sees_all(request)
         return await listing(
-            told,
+            document,
             "records",
             (
                 _record(record_id, fields)

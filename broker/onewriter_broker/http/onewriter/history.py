@@ -69,7 +69,7 @@ async def newest(
         for record_id, fields in reversed(found):
             await ticks.step()
             if _is_of(fields, topic):
-                _tell(mine, shown(record_id, fields))
+                _add(mine, shown(record_id, fields))
         return len(mine) >= limit
 
     found, is_all = await newest_records(
@@ -91,7 +91,7 @@ async def following(store: LogStore, bucket: int, topic: str, after: str, limit:
                 # Records that belong to the page's last grant are still added to it.
                 if len(records) == limit and fields.get("kind") != READY:
                     break
-                _tell(records, shown(record_id, fields))
+                _add(records, shown(record_id, fields))
             after = record_id
         scanned += len(found)
         if len(found) < READ_RECORDS:
@@ -104,7 +104,7 @@ def _is_of(fields: dict[str, str], topic: str) -> bool:
     return fields.get("topic", fields.get("resource", topic)) == topic
 
 
-def _tell(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
+def _add(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
     """Add a record. The time at which a winner could write is added to its grant instead, if that is in the
     list.
     """

@@ -107,7 +107,7 @@ def add_routes(router: Routes, site: Site) -> None:
             raise Refusal(410, str(error)) from error
         except TooLarge as error:
             raise Refusal(413, str(error)) from error
-        return web.json_response(_told(answer, asked))
+        return web.json_response(_document(answer, asked))
 
     router.add_put(_PART, stage, _UNDER_EPOCH)
     router.add_post(_PUBLISH, publish, _UNDER_EPOCH)
@@ -410,7 +410,7 @@ async def _layout_asked(request: web.Request) -> tuple[int | None, bool]:
     return epoch_of(asked.get("epoch")), is_noted
 
 
-def _told(answer: PublishResult, asked: PublishRequest) -> dict[str, Any]:
+def _document(answer: PublishResult, asked: PublishRequest) -> dict[str, Any]:
     where = answer.where
     return {
         "outcome": "duplicate" if answer.is_duplicate else "published",

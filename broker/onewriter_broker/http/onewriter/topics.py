@@ -221,13 +221,13 @@ def _add_story(router: Routes, site: Site) -> None:
             page = await history.following(site.store, bucket, str(name), after, limit)
         if not page.records and not await site.topics.exists(name):
             raise Refusal(404, f"topic {name} does not exist")
-        told: dict[str, object] = {
+        document: dict[str, object] = {
             "topic": str(name),
             "records": [],
             "next": page.next,
             "earlierOmitted": page.is_cut,
         }
-        return await listing(told, "records", page.records)
+        return await listing(document, "records", page.records)
 
     async def losses(request: web.Request) -> web.Response:
         shown = [each for each in site.losses if site.shows(request, each.topic)]

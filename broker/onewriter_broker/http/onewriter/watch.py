@@ -71,7 +71,7 @@ class _Stream:
         self._watcher = watcher
         self._response = response
         self._expires_at = expires_at
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._told_buckets: dict[str, Any] = {}
 
     async def run(self) -> None:
@@ -122,11 +122,11 @@ class _Stream:
     def _line(self, name: str) -> dict[str, Any]:
         topic = self._site.topics.loaded.get(name)
         if topic is not None:
-            self._told.add(name)
+            self._reported.add(name)
             status = served_status(self._site, topic, self._site.seen())
             return {"type": "TOPIC", "topic": name, "status": status}
-        if name in self._told:
-            self._told.discard(name)
+        if name in self._reported:
+            self._reported.discard(name)
             return {"type": "GONE", "topic": name}
         return {}
 

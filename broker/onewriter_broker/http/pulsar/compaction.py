@@ -43,5 +43,5 @@ def add_routes(router: Routes, site: Site) -> None:
 
 def status_of(statuses: Sequence[CompactionStatus]) -> dict[str, object]:
     """Pulsar's status of a long-running process, for one log or for all of a topic's."""
-    told = min(statuses, key=lambda status: _WORST.index(status.progress))
-    return {"status": told.progress.value, "lastError": told.last_error}
+    worst = min(statuses, key=lambda status: _WORST.index(status.progress))
+    return {"status": worst.progress.value, "lastError": worst.last_error}

@@ -55,18 +55,18 @@ class StagedPart:
 
         The stager follows the checksum in one text: earlier releases read a list of four.
         """
-        told = self.checksum
+        marks = self.checksum
         if self.stager is not None:
             identity, epoch = self.stager.identity, self.stager.epoch
-            told += " " + json.dumps([identity.subject, identity.pod_uid, epoch])
-        return json.dumps([self.rows, self.bytes, told, self.until_ms])
+            marks += " " + json.dumps([identity.subject, identity.pod_uid, epoch])
+        return json.dumps([self.rows, self.bytes, marks, self.until_ms])
 
 
 def decode_part(text: str) -> StagedPart:
     """The inverse of ``encode``. Raises Damaged."""
     try:
-        rows, size, told, until_ms = json.loads(text)
-        checksum, _, stager = str(told).partition(" ")
+        rows, size, marks, until_ms = json.loads(text)
+        checksum, _, stager = str(marks).partition(" ")
         return StagedPart(int(rows), int(size), checksum, int(until_ms), _stager(stager))
     except (TypeError, ValueError) as error:
         raise Damaged(f"a staged part is described by {text[:80]!r}") from error

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.blocks import publish_of
 from onewriter_core.errors import (
@@ -41,13 +42,6 @@ if TYPE_CHECKING:
 
 PUBLISHES_WAITING_MAX = 16
 """Publishes to one log that are under way or wait for their turn."""
-
-APPS_MAX = 500
-"""Apps that publish to one log atomically. The log remembers the version of each for ever: if it forgot
-one, a repeated request would publish the app's last batch again."""
-
-APPS_PER_SUBJECT_MAX = 32
-"""Of these names, those that are bound to one authenticated subject."""
 
 _IN_BLOCK = memoryview(b"")
 
@@ -82,9 +76,15 @@ class StoodStill(Unavailable):
 class Entries:
     """The entries of a publish, block by block. They leave it as their blocks are formed."""
 
-    __slots__ = ("_blocks", "_bytes", "_count", "_room")
+    __slots__ = ("_block_entries_max", "_blocks", "_bytes", "_count", "_room")
 
-    def __init__(self, entries: Iterable[tuple[Send, bytes | memoryview]] = ()) -> None:
+    def __init__(
+        self,
+        entries: Iterable[tuple[Send, bytes | memoryview]] = (),
+        *,
+        block_entries_max: int = BLOCK_ENTRIES_MAX,
+    ) -> None:
+        self._block_entries_max = block_entries_max
         self._blocks: deque[list[tuple[Send, bytes | memoryview]]] = deque()
         self._bytes = self._count = self._room = 0
         for send, payload in entries:
@@ -103,7 +103,7 @@ class Entries:
             raise TooLarge(text)
         if self._count > PUBLISH_ENTRIES_MAX:
             raise TooLarge(f"at most {PUBLISH_ENTRIES_MAX} entries are published as a whole")
-        if size > self._room or len(self._blocks[-1]) >= BLOCK_ENTRIES_MAX:
+        if size > self._room or len(self._blocks[-1]) >= self._block_entries_max:
             if len(self._blocks) >= PUBLISH_BLOCKS_MAX:
                 raise TooLarge(f"at most {PUBLISH_BLOCKS_MAX} blocks are published as a whole")
             self._blocks.append([])
@@ -249,7 +249,7 @@ class Publishes:
         self._settle()
         if publish.is_formed:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, "at least one entry is published")
-        check_app(topic_log.name, topic_log.state, publish.app, publish.owner)
+        check_app(topic_log.name, topic_log.state, publish.app, publish.owner, topic_log.limits)
         if len(self._line) >= PUBLISHES_WAITING_MAX:
             text = f"{PUBLISHES_WAITING_MAX} publishes to {topic_log.name} wait already"
             raise Refused(ServerError.TOO_MANY_REQUESTS, text)
@@ -387,25 +387,36 @@ def check_owner(name: TopicName, state: Mapping[str, str], app: str, owner: str 
         raise BoundElsewhere(name, app, bound)
 
 
-def check_app(name: TopicName, state: Mapping[str, str], app: str, owner: str | None) -> None:
+def check_app(
+    name: TopicName,
+    state: Mapping[str, str],
+    app: str,
+    owner: str | None,
+    limits: LogLimits = LogLimits(),
+) -> None:
     """Raises Refused for an app of another subject, and for one more than a log, or a subject, may have."""
     check_owner(name, state, app, owner)
     if f"{VERSION_PREFIX}{app}" not in state:
-        check_room(name, state, VERSION_PREFIX, app, owner)
+        check_room(name, state, VERSION_PREFIX, app, owner, limits)
 
 
 def check_room(
-    name: TopicName, state: Mapping[str, str], prefix: str, app: str, owner: str | None
+    name: TopicName,
+    state: Mapping[str, str],
+    prefix: str,
+    app: str,
+    owner: str | None,
+    limits: LogLimits = LogLimits(),
 ) -> None:
     """Raises Refused where there is no room for one app more in a log's fields that begin so."""
     advice = "an administrator may have it forget those that are no longer used"
-    if sum(1 for field in state if field.startswith(prefix)) >= APPS_MAX:
-        text = f"{name} is published to under {APPS_MAX} names already: {advice}"
+    if sum(1 for field in state if field.startswith(prefix)) >= limits.apps_max:
+        text = f"{name} is published to under {limits.apps_max} names already: {advice}"
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
     field = f"{OWNER_PREFIX}{app}"
     if not owner or field in state:
         return
     bound = sum(1 for each in state if each.startswith(OWNER_PREFIX) and state[each] == owner)
-    if bound >= APPS_PER_SUBJECT_MAX:
-        text = f"{owner} publishes to {name} under {APPS_PER_SUBJECT_MAX} names already: {advice}"
+    if bound >= limits.apps_per_subject_max:
+        text = f"{owner} publishes to {name} under {limits.apps_per_subject_max} names already: {advice}"
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)

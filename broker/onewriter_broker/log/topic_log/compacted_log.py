@@ -226,11 +226,13 @@ async def _runs(
     horizon: Position,
     entries_max: int,
     bytes_max: int,
+    *,
+    pieces_per_tick: int = PIECES_PER_TICK,
 ) -> list[EntryRun]:
     """As ``runs_behind``, in steps; no more pieces are made than are read."""
     pieces = (piece for block in blocks for piece in block.pieces())
     found: list[EntryRun] = []
-    while some := list(islice(pieces, PIECES_PER_TICK)):
+    while some := list(islice(pieces, pieces_per_tick)):
         runs = runs_behind(some, after, horizon, entries_max, bytes_max)
         found += runs
         entries_max -= sum(map(len, runs))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING, Protocol
 
+from onewriter_broker.log.limits import FLOORS_MAX
 from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import TopicName
@@ -14,12 +15,6 @@ from onewriter_core.log_format.field_names import FLOOR_PREFIX, GUARDIAN_PREFIX
 if TYPE_CHECKING:
     from onewriter_broker.log.topic_log.log import TopicLog
     from onewriter_broker.log.topic_log.pending_blocks import PendingEntry, Sender
-
-FLOORS_MAX = 500
-"""Guards of other buckets that one topic remembers the highest numbers of. Each fence writes them."""
-
-FLOORS_PER_SUBJECT_MAX = 400
-"""The same for one subject: the one that was admitted first to write under the guard."""
 
 ANONYMOUS = "anonymous"
 """Stands for all clients without a subject."""
@@ -52,18 +47,18 @@ def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Gu
     return guard
 
 
-def has_room(state: Mapping[str, str], guard: Guard | None) -> bool:
+def has_room(state: Mapping[str, str], guard: Guard | None, floors_max: int = FLOORS_MAX) -> bool:
     """Whether a log can remember the floor that an append under this guard leaves."""
     if guard is None or guard.kind is not GuardKind.FLOOR or _is_known(state, guard):
         return True
     prefixes = FLOOR_PREFIX, GUARDIAN_PREFIX
     names = {name.partition(":")[2] for name in state if name.startswith(prefixes)}
-    return len(names) < FLOORS_MAX
+    return len(names) < floors_max
 
 
-def no_room(name: TopicName) -> Refused:
+def no_room(name: TopicName, floors_max: int = FLOORS_MAX) -> Refused:
     """The error for a sender that needs one floor too many."""
-    text = f"{name} is written under {FLOORS_MAX} guards of other buckets already"
+    text = f"{name} is written under {floors_max} guards of other buckets already"
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
 
@@ -72,17 +67,17 @@ async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None
 
     Raises Refused where the log, or the subject, has too many; Unavailable, Undecided.
     """
-    state = topic_log.state
+    state, limits = topic_log.state, topic_log.limits
     if _is_known(state, guard):
         return
-    if not has_room(state, guard):
-        raise no_room(topic_log.name)
+    if not has_room(state, guard, limits.floors_max):
+        raise no_room(topic_log.name, limits.floors_max)
     whose = subject or ANONYMOUS
     used = sum(1 for name in state if name.startswith(GUARDIAN_PREFIX) and state[name] == whose)
-    if used >= FLOORS_PER_SUBJECT_MAX:
+    if used >= limits.floors_per_subject_max:
         text = (
             f"{topic_log.name} is written under {used} guards of other buckets for {whose} already, and one"
-            f" subject has at most {FLOORS_PER_SUBJECT_MAX}"
+            f" subject has at most {limits.floors_per_subject_max}"
         )
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
     # Noted first: a concurrent guard must count it while it is being written.

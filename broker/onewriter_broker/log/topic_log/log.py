@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import itemgetter
 
+from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import (
     Binding,
     Block,
@@ -92,6 +93,7 @@ class TopicLog:
         "_ledger",
         "_ledger_bytes",
         "_ledger_entries",
+        "_limits",
         "_messages_in",
         "_next_entry",
         "_opened_at",
@@ -118,8 +120,11 @@ class TopicLog:
         store: LogStore,
         tail_bytes_max: int = 4 * 1024 * 1024,
         wanted_durability: Durability = Durability.LOCAL,
+        *,
+        limits: LogLimits = LogLimits(),
     ) -> None:
         self.name = name
+        self._limits = limits
         self.store = store
         self.tail_bytes_max = tail_bytes_max
         self._wanted_durability = wanted_durability
@@ -158,6 +163,11 @@ class TopicLog:
         self._trimming: asyncio.Lock | None = None
 
     # ------------------------------------------------------------ what others read
+
+    @property
+    def limits(self) -> LogLimits:
+        """The limits that the log shares with all logs of this broker."""
+        return self._limits
 
     @property
     def state(self) -> Mapping[str, str]:
@@ -645,7 +655,7 @@ class TopicLog:
         while self._waiting:
             sender = self._waiting[0][0]
             guarded = self._guarded.get(sender)
-            if guarded is None or has_room(self._state, guarded.guard):
+            if guarded is None or has_room(self._state, guarded.guard, self._limits.floors_max):
                 return True
             own = [entry for entry in self._waiting if entry[0] is sender]
             self._waiting = [entry for entry in self._waiting if entry[0] is not sender]

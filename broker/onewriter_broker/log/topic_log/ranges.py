@@ -112,9 +112,19 @@ class Range:
     ``at``: everything before it has been returned. One task reads at a time.
     """
 
-    __slots__ = ("_careful", "_largest", "_log", "at", "end")
+    __slots__ = ("_blocks_max", "_bytes_max", "_careful", "_largest", "_log", "at", "end")
 
-    def __init__(self, topic_log: TopicLog, start: Position, end: Position | None = None) -> None:
+    def __init__(
+        self,
+        topic_log: TopicLog,
+        start: Position,
+        end: Position | None = None,
+        *,
+        read_bytes_max: int = READ_BYTES,
+        read_blocks_max: int = READ_BLOCKS_MAX,
+    ) -> None:
+        self._bytes_max = read_bytes_max
+        self._blocks_max = read_blocks_max
         committed = behind(topic_log.committed)
         self._log = topic_log
         self._largest = BLOCK_BYTES_MAX
@@ -148,9 +158,9 @@ class Range:
     async def _next(self) -> list[StoredBlock]:
         remembered = self._remembered()
         if remembered:
-            return [await self._told(block) for block in remembered]
+            return [await self._with_fields(block) for block in remembered]
         last = min(self.end.previous, self._log.committed)
-        count = max(1, min(READ_BLOCKS_MAX, READ_BYTES // self._largest))
+        count = max(1, min(self._blocks_max, self._bytes_max // self._largest))
         if self._careful > 0:
             self._careful -= 1
             count = 1
@@ -197,13 +207,14 @@ class Range:
         if not tail or tail[0].position > self.at:
             return []
         index = bisect_right(tail, self.at, key=lambda block: block.position) - 1
-        found = tail[index : index + READ_BLOCKS_MAX]
-        return list(_first_bytes(block for block in found if self._is_in(block)))
+        found = tail[index : index + self._blocks_max]
+        within = (block for block in found if self._is_in(block))
+        return list(_first_bytes(within, self._bytes_max))
 
     def _is_in(self, block: StoredBlock) -> bool:
         return self.at <= last_position(block) and block.position < self.end
 
-    async def _told(self, block: StoredBlock) -> StoredBlock:
+    async def _with_fields(self, block: StoredBlock) -> StoredBlock:
         """The block; a marker that is remembered without its fields as the store has it."""
         if isinstance(block, Block) or block.fields:
             return block
@@ -211,12 +222,12 @@ class Range:
         return stored[0] if stored else block
 
 
-def _first_bytes(blocks: Iterable[StoredBlock]) -> Iterable[StoredBlock]:
+def _first_bytes(blocks: Iterable[StoredBlock], bytes_max: int) -> Iterable[StoredBlock]:
     size = 0
     for block in blocks:
         yield block
         size += stored_bytes(block)
-        if size >= READ_BYTES:
+        if size >= bytes_max:
             return
 
 

@@ -42,8 +42,8 @@ def marker_of(fields: Mapping[str, str]) -> dict[str, str]:
     kind = fields["kind"]
     marker = {"cause": kind}
     if "producer" in fields:
-        told = {name: fields[name] for name in ("epoch", "producer", "subject") if name in fields}
-        return marker | {"mode": "exclusive"} | told
+        writer = {name: fields[name] for name in ("epoch", "producer", "subject") if name in fields}
+        return marker | {"mode": "exclusive"} | writer
     return marker | {"mode": "none" if kind == Purpose.DEPOSE.value else "shared"}
 
 
@@ -98,10 +98,10 @@ class AuditTail:
             reading = self._readings.get(bucket)
             if reading is None or self._now() - reading.at > SHARED_SECONDS:
                 reading = await self._read(bucket)
-        told = reading.transitions.get(str(name), ())
+        transitions = reading.transitions.get(str(name), ())
         return [
             transition
-            for broker, transition in told
+            for broker, transition in transitions
             if broker != incarnation or transition.at_ms < since_ms
         ][-HISTORY_MAX:]
 

@@ -19,7 +19,7 @@ from onewriter_broker.topic.history.tenures import ABSENT_SINCE, PRESENT, PRESEN
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.topic.model import Partition, Shared, Topic
 
-UNHEARD_MS_MAX = 1_000
+UNSEEN_MS_MAX = 1_000
 """Brokers send two heartbeats per second. A record this much later than the last heartbeat is from another broker."""
 
 log = structlog.get_logger(__name__)
@@ -70,18 +70,22 @@ async def _save(topic_log: TopicLog, fields: Mapping[str, str]) -> None:
 
 
 def absent_since(
-    state: Mapping[str, str], now: float, wall_ms: int, heard_ms: int | None
+    state: Mapping[str, str], now: float, wall_ms: int, last_seen_ms: int | None
 ) -> float | None:
     """Since when a log has had no writer, on the clock of ``now``. None: unknown.
 
-    ``heard_ms`` is the last heartbeat of the bucket's former owner. A holder that was present at the last
+    ``last_seen_ms`` is the last heartbeat of the bucket's former owner. A holder that was present at the last
     record is taken as present until that heartbeat.
     """
     absent_since, present_since = state.get(ABSENT_SINCE, ""), state.get(PRESENT_SINCE, "")
     if absent_since:
         since_ms = int(absent_since)
-    elif present_since and heard_ms is not None and heard_ms + UNHEARD_MS_MAX >= int(present_since):
-        since_ms = max(heard_ms, int(present_since))
+    elif (
+        present_since
+        and last_seen_ms is not None
+        and last_seen_ms + UNSEEN_MS_MAX >= int(present_since)
+    ):
+        since_ms = max(last_seen_ms, int(present_since))
     else:
         return None
     return now - max(0, wall_ms - since_ms) / 1000

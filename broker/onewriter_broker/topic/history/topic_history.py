@@ -92,8 +92,8 @@ class TopicHistory:
         gap = {} if leaderless_ms is None else {LEADERLESS_MS: str(leaderless_ms)}
         numbers = {"epoch": str(record.epoch), "ledger": str(record.ledger)} | gap
         if record.purpose is Purpose.RESUME and holder is not None:
-            told = {"kind": record.purpose.value, "cause": record.departure.value}
-            self.audit(told | numbers | group_fields(holder))
+            fields = {"kind": record.purpose.value, "cause": record.departure.value}
+            self.audit(fields | numbers | group_fields(holder))
         elif record.purpose is Purpose.GRANT and record.leaderless_seconds:
             # The record of the fence was written before the gap ended.
             self.audit({"kind": READY} | numbers)
@@ -137,9 +137,9 @@ class TopicHistory:
         """Record that the holder of ``epoch`` did not react to its end."""
         for place, each in enumerate(self.transitions):
             if each.previous is not None and each.previous.epoch == epoch:
-                told = forced(each, each.epoch)
-                if told is not each:
-                    self.transitions[place] = told
+                changed = forced(each, each.epoch)
+                if changed is not each:
+                    self.transitions[place] = changed
                     self.audit({"kind": UNANSWERED, "epoch": str(each.epoch)})
                     log.warning("writer.unanswered", topic=str(self._name), epoch=epoch)
                     self._dependencies.changed(self._name)

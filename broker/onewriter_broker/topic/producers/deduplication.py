@@ -20,7 +20,7 @@ Resends within one lineage are handled before deduplication: see resends.py.
 
 **Where the numbers are stored.** They are in memory, and in a snapshot in the log's state. A broker that begins
 to serve the log reads the entries after the snapshot. A snapshot is written by every fence and after
-SNAPSHOT_ENTRIES entries, so that there is little to read. Entries after the snapshot are not trimmed.
+``snapshot_entries`` entries, so that there is little to read. Entries after the snapshot are not trimmed.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ import structlog
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.topic_log.log import TopicLog, last_position, payloads
 from onewriter_broker.log.topic_log.pending_blocks import PendingEntry
+from onewriter_broker.topic.limits import DeduplicationLimits
 from onewriter_broker.topic.producers.resends import POSITION_UNKNOWN
 from onewriter_core.errors import ProtocolError, Unavailable, Undecided
 from onewriter_core.ids import Position
@@ -46,15 +47,8 @@ FIELD = "deduplication"
 """The state field with the snapshot: a position, a space, and JSON that maps each producer name to its highest
 sequence id, the latest publisher last. Absent or empty: the log is not deduplicated."""
 
-PRODUCERS_MAX = 1_000
-"""Producer names that one log remembers. Beyond it, the log forgets the least recent publisher, and prefers
-names that the broker generated. A forgotten producer starts without a number, as in Pulsar beyond its limit."""
-
 INVENTED_PREFIX = "onewriter-"
 """Prefix of the names that the broker generates. A producer that gets such a name never had a number before."""
-
-SNAPSHOT_ENTRIES = 10_000
-"""Entries after which a snapshot is written: approximately the number that the next broker has to read."""
 
 BLOCKS_PER_READ = 16
 """Blocks of one read after the snapshot: 4 MiB if they are full."""
@@ -76,7 +70,14 @@ class Deduplication:
     They cover all entries up to its watermark, because each stored entry is noted at once.
     """
 
-    def __init__(self, topic_log: TopicLog, stored: Mapping[str, int], since: Position) -> None:
+    def __init__(
+        self,
+        topic_log: TopicLog,
+        stored: Mapping[str, int],
+        since: Position,
+        limits: DeduplicationLimits = DeduplicationLimits(),
+    ) -> None:
+        self._limits = limits
         self._log = topic_log
         self._stored = dict(stored)
         self._since = since
@@ -95,7 +96,7 @@ class Deduplication:
         """Note that the name has stored that sequence id, and perhaps higher ones before."""
         number = max(number, self._stored.pop(producer_name, NOTHING_STORED))
         self._stored[producer_name] = number  # the latest last
-        if len(self._stored) > PRODUCERS_MAX:
+        if len(self._stored) > self._limits.producers_max:
             oldest = next(iter(self._stored))
             invented = (name for name in self._stored if name.startswith(INVENTED_PREFIX))
             del self._stored[next(invented, oldest)]
@@ -118,7 +119,7 @@ class Deduplication:
         committed, ends = self._log.committed, self._log.ends
         if saved.ledger < committed.ledger:
             return bool(ends) and ends[-1] > saved
-        return committed.entry - saved.entry >= SNAPSHOT_ENTRIES
+        return committed.entry - saved.entry >= self._limits.snapshot_entries
 
     async def save(self) -> None:
         """Write a snapshot now. Raises Undecided and Unavailable; the former snapshot then stays valid."""
@@ -213,7 +214,7 @@ class Filter:
 class Deduplications:
     """Deduplication of one topic: on or off, for all of its logs. ``logs`` may grow."""
 
-    __slots__ = ("_by_partition", "_logs", "_spawn", "is_on")
+    __slots__ = ("_by_partition", "_limits", "_logs", "_spawn", "is_on")
 
     def __init__(
         self,
@@ -221,7 +222,9 @@ class Deduplications:
         spawn: Callable[[Coroutine[object, object, None]], object],
         *,
         is_on: bool,
+        limits: DeduplicationLimits = DeduplicationLimits(),
     ) -> None:
+        self._limits = limits
         self.is_on = is_on
         self._logs = logs
         self._spawn = spawn
@@ -234,7 +237,7 @@ class Deduplications:
     async def open(self, partition: int) -> None:
         """Resume the deduplication of a log after it was fenced for this broker. Raises Undecided and Unavailable."""
         if self.is_on:
-            self._by_partition[partition] = await resume(self._logs[partition])
+            self._by_partition[partition] = await resume(self._logs[partition], self._limits)
 
     def switch(self, *, is_on: bool) -> None:
         """Begin or end deduplication. Logs that are deduplicated already keep their numbers."""
@@ -243,7 +246,7 @@ class Deduplications:
             self._by_partition.clear()
         for partition, topic_log in self._logs.items():
             if is_on and partition not in self._by_partition:
-                self._by_partition[partition] = begin(topic_log)
+                self._by_partition[partition] = begin(topic_log, self._limits)
             self._spawn(self._save(partition))
 
     def save_due(self) -> None:
@@ -282,28 +285,32 @@ def trim_limit(topic_log: TopicLog, marker: Position) -> Position:
     return marker if saved is None else min(marker, Position(saved.ledger, saved.entry + 1))
 
 
-def begin(topic_log: TopicLog) -> Deduplication:
+def begin(
+    topic_log: TopicLog, limits: DeduplicationLimits = DeduplicationLimits()
+) -> Deduplication:
     """Begin deduplication. Entries that were sent before do not count, as in Pulsar.
 
     A name may have been used repeatedly, each time with sequence ids from 0.
     """
     handed_in = topic_log.next_entry - 1 + len(topic_log.waiting)
     since = max(topic_log.committed, Position(topic_log.ledger, handed_in))
-    return Deduplication(topic_log, {}, since)
+    return Deduplication(topic_log, {}, since, limits)
 
 
-async def resume(topic_log: TopicLog) -> Deduplication:
+async def resume(
+    topic_log: TopicLog, limits: DeduplicationLimits = DeduplicationLimits()
+) -> Deduplication:
     """Continue the deduplication of another broker. Raises Undecided and Unavailable.
 
     Call it after the log was fenced for this broker and before any producer writes to it.
     """
     start = saved_to(topic_log)
     if start is None:
-        deduplication = begin(topic_log)
+        deduplication = begin(topic_log, limits)
         await deduplication.save()
         return deduplication
     stored = json.loads(topic_log.state[FIELD].partition(" ")[2])
-    deduplication = Deduplication(topic_log, stored, start)
+    deduplication = Deduplication(topic_log, stored, start, limits)
     end = topic_log.committed
     while start < end:
         following = Position(start.ledger, start.entry + 1)

@@ -51,7 +51,7 @@ class LeaderLoads:
             if not self._counts[host]:
                 del self._counts[host]
 
-    def told(self) -> dict[str, int]:
+    def for_brokers(self) -> dict[str, int]:
         """The counts for the other brokers: empty if no topic is declared Balanced, otherwise a bounded number.
 
         Beyond the bound, the hosts that lead the fewest topics are left out. With many hosts or long names, a

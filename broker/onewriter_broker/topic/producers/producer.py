@@ -95,7 +95,7 @@ class ProducerChannel(Protocol):
         ...
 
     @property
-    def hears_of_queue(self) -> bool:
+    def receives_queue_notices(self) -> bool:
         """Whether the client understands notices about the queue."""
         ...
 

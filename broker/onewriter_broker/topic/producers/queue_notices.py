@@ -30,20 +30,20 @@ class ServedTopic(Protocol):
 class QueueNotices:
     """The last notices to the holders of a topic, and the timer of the next one."""
 
-    __slots__ = ("_served", "_timer", "_told", "_told_at")
+    __slots__ = ("_sent", "_sent_at", "_served", "_timer")
 
     def __init__(self, served: ServedTopic) -> None:
         self._served = served
-        self._told: Mapping[str, int] = {}
-        self._told_at = 0.0
+        self._sent: Mapping[str, int] = {}
+        self._sent_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def schedule(self) -> None:
         """Schedule a notice after a change in the topic: at the end of this tick, or soon."""
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            due = max(loop.time(), self._told_at + QUEUE_NOTICE_SECONDS)
-            self._timer = loop.call_at(due, self._tell)
+            due = max(loop.time(), self._sent_at + QUEUE_NOTICE_SECONDS)
+            self._timer = loop.call_at(due, self._send)
 
     def close(self) -> None:
         """Send no more notices."""
@@ -51,17 +51,19 @@ class QueueNotices:
             self._timer.cancel()
             self._timer = None
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         self._timer = None
         waiting = waiters_by_partition(self._served.topic)
-        told: dict[str, int] = {}
+        sent: dict[str, int] = {}
         for holder in self._served.topic.holders:
             for member in holder.members:
                 producer = self._served.producers.get(member.registration)
-                if producer is None or not (producer.is_active and producer.channel.hears_of_queue):
+                if producer is None or not (
+                    producer.is_active and producer.channel.receives_queue_notices
+                ):
                     continue
-                told[member.registration] = waiting[member.partition]
-                if self._told.get(member.registration) != waiting[member.partition]:
-                    self._told_at = asyncio.get_running_loop().time()
+                sent[member.registration] = waiting[member.partition]
+                if self._sent.get(member.registration) != waiting[member.partition]:
+                    self._sent_at = asyncio.get_running_loop().time()
                     producer.channel.queue_changed(producer, waiting[member.partition])
-        self._told = told
+        self._sent = sent

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 
 from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.topic.limits import DeduplicationLimits
 from onewriter_broker.topic.producers.deduplication import Deduplications
 from onewriter_broker.topic.producers.producer import Producer, settled
 from onewriter_broker.topic.producers.resends import (
@@ -37,9 +38,10 @@ class TopicProducers:
         activated: Callable[[Producer], None],
         *,
         is_deduplicated: bool,
+        limits: DeduplicationLimits = DeduplicationLimits(),
     ) -> None:
         self.producers: dict[str, Producer] = {}
-        self.deduplications = Deduplications(logs, spawn, is_on=is_deduplicated)
+        self.deduplications = Deduplications(logs, spawn, is_on=is_deduplicated, limits=limits)
         self._logs = logs
         self._spawn = spawn
         self._activated = activated

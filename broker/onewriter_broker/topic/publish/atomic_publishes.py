@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 import structlog
 
 from onewriter_broker.log.appender import Appender
+from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import Binding, LogStore
 from onewriter_broker.log.topic_log.atomic_publish import (
     PUBLISHES_WAITING_MAX,
@@ -29,7 +30,7 @@ from onewriter_broker.log.topic_log.termination import terminated_at
 from onewriter_broker.topic.epoch_checks import check_leads, count_led, leads, standing_of
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_broker.topic.publish.layouts import Layouts
-from onewriter_broker.topic.publish.publisher_records import PublisherRecords
+from onewriter_broker.topic.publish.publisher_records import PublisherLimits, PublisherRecords
 from onewriter_broker.topic.publish.requests import OngoingPublish, PublishRequest, PublishResult
 from onewriter_broker.topic.publish.staging import MissingPart, Staging
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
@@ -70,6 +71,8 @@ class AtomicPublishes:
         *,
         is_full: Callable[[], bool] = lambda: False,
         standstill_seconds: float = STANDSTILL_SECONDS,
+        publisher_limits: PublisherLimits = PublisherLimits(),
+        log_limits: LogLimits = LogLimits(),
     ) -> None:
         """``is_full``: whether the store is so full that the broker must reject publishes."""
         self.layouts = Layouts(store, appender.prove)
@@ -78,7 +81,8 @@ class AtomicPublishes:
         self._staging = staging
         self._is_full = is_full
         self._standstill_seconds = standstill_seconds
-        self._publishers = PublisherRecords()
+        self._publishers = PublisherRecords(publisher_limits)
+        self._log_limits = log_limits
         self._requests: dict[TopicLog, list[OngoingPublish]] = {}
         self._kept_still: set[tuple[TopicLog, str]] = set()
         self._locks: WeakValueDictionary[tuple[TopicLog, str], asyncio.Lock] = WeakValueDictionary()
@@ -112,7 +116,7 @@ class AtomicPublishes:
             requests.append(request)
             self._start(topic.runner, partition, request)
         request.time_ms = time_ms
-        with request.heard():
+        with request.received():
             return await request.ended()
 
     def check_nothing_on_its_way(self, topic_log: TopicLog, app: str, version: int) -> None:
@@ -193,10 +197,10 @@ class AtomicPublishes:
         except Undecided:
             raise
         except OnewriterError:
-            self._check_heard(topic_log, asked)
+            self._check_received(topic_log, asked)
             raise
 
-    def _check_heard(self, topic_log: TopicLog, asked: PublishRequest) -> None:
+    def _check_received(self, topic_log: TopicLog, asked: PublishRequest) -> None:
         """Raise Undecided if the store has not yet answered a publish of this version or a later one.
 
         Without this check the caller would learn that the version is not published, although it may be.
@@ -245,7 +249,8 @@ class AtomicPublishes:
         await self._check_epoch(runner, partition, asked)
         if terminated_at(topic_log.state) is not None:
             raise Refused(ServerError.TOPIC_TERMINATED_ERROR, f"{topic_log.name} was terminated")
-        check_app(topic_log.name, topic_log.state, asked.app, asked.require_right().owner)
+        owner = asked.require_right().owner
+        check_app(topic_log.name, topic_log.state, asked.app, owner, topic_log.limits)
         if asked.rows == 0:  # there is no write that would reject a deposed broker
             await standing_of(topic_log, self._appender.prove)
             return PublishResult(is_duplicate=False)
@@ -302,7 +307,7 @@ class AtomicPublishes:
         under_way = None if topic_log.publishes is None else topic_log.publishes.of(asked.app)
         if under_way is not None:  # it was abandoned because the store was stalled
             await asyncio.wait((under_way.done,), timeout=self._standstill_seconds)
-        self._check_heard(topic_log, asked)
+        self._check_received(topic_log, asked)
         binding = topic_log.binding
         if binding is None:
             raise Unavailable(f"{topic_log.name} is not open here")
@@ -339,7 +344,8 @@ class AtomicPublishes:
         return await self._store.read_state(topic_log.name, replid=binding.replid)
 
     async def _entries(self, name: TopicName, request: OngoingPublish) -> Entries:
-        made, asked = Entries(), request.asked
+        made = Entries(block_entries_max=self._log_limits.publish_block_entries_max)
+        asked = request.asked
         for part in asked.parts:
             if part.rows:
                 body = await self._staging.load(name, part)

@@ -110,7 +110,7 @@ class Layouts:
         check_owner(first.name.base, state, app, owner)
         field = f"{LAYOUT_PREFIX}{app}"
         if field not in state:
-            check_room(first.name.base, state, LAYOUT_PREFIX, app, owner)
+            check_room(first.name.base, state, LAYOUT_PREFIX, app, owner, first.limits)
             return []
         try:
             return decode_layouts(state[field])

@@ -36,6 +36,14 @@ RECORDS_PER_EPOCH_MAX: Final = 512
 """Records per log and epoch. The broker refuses a publish that needs another one."""
 
 
+@dataclass(frozen=True, slots=True)
+class PublisherLimits:
+    """Limits of the records of one log and epoch: see the constants."""
+
+    publishers_per_epoch_max: int = PUBLISHERS_PER_EPOCH_MAX
+    records_per_epoch_max: int = RECORDS_PER_EPOCH_MAX
+
+
 @dataclass(slots=True)
 class _Recorded:
     """The records that this broker wrote for one log, under one epoch and binding."""
@@ -49,7 +57,8 @@ class _Recorded:
 class PublisherRecords:
     """The publishers that this broker has recorded for the logs that it serves."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: PublisherLimits = PublisherLimits()) -> None:
+        self._limits = limits
         self._of: WeakKeyDictionary[TopicLog, _Recorded] = WeakKeyDictionary()
 
     async def record(
@@ -74,13 +83,14 @@ class PublisherRecords:
             publisher = publisher_of(asked.identity)
             if (asked.app, publisher) in recorded.known:
                 return binding
-            if len(recorded.known) >= PUBLISHERS_PER_EPOCH_MAX and publisher.pod_uid:
+            limits = self._limits
+            if len(recorded.known) >= limits.publishers_per_epoch_max and publisher.pod_uid:
                 publisher = publisher._replace(pod_uid=EVERY_POD)
                 if (asked.app, publisher) in recorded.known:
                     return binding
-            if len(recorded.known) >= RECORDS_PER_EPOCH_MAX:
+            if len(recorded.known) >= limits.records_per_epoch_max:
                 text = (
-                    f"{topic_log.name} was published to by {RECORDS_PER_EPOCH_MAX} publishers and"
+                    f"{topic_log.name} was published to by {limits.records_per_epoch_max} publishers and"
                     f" apps under epoch {right.epoch} already: publish under the next epoch"
                 )
                 raise Refused(ServerError.NOT_ALLOWED_ERROR, text)
@@ -95,7 +105,7 @@ def _fields(
 ) -> dict[str, str]:
     """The fields of the record, without those of every audit record."""
     who = {} if publisher.pod_uid == EVERY_POD else identity_fields(asked.identity)
-    told = {"subject": publisher.subject, "podUID": publisher.pod_uid} | who
+    fields = {"subject": publisher.subject, "podUID": publisher.pod_uid} | who
     return {
         "kind": PUBLISHER,
         "log": str(topic_log.name),
@@ -103,4 +113,4 @@ def _fields(
         "app": asked.app,
         "right": CAPABILITY if right.is_passed_on else HELD,
         "holder": str(right.holder),
-    } | {name: value for name, value in told.items() if value}
+    } | {name: value for name, value in fields.items() if value}

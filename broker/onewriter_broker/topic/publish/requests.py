@@ -88,10 +88,10 @@ class OngoingPublish:
         self.done: asyncio.Future[PublishResult] = asyncio.get_running_loop().create_future()
         self.askers = 0
         """Callers that wait now."""
-        self._is_told = False
+        self._is_reported = False
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
+    def received(self) -> Iterator[None]:
         """Count the caller as waiting."""
         self.askers += 1
         try:
@@ -102,7 +102,7 @@ class OngoingPublish:
     async def ended(self) -> PublishResult:
         """Wait for the result. Only the first caller gets the positions; later callers get a duplicate."""
         answer = await asyncio.shield(self.done)
-        if answer.where is not None and self._is_told:
+        if answer.where is not None and self._is_reported:
             return replace(answer, is_duplicate=True, where=None, held=self.asked.version)
-        self._is_told = True
+        self._is_reported = True
         return answer

@@ -97,12 +97,12 @@ def frames(body: bytes) -> Iterator[tuple[int, memoryview]]:
         at = stop
 
 
-async def check(body: bytes) -> int:
+async def check(body: bytes, *, frames_max: int = PART_FRAMES_MAX) -> int:
     """Check a part and return its number of rows. Raises ProtocolError if clients could not read its content."""
     total = looked_at = 0
     for number, (rows, messages) in enumerate(frames(body)):
-        if number >= PART_FRAMES_MAX:
-            raise ProtocolError(f"a part has at most {PART_FRAMES_MAX} frames")
+        if number >= frames_max:
+            raise ProtocolError(f"a part has at most {frames_max} frames")
         for cost in _checking(rows, messages):
             looked_at += cost
             if looked_at >= ROWS_PER_TICK:
@@ -112,12 +112,12 @@ async def check(body: bytes) -> int:
     return total
 
 
-async def count(body: bytes) -> int:
+async def count(body: bytes, *, frames_per_tick: int = FRAMES_PER_TICK) -> int:
     """The number of rows of a part that was checked. Raises ProtocolError."""
     total = 0
     for number, (rows, _) in enumerate(frames(body), 1):
         total += rows
-        if number % FRAMES_PER_TICK == 0:
+        if number % frames_per_tick == 0:
             await asyncio.sleep(0)
     return total
 

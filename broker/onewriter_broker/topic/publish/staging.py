@@ -67,6 +67,17 @@ TOPIC_MEMORY_BYTES: Final = 32 * 1024 * 1024
 SMALL_TOPICS_MAX: Final = 4
 """Topics that may use all of that memory at the same time."""
 
+
+@dataclass(frozen=True, slots=True)
+class StagingLimits:
+    """Limits of the staged parts and of the publishes of one broker: see the constants."""
+
+    bytes_max: int = STAGED_BYTES_MAX
+    parts_max: int = STAGED_PARTS_MAX
+    loaded_bytes_max: int = LOADED_BYTES_MAX
+    topic_memory_bytes: int = TOPIC_MEMORY_BYTES
+
+
 KEY_CHARACTERS_SHOWN: Final = 200
 """Characters of a part's key in an error message."""
 
@@ -132,7 +143,10 @@ class Staging:
         bucket_of: Callable[[TopicName], int],
         held: Callable[[], Sequence[int]],
         wall_ms: Callable[[], int],
+        *,
+        limits: StagingLimits = StagingLimits(),
     ) -> None:
+        self._limits = limits
         self._store = store
         self._bucket_of = bucket_of
         self._held = held
@@ -164,7 +178,7 @@ class Staging:
         bucket, name = self._bucket_of(topic), _name(topic, key)
         noted = await self._sweep(bucket)
         others = {other: part.bytes for other, part in noted.items() if other != name}
-        _check_room(others, topic, key.rsplit("/", 2)[0], len(body))
+        _check_room(others, topic, key.rsplit("/", 2)[0], len(body), self._limits)
         staged = self._store.staged
         present = noted.get(name)
         if present is not None:
@@ -204,14 +218,14 @@ class Staging:
         """
         size = _check_size(parts)
         size += ENTRY_MEMORY_BYTES * min(sum(part.rows for part in parts), PUBLISH_ENTRIES_MAX)
-        small = self._small_bytes
+        limits, small = self._limits, self._small_bytes
         if (
-            small[topic] + size <= TOPIC_MEMORY_BYTES
-            and small.total() + size <= SMALL_TOPICS_MAX * TOPIC_MEMORY_BYTES
+            small[topic] + size <= limits.topic_memory_bytes
+            and small.total() + size <= SMALL_TOPICS_MAX * limits.topic_memory_bytes
         ):
             with _taken(small, topic, size):
                 yield
-        elif self._loaded_bytes.total() + size <= LOADED_BYTES_MAX:
+        elif self._loaded_bytes.total() + size <= limits.loaded_bytes_max:
             with _taken(self._loaded_bytes, topic, size):
                 yield
         else:
@@ -332,7 +346,9 @@ def _check_size(parts: Sequence[StagedPartRef]) -> int:
     return size
 
 
-def _check_room(others: Mapping[str, int], topic: TopicName, version: str, size: int) -> None:
+def _check_room(
+    others: Mapping[str, int], topic: TopicName, version: str, size: int, limits: StagingLimits
+) -> None:
     """Check whether a bucket with these parts has room for another part of a ``version`` of an app.
 
     Raises TooLarge if that version alone exceeds the limits of its namespace, so that a retry cannot help.
@@ -342,18 +358,18 @@ def _check_room(others: Mapping[str, int], topic: TopicName, version: str, size:
     own = {name: each for name, each in others.items() if name.startswith(start)}
     foreign_parts = len(others) - len(own)
     foreign_bytes = sum(others.values()) - sum(own.values())
-    parts_max = STAGED_PARTS_MAX - int(OTHERS_COUNT * foreign_parts)
-    bytes_max = STAGED_BYTES_MAX - int(OTHERS_COUNT * foreign_bytes)
+    parts_max = limits.parts_max - int(OTHERS_COUNT * foreign_parts)
+    bytes_max = limits.bytes_max - int(OTHERS_COUNT * foreign_bytes)
     if len(own) < parts_max and sum(own.values()) + size <= bytes_max:
         return
     of_version = [
         each for name, each in own.items() if name.rpartition("|")[2].startswith(f"{version}/")
     ]
     room = (
-        f"a bucket takes {STAGED_PARTS_MAX} parts and {STAGED_BYTES_MAX} bytes of staged rows of a"
+        f"a bucket takes {limits.parts_max} parts and {limits.bytes_max} bytes of staged rows of a"
         " namespace"
     )
-    if len(of_version) >= STAGED_PARTS_MAX or sum(of_version) + size > STAGED_BYTES_MAX:
+    if len(of_version) >= limits.parts_max or sum(of_version) + size > limits.bytes_max:
         raise TooLarge(
             f"{room}, and {version} has {len(of_version)} parts of {sum(of_version)} bytes in the topic's"
             " bucket: each task stages at least one for each partition it has rows for, so use fewer"

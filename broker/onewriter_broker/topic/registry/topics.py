@@ -377,7 +377,7 @@ class Topics:
                 topic_log.state,
                 may_resume=holding.may_resume(int(topic_log.state.get("generation", "0"))),
                 reserved_until=self.resume_windows.until(self.bucket_of(base), base),
-                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.heard_ms),
+                vacant_since=absent_since(topic_log.state, now, wall_ms, holding.last_seen_ms),
             )
             for number, topic_log in logs.items()
         )
@@ -398,7 +398,11 @@ class Topics:
         name = base if partition == WHOLE else base.with_partition(partition)
         durability = declaring.durability_of(declared, self.promises)
         topic_log = TopicLog(
-            name, self._dependencies.store, self._settings.tail_bytes_per_log, durability
+            name,
+            self._dependencies.store,
+            self._settings.tail_bytes_per_log,
+            durability,
+            limits=self._dependencies.limits.log,
         )
         topic_log.join(self.shares.of(base.namespace_name, is_declared=declared is not None))
         return topic_log

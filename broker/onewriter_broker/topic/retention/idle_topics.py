@@ -30,6 +30,7 @@ from onewriter_broker.topic.registry.policies import compaction_threshold
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_broker.topic.retention.retention import (
     Measured,
+    RetentionLimits,
     measure,
     noted,
     trim_before,
@@ -43,7 +44,7 @@ ROUND_SECONDS = 600.0
 """Time between two rounds over the idle topics, and before the first round, because most topics are loaded soon."""
 
 PAUSE_SECONDS = 0.1
-"""Time between two logs, and between two steps of one log (SWEEP_BYTES_MAX, or one trim call)."""
+"""Time between two logs, and between two steps of one log (``sweep_bytes_max``, or one trim call)."""
 
 NAMES_PER_TICK = 100
 """Topics without due work that are skipped between two yields to the event loop."""
@@ -91,7 +92,15 @@ def kept_at_rest(topics: Topics, base: TopicName) -> Iterator[None]:
 class IdleTopics:
     """The rounds over idle topics. The caller runs ``run`` as one task."""
 
-    def __init__(self, topics: Topics, store: LogStore, wall_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        store: LogStore,
+        wall_ms: Callable[[], int],
+        *,
+        limits: RetentionLimits = RetentionLimits(),
+    ) -> None:
+        self._retention_limits = limits
         self._topics = topics
         self._store = store
         self._wall_ms = wall_ms
@@ -164,7 +173,7 @@ class IdleTopics:
         topic_log = TopicLog(name, self._store)
         topic_log.load_unserved(state, holding.binding, int(ledger))
         topic_log.keep_uncompacted(is_wanted=keeps_keys)
-        measured = Measured(topic_log, holding.binding.generation)
+        measured = Measured(topic_log, holding.binding.generation, limits=self._retention_limits)
         lowest_retained = lowest_saved_position(state, self._limits)
         cut = await self._cut(measured, asked, lowest_retained)
         is_held_back = keeps_keys and self._is_held_back(measured, asked, lowest_retained)

@@ -43,6 +43,17 @@ MARKERS_MAX = 16
 LEDGER_ENDS_MAX = 8
 """Ledgers of a log whose ends are stored at a cut. The oldest are dropped beyond that."""
 
+
+@dataclass(frozen=True, slots=True)
+class RetentionLimits:
+    """Limits of the measurement and trim of one log: see the constants."""
+
+    stretches_max: int = STRETCHES_MAX
+    sweep_bytes_max: int = SWEEP_BYTES_MAX
+    read_blocks_max: int = READ_BLOCKS_MAX
+    ledger_ends_max: int = LEDGER_ENDS_MAX
+
+
 _CUT_FIELDS = (TRIMMED, LEDGER_ENDS)
 """State fields of a cut."""
 
@@ -145,6 +156,7 @@ class Measured:
     reaches: Position = EARLIEST
     width: int = 1
     largest: int = READ_BYTES
+    limits: RetentionLimits = RetentionLimits()
 
     @property
     def begins(self) -> Position:
@@ -157,7 +169,7 @@ class Measured:
         if isinstance(block, Block):
             size, entries = len(block.payload), len(block.lengths)
         stretch = Stretch(block.position, 1, entries, size, time_ms)
-        self.width = gather(self.stretches, stretch, self.width, STRETCHES_MAX)
+        self.width = gather(self.stretches, stretch, self.width, self.limits.stretches_max)
         self.reaches = last_position(block)
 
     def forget_before(self, first: Position) -> int:
@@ -189,7 +201,8 @@ class Retention:
     not use it for one log at the same time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: RetentionLimits = RetentionLimits()) -> None:
+        self._limits = limits
         self._measured: dict[str, Measured] = {}
 
     @property
@@ -225,7 +238,8 @@ class Retention:
             or measured.topic_log is not topic_log
             or measured.generation != generation
         ):
-            measured = self._measured[name] = Measured(topic_log, generation)
+            measured = Measured(topic_log, generation, limits=self._limits)
+            self._measured[name] = measured
         await measure(measured)
         limit = trim_limit(topic_log, Position(topic_log.ledger, 0))
         compacted_limit = topic_log.compacted_limit(limit)
@@ -262,9 +276,9 @@ class Retention:
 async def measure(measured: Measured) -> None:
     """Continue the measurement, from the tail in memory if it reaches back far enough.
 
-    Reads at most about SWEEP_BYTES_MAX from the store. Call it again for the rest.
+    Reads at most about ``sweep_bytes_max`` from the store. Call it again for the rest.
     """
-    topic_log = measured.topic_log
+    topic_log, limits = measured.topic_log, measured.limits
     read_bytes = 0
     while measured.reaches < topic_log.committed:
         tail = topic_log.tail
@@ -273,9 +287,9 @@ async def measure(measured: Measured) -> None:
                 if measured.reaches < block.position <= topic_log.committed:
                     measured.add(block)
             return
-        if read_bytes >= SWEEP_BYTES_MAX:
+        if read_bytes >= limits.sweep_bytes_max:
             return
-        count = max(1, min(READ_BLOCKS_MAX, READ_BYTES // measured.largest))
+        count = max(1, min(limits.read_blocks_max, READ_BYTES // measured.largest))
         start = Position(measured.reaches.ledger, measured.reaches.entry + 1)
         blocks = await topic_log.read_blocks(start, topic_log.committed, count=count)
         if not blocks:
@@ -302,7 +316,7 @@ async def trim_to(measured: Measured, cut_now: Callable[[], Position]) -> Droppe
         if topic_log.binding is None:
             return Dropped(blocks, was_refused=True)
         async with topic_log.trimming:
-            fields = await noted(topic_log, cut)
+            fields = await noted(topic_log, cut, measured.limits.ledger_ends_max)
             binding = topic_log.binding
             if binding is None or cut_now() < cut or topic_log.compacted_limit(cut) < cut:
                 continue
@@ -350,7 +364,9 @@ async def trim_once(
     return Dropped(dropped)
 
 
-async def noted(topic_log: TopicLog, cut: Position) -> dict[str, str]:
+async def noted(
+    topic_log: TopicLog, cut: Position, ledger_ends_max: int = LEDGER_ENDS_MAX
+) -> dict[str, str]:
     """The state fields of a cut: its position, and the last entry before the ledger at that position.
 
     They distinguish a reader that had read that entry from one that missed entries. Raises Undecided.
@@ -362,7 +378,7 @@ async def noted(topic_log: TopicLog, cut: Position) -> dict[str, str]:
     if cut.ledger not in ends:
         end = await _end_before(topic_log, cut.ledger, ends)
         if end is not None:
-            newest = [*ends.items(), (cut.ledger, end)][-LEDGER_ENDS_MAX:]
+            newest = [*ends.items(), (cut.ledger, end)][-ledger_ends_max:]
             fields[LEDGER_ENDS] = ",".join(f"{ledger} {last}" for ledger, last in newest)
     return fields
 

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
+from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.log import TopicLog, stored_bytes
-from onewriter_broker.log.topic_log.ranges import Range, behind, first_block
+from onewriter_broker.log.topic_log.ranges import READ_BLOCKS_MAX, Range, behind, first_block
 from onewriter_broker.topic.history.audit import audited_marker
 from onewriter_broker.topic.retention.retention import Stretch, gather
 from onewriter_core.errors import Unavailable
@@ -28,6 +29,7 @@ REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of a log that one request reads from the store. The next request continues."""
 
 SEGMENTS_PER_PAGE: Final = 1_000
+"""Segments in one answer. The next request continues."""
 
 SEGMENTS_PER_LOG_MAX: Final = 4 * SEGMENTS_PER_PAGE
 """Segments of one log in memory. Beyond it, segments that were already returned are dropped."""
@@ -44,7 +46,30 @@ PUBLISHERS_MAX: Final = 8
 READERS_MAX: Final = 2
 """Logs whose index is read at the same time. Other requests wait."""
 
-_TOLD: Final = ("epoch", "producer", "subject", "cause", "mode")
+
+@dataclass(frozen=True, slots=True)
+class SegmentLimits:
+    """Limits of the indexes of one broker: see the constants. ``read_*``: those of one read (ranges.py)."""
+
+    request_bytes_max: int = REQUEST_BYTES_MAX
+    segments_per_page: int = SEGMENTS_PER_PAGE
+    segments_per_log_max: int = SEGMENTS_PER_LOG_MAX
+    logs_max: int = LOGS_MAX
+    read_bytes_max: int = READ_BYTES
+    read_blocks_max: int = READ_BLOCKS_MAX
+
+    def range(self, topic_log: TopicLog, start: Position, end: Position) -> Range:
+        """The blocks of a log from ``start`` up to ``end``."""
+        return Range(
+            topic_log,
+            start,
+            end,
+            read_bytes_max=self.read_bytes_max,
+            read_blocks_max=self.read_blocks_max,
+        )
+
+
+_REPORTED_FIELDS: Final = ("epoch", "producer", "subject", "cause", "mode")
 """Fields of a marker that the index keeps."""
 
 
@@ -125,7 +150,10 @@ class SegmentPage:
 class LogIndex:
     """The known segments of one log: consecutive ones, up to the position of the next read."""
 
-    def __init__(self, topic_log: TopicLog, generation: int) -> None:
+    def __init__(
+        self, topic_log: TopicLog, generation: int, limits: SegmentLimits = SegmentLimits()
+    ) -> None:
+        self._limits = limits
         self.topic_log = topic_log
         self.generation = generation
         """The dataset that was read. After a failover, its successor may have lost the tail."""
@@ -147,18 +175,20 @@ class LogIndex:
             self.segments, self._at = [], max(first, Position(after.ledger, 0))
         # The next request returns what is committed meanwhile, because `last` must not promise more than this
         # page covers.
-        rest, budget = Range(log, self._at, behind(last)), _Budget()
+        limits = self._limits
+        rest = limits.range(log, self._at, behind(last))
+        budget = _Budget(limits.request_bytes_max)
         is_read = await self._mend(budget) and await self._read_on(rest, after, budget)
         found = [segment for segment in self.segments if segment.ends > after]
         if self._mending is not None:
             found = []
         elif not is_read:
             del found[-1:]  # do not return it before it was read completely
-        is_cut = len(found) > SEGMENTS_PER_PAGE
-        del found[SEGMENTS_PER_PAGE:]
+        is_cut = len(found) > limits.segments_per_page
+        del found[limits.segments_per_page :]
         if found and found[0].marker is None:
             found[0].marker = await audited_marker(log.store, bucket, log.name, found[0].ledger)
-        while len(self.segments) > SEGMENTS_PER_LOG_MAX and self.segments[0].ends <= after:
+        while len(self.segments) > limits.segments_per_log_max and self.segments[0].ends <= after:
             del self.segments[0]
         following = found[-1].ends if found else after
         return SegmentPage(first, last, found, is_read and not is_cut, following)
@@ -172,7 +202,8 @@ class LogIndex:
             return
         part = self.segments[0]
         if self._mending is None or self._mending[0].begins != first:
-            rest = Range(self.topic_log, first, min(self._at, Position(part.ledger + 1, 0)))
+            end = min(self._at, Position(part.ledger + 1, 0))
+            rest = self._limits.range(self.topic_log, first, end)
             self._mending = Segment(part.ledger, part.marker, first), rest
 
     async def _mend(self, budget: _Budget) -> bool:
@@ -196,15 +227,16 @@ class LogIndex:
                 self._add(block)
             self._at = rest.at
             # One more segment than a page is needed, because the last one may be incomplete.
-            page_and_more = self.segments[-SEGMENTS_PER_PAGE - 2 :]
-            if len(page_and_more) > SEGMENTS_PER_PAGE + 1 and page_and_more[0].ends > after:
+            page = self._limits.segments_per_page
+            page_and_more = self.segments[-page - 2 :]
+            if len(page_and_more) > page + 1 and page_and_more[0].ends > after:
                 return False
         return rest.at >= rest.end
 
     def _add(self, block: StoredBlock) -> None:
         if isinstance(block, Marker):
-            told = {name: block.fields[name] for name in _TOLD if name in block.fields}
-            self.segments.append(Segment(block.position.ledger, told, is_whole=True))
+            fields = {name: block.fields[name] for name in _REPORTED_FIELDS if name in block.fields}
+            self.segments.append(Segment(block.position.ledger, fields, is_whole=True))
             return
         if not self.segments or self.segments[-1].ledger != block.position.ledger:
             self.segments.append(Segment(block.position.ledger))
@@ -214,8 +246,8 @@ class LogIndex:
 class _Budget:
     """How much of a log one request may still read."""
 
-    def __init__(self) -> None:
-        self._left = REQUEST_BYTES_MAX
+    def __init__(self, bytes_max: int) -> None:
+        self._left = bytes_max
 
     async def read(self, blocks: Range) -> list[StoredBlock]:
         """The next blocks. Empty at the end of the range, or if the budget is used up."""
@@ -231,7 +263,8 @@ class _Budget:
 class SegmentIndexes:
     """The indexes of a broker's logs."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: SegmentLimits = SegmentLimits()) -> None:
+        self._limits = limits
         self._indexes: OrderedDict[str, LogIndex] = OrderedDict()
         self._reading = asyncio.Semaphore(READERS_MAX)
 
@@ -247,7 +280,8 @@ class SegmentIndexes:
             or index.topic_log is not topic_log
             or index.generation != binding.generation
         ):
-            index = self._indexes[name] = LogIndex(topic_log, binding.generation)
+            index = LogIndex(topic_log, binding.generation, self._limits)
+            self._indexes[name] = index
         self._indexes.move_to_end(name)
         async with index.lock, self._reading:
             page = await index.page(bucket, after)
@@ -256,7 +290,7 @@ class SegmentIndexes:
 
     def _make_room(self, newest: LogIndex) -> None:
         size = sum(len(index.segments) for index in self._indexes.values())
-        while len(self._indexes) > LOGS_MAX or size > SEGMENTS_MAX:
+        while len(self._indexes) > self._limits.logs_max or size > SEGMENTS_MAX:
             name, oldest = next(iter(self._indexes.items()))
             if oldest is newest:
                 return  # bounded by itself

@@ -30,7 +30,7 @@ LOGS_PER_TICK = 500
 """Logs that are summed between two yields to the event loop."""
 
 PAUSE_SECONDS = 0.25
-"""Time between two reads of measured logs, each of SWEEP_BYTES_MAX at most."""
+"""Time between two reads of measured logs, each of ``sweep_bytes_max`` at most."""
 
 log = structlog.get_logger(__name__)
 

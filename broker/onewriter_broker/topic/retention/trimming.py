@@ -15,7 +15,7 @@ from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.ranges import behind, first_block
 from onewriter_broker.topic.producers.deduplication import trim_limit
-from onewriter_broker.topic.retention.retention import Measured, trim_to
+from onewriter_broker.topic.retention.retention import Measured, RetentionLimits, trim_to
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import Position
 
@@ -88,7 +88,12 @@ def _slowest(subscriptions: Subscriptions, lowest: Position) -> str:
     return ""
 
 
-async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Position) -> Trimmed:
+async def trim(
+    topic_log: TopicLog,
+    subscriptions: Subscriptions,
+    asked: Position,
+    limits: RetentionLimits = RetentionLimits(),
+) -> Trimmed:
     """Drop the entries before ``asked`` that may go. A large trim needs several calls.
 
     The caller has checked the identity and the epoch of the request; after a transition no more is trimmed.
@@ -97,7 +102,7 @@ async def trim(topic_log: TopicLog, subscriptions: Subscriptions, asked: Positio
     binding, epoch = topic_log.binding, topic_log.state.get("epoch")
     if binding is None or topic_log.ledger == 0:
         raise Unavailable(f"{topic_log.name} is not open here")
-    measured = Measured(topic_log, binding.generation)
+    measured = Measured(topic_log, binding.generation, limits=limits)
     measured.add(await first_block(topic_log))
     began = measured.begins
     cut = cut_of(asked, limits_of(topic_log, subscriptions))

@@ -277,10 +277,8 @@ async def test_others_go_on_when_whoever_wrote_for_them_is_cancelled(
     assert comes_later.result() == 1
 
 
-async def test_a_crowd_of_changes_is_bounded(
-    api: MemoryApi, anchor: KubernetesAnchor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kubernetes, "CHANGES_MAX", 8)
+async def test_a_crowd_of_changes_is_bounded(api: MemoryApi) -> None:
+    anchor = KubernetesAnchor(api, "shard-0", changes_max=8)
     outcomes = await asyncio.gather(
         *(outcome(anchor.compare_and_set(bucket, 0, RECORD)) for bucket in range(20))
     )

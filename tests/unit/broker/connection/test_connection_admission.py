@@ -35,8 +35,10 @@ PARTITIONS = pb.CommandPartitionedMetadata(topic=TOPIC, request_id=7)
 LISTING = pb.CommandGetTopicsOfNamespace(namespace="public/default", request_id=7)
 
 
-def answered(command: Command, *, is_told: bool = True, may_only_resume: bool = False) -> object:
-    answer = not_now(command, is_told=is_told, may_only_resume=may_only_resume)
+def answered(
+    command: Command, *, has_declarations: bool = True, may_only_resume: bool = False
+) -> object:
+    answer = not_now(command, has_declarations=has_declarations, may_only_resume=may_only_resume)
     if answer is None:
         return None
     ((frame, _),) = FrameReader().feed(answer)
@@ -45,13 +47,15 @@ def answered(command: Command, *, is_told: bool = True, may_only_resume: bool = 
 
 @pytest.mark.parametrize("command", [producer(), SUBSCRIBE, LISTING])
 def test_a_broker_that_was_told_nothing_sends_away(command: Command) -> None:
-    answer = answered(command, is_told=False)
+    answer = answered(command, has_declarations=False)
     assert isinstance(answer, pb.CommandError)
     assert (answer.request_id, ServerError(answer.error)) == (7, ServerError.SERVICE_NOT_READY)
 
 
 def test_early_look_ups_keep_the_connections_of_clients() -> None:
-    looked_up, partitions = (answered(each, is_told=False) for each in (LOOKUP, PARTITIONS))
+    looked_up, partitions = (
+        answered(each, has_declarations=False) for each in (LOOKUP, PARTITIONS)
+    )
     assert isinstance(looked_up, pb.CommandLookupResponse)
     assert isinstance(partitions, pb.CommandPartitionedMetadataResponse)
     codes = {ServerError(looked_up.error), ServerError(partitions.error)}
@@ -60,7 +64,7 @@ def test_early_look_ups_keep_the_connections_of_clients() -> None:
 
 def test_commands_without_a_topic_are_handled() -> None:
     for command in (pb.CommandPing(), pb.CommandPong(), pb.CommandAuthResponse()):
-        assert answered(command, is_told=False, may_only_resume=True) is None
+        assert answered(command, has_declarations=False, may_only_resume=True) is None
 
 
 @pytest.mark.parametrize(

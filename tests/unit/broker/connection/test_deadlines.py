@@ -73,17 +73,17 @@ async def test_a_holder_that_does_not_publish_is_closed_and_the_next_one_granted
         registry = Registry(orders=topic)
         registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
         checker = deadlines(registry)
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         _, next_told = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         checker.check(100.0)
         world.send(holder, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         checker.check(104.0)  # it has published since the last check
         checker.check(104.0 + DEADLINE_SECONDS)
-        assert told.closed == 0
+        assert channel.closed == 0
         checker.check(104.1 + DEADLINE_SECONDS)
-        assert told.closed == 1
+        assert channel.closed == 1
         await until(lambda: next_told.ready)
 
 

@@ -50,29 +50,29 @@ async def test_a_peer_that_closes_is_noticed_behind_what_it_sent(is_reset: bool)
 
 async def test_a_hang_up_is_reported_once_and_never_after_forget() -> None:
     hang_ups = HangUps()
-    told: list[str] = []
+    reported: list[str] = []
     with connection() as (one, first_peer), connection() as (other, second_peer):
-        hang_ups.watch(one.fileno(), lambda: told.append("one"))
-        hang_ups.watch(other.fileno(), lambda: told.append("other"))
+        hang_ups.watch(one.fileno(), lambda: reported.append("one"))
+        hang_ups.watch(other.fileno(), lambda: reported.append("other"))
         hang_ups.forget(other.fileno())
         hang_ups.forget(other.fileno())
         second_peer.close()
         first_peer.close()
         await settle()
         await settle()
-        assert told == ["one"]
+        assert reported == ["one"]
         hang_ups.forget(one.fileno())
 
 
 async def test_a_connection_is_watched_again_each_time_that_it_is_not_read() -> None:
     hang_ups = HangUps()
-    told: list[int] = []
+    reported: list[int] = []
     with connection() as (mine, peer):
         for number in range(3):
-            hang_ups.watch(mine.fileno(), lambda number=number: told.append(number))  # type: ignore[misc]
+            hang_ups.watch(mine.fileno(), lambda number=number: reported.append(number))  # type: ignore[misc]
             hang_ups.forget(mine.fileno())
-        hang_ups.watch(mine.fileno(), lambda: told.append(3))
+        hang_ups.watch(mine.fileno(), lambda: reported.append(3))
         peer.close()
         await settle()
-        assert told == [3]
+        assert reported == [3]
         hang_ups.forget(mine.fileno())

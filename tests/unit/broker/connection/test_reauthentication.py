@@ -92,7 +92,7 @@ class World:
         self.link.connection_made(self.pipe)
         self.client = ClientConnection()
 
-    async def hear(self, data: bytes) -> None:
+    async def receive(self, data: bytes) -> None:
         """Bytes of the client, and all the work that they cause."""
         view = self.link.get_buffer(len(data))
         view[: len(data)] = data
@@ -103,12 +103,12 @@ class World:
         await asyncio.sleep(0)
 
     async def connect(self) -> None:
-        await self.hear(self.client.connect("test", auth_method="token", auth_data=b"first"))
+        await self.receive(self.client.connect("test", auth_method="token", auth_data=b"first"))
         assert self.said(pb.CommandConnected)
 
     async def renew(self) -> None:
         data = pb.AuthData(auth_method_name="token", auth_data=b"second")
-        await self.hear(self.client.encode(pb.CommandAuthResponse(response=data)))
+        await self.receive(self.client.encode(pb.CommandAuthResponse(response=data)))
 
     def pass_seconds(self, seconds: float) -> None:
         """On the wall clock alone: timers do not come."""
@@ -164,7 +164,7 @@ async def test_while_nobody_can_judge_it_the_connection_goes_on_until_its_token_
         assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=10)
         world.pass_seconds(listener.RETRY_SECONDS)
         world.link._ask_again(in_seconds(100))
-    await world.hear(world.client.encode(pb.CommandPing()))
+    await world.receive(world.client.encode(pb.CommandPing()))
     assert world.said(pb.CommandPong)
     assert not world.pipe.is_closed
     assert not world.link.may_only_resume, "what was proved once stays proved"
@@ -184,7 +184,7 @@ async def test_a_token_without_an_end_ends_no_connection_that_nobody_can_judge()
     await world.renew()
     assert world.asks_in == pytest.approx(listener.RETRY_SECONDS, abs=10)
     world.pass_seconds(10_000)
-    await world.hear(world.client.encode(pb.CommandPing()))
+    await world.receive(world.client.encode(pb.CommandPing()))
     assert world.said(pb.CommandPong)
     assert not world.pipe.is_closed
 
@@ -254,7 +254,7 @@ async def test_commands_after_the_expiry_of_the_token_are_not_handled() -> None:
     world.judge.says = Authenticated(POD, in_seconds(10))
     await world.connect()
     world.pass_seconds(10)
-    await world.hear(world.client.encode(pb.CommandPing()))
+    await world.receive(world.client.encode(pb.CommandPing()))
     assert not world.said(pb.CommandPong)
     assert world.pipe.is_closed
 

@@ -56,13 +56,13 @@ class OneProducer:
 
     link: ClientProtocol
     unanswered: int = 0
-    heard: list[str] = field(default_factory=list)
+    received: list[str] = field(default_factory=list)
 
     def lost(self) -> None:
         self.link.pending_changed(-self.unanswered)
 
     def silent(self) -> None:
-        self.heard.append("silent")
+        self.received.append("silent")
 
     def room_made(self) -> None: ...
 
@@ -94,7 +94,7 @@ def connected(clock: Clock) -> tuple[Clients, ClientProtocol, Pipe, OneProducer]
     link._session = cast("Session", session)
     link.detection = Detection(1.0, 2.5)
     clients._checked_at = clock.seconds
-    deadlines = SimpleNamespace(check=lambda _now: session.heard.append("progress"))
+    deadlines = SimpleNamespace(check=lambda _now: session.received.append("progress"))
     clients._deadlines = cast("ProgressDeadlines", deadlines)
     return clients, link, pipe, session
 
@@ -113,7 +113,7 @@ async def test_a_holder_that_takes_nothing_of_what_it_is_sent_is_silent() -> Non
     link.pause_writing()
     assert pipe.is_reading_paused
     pass_time(clients, clock, 4.0)
-    assert "silent" in session.heard
+    assert "silent" in session.received
     assert pipe.aborted
 
 
@@ -126,7 +126,7 @@ async def test_a_holder_that_is_slow_to_take_what_it_is_sent_is_not_silent() -> 
         pipe.unsent -= 1_000
         pass_time(clients, clock, 2.0)
         await asyncio.sleep(0)  # a PING goes out
-    assert "silent" not in session.heard
+    assert "silent" not in session.received
 
 
 async def test_a_holder_that_is_not_read_is_pinged_and_never_silent() -> None:
@@ -138,7 +138,7 @@ async def test_a_holder_that_is_not_read_is_pinged_and_never_silent() -> None:
     pass_time(clients, clock, 20.0)
     await asyncio.sleep(0)
     assert pipe.unsent >= 20 * len(replies.PING)
-    assert "silent" not in session.heard
+    assert "silent" not in session.received
     assert not pipe.aborted
 
 
@@ -155,6 +155,6 @@ async def test_a_broker_that_stood_still_does_not_blame_its_producers_for_it() -
     clients, _, _, session = connected(clock)
     clock.seconds += 30.0
     clients.check(clock.seconds)
-    assert session.heard == []
+    assert session.received == []
     pass_time(clients, clock, 0.5)
-    assert session.heard == ["progress", "progress"]
+    assert session.received == ["progress", "progress"]

@@ -79,9 +79,9 @@ async def test_the_gap_before_a_winner_could_write_is_told_with_its_grant() -> N
     replid = (await store.observe([0])).replid
     binding = Binding(0, replid, 1, "me", 1)
     for ledger, gap in ((5, "41"), (7, "0")):
-        told = {"topic": MINE, "ledger": str(ledger), "epoch": str(ledger)}
-        await store.write_audit(binding, told | {"kind": "grant"})
-        await store.write_audit(binding, told | {"kind": "ready", "leaderlessMs": gap})
+        reported = {"topic": MINE, "ledger": str(ledger), "epoch": str(ledger)}
+        await store.write_audit(binding, reported | {"kind": "grant"})
+        await store.write_audit(binding, reported | {"kind": "ready", "leaderlessMs": gap})
     page = await newest(store, 0, MINE, 10)
     shown_gaps = [(record["kind"], record["leaderlessMs"]) for record in page.records]
     assert shown_gaps == [("grant", 41), ("grant", 0)]

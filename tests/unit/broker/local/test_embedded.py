@@ -349,13 +349,10 @@ async def test_the_memory_that_it_may_use_is_bounded(settings: EmbeddedSettings)
         assert memory["maxmemory_policy"] == "noeviction"
 
 
-def test_half_of_memory_heeds_the_control_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unlimited, limited = tmp_path / "memory.max", tmp_path / "limit_in_bytes"
-    monkeypatch.setattr(embedded, "_MEMORY_LIMITS", (unlimited, limited))
-    all_of_it = half_of_memory()
+def test_half_of_memory_heeds_the_control_group(tmp_path: Path) -> None:
+    files = unlimited, limited = tmp_path / "memory.max", tmp_path / "limit_in_bytes"
+    all_of_it = half_of_memory(files)
     unlimited.write_text("max\n")
-    assert half_of_memory() == all_of_it > 0
+    assert half_of_memory(files) == all_of_it > 0
     limited.write_text(f"{100 * 1024 * 1024}\n")
-    assert half_of_memory() == 50 * 1024 * 1024
+    assert half_of_memory(files) == 50 * 1024 * 1024

@@ -83,7 +83,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
 
 
-class Told:
+class Events:
     """What the supervisor said about its children."""
 
     def __init__(self) -> None:
@@ -106,12 +106,12 @@ async def eventually(holds: Callable[[], bool]) -> None:
 async def supervising(
     directory: Path,
     children: Sequence[ChildSpec],
-    told: Callable[[str, ChildEvent, int], None],
+    events: Callable[[str, ChildEvent, int], None],
     server: EmbeddedServer | None = None,
     delays: RestartDelays = DELAYS,
 ) -> AsyncIterator[Supervisor]:
     supervisor = Supervisor(
-        directory, lambda: children, server=server, delays=delays, on_event=told
+        directory, lambda: children, server=server, delays=delays, on_event=events
     )
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())
@@ -134,62 +134,62 @@ def is_up(directory: Path, process_id: int) -> bool:
 
 
 async def test_a_frozen_child_is_killed_and_replaced(tmp_path: Path) -> None:
-    told = Told()
-    async with supervising(tmp_path, [child(tmp_path)], told):
-        await eventually(lambda: bool(told.events) and is_up(tmp_path, told.events[0][2]))
-        frozen = told.events[0][2]
+    events = Events()
+    async with supervising(tmp_path, [child(tmp_path)], events):
+        await eventually(lambda: bool(events.events) and is_up(tmp_path, events.events[0][2]))
+        frozen = events.events[0][2]
         os.kill(frozen, signal.SIGSTOP)
-        await eventually(lambda: len(told.processes(ChildEvent.STARTED)) == 2)
-        assert told.processes(ChildEvent.FROZEN) == [frozen]
+        await eventually(lambda: len(events.processes(ChildEvent.STARTED)) == 2)
+        assert events.processes(ChildEvent.FROZEN) == [frozen]
         with pytest.raises(ProcessLookupError):
             os.kill(frozen, 0)
-        await eventually(lambda: is_up(tmp_path, told.processes(ChildEvent.STARTED)[1]))
+        await eventually(lambda: is_up(tmp_path, events.processes(ChildEvent.STARTED)[1]))
 
 
 async def test_a_child_that_dies_is_replaced_and_the_others_are_left_alone(tmp_path: Path) -> None:
-    told = Told()
+    events = Events()
     children = [child(tmp_path, "broker-0"), child(tmp_path, "broker-1")]
-    async with supervising(tmp_path, children, told):
+    async with supervising(tmp_path, children, events):
         await eventually(lambda: len(names(tmp_path, "up-*")) == 2)
-        os.kill(told.processes(ChildEvent.STARTED, "broker-0")[0], signal.SIGKILL)
+        os.kill(events.processes(ChildEvent.STARTED, "broker-0")[0], signal.SIGKILL)
         await eventually(lambda: len(names(tmp_path, "up-*")) == 3)
-        assert told.processes(ChildEvent.FROZEN) == []
-        assert len(told.processes(ChildEvent.STARTED, "broker-1")) == 1
+        assert events.processes(ChildEvent.FROZEN) == []
+        assert len(events.processes(ChildEvent.STARTED, "broker-1")) == 1
 
 
 async def test_a_child_that_ran_steadily_is_replaced_without_delay(
     tmp_path: Path,
 ) -> None:
     delays = RestartDelays(first_seconds=3600.0, longest_seconds=3600.0, steady_seconds=0.0)
-    told = Told()
-    async with supervising(tmp_path, [child(tmp_path)], told, delays=delays):
+    events = Events()
+    async with supervising(tmp_path, [child(tmp_path)], events, delays=delays):
         await eventually(lambda: len(names(tmp_path, "up-*")) == 1)
-        os.kill(told.processes(ChildEvent.STARTED)[0], signal.SIGKILL)
+        os.kill(events.processes(ChildEvent.STARTED)[0], signal.SIGKILL)
         await eventually(lambda: len(names(tmp_path, "up-*")) == 2)
 
 
 async def test_every_child_is_told_to_read_again_even_one_that_is_still_starting(
     tmp_path: Path,
 ) -> None:
-    told = Told()
+    events = Events()
     children = [child(tmp_path, "broker-0"), child(tmp_path, "broker-1")]
-    async with supervising(tmp_path, children, told):
-        await eventually(lambda: len(told.events) == 2)
+    async with supervising(tmp_path, children, events):
+        await eventually(lambda: len(events.events) == 2)
         os.kill(os.getpid(), signal.SIGHUP)  # they are not up yet, and would die of it
         await eventually(lambda: len(names(tmp_path, "hung-up-*")) == 2)
-        assert len(told.processes(ChildEvent.STARTED)) == 1
+        assert len(events.processes(ChildEvent.STARTED)) == 1
         (tmp_path / names(tmp_path, "hung-up-*")[0]).unlink()
         os.kill(os.getpid(), signal.SIGHUP)
         await eventually(lambda: len(names(tmp_path, "hung-up-*")) == 2)
-    assert told.processes(ChildEvent.FROZEN) == []
+    assert events.processes(ChildEvent.FROZEN) == []
 
 
 async def test_the_end_of_its_terminal_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Told()
+    events = Events()
     monkeypatch.setattr(supervisor_module, "_has_terminal", lambda: True)
-    supervisor = Supervisor(tmp_path, lambda: [child(tmp_path)], on_event=told)
+    supervisor = Supervisor(tmp_path, lambda: [child(tmp_path)], on_event=events)
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())
         await eventually(lambda: bool(names(tmp_path, "up-*")))
@@ -202,24 +202,24 @@ async def test_the_end_of_its_terminal_ends_it(
 
 
 async def test_a_clean_stop_lets_children_finish(tmp_path: Path) -> None:
-    told = Told()
-    async with supervising(tmp_path, [child(tmp_path)], told):
+    events = Events()
+    async with supervising(tmp_path, [child(tmp_path)], events):
         await eventually(lambda: bool(names(tmp_path, "up-*")))
         await asyncio.sleep(0.3)
-    (process_id,) = told.processes(ChildEvent.STARTED)
+    (process_id,) = events.processes(ChildEvent.STARTED)
     assert (tmp_path / f"terminated-{process_id}").exists()
 
 
 async def test_an_urgent_stop_waits_for_nobody(tmp_path: Path) -> None:
-    told = Told()
-    async with supervising(tmp_path, [child(tmp_path, behaviour="stubborn")], told) as supervisor:
+    events = Events()
+    async with supervising(tmp_path, [child(tmp_path, behaviour="stubborn")], events) as supervisor:
         await eventually(lambda: bool(names(tmp_path, "up-*")))
         await asyncio.sleep(0.3)
         supervisor.request_stop()
         await asyncio.sleep(0.3)
-        assert told.processes(ChildEvent.ENDED) == [], "asked once, it gets its time"
+        assert events.processes(ChildEvent.ENDED) == [], "asked once, it gets its time"
         supervisor.request_stop()
-        await eventually(lambda: bool(told.processes(ChildEvent.ENDED)))
+        await eventually(lambda: bool(events.processes(ChildEvent.ENDED)))
 
 
 async def test_a_child_that_cannot_work_ends_the_supervisor(tmp_path: Path) -> None:
@@ -237,26 +237,26 @@ async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 async def test_killing_a_broker_does_not_touch_the_store(tmp_path: Path) -> None:
-    told = Told()
+    events = Events()
     server = EmbeddedServer(EmbeddedSettings(tmp_path / "valkey"))
-    async with supervising(tmp_path, [child(tmp_path)], told, server):
+    async with supervising(tmp_path, [child(tmp_path)], events, server):
         await eventually(lambda: bool(names(tmp_path, "up-*")))
         await asyncio.sleep(0.3)
         store = server.process_id
         assert store is not None
-        os.kill(told.processes(ChildEvent.STARTED)[0], signal.SIGKILL)
+        os.kill(events.processes(ChildEvent.STARTED)[0], signal.SIGKILL)
         await eventually(lambda: len(names(tmp_path, "up-*")) == 2)
         assert server.process_id == store
         os.kill(store, signal.SIGKILL)
         await eventually(lambda: server.process_id not in {None, store})
-        assert len(told.processes(ChildEvent.STARTED)) == 2
+        assert len(events.processes(ChildEvent.STARTED)) == 2
     assert server.process_id is None
 
 
 async def test_a_second_start_on_the_same_directory_names_the_first(tmp_path: Path) -> None:
-    told = Told()
-    async with supervising(tmp_path, [child(tmp_path)], told):
-        await eventually(lambda: bool(told.events))
+    events = Events()
+    async with supervising(tmp_path, [child(tmp_path)], events):
+        await eventually(lambda: bool(events.events))
         with pytest.raises(
             ConfigurationError, match=f"in use by onewriter with process id {os.getpid()}"
         ):
@@ -273,10 +273,10 @@ from onewriter_broker.local.supervisor import ChildSpec, Supervisor
 directory, program = Path(sys.argv[1]), sys.argv[2]
 spec = ChildSpec("broker-0", lambda fd: [sys.executable, "-c", program, str(fd), str(directory), ""])
 
-def told(name, event, pid):
+def on_event(name, event, pid):
     print(event.value, pid, flush=True)
 
-sys.exit(asyncio.run(Supervisor(directory, lambda: [spec], on_event=told).run()))
+sys.exit(asyncio.run(Supervisor(directory, lambda: [spec], on_event=on_event).run()))
 """
 
 
@@ -480,17 +480,17 @@ def test_the_processor_time_of_a_process_rises_while_it_works() -> None:
 
 
 async def test_a_child_whose_loop_is_busy_is_killed_after_the_longer_time(tmp_path: Path) -> None:
-    told = Told()
+    events = Events()
     supervisor = Supervisor(
         tmp_path,
         lambda: [child(tmp_path, behaviour="busy")],
         frozen_seconds=0.3,
         stuck_seconds=1.5,
-        on_event=told,
+        on_event=events,
     )
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(supervisor.run())
-        await eventually(lambda: bool(told.processes(ChildEvent.FROZEN)))
+        await eventually(lambda: bool(events.processes(ChildEvent.FROZEN)))
         supervisor.request_stop()
         supervisor.request_stop()
     assert running.result() == 0

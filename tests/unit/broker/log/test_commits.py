@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 from tests.unit.broker.log.test_guarded_appends import later
 from tests.unit.broker.topic.fence_path_world import Gates, World, serving, until
 
-from onewriter_broker.log import commits
 from onewriter_broker.log.commits import PROOF_ATTEMPTS_MAX
+from onewriter_broker.log.limits import LogLimits
 from onewriter_broker.log.store.api import Durability, Standing
 from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
 from onewriter_broker.topic.epoch_checks import standing_of
+from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Undecided
 from onewriter_core.topic.model import WHOLE, AccessMode
@@ -57,14 +59,20 @@ class Replicated:
         return asyncio.get_running_loop().create_task(proving)
 
 
-@pytest.fixture
-async def topic() -> AsyncIterator[Replicated]:
-    async with serving(commit_timeout_seconds=0.0) as world:
+@asynccontextmanager
+async def replicated(limits: LogLimits = LogLimits()) -> AsyncIterator[Replicated]:
+    async with serving(commit_timeout_seconds=0.0, limits=TopicLimits(log=limits)) as world:
         replica = world.server.add_replica("node-1")
         runner = await world.load()
         log = runner.logs[WHOLE]
         log._durability = log._wanted_durability = Durability.REPLICATED
         yield Replicated(world, replica, runner)
+
+
+@pytest.fixture
+async def topic() -> AsyncIterator[Replicated]:
+    async with replicated() as found:
+        yield found
 
 
 async def test_many_proofs_share_each_question_to_the_store(topic: Replicated) -> None:
@@ -97,8 +105,8 @@ async def test_a_question_under_way_proves_nothing_that_came_meanwhile(topic: Re
 
 async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Replicated) -> None:
     runner = await topic.world.load(1)
-    writer, told = topic.world.ask(runner, AccessMode.SHARED, "local", partition=1)
-    await until(lambda: told.ready)
+    writer, channel = topic.world.ask(runner, AccessMode.SHARED, "local", partition=1)
+    await until(lambda: channel.ready)
     assert runner.logs[1].durability is Durability.LOCAL
     topic.replica.holds_replication = True
     counted = Counted(topic.world.store)
@@ -117,8 +125,8 @@ async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Rep
 
 
 async def test_a_lost_connection_answers_undecided_and_spares_blocks(topic: Replicated) -> None:
-    producer, told = topic.world.ask(topic.runner, AccessMode.SHARED, "careful")
-    await until(lambda: told.ready)
+    producer, channel = topic.world.ask(topic.runner, AccessMode.SHARED, "careful")
+    await until(lambda: channel.ready)
     gates = Gates(topic.world.store, "append", "commit")
     topic.world.send(producer, 0)
     await gates.reached("append")
@@ -131,7 +139,7 @@ async def test_a_lost_connection_answers_undecided_and_spares_blocks(topic: Repl
     with pytest.raises(Undecided, match="connection"):
         await proof
     await later(lambda: producer.pending == 0)
-    assert told.receipts == 1
+    assert channel.receipts == 1
     assert isinstance(await topic.check(), Standing)
 
 
@@ -147,26 +155,21 @@ async def test_another_dataset_answers_undecided(topic: Replicated) -> None:
         await check
 
 
-async def test_proofs_that_wait_have_a_bound(
-    topic: Replicated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commits, "PROOFS_MAX", 2)
-    gates = Gates(topic.world.store, "commit")
-    check = topic.check()
-    await gates.reached("commit")
-    second = topic.prove()
-    await asyncio.sleep(0)
-    with pytest.raises(Undecided, match="2 proofs"):
-        await topic.prove()
-    gates.open("commit")
-    await asyncio.gather(check, second)
-    assert isinstance(await topic.check(), Standing)
+async def test_proofs_that_wait_have_a_bound() -> None:
+    async with replicated(LogLimits(proofs_max=2)) as topic:
+        gates = Gates(topic.world.store, "commit")
+        check = topic.check()
+        await gates.reached("commit")
+        second = topic.prove()
+        await asyncio.sleep(0)
+        with pytest.raises(Undecided, match="2 proofs"):
+            await topic.prove()
+        gates.open("commit")
+        await asyncio.gather(check, second)
+        assert isinstance(await topic.check(), Standing)
 
 
-async def test_a_store_that_answers_nothing_is_waited_for_so_long(
-    topic: Replicated, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commits, "PROOF_SECONDS_MAX", 0.05)
+async def test_a_store_that_answers_nothing_is_waited_for_so_long(topic: Replicated) -> None:
     gates = Gates(topic.world.store, "commit")
     with pytest.raises(Undecided, match="in time"):
         await topic.check()

@@ -81,9 +81,9 @@ async def test_a_view_is_read_in_steps_as_it_would_be_at_once(
     behind, horizon = Position(5, after), Position(5, 80)
     pieces = [piece for each in blocks for piece in each.pieces()]
     at_once = runs_behind(pieces, behind, horizon, entries_max, bytes_max)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compacted_log, "PIECES_PER_TICK", 3)
-        found = await compacted_log._runs(blocks, behind, horizon, entries_max, bytes_max)
+    found = await compacted_log._runs(
+        blocks, behind, horizon, entries_max, bytes_max, pieces_per_tick=3
+    )
     assert shown(found) == shown(at_once)
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import (
     ORDERS,
+    FakeChannel,
     Gates,
-    Told,
     World,
     entry,
     serving,
@@ -19,6 +19,7 @@ from tests.unit.broker.topic.fence_path_world import (
 )
 
 from onewriter_broker.log.joint_append import JointAppend, Part
+from onewriter_broker.log.limits import FLOORS_MAX
 from onewriter_broker.log.store.api import (
     Binding,
     Block,
@@ -31,7 +32,6 @@ from onewriter_broker.log.store.api import (
 from onewriter_broker.log.store.fake.store import Moment
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.log.store.redis.script_calls import FIELDS_MAX, fence
-from onewriter_broker.log.topic_log.guards import FLOORS_MAX
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES, TopicLog
 from onewriter_broker.topic.epoch_checks import raise_floor as seal
 from onewriter_broker.topic.producers.producer import Producer
@@ -58,11 +58,11 @@ async def ready(
     guard: Guard | None = None,
     *,
     partition: int = WHOLE,
-) -> tuple[Producer, Told]:
-    producer, told = world.ask(runner, AccessMode.SHARED, name, partition=partition, alone=True)
+) -> tuple[Producer, FakeChannel]:
+    producer, channel = world.ask(runner, AccessMode.SHARED, name, partition=partition, alone=True)
     producer.guard = guard
-    await until(lambda: told.ready)
-    return producer, told
+    await until(lambda: channel.ready)
+    return producer, channel
 
 
 async def later(condition: Callable[[], object]) -> None:
@@ -144,7 +144,7 @@ async def test_rejected_sender_loses_its_later_entries_too() -> None:
         newer, _ = await ready(world, runner, "newer", floor(5))
         world.send(newer, 0)
         await until(lambda: newer.pending == 0)
-        stale, told = await ready(world, runner, "stale", floor(4))
+        stale, channel = await ready(world, runner, "stale", floor(4))
         gates = Gates(world.store, "append")
         world.send(stale, 0)
         await gates.reached("append")
@@ -152,25 +152,25 @@ async def test_rejected_sender_loses_its_later_entries_too() -> None:
         world.send(newer, 1)
         gates.open("append")
         await until(lambda: stale.pending == newer.pending == 0)
-        assert told.guards_refused == [Outcome.STALE]
+        assert channel.guards_refused == [Outcome.STALE]
         assert [count for _, count in await numbers(world)] == [1, 1]
-        assert told.answered_bytes == 2 * (ENTRY_BYTES + len(entry("stale", 0)))
+        assert channel.answered_bytes == 2 * (ENTRY_BYTES + len(entry("stale", 0)))
 
 
 async def test_the_last_receipts_come_before_the_close() -> None:
     async with serving() as world:
         runner = await world.load()
-        guarded, told = await ready(world, runner, "guarded", floor(4))
+        guarded, channel = await ready(world, runner, "guarded", floor(4))
         newer, _ = await ready(world, runner, "newer", floor(5))
         gates = Gates(world.store, "append")
         world.send(guarded, 0)
         world.send(newer, 0)
         world.send(guarded, 1)
         await gates.reached("append")
-        assert told.guards_refused == []
+        assert channel.guards_refused == []
         gates.open("append")
-        await until(lambda: told.guards_refused)
-        assert told.receipts == 1
+        await until(lambda: channel.guards_refused)
+        assert channel.receipts == 1
         assert guarded.is_idle
 
 
@@ -178,14 +178,14 @@ async def test_a_lost_answer_is_found_although_the_guard_is_over_by_then() -> No
     """PRESENT wins: the retry must not say that what is in the log was refused."""
     async with serving() as world:
         runner = await world.load()
-        guarded, told = await ready(world, runner, "guarded", floor(4))
+        guarded, channel = await ready(world, runner, "guarded", floor(4))
         world.store.faults.fail_after = 1
         world.send(guarded, 0)
         await until(lambda: world.appender.statistics.undecided_calls == 1)
         await raise_floor(world, runner)
         await later(lambda: guarded.pending == 0)
-        assert told.receipts == 1
-        assert told.guards_refused == []
+        assert channel.receipts == 1
+        assert channel.guards_refused == []
         assert await numbers(world) == [("1-1", 1)]
 
 
@@ -193,7 +193,7 @@ async def test_a_retry_that_is_refused_says_nothing_definite_before_the_next_led
     """The first copy may still be under way: only the next marker makes its absence certain."""
     async with serving() as world:
         runner = await world.load()
-        guarded, told = await ready(world, runner, "guarded", floor(4))
+        guarded, channel = await ready(world, runner, "guarded", floor(4))
         plain, _ = await ready(world, runner, "plain")
         world.store.faults.fail_before = 1
         world.send(guarded, 0)
@@ -202,10 +202,10 @@ async def test_a_retry_that_is_refused_says_nothing_definite_before_the_next_led
         await raise_floor(world, runner)
         await later(lambda: world.deposed)
         assert set(world.deposed) == {Outcome.REFENCE}
-        assert told.guards_refused == []
+        assert channel.guards_refused == []
         runner.refence_where_refused()  # what the broker does once the bucket was found kept
         await later(lambda: guarded.pending == plain.pending == 0)
-        assert told.guards_refused == [Outcome.STALE]
+        assert channel.guards_refused == [Outcome.STALE]
         assert await numbers(world) == [("2-1", 1)]
 
 
@@ -213,13 +213,13 @@ async def test_a_roll_keeps_guards_and_floors() -> None:
     async with serving() as world:
         runner = await world.load()
         newer, _ = await ready(world, runner, "newer", floor(5))
-        stale, told = await ready(world, runner, "stale", floor(4))
+        stale, channel = await ready(world, runner, "stale", floor(4))
         world.send(newer, 0)
         await until(lambda: newer.pending == 0)
         world.send(stale, 0)
         runner.post(LedgerFull(WHOLE, 0.0))
         await until(lambda: runner.logs[WHOLE].ledger == 2 and stale.pending == 0)
-        assert told.guards_refused == [Outcome.STALE]
+        assert channel.guards_refused == [Outcome.STALE]
         assert (await world.store.read_state(ORDERS))[FIELD] == "5"
         assert await numbers(world) == [("1-1", 1)]
 
@@ -374,7 +374,7 @@ async def counts(world: World) -> list[int]:
 async def test_together_all_are_stored_behind_what_was_handed_in_before() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        plain, told = await ready(world, runner, "plain", partition=1)
+        plain, channel = await ready(world, runner, "plain", partition=1)
         world.send(plain, 0)
         asked = Asked(world, runner)
         world.send(plain, 1)
@@ -382,7 +382,7 @@ async def test_together_all_are_stored_behind_what_was_handed_in_before() -> Non
         await until(lambda: plain.pending == 0)
         assert [str(each) for each in asked.positions] in (["1-1", "1-2"], ["1-1", "1-3"])
         assert await counts(world) == [1, 3]
-        assert told.drops == []
+        assert channel.drops == []
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])

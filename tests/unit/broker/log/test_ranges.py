@@ -19,7 +19,6 @@ from onewriter_broker.log.store.api import Marker, StoredBlock
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log import ranges
 from onewriter_broker.log.topic_log.log import last_position
 from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, leaves_hole
 from onewriter_core.errors import Unavailable
@@ -165,16 +164,13 @@ async def test_a_log_that_moves_away_is_read_no_further(server: FakeServer) -> N
         await blocks.read()
 
 
-async def test_reads_are_bounded_by_the_size_of_blocks(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ranges, "READ_BYTES", 2_000)
+async def test_reads_are_bounded_by_the_size_of_blocks(server: FakeServer) -> None:
     story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await story.fence(Purpose.GRANT, waiter("alice"))
     for _ in range(10):
         await story.publish(bytes(900))
     for _ in range(2):
-        blocks, sizes = Range(story.log, EARLIEST), []
+        blocks, sizes = Range(story.log, EARLIEST, read_bytes_max=2_000), []
         while read := await blocks.read():
             sizes.append(len(read))
         assert sum(sizes) == 11

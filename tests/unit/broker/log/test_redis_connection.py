@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import hiredis
 import pytest
 
 from onewriter_broker.log.store.redis.connection import (
     PAYLOAD_BYTES_UNCOPIED,
+    REPLIES_AWAITED_MAX,
     RedisConnection,
     encode,
 )
@@ -19,7 +21,9 @@ Peer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def connected_to(peer: Peer) -> AsyncIterator[RedisConnection]:
+async def connected_to(
+    peer: Peer, *, replies_awaited_max: int = REPLIES_AWAITED_MAX
+) -> AsyncIterator[RedisConnection]:
     """A connection to a server that behaves as ``peer`` does, until the test ends."""
     gone = asyncio.Event()
 
@@ -34,7 +38,8 @@ async def connected_to(peer: Peer) -> AsyncIterator[RedisConnection]:
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(RedisConnection, "127.0.0.1", port)
+        made = partial(RedisConnection, replies_awaited_max=replies_awaited_max)
+        _, connection = await loop.create_connection(made, "127.0.0.1", port)
         try:
             yield connection
         finally:
@@ -104,13 +109,11 @@ async def test_a_reply_that_nobody_asked_for_ends_the_connection() -> None:
         assert not connection.is_open
 
 
-async def test_commands_nobody_answers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewriter_broker.log.store.redis.connection.REPLIES_AWAITED_MAX", 3)
-
+async def test_commands_nobody_answers_are_bounded() -> None:
     async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Says nothing."""
 
-    async with connected_to(peer) as connection:
+    async with connected_to(peer, replies_awaited_max=3) as connection:
         for _ in range(3):
             connection.submit(["PING"])
         with pytest.raises(ConnectionError, match="too many"):

@@ -74,7 +74,7 @@ class World:
         single_node: bool = True,
         live_view: Callable[[], LiveView | None] | None = None,
         wake: asyncio.Event | None = None,
-        heard_ms: Callable[[str], int | None] = lambda _: None,
+        last_seen_ms: Callable[[str], int | None] = lambda _: None,
     ) -> BucketOwnership:
         self.stores[me] = FakeLogStore(self.server.resolve, buckets=BUCKETS)
         self.events[me] = Events()
@@ -88,7 +88,7 @@ class World:
             single_node=single_node,
             live_view=live_view or (lambda: self.view),
             wake=wake,
-            heard_ms=heard_ms,
+            last_seen_ms=last_seen_ms,
             randomness=random.Random(1),
         )
 

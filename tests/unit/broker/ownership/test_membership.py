@@ -15,6 +15,7 @@ from onewriter_broker.ownership.membership import (
     DEAD_SECONDS,
     FORGET_SECONDS,
     MEMBERS_MAX,
+    RETURN_SECONDS,
     SETTLE_SECONDS,
     Beat,
     MemberObserver,
@@ -32,14 +33,14 @@ def test_last_sign_of_life_of_a_process_is_known_after_its_death() -> None:
     observer.feed(1.0, {OTHER: Beat(1, ADDRESSES, at_ms=5_000).encode(), "old~x": "{}"})
     observer.feed(1.5, {OTHER: Beat(2, ADDRESSES, at_ms=5_500).encode()})
     observer.feed(5.0, {})
-    assert observer.heard_ms(OTHER) == 5_500
-    assert observer.heard_ms("nobody~x") is None
+    assert observer.last_seen_ms(OTHER) == 5_500
+    assert observer.last_seen_ms("nobody~x") is None
     before = Beat.decode('{"counter": 1, "leaving": false, "brokerUrl": "a", "httpUrl": "b"}')
     assert before == Beat(
         1, Addresses("a", "b"), keeps_floors=False
     )  # of a version that did not say
     observer.feed(5.5, {"broker-2~y": before.encode()})
-    assert observer.heard_ms("broker-2~y") is None
+    assert observer.last_seen_ms("broker-2~y") is None
 
 
 def test_membership_knows_whether_all_brokers_keep_floors() -> None:
@@ -191,17 +192,63 @@ def test_while_the_store_is_away_nobody_takes_anything(story: Story) -> None:
     assert story.observer.view(story.now) is None
 
 
-def test_after_the_store_was_away_everyone_is_observed_anew(story: Story) -> None:
+def test_broker_has_time_to_return_after_the_store_was_away(story: Story) -> None:
     story.start(OTHER)
     story.run(10)
     story.stop(OTHER)
     story.run(10, store_away=True)
-    story.run(DEAD_SECONDS)
+    story.run(RETURN_SECONDS)
     assert story.view().alive == {"broker-1"}
+    assert story.view().settled == {"broker-1"}
     assert not story.view().complete
     story.run(BEAT_SECONDS)
+    assert story.view() == LiveView(complete=True)
+
+
+def test_returned_broker_is_dead_two_seconds_after_its_last_heartbeat(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.run(10, store_away=True)
+    story.run(2 * BEAT_SECONDS)
+    story.stop(OTHER)
+    story.run(DEAD_SECONDS - BEAT_SECONDS)
+    assert story.view().alive == {"broker-1"}
+    story.run(BEAT_SECONDS)
     assert story.view().alive == frozenset()
-    assert story.view().complete
+
+
+def test_broker_that_returns_late_was_alive_all_the_time(story: Story) -> None:
+    story.start(OTHER)
+    story.run(10)
+    story.stop(OTHER)
+    story.run(10, store_away=True)
+    story.run(RETURN_SECONDS - BEAT_SECONDS)
+    story.start(OTHER)
+    story.run(BEAT_SECONDS)
+    assert (story.view().alive, story.view().settled) == (frozenset({"broker-1"}),) * 2
+
+
+def test_broker_that_died_before_the_store_was_away_stays_dead(story: Story) -> None:
+    """Otherwise its successors would give it its buckets back."""
+    story.start(OTHER)
+    story.run(10)
+    story.stop(OTHER)
+    story.run(DEAD_SECONDS)
+    story.run(10, store_away=True)
+    story.run(BEAT_SECONDS)
+    assert story.view() == LiveView()
+    story.start(OTHER)
+    story.run(BEAT_SECONDS)
+    assert (story.view().alive, story.view().settled) == (frozenset({"broker-1"}), frozenset())
+
+
+def test_new_observer_gives_others_time_to_return_if_it_began_without_a_store(story: Story) -> None:
+    story.counters[OTHER] = 7
+    story.observer.missed()
+    story.run(RETURN_SECONDS)
+    assert story.view() == LiveView(frozenset({"broker-1"}), frozenset({"broker-1"}))
+    story.run(BEAT_SECONDS)
+    assert story.view() == LiveView(complete=True)
 
 
 def test_an_observer_that_was_paused_observes_anew(story: Story) -> None:
@@ -318,6 +365,25 @@ async def test_a_store_that_is_away_leaves_no_view_and_does_not_end_the_loop() -
     store.faults.is_cut_off = False
     await membership.beat_once()
     assert membership.view() == LiveView()
+
+
+async def test_a_broker_that_began_without_a_store_gives_the_others_time() -> None:
+    server = FakeServer()
+    clock = [0.0]
+    before = FakeLogStore(server.resolve)
+    await before.beat(OTHER, Beat(7, ADDRESSES).encode())
+    store = FakeLogStore(server.resolve)
+    membership = Membership(store, ME, ADDRESSES, clock=lambda: clock[0])
+    store.faults.is_cut_off = True
+    assert not await membership.beat_once()
+    store.faults.is_cut_off = False
+    assert await membership.beat_once()
+    for _ in range(round(DEAD_SECONDS / BEAT_SECONDS)):
+        clock[0] += BEAT_SECONDS
+        await membership.beat_once()
+    view = membership.view()
+    assert view is not None
+    assert (view.alive, view.complete) == (frozenset({"broker-1"}), False)
 
 
 async def test_the_loop_beats_until_it_is_cancelled() -> None:

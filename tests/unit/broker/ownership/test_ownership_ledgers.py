@@ -42,10 +42,10 @@ async def test_a_block_is_refilled_at_half_in_the_background(world: World) -> No
 
 async def test_a_claim_knows_when_the_former_owner_was_heard_of_last(world: World) -> None:
     await world.broker().acquire(0)
-    heard = {"broker-0~a": 5_000}
-    holding = await world.broker("broker-1~x", heard_ms=heard.get).acquire(0)
+    received = {"broker-0~a": 5_000}
+    holding = await world.broker("broker-1~x", last_seen_ms=received.get).acquire(0)
     assert holding is not None
-    assert holding.heard_ms == 5_000
+    assert holding.last_seen_ms == 5_000
 
 
 async def test_with_the_anchor_away_the_reserved_block_still_serves(world: World) -> None:

@@ -118,12 +118,12 @@ async def test_leaving_broker_serves_until_others_know_and_stays_until_they_own_
         leaving = tasks.create_task(leave(first.membership, first.broker))
         given_at = taken_at = 0.0
         while not leaving.done():
-            told = first.broker.owner_of(moving)
+            reported = first.broker.owner_of(moving)
             if moving in first.broker.held():
-                assert told in {addresses("broker-0~a"), None}
+                assert reported in {addresses("broker-0~a"), None}
             else:
                 given_at = given_at or now()
-                assert told in {addresses("broker-1~x"), None}, "nobody is led back"
+                assert reported in {addresses("broker-1~x"), None}, "nobody is led back"
             if moving in second.broker.held():
                 taken_at = taken_at or now()
             await asyncio.sleep(0.01)

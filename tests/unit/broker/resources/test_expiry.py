@@ -20,7 +20,6 @@ from tests.unit.broker.resources.test_resource_bucket import (
 from onewriter_broker.log.store.api import Binding, Outcome, OwnedRecord
 from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.ownership.acquisition import Holding
-from onewriter_broker.resources import resource_bucket as room_module
 from onewriter_broker.resources.dependencies import WantedResource
 from onewriter_core.errors import Unavailable, Undecided
 from onewriter_core.ids import Identity
@@ -109,11 +108,8 @@ async def test_what_is_owned_or_was_just_left_stays(world: World) -> None:
     assert await world.resource_bucket.drop([FIELD]) == [FIELD]
 
 
-async def test_a_full_bucket_drops_what_was_left_longest_ago(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 6)
-    monkeypatch.setattr(room_module, "RECORDS_PER_WRITE_MAX", 1)
+async def test_a_full_bucket_drops_what_was_left_longest_ago(world: World) -> None:
+    world.limit(records_per_bucket_max=6, records_per_write_max=1)
     await left(world, [WantedResource(TOPIC, 1)], days=99)
     await left(world, fields(2), days=40)
     await left(world, fields(1, start=2), days=50)
@@ -170,9 +166,9 @@ async def fail_over(world: World, replica: FakeNode, known_since: int = 0) -> No
 @pytest.mark.parametrize("asker", [ONE, TWO, Owner(Identity("three"), "", "nonce three")])
 @pytest.mark.parametrize("chunk", [1, 100])
 async def test_a_replica_that_was_behind_brings_no_dropped_record_back(
-    world: World, monkeypatch: pytest.MonkeyPatch, known_since: int, asker: Owner, chunk: int
+    world: World, known_since: int, asker: Owner, chunk: int
 ) -> None:
-    monkeypatch.setattr(room_module, "RECORDS_PER_WRITE_MAX", chunk)
+    world.limit(records_per_write_max=chunk)
     replica = world.server.add_replica("node-1")
     other = own_field("group", "other")
     await left(world, [WantedResource(FIELD, 1), WantedResource(other, 1)])
@@ -202,10 +198,8 @@ async def test_a_grant_that_was_not_answered_is_above_the_floor_and_stays(world:
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, 2)
 
 
-async def test_what_is_asked_for_makes_no_room(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
+async def test_what_is_asked_for_makes_no_room(world: World) -> None:
+    world.limit(records_per_bucket_max=2)
     await left(world, fields(2), days=40)
     returning, new = await world.resource_bucket.own(ONE, End(), [*fields(1), *fields(1, start=9)])
     assert isinstance(returning, OwnershipGranted)
@@ -214,19 +208,15 @@ async def test_what_is_asked_for_makes_no_room(
     assert own_field("group", "resource-1") not in world.resource_bucket.entries
 
 
-async def test_who_only_returns_drops_nothing(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
+async def test_who_only_returns_drops_nothing(world: World) -> None:
+    world.limit(records_per_bucket_max=2)
     await left(world, fields(2), days=40)
     await world.resource_bucket.own(TWO, End(), fields(1, start=9), only_returns=True)
     assert len(world.resource_bucket.entries) == 2
 
 
-async def test_an_owner_that_went_while_it_was_granted_left_just_now(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 1)
+async def test_an_owner_that_went_while_it_was_granted_left_just_now(world: World) -> None:
+    world.limit(records_per_bucket_max=1)
     world.resource_bucket._dependencies = replace(
         world.resource_bucket._dependencies, wall_ms=lambda: 20_000 * DAY_MS
     )
@@ -268,10 +258,8 @@ async def test_nobody_makes_the_records_of_others_stay_for_ever(world: World) ->
     assert isinstance(taken, OwnershipGranted), "one above the present one may always be named"
 
 
-async def test_nothing_is_dropped_while_a_broker_may_know_of_no_floors(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 1)
+async def test_nothing_is_dropped_while_a_broker_may_know_of_no_floors(world: World) -> None:
+    world.limit(records_per_bucket_max=1)
     world.resource_bucket._dependencies = replace(
         world.resource_bucket._dependencies, may_drop=lambda: False
     )

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from tests.contents import stored_in
@@ -26,8 +26,11 @@ from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.store.keys import Keys
 from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
-from onewriter_broker.resources import resource_bucket as room_module
-from onewriter_broker.resources.dependencies import ResourceDependencies, WantedResource
+from onewriter_broker.resources.dependencies import (
+    ResourceDependencies,
+    ResourceLimits,
+    WantedResource,
+)
 from onewriter_broker.resources.records import OwnershipRecord, decode
 from onewriter_broker.resources.resource_bucket import ResourceBucket
 from onewriter_core.errors import ServerError, Unavailable, Undecided
@@ -44,12 +47,12 @@ class End:
 
     def __init__(self) -> None:
         self.is_gone = False
-        self.told: list[tuple[str, int, int | None, bool]] = []
+        self.reported: list[tuple[str, int, int | None, bool]] = []
 
     def ownership_lost(
         self, field: str, generation: int, message: str, *, current: int | None, is_moving: bool
     ) -> None:
-        self.told.append((field, generation, current, is_moving))
+        self.reported.append((field, generation, current, is_moving))
 
 
 class Buckets:
@@ -104,7 +107,12 @@ class World:
         self.deposed: list[str] = []
         self.spawned: list[asyncio.Task[None]] = []
         self.now = 0.0
+        self.limits = ResourceLimits()
         self.resource_bucket = self.another()
+
+    def limit(self, **limits: Any) -> None:
+        """Give the bucket, and later ones, smaller limits."""
+        self.limits = self.resource_bucket._limits = replace(self.limits, **limits)
 
     def another(self) -> ResourceBucket:
         return ResourceBucket(
@@ -120,6 +128,7 @@ class World:
                 promises=lambda: frozenset(Durability),
                 reserved_until=lambda _bucket: 3.0,
                 deposed=lambda _room, field: self.deposed.append(field),
+                limits=self.limits,
             ),
         )
 
@@ -167,7 +176,7 @@ async def test_the_deposed_one_is_told_and_a_proof_writes_nothing(world: World) 
     former = End()
     await world.own(ONE, end=former)
     await world.own(TWO, 2)
-    assert former.told == [(FIELD, 1, 2, False)]
+    assert former.reported == [(FIELD, 1, 2, False)]
     assert world.deposed == [FIELD, FIELD]
     before = len(world.server.primary.history)
     answer = await world.own(TWO, 2)
@@ -208,8 +217,8 @@ async def test_the_next_broker_waits_for_an_owner_that_was_there(world: World) -
     assert taken.after.generation == 2
 
 
-async def test_records_have_a_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "RECORDS_PER_BUCKET_MAX", 2)
+async def test_records_have_a_bound(world: World) -> None:
+    world.limit(records_per_bucket_max=2)
     wanted = [WantedResource(own_field("", str(number)), 1) for number in range(3)]
     answers = await world.resource_bucket.own(ONE, End(), wanted)
     assert [isinstance(answer, OwnershipGranted) for answer in answers] == [True, True, False]
@@ -234,8 +243,7 @@ async def test_an_undecided_write_is_repeated_and_audited_once(world: World) -> 
     assert len(await world.store.read_audit(0, count=10)) == 1
 
 
-async def test_a_grant_waits_for_the_anchor(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room_module, "RETRY_SECONDS", 0.0)
+async def test_a_grant_waits_for_the_anchor(world: World) -> None:
     world.buckets.refuses_notes = 3
     assert isinstance(await world.own(), OwnershipGranted)
     assert world.buckets.noted == [1]
@@ -270,11 +278,11 @@ async def test_what_memory_knows_is_written_into_a_dataset_that_has_forgotten(
 
 
 async def test_a_broker_that_knows_nothing_of_a_lossy_dataset_jumps(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World,
 ) -> None:
     await world.own(ONE)
     # Whoever was granted what the store forgot may still serve.
-    monkeypatch.setattr(room_module, "SERVE_SECONDS_MAX", 0.01)
+    world.limit(quiet_seconds=0.01)
     asyncio.get_running_loop().call_later(0.01, setattr, world, "now", 1.0)
     binding = replace(world.binding, owner="broker-b", generation=3, version=2)
     assert await world.store.stamp(binding) is Outcome.DONE
@@ -293,7 +301,7 @@ async def test_owners_are_sent_on_when_the_bucket_leaves(world: World) -> None:
     end = End()
     await world.own(ONE, end=end)
     world.resource_bucket.close("moving")
-    assert end.told == [(FIELD, 1, None, True)]
+    assert end.reported == [(FIELD, 1, None, True)]
     with pytest.raises(Unavailable):
         await world.own(TWO)
 
@@ -365,7 +373,7 @@ async def test_whose_grant_was_stored_but_not_answered_may_return(
     answer = await world.own(TWO, generation)
     assert isinstance(answer, OwnershipGranted)
     assert (answer.cause, answer.after.generation) == (Cause.RETURNED, generation)
-    assert former.told == ([(FIELD, 1, 100, False)] if is_known else [])
+    assert former.reported == ([(FIELD, 1, 100, False)] if is_known else [])
     assert len(world.buckets.noted) == noted + 1, "a dataset that forgets it would be recognised"
     assert len(await world.store.read_audit(0, count=10)) == 1 + is_known
 
@@ -424,5 +432,5 @@ async def test_a_lost_connection_is_not_looked_for_in_all_records(world: World) 
     assert [field for field in fields if known[field].end is None] == [fields[0], *fields[2:]]
     assert len(world.spawned) == 1
     world.resource_bucket.close("moving")
-    assert stays.told == [(fields[0], 1, 2, False), (fields[1], 1, None, True)]
-    assert goes.told == []
+    assert stays.reported == [(fields[0], 1, 2, False), (fields[1], 1, None, True)]
+    assert goes.reported == []

@@ -26,12 +26,12 @@ def test_no_two_processes_are_given_the_same_ports() -> None:
         for _ in range(3)
     ]
     try:
-        told = [other.stdout.readline() for other in others if other.stdout]
+        reported = [other.stdout.readline() for other in others if other.stdout]
         own = {free_ports(1) for _ in range(100)}  # while all live: who ends gives its part back
     finally:
         for other in others:
             other.communicate()
-    given = [{port + n for port in map(int, line.split()) for n in range(2)} for line in told]
+    given = [{port + n for port in map(int, line.split()) for n in range(2)} for line in reported]
     given.append(own)
     assert len(set().union(*given)) == sum(map(len, given)) == 3 * 200 + 100
 

@@ -19,6 +19,7 @@ from onewriter_broker.ownership.acquisition import Holding
 from onewriter_broker.ownership.bucket_events import Refenced
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.history.tenures import partition_of
+from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import ServerError, Unavailable
@@ -41,7 +42,7 @@ def entry(producer_name: str, sequence_id: int, published_at: int = 1) -> memory
 
 
 @dataclass
-class Told:
+class FakeChannel:
     """A producer's connection that records what the broker sends to it."""
 
     ready: list[int | None] = field(default_factory=list)
@@ -53,7 +54,7 @@ class Told:
     answered_bytes: int = 0
     drops: list[str] = field(default_factory=list)
     client_version: str = "world"
-    hears_of_queue: bool = False
+    receives_queue_notices: bool = False
     waiting: list[int] = field(default_factory=list)
     guards_refused: list[Outcome] = field(default_factory=list)
 
@@ -157,7 +158,9 @@ class World:
         server: FakeServer,
         store: FakeLogStore,
         binding: Binding,
+        limits: TopicLimits,
     ) -> None:
+        self.limits = limits
         self.server = server
         self.store = store
         self.owner = Owner(binding)
@@ -176,6 +179,7 @@ class World:
             wall_ms=self._told_time,
             deposed=lambda _, o: self.deposed.append(o),
             broken=self._met_broken_key,
+            limits=limits.log,
         )
         self.dependencies = TopicDependencies(
             store=store,
@@ -190,6 +194,7 @@ class World:
             lost=self.losses.append,
             left=lambda *_: None,
             moved=lambda *_: None,
+            limits=limits,
         )
         self.appender_task = self.spawn(self.appender.run())
         self._registrations = 0
@@ -212,7 +217,7 @@ class World:
         logs: dict[int, TopicLog] = {}
         for partition in numbers or (WHOLE,):
             name = ORDERS if partition == WHOLE else ORDERS.with_partition(partition)
-            logs[partition] = TopicLog(name, self.store)
+            logs[partition] = TopicLog(name, self.store, limits=self.limits.log)
             logs[partition]._state = await self.store.read_state(name)
             logs[partition]._exists = "ledger" in logs[partition].state
         partitions = tuple(
@@ -243,14 +248,14 @@ class World:
         reconnects: int = 0,
         connection: str = "",
         alone: bool | None = None,
-        hears_of_queue: bool = False,
+        receives_queue_notices: bool = False,
         host: str = "",
         priority: int = 0,
         serve_seconds: float = 0.0,
-    ) -> tuple[Producer, Told]:
+    ) -> tuple[Producer, FakeChannel]:
         """A client creates a producer, on its own connection unless one is named."""
         self._registrations += 1
-        told = Told(hears_of_queue=hears_of_queue)
+        channel = FakeChannel(receives_queue_notices=receives_queue_notices)
         request = Request(
             registration=f"r{self._registrations}",
             connection=connection or f"c{self._registrations}",
@@ -267,10 +272,10 @@ class World:
             serve_seconds=serve_seconds,
         )
         producer = Producer(
-            told, 1, 1, request, runner.logs[partition], self.appender.gathered, asked_priority=0
+            channel, 1, 1, request, runner.logs[partition], self.appender.gathered, asked_priority=0
         )
         runner.request(producer)
-        return producer, told
+        return producer, channel
 
     def send(self, producer: Producer, sequence_id: int, *, published_at: int = 1) -> None:
         """Handle a SEND as a session does: it is ignored unless the producer is active."""
@@ -299,7 +304,9 @@ async def until(condition: Callable[[], object], *, turns: int = 2_000) -> None:
 
 
 @asynccontextmanager
-async def serving(*, commit_timeout_seconds: float = 1.0) -> AsyncIterator[World]:
+async def serving(
+    *, commit_timeout_seconds: float = 1.0, limits: TopicLimits = TopicLimits()
+) -> AsyncIterator[World]:
     """A store, a bucket stamped for this broker, and a running appender."""
     server = FakeServer()
     store = FakeLogStore(server.resolve, commit_timeout_seconds=commit_timeout_seconds)
@@ -307,7 +314,7 @@ async def serving(*, commit_timeout_seconds: float = 1.0) -> AsyncIterator[World
     assert await stamp_anew(store, binding) is Outcome.DONE
     try:
         async with asyncio.TaskGroup() as tasks:
-            yield World(tasks, server, store, binding)
+            yield World(tasks, server, store, binding, limits)
             raise asyncio.CancelledError  # the appender never ends by itself
     except asyncio.CancelledError:
         pass

@@ -11,35 +11,28 @@ import asyncio
 import pytest
 from tests.unit.broker.topic.fence_path_world import serving, until
 
-from onewriter_broker.topic import fencing as fencing_module
-from onewriter_broker.topic import runner as runner_module
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.events import FenceRequested
 from onewriter_core.topic.model import AccessMode, Departure
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fencing_module, "RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(runner_module, "LEDGER_RETRY_SECONDS", 0.001)
-    monkeypatch.setattr(runner_module, "TAKEOVER_WAIT_SECONDS", 0.005)
+pytestmark = pytest.mark.looptime
 
 
 async def test_grants_go_on_where_nobody_can_come_back_and_are_noted_later() -> None:
     async with serving() as world:
         runner = await world.load()
         world.owner.anchor_answers = False
-        first, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        first, channel = world.ask(runner, AccessMode.EXCLUSIVE)
         _, waits = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         world.send(first, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         runner.gone(first, Departure.CLOSED)
         await until(lambda: waits.ready)
-        assert not {*told.ready, *waits.ready} & set(world.owner.recorded)
+        assert not {*channel.ready, *waits.ready} & set(world.owner.recorded)
         world.owner.anchor_answers = True
         async with asyncio.timeout(60):
-            while not {*told.ready, *waits.ready} <= set(world.owner.recorded):  # noqa: ASYNC110
+            while not {*channel.ready, *waits.ready} <= set(world.owner.recorded):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
 
@@ -49,9 +42,9 @@ async def test_a_waiter_is_granted_what_a_lost_holder_had_once_the_anchor_answer
 ) -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
         _, waits = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         world.owner.anchor_answers = False
         runner.gone(holder, departure)
         await until(lambda: runner.topic.pending_fence is not None)
@@ -68,13 +61,13 @@ async def test_a_waiter_is_granted_what_a_lost_holder_had_once_the_anchor_answer
 async def test_a_holder_is_not_stopped_for_a_takeover_that_could_not_be_noted() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         ledger = world.owner.ledgers
         world.owner.anchor_answers = False
         _, rival = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
         world.send(holder, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         async with asyncio.timeout(60):
             while not rival.refusals:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
@@ -83,29 +76,29 @@ async def test_a_holder_is_not_stopped_for_a_takeover_that_could_not_be_noted() 
         assert "the anchor is away" in answer.refusal
         assert world.owner.ledgers == ledger, "ledgers were used up for nothing"
         world.send(holder, 1)
-        await until(lambda: told.receipts == 2)
-        assert not told.closed
+        await until(lambda: channel.receipts == 2)
+        assert not channel.closed
 
 
 async def test_a_topic_is_loaded_again_while_the_anchor_is_away() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         world.owner.anchor_answers = False
         runner = await world.load()
-        _, told = world.ask(
+        _, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: told.ready)
-        assert told.ready == [holder.epoch]
+        await until(lambda: channel.ready)
+        assert channel.ready == [holder.epoch]
 
 
 async def test_a_takeover_that_is_given_up_after_its_topic_left_is_nobodys_business() -> None:
     async with serving() as world:
         runner = await world.load()
-        _, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        _, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         world.owner.anchor_answers = False
         _, rival = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
         assert runner.topic.pending_fence is not None

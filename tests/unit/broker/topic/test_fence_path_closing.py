@@ -35,7 +35,7 @@ class Line:
     def __init__(self) -> None:
         self.detection: Detection | None = None
         self.may_only_resume = False
-        self.told: list[object] = []
+        self.channel: list[object] = []
         self.unanswered_bytes = 0
         self._frames = FrameReader()
 
@@ -44,7 +44,7 @@ class Line:
 
     def write(self, *parts: bytes | memoryview) -> None:
         for part in parts:
-            self.told += [self._read(bytes(frame)) for frame, _ in self._frames.feed(part)]
+            self.channel += [self._read(bytes(frame)) for frame, _ in self._frames.feed(part)]
 
     @staticmethod
     def _read(frame: bytes) -> object:
@@ -57,7 +57,7 @@ class Line:
                 return type(command).__name__
 
     def close(self, reason: str) -> None:
-        self.told.append(reason)
+        self.channel.append(reason)
 
     def auth_response(self, command: pb.CommandAuthResponse) -> None:
         raise AssertionError(command)
@@ -124,7 +124,7 @@ class Client:
         self.producing._exclusive += 1
         self.runner.request(producer)
         await until(lambda: producer.is_active)
-        self.line.told.clear()
+        self.line.channel.clear()
         return producer
 
     def close(self, request_id: int) -> None:
@@ -138,19 +138,19 @@ async def test_every_close_is_answered_behind_the_receipts() -> None:
         world.send(producer, 0)
         client.close(7)
         client.close(8)
-        assert client.line.told == []
-        await until(lambda: len(client.line.told) == 3)
-        assert client.line.told == ["receipt 0", "success 7", "success 8"]
+        assert client.line.channel == []
+        await until(lambda: len(client.line.channel) == 3)
+        assert client.line.channel == ["receipt 0", "success 7", "success 8"]
         assert not client.runner.producers
         client.close(9)
-        assert client.line.told[-1] == "success 9"
+        assert client.line.channel[-1] == "success 9"
 
 
 async def test_a_close_comes_behind_the_receipts_of_attached_resends() -> None:
     async with serving() as world:
         runner = await world.load()
-        former, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        former, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         gates = Gates(world.store, "append")
         world.send(former, 0)
         world.send(former, 1)
@@ -162,18 +162,18 @@ async def test_a_close_comes_behind_the_receipts_of_attached_resends() -> None:
         world.send(back, 0)
         world.send(back, 1)
         client.close(7)
-        assert client.line.told == []
+        assert client.line.channel == []
         gates.open("append")
-        await until(lambda: len(client.line.told) == 3)
-        assert client.line.told == ["receipt 0", "receipt 1", "success 7"]
+        await until(lambda: len(client.line.channel) == 3)
+        assert client.line.channel == ["receipt 0", "receipt 1", "success 7"]
         assert sum((await world.entries_by_ledger()).values()) == 2
 
 
 async def test_a_close_does_not_wait_for_what_the_former_connection_alone_sent() -> None:
     async with serving() as world:
         runner = await world.load()
-        former, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        former, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         gates = Gates(world.store, "append")
         world.send(former, 0)
         await gates.reached("append")
@@ -181,7 +181,7 @@ async def test_a_close_does_not_wait_for_what_the_former_connection_alone_sent()
         client = Client(world, runner)
         await client.connected("writer", former)
         client.close(7)
-        assert client.line.told == ["success 7"]
+        assert client.line.channel == ["success 7"]
         gates.open("append")
 
 
@@ -189,8 +189,8 @@ async def test_a_close_is_answered_although_the_resends_never_are() -> None:
     """The topic leaves while resends are attached, so they get no receipt any more."""
     async with serving() as world:
         runner = await world.load()
-        former, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        former, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         gates = Gates(world.store, "append")
         world.send(former, 0)
         await gates.reached("append")
@@ -200,7 +200,7 @@ async def test_a_close_is_answered_although_the_resends_never_are() -> None:
         world.send(back, 0)
         client.close(7)
         runner.unload("the topic is moving")
-        assert client.line.told[0] == "success 7"
+        assert client.line.channel[0] == "success 7"
         gates.open("append")
 
 

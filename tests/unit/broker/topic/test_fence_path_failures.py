@@ -91,13 +91,13 @@ async def test_an_administrator_is_answered_although_the_topic_leaves() -> None:
 async def test_a_log_whose_token_was_replaced_is_fenced_again_where_the_bucket_is_kept() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         # A fence of an earlier load of the topic on this broker was still in progress.
         await world.load()
         world.send(holder, 0)
         await until(lambda: world.deposed)
-        assert told.drops == ["the store refused a message"]
+        assert channel.drops == ["the store refused a message"]
         runner.refence_where_refused()
         await until(lambda: runner.logs[WHOLE].is_writable)
 
@@ -105,10 +105,10 @@ async def test_a_log_whose_token_was_replaced_is_fenced_again_where_the_bucket_i
 async def test_a_log_that_vanished_is_reported_as_lost_by_the_fence_that_finds_out() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         world.send(holder, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         del stored_in(world.server.primary).logs[ORDERS]
         assert await world.store.read_blocks(ORDERS, EARLIEST, count=1) == []
         _, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
@@ -120,10 +120,10 @@ async def test_a_log_that_vanished_is_reported_as_lost_by_the_fence_that_finds_o
 async def test_what_is_read_comes_from_the_dataset_that_counts() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         world.send(holder, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         log = runner.logs[WHOLE]
         log.forget_tail()
         assert len(await log.read(EARLIEST, 10, 10_000)) == 1
@@ -135,8 +135,8 @@ async def test_what_is_read_comes_from_the_dataset_that_counts() -> None:
 async def test_a_fence_that_cannot_be_expressed_fails_its_topic_and_nobody_else() -> None:
     async with serving() as world:
         runner = await world.load()
-        _, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        _, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
 
         async def refuse(fence: Fence) -> Outcome:
             raise ValueError("too many fields")
@@ -152,8 +152,8 @@ async def test_a_producer_that_claims_epochs_never_granted_does_not_fill_the_aud
         runner = await world.load()
         before = len(await world.store.read_audit(BUCKET, count=1_000))
         for _ in range(100):
-            _, told = world.ask(runner, AccessMode.EXCLUSIVE, "liar", topic_epoch=10**6)
-            assert told.refusals
+            _, channel = world.ask(runner, AccessMode.EXCLUSIVE, "liar", topic_epoch=10**6)
+            assert channel.refusals
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
         assert len(await world.store.read_audit(BUCKET, count=1_000)) == before + 1

@@ -23,7 +23,7 @@ def let_time_pass(world: World) -> None:
     world.wall_ms = lambda: 1_700_000_000_000 + round(clock.time() * 1000)
 
 
-async def told(world: World, runner: TopicRunner) -> list[tuple[str, int | None]]:
+async def notices(world: World, runner: TopicRunner) -> list[tuple[str, int | None]]:
     """Kind and gap of each transition. The status and the history must be equal."""
     for _ in range(50):
         await asyncio.sleep(0)
@@ -42,20 +42,20 @@ async def test_status_and_history_measure_until_the_successor_may_write() -> Non
     async with serving() as world:
         let_time_pass(world)
         runner = await world.load()
-        first, heard = world.ask(runner, AccessMode.EXCLUSIVE)
+        first, received = world.ask(runner, AccessMode.EXCLUSIVE)
         _, waits = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
-        await until(lambda: heard.ready)
+        await until(lambda: received.ready)
         gates = Gates(world.store, "fence")
         runner.gone(first, Departure.CONNECTION_LOST)
         await gates.reached("fence")
         await asyncio.sleep(0.7)  # the store is slow, and no producer can write
         gates.open("fence")
         await until(lambda: waits.ready)
-        assert await told(world, runner) == [("grant", None), ("grant", 700)]
+        assert await notices(world, runner) == [("grant", None), ("grant", 700)]
 
         # A takeover from a connected writer has no gap.
-        second, heard = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "second")
-        await until(lambda: heard.ready)
+        second, received = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "second")
+        await until(lambda: received.ready)
         # The gap of a returning holder is reported, too.
         runner.gone(second, Departure.CONNECTION_LOST)
         await asyncio.sleep(0.3)
@@ -63,7 +63,7 @@ async def test_status_and_history_measure_until_the_successor_may_write() -> Non
             runner, AccessMode.EXCLUSIVE, "second", topic_epoch=second.epoch, reconnects=1
         )
         await until(lambda: back.ready)
-        assert (await told(world, runner))[2:] == [("grant", 0), ("resume", 300)]
+        assert (await notices(world, runner))[2:] == [("grant", 0), ("resume", 300)]
 
 
 async def test_a_gap_that_a_change_of_broker_lies_in_begins_when_the_writer_left() -> None:
@@ -71,16 +71,16 @@ async def test_a_gap_that_a_change_of_broker_lies_in_begins_when_the_writer_left
         let_time_pass(world)
         topics = topics_of(world)
         runner = (await topics.serve(ORDERS)).runner
-        holder, heard = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: heard.ready)
+        holder, received = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: received.ready)
         runner.gone(holder, Departure.CLOSED)
         await asyncio.sleep(4.0)
 
         runner = (await topics_of(world).serve(ORDERS)).runner  # another broker
         await asyncio.sleep(1.0)
-        _, heard = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: heard.ready)
-        assert (await told(world, runner))[-1] == ("grant", 5000)
+        _, received = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: received.ready)
+        assert (await notices(world, runner))[-1] == ("grant", 5000)
 
 
 async def test_a_gap_that_a_clean_move_makes_begins_when_the_topic_is_given_away() -> None:
@@ -88,44 +88,44 @@ async def test_a_gap_that_a_clean_move_makes_begins_when_the_topic_is_given_away
         let_time_pass(world)
         topics = topics_of(world)
         runner = (await topics.serve(ORDERS)).runner
-        holder, heard = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: heard.ready)
+        holder, received = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: received.ready)
         await asyncio.sleep(60.0)
         await topics.drain(BUCKET)
         await asyncio.sleep(0.25)
 
         runner = (await topics_of(world).serve(ORDERS)).runner  # another broker
-        _, heard = world.ask(
+        _, received = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: heard.ready)
-        assert (await told(world, runner))[-1] == ("resume", 250)
+        await until(lambda: received.ready)
+        assert (await notices(world, runner))[-1] == ("resume", 250)
 
 
-@pytest.mark.parametrize(("heard_before_ms", "gap"), [(2_000, 2_000), (None, None)])
+@pytest.mark.parametrize(("seen_before_ms", "gap"), [(2_000, 2_000), (None, None)])
 async def test_a_gap_that_a_dead_broker_makes_begins_with_its_last_sign_of_life(
-    heard_before_ms: int | None, gap: int | None
+    seen_before_ms: int | None, gap: int | None
 ) -> None:
     async with serving() as world:
         let_time_pass(world)
         runner = (await topics_of(world).serve(ORDERS)).runner
-        holder, heard = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: heard.ready)
+        holder, received = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: received.ready)
         await asyncio.sleep(60.0)  # it writes until its broker dies
 
         assert world.owner.held is not None
-        heard_ms = None if heard_before_ms is None else world.wall_ms() - heard_before_ms
-        world.owner.held = replace(world.owner.held, heard_ms=heard_ms)
+        last_seen_ms = None if seen_before_ms is None else world.wall_ms() - seen_before_ms
+        world.owner.held = replace(world.owner.held, last_seen_ms=last_seen_ms)
         runner = (await topics_of(world).serve(ORDERS)).runner
         _, back = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
         await until(lambda: back.ready)
-        assert (await told(world, runner))[-1] == ("resume", gap)
+        assert (await notices(world, runner))[-1] == ("resume", gap)
 
 
 @pytest.mark.parametrize(
-    ("state", "heard_ms", "expected"),
+    ("state", "last_seen_ms", "expected"),
     [
         ({}, 9_000, None),
         ({"present": "1", "presentSince": "5000"}, 9_000, 99.0),
@@ -148,6 +148,6 @@ async def test_a_gap_that_a_dead_broker_makes_begins_with_its_last_sign_of_life(
     ],
 )
 def test_since_when_nobody_could_write(
-    state: dict[str, str], heard_ms: int | None, expected: float | None
+    state: dict[str, str], last_seen_ms: int | None, expected: float | None
 ) -> None:
-    assert absent_since(state, 100.0, 10_000, heard_ms) == expected
+    assert absent_since(state, 100.0, 10_000, last_seen_ms) == expected

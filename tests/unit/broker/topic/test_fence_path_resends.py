@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tests.unit.broker.topic.fence_path_world import ORDERS, Gates, Told, World, serving, until
+from tests.unit.broker.topic.fence_path_world import (
+    ORDERS,
+    FakeChannel,
+    Gates,
+    World,
+    serving,
+    until,
+)
 
 from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.topic.producers.producer import Producer
@@ -18,27 +25,29 @@ async def entries(world: World) -> int:
     return sum((await world.entries_by_ledger()).values())
 
 
-async def returned(world: World, runner: TopicRunner, *, reconnects: int) -> tuple[Producer, Told]:
+async def returned(
+    world: World, runner: TopicRunner, *, reconnects: int
+) -> tuple[Producer, FakeChannel]:
     """The Shared producer reconnects with the name and epoch that it was given at first."""
-    back, told = world.ask(
+    back, channel = world.ask(
         runner, AccessMode.SHARED, "writer", topic_epoch=0, reconnects=reconnects
     )
-    await until(lambda: told.ready)
-    return back, told
+    await until(lambda: channel.ready)
+    return back, channel
 
 
-def told_of_receipts(told: Told, count: int) -> Callable[[], bool]:
-    return lambda: told.receipts >= count
+def told_of_receipts(channel: FakeChannel, count: int) -> Callable[[], bool]:
+    return lambda: channel.receipts >= count
 
 
 async def test_a_resend_is_known_after_a_change_of_broker_although_the_tail_was_trimmed() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         world.send(holder, 0)
         world.send(holder, 1)
-        await until(lambda: told.answered_bytes and not holder.pending)
+        await until(lambda: channel.answered_bytes and not holder.pending)
         log = runner.logs[WHOLE]
         before = log.ledger
         runner.roll_if_full(0, 0.0)
@@ -51,12 +60,12 @@ async def test_a_resend_is_known_after_a_change_of_broker_although_the_tail_was_
         assert await entries(world) == 0
 
         runner = await world.load()  # another broker
-        back, told = world.ask(
+        back, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         world.send(back, 1)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         assert await entries(world) == 0
 
 
@@ -65,21 +74,21 @@ async def test_the_first_messages_of_a_new_epoch_are_not_taken_for_those_of_the_
 ):
     async with serving() as world:
         runner = await world.load()
-        first, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        first, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         for number in range(5):
             world.send(first, number)
         await until(lambda: not first.pending)
-        second, told = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "writer")
-        await until(lambda: told.ready)
+        second, channel = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "writer")
+        await until(lambda: channel.ready)
 
         runner = await world.load()  # another broker, before the second one has written
-        back, told = world.ask(
+        back, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=second.epoch, reconnects=1
         )
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         world.send(back, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         assert await entries(world) == 6
 
 
@@ -88,19 +97,19 @@ async def test_a_store_that_refuses_what_a_returned_producer_awaits_sends_it_bac
 ):
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         gates = Gates(world.store, "append")
         world.send(holder, 0)
         await gates.reached("append")
         runner.gone(holder, runner.topic.partitions[0].departure)
-        back, told = world.ask(
+        back, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         world.send(back, 0)
         runner.logs[WHOLE].give_up(runner.logs[WHOLE].undecided[0], is_definite=True)
-        assert told.drops
+        assert channel.drops
         gates.open("append")
         await asyncio.sleep(0)
 
@@ -110,20 +119,20 @@ async def test_a_shared_namesakes_entries_are_not_taken_for_its_own_however_ofte
 ):
     async with serving() as world:
         runner = await world.load()
-        former, told = world.ask(runner, AccessMode.SHARED, "writer")
-        await until(lambda: told.ready)
+        former, channel = world.ask(runner, AccessMode.SHARED, "writer")
+        await until(lambda: channel.ready)
         for number in range(3):
             world.send(former, number, published_at=1)
         await until(lambda: not former.pending)
         runner.gone(former, Departure.CLOSED)
-        _, told = world.ask(runner, AccessMode.SHARED, "writer")  # starts at 0 again
-        await until(lambda: told.ready)
+        _, channel = world.ask(runner, AccessMode.SHARED, "writer")  # starts at 0 again
+        await until(lambda: channel.ready)
 
         runner = await world.load()  # another broker
         for number in range(3):
-            back, told = await returned(world, runner, reconnects=number + 1)
+            back, channel = await returned(world, runner, reconnects=number + 1)
             world.send(back, number, published_at=2)
-            await until(told_of_receipts(told, 1))
+            await until(told_of_receipts(channel, 1))
             runner.gone(back, Departure.CONNECTION_LOST)
         assert await entries(world) == 6
 
@@ -131,18 +140,18 @@ async def test_a_shared_namesakes_entries_are_not_taken_for_its_own_however_ofte
 async def test_a_shared_producers_resends_stay_known_however_often_it_returns() -> None:
     async with serving() as world:
         runner = await world.load()
-        producer, told = world.ask(runner, AccessMode.SHARED, "writer")
-        await until(lambda: told.ready)
+        producer, channel = world.ask(runner, AccessMode.SHARED, "writer")
+        await until(lambda: channel.ready)
         for number in range(3):
             world.send(producer, number)
         await until(lambda: not producer.pending)
 
         runner = await world.load()  # another broker; the receipts never arrived
         for reconnects in (1, 2):
-            back, told = await returned(world, runner, reconnects=reconnects)
+            back, channel = await returned(world, runner, reconnects=reconnects)
             for number in range(3):
                 world.send(back, number)
-            await until(told_of_receipts(told, 3))
+            await until(told_of_receipts(channel, 3))
             runner.gone(back, Departure.CONNECTION_LOST)
         assert await entries(world) == 3
 
@@ -151,52 +160,52 @@ async def test_a_client_that_counts_anew_loses_nothing() -> None:
     """The C++ client starts at sequence id 0 again when it reconnects without a receipt."""
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         for number in range(3):
             world.send(holder, number, published_at=1)
         await until(lambda: not holder.pending)
         runner.gone(holder, Departure.CONNECTION_LOST)
 
-        back, told = world.ask(
+        back, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         for number in range(3):
             world.send(back, number, published_at=1)  # resends
         for number in range(3):
             world.send(back, number, published_at=2)  # new entries
-        await until(told_of_receipts(told, 4))
+        await until(told_of_receipts(channel, 4))
         await until(lambda: not back.pending)
         assert await entries(world) == 6
         runner.gone(back, Departure.CONNECTION_LOST)
 
-        last, told = world.ask(
+        last, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=2
         )
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         world.send(last, 2, published_at=2)  # a resend
         world.send(last, 3, published_at=3)
-        await until(lambda: told.receipts == 2)
+        await until(lambda: channel.receipts == 2)
         assert await entries(world) == 7
 
 
 async def test_a_client_that_writes_its_metadata_anew_is_known_by_number_and_content() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         for number in range(3):
             world.send(holder, number, published_at=1)
         await until(lambda: not holder.pending)
         runner.gone(holder, Departure.CONNECTION_LOST)
-        back, told = world.ask(
+        back, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         for number in range(4):
             world.send(back, number, published_at=2)
-        await until(told_of_receipts(told, 4))
+        await until(told_of_receipts(channel, 4))
         assert await entries(world) == 4
 
 
@@ -204,16 +213,16 @@ async def test_entries_of_one_number_and_other_contents_are_all_kept() -> None:
     """An application may choose the sequence ids of its messages freely."""
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         for number in (7, 8):
             world.send(holder, number, published_at=1)
         await until(lambda: not holder.pending)
         runner.gone(holder, Departure.CONNECTION_LOST)
-        back, told = world.ask(
+        back, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         world.send(back, 2, published_at=1)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         assert await entries(world) == 3

@@ -15,13 +15,13 @@ async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the
 ):
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
 
         # The broker restarts. The holder returns with its epoch, and the log is read for it.
         runner = await world.load()
         gates = Gates(world.store, "read_blocks", "fence")
-        back, told = world.ask(
+        back, channel = world.ask(
             runner, AccessMode.EXCLUSIVE, "writer", topic_epoch=holder.epoch, reconnects=1
         )
         await gates.reached("read_blocks")
@@ -45,8 +45,8 @@ async def test_a_holder_that_resumes_while_it_is_deposed_writes_nothing_into_the
 async def test_a_partition_that_joins_a_holder_being_deposed_writes_nothing_afterwards() -> None:
     async with serving() as world:
         runner = await world.load(0, 1)
-        _, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer", partition=0)
-        await until(lambda: told.ready)
+        _, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer", partition=0)
+        await until(lambda: channel.ready)
         gates = Gates(world.store, "fence")
         winner, won = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival", partition=0)
         world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING, "rival", partition=1)
@@ -67,7 +67,7 @@ async def test_a_roll_of_a_busy_log_does_not_keep_the_others_waiting() -> None:
     async with serving() as world:
         world.store.faults.hook = lambda *_: asyncio.sleep(0)  # a call takes a few ticks
         runner = await world.load(0, 1)
-        (busy, busy_told), (other, told) = (
+        (busy, busy_told), (other, channel) = (
             world.ask(runner, AccessMode.SHARED, f"p{partition}", partition=partition)
             for partition in (0, 1)
         )
@@ -85,7 +85,7 @@ async def test_a_roll_of_a_busy_log_does_not_keep_the_others_waiting() -> None:
         runner.roll_if_full(0, 0.0)
         await until(lambda: world.appender.statistics.calls > 5)
         world.send(other, 0)
-        await until(lambda: told.receipts, turns=300)
+        await until(lambda: channel.receipts, turns=300)
         await until(lambda: world.appender.statistics.fences == 2, turns=300)
 
 
@@ -95,8 +95,8 @@ async def test_what_a_departed_holder_left_is_not_appended_behind_the_end_of_its
     async with serving() as world:
         runner = await world.load()
         log = runner.logs[WHOLE]
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE, "writer")
+        await until(lambda: channel.ready)
         log._is_writable = False  # the store has just rejected a write
         world.send(holder, 0)
         runner.gone(holder, Departure.CONNECTION_LOST)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 import pytest
-from tests.unit.broker.topic.fence_path_world import ORDERS, Told, World, serving, until
+from tests.unit.broker.topic.fence_path_world import ORDERS, FakeChannel, World, serving, until
 
 from onewriter_broker.connection.properties import serve_seconds_of
 from onewriter_broker.topic.producers.producer import Producer
@@ -22,21 +22,23 @@ SECONDS = 3.0
 pytestmark = pytest.mark.looptime
 
 
-async def served(world: World, *, assures: bool = True) -> tuple[TopicRunner, Producer, Told]:
+async def served(
+    world: World, *, assures: bool = True
+) -> tuple[TopicRunner, Producer, FakeChannel]:
     """A topic whose holder serves, and was assured just now."""
     runner = await world.load()
-    producer, told = world.ask(runner, EXCLUSIVE, "holder", serve_seconds=SECONDS)
-    await until(lambda: told.ready)
+    producer, channel = world.ask(runner, EXCLUSIVE, "holder", serve_seconds=SECONDS)
+    await until(lambda: channel.ready)
     assert producer.epoch is not None
     if assures:
         assert runner.assure(WHOLE, producer.epoch)
-    return runner, producer, told
+    return runner, producer, channel
 
 
-async def granted_after(told: Told) -> float:
+async def granted_after(channel: FakeChannel) -> float:
     """The time of the grant by the clock of the event loop."""
     async with asyncio.timeout(60):
-        while not told.ready:  # noqa: ASYNC110 - granted by a timer
+        while not channel.ready:  # noqa: ASYNC110 - granted by a timer
             await asyncio.sleep(0.001)
     return asyncio.get_running_loop().time()
 
@@ -45,54 +47,54 @@ async def test_a_successor_waits_for_a_lost_holder_and_writes_are_out_at_once() 
     async with serving() as world:
         runner, producer, _ = await served(world)
         assured_at = runner._assured_at[WHOLE]
-        successor, told = world.ask(runner, WAITING, "successor")
+        successor, channel = world.ask(runner, WAITING, "successor")
         runner.gone(producer, Departure.CONNECTION_LOST)
         await until(lambda: isinstance(runner.topic.phase, Draining))
-        assert not told.ready
+        assert not channel.ready
         assert runner.topic.partitions[0].epoch > (producer.epoch or 0), "the fence is stored"
         assert not runner.assure(WHOLE, producer.epoch or 0), "and nobody is assured any more"
-        assert await granted_after(told) >= assured_at + SECONDS
+        assert await granted_after(channel) >= assured_at + SECONDS
         world.send(successor, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
 
 
 async def test_a_deposed_holder_is_told_before_its_successor() -> None:
     async with serving() as world:
         runner, _, holder = await served(world)
-        told = world.ask(runner, WAITING, "successor")[1]
+        channel = world.ask(runner, WAITING, "successor")[1]
         answer = runner.administer(HandoverRequested("a", "", 0.0), "a")
         waits = world.tasks.create_task(answer)
         await until(lambda: holder.closed)
-        assert not told.ready
+        assert not channel.ready
         assert not waits.done()
-        await granted_after(told)
+        await granted_after(channel)
         assert (await waits).refusal == ""
 
 
 async def test_who_closes_is_not_waited_for() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world)
-        told = world.ask(runner, WAITING, "successor")[1]
+        channel = world.ask(runner, WAITING, "successor")[1]
         runner.gone(producer, Departure.CLOSED)
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         assert runner.topic.pending_fence is None
 
 
 async def test_who_was_never_assured_is_not_waited_for() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world, assures=False)
-        told = world.ask(runner, WAITING, "successor")[1]
+        channel = world.ask(runner, WAITING, "successor")[1]
         runner.gone(producer, Departure.CONNECTION_LOST)
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
 
 
 async def test_an_administrators_fence_does_not_shorten_it() -> None:
     async with serving() as world:
         runner, _, _ = await served(world)
         assured_at = runner._assured_at[WHOLE]
-        told = world.ask(runner, WAITING, "successor")[1]
+        channel = world.ask(runner, WAITING, "successor")[1]
         await runner.administer(FenceRequested("a", None, 0.0), "a")
-        assert await granted_after(told) >= assured_at + SECONDS
+        assert await granted_after(channel) >= assured_at + SECONDS
 
 
 async def test_another_broker_waits_the_whole_time_from_when_it_read_the_state() -> None:
@@ -101,8 +103,8 @@ async def test_another_broker_waits_the_whole_time_from_when_it_read_the_state()
         runner.unload("the bucket moves")
         loaded_at = asyncio.get_running_loop().time()
         successor = await world.load()
-        told = world.ask(successor, EXCLUSIVE, "successor")[1]
-        assert await granted_after(told) >= loaded_at + SECONDS
+        channel = world.ask(successor, EXCLUSIVE, "successor")[1]
+        assert await granted_after(channel) >= loaded_at + SECONDS
 
 
 async def test_another_broker_waits_also_where_the_grant_was_not_told_yet() -> None:
@@ -114,17 +116,19 @@ async def test_another_broker_waits_also_where_the_grant_was_not_told_yet() -> N
         await until(lambda: isinstance(runner.topic.phase, Draining))
         runner.unload("the bucket moves")
         loaded_at = asyncio.get_running_loop().time()
-        told = world.ask(await world.load(), EXCLUSIVE, "third")[1]
-        assert await granted_after(told) >= loaded_at + SECONDS
+        channel = world.ask(await world.load(), EXCLUSIVE, "third")[1]
+        assert await granted_after(channel) >= loaded_at + SECONDS
 
 
 async def test_a_holder_that_comes_back_waits_for_nobody() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world)
         runner.gone(producer, Departure.CONNECTION_LOST)
-        told = world.ask(runner, EXCLUSIVE, "holder", topic_epoch=producer.epoch, reconnects=1)[1]
-        await until(lambda: told.ready)
-        assert told.ready == [producer.epoch]
+        channel = world.ask(runner, EXCLUSIVE, "holder", topic_epoch=producer.epoch, reconnects=1)[
+            1
+        ]
+        await until(lambda: channel.ready)
+        assert channel.ready == [producer.epoch]
 
 
 async def test_shared_producers_wait_too() -> None:
@@ -132,19 +136,19 @@ async def test_shared_producers_wait_too() -> None:
         runner, producer, _ = await served(world)
         assured_at = runner._assured_at[WHOLE]
         runner.gone(producer, Departure.CONNECTION_LOST)
-        told = world.ask(runner, AccessMode.SHARED, "shared")[1]
-        assert await granted_after(told) >= assured_at + SECONDS
+        channel = world.ask(runner, AccessMode.SHARED, "shared")[1]
+        assert await granted_after(channel) >= assured_at + SECONDS
 
 
 async def test_a_winner_that_has_gone_is_skipped_and_the_next_one_waits_no_longer() -> None:
     async with serving() as world:
         runner, producer, _ = await served(world)
         ghost, ghost_told = world.ask(runner, WAITING, "ghost")
-        told = world.ask(runner, WAITING, "next")[1]
+        channel = world.ask(runner, WAITING, "next")[1]
         runner.gone(producer, Departure.CONNECTION_LOST)
         await until(lambda: isinstance(runner.topic.phase, Draining))
         runner.gone(ghost, Departure.CONNECTION_LOST)
-        await granted_after(told)
+        await granted_after(channel)
         assert not ghost_told.ready
         state = await world.store.read_state(ORDERS)
         assert state["serves"] == "0", "the successor did not ask to serve"

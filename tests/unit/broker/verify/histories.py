@@ -258,7 +258,7 @@ class Story:
         assert isinstance(ownership, Held)
         holder = ownership.tenure.identity
         if is_recorded:
-            told = {"subject": publisher.subject, "podUID": publisher.pod_uid}
+            reported = {"subject": publisher.subject, "podUID": publisher.pod_uid}
             await self.audit(
                 kind=PUBLISHER,
                 log=str(self.topic),
@@ -266,7 +266,7 @@ class Story:
                 app=app,
                 right=HELD if publisher_of(holder) == publisher else CAPABILITY,
                 holder=str(holder),
-                **{name: value for name, value in told.items() if value},
+                **{name: value for name, value in reported.items() if value},
             )
         sends = [Send(0, version)] * (BLOCK_ENTRIES_MAX + 1)
         content = entry(app, version)

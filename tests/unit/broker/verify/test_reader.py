@@ -258,10 +258,10 @@ async def test_concurrent_fences_and_appends_are_not_violations(
     assert report.ledgers > 6
 
 
+@pytest.mark.looptime
 async def test_a_store_that_does_not_answer_is_asked_again_and_then_left(
-    store: FakeLogStore, monkeypatch: pytest.MonkeyPatch
+    store: FakeLogStore,
 ) -> None:
-    monkeypatch.setattr("onewriter_broker.verify.reader.RETRY_SECONDS", 0)
     await an_eventful_life(store)
     store.faults.fail_before = 3
     assert (await report_of(store)).findings.holds

@@ -271,8 +271,8 @@ async def test_records_that_expired_are_no_violation() -> None:
     del stored.audit[: [fields["kind"] for _, fields in stored.audit].index("roll")]
     report = await report_of(store)
     assert report.findings.violations == []
-    told = "who published under epoch 5 was not compared: the audit lacks its grant"
-    assert told in sentences(report)
+    reported = "who published under epoch 5 was not compared: the audit lacks its grant"
+    assert reported in sentences(report)
 
 
 async def test_records_beyond_those_that_are_looked_at_are_no_violation() -> None:

@@ -94,7 +94,7 @@ async def test_a_broker_that_is_not_ready_is_asked_again(topic: FakeTopic, clien
     busy = topic.broker.refuse(ServerError.SERVICE_NOT_READY)
     topic.broker.answers[pb.CommandSubscribe] = busy
     subscribing = begin(client.subscribe("orders", "audit"))
-    await topic.broker.heard_of(pb.CommandSubscribe, 2)
+    await topic.broker.received_of(pb.CommandSubscribe, 2)
     topic.broker.answers[pb.CommandSubscribe] = topic.subscribe
     assert (await subscribing).is_attached
 
@@ -102,11 +102,11 @@ async def test_a_broker_that_is_not_ready_is_asked_again(topic: FakeTopic, clien
 async def test_no_answer_in_time(topic: FakeTopic, client: Client) -> None:
     topic.broker.answers[pb.CommandSubscribe] = None
     asking = begin(client.subscribe("orders", "audit", timeout_seconds=60))
-    await topic.broker.heard_of(pb.CommandSubscribe)
+    await topic.broker.received_of(pb.CommandSubscribe)
     skip(60)
     with pytest.raises(Unavailable, match="within"):
         await asking
-    await topic.broker.heard_of(pb.CommandCloseConsumer)
+    await topic.broker.received_of(pb.CommandCloseConsumer)
 
 
 async def test_closed_while_its_broker_is_looked_up(topic: FakeTopic, client: Client) -> None:
@@ -114,7 +114,7 @@ async def test_closed_while_its_broker_is_looked_up(topic: FakeTopic, client: Cl
     topic.broker.answers[pb.CommandLookup] = None
     with pytest.raises(Unavailable):
         await client.subscribe("orders", "audit", timeout_seconds=0.02)
-    asked = await topic.broker.heard_of(pb.CommandLookup)
+    asked = await topic.broker.received_of(pb.CommandLookup)
     topic.broker.links[-1].write(replies.lookup_connect(asked.request_id, topic.broker.url))
     del topic.broker.answers[pb.CommandLookup]
     assert (await client.subscribe("orders", "audit")).is_attached
@@ -196,7 +196,7 @@ async def test_permits_follow_what_the_application_takes(topic: FakeTopic, clien
     await asyncio.sleep(0.02)
     assert topic.subscribers[0].next == 10, "the broker was told to send more than fits"
     assert await contents(consumer, 100) == [b"%d" % number for number in range(100)]
-    flows = [command for _, command, _ in topic.broker.heard if isinstance(command, Flow)]
+    flows = [command for _, command, _ in topic.broker.received if isinstance(command, Flow)]
     assert sum(flow.permits for flow in flows) <= 110
 
 
@@ -327,7 +327,7 @@ async def test_a_negative_acknowledgement_brings_it_again(topic: FakeTopic, clie
     messages = await take(consumer, 2)
     consumer.negative_acknowledge(messages[1])
     assert await contents(consumer, 1) == [b"1"]
-    asked = await topic.broker.heard_of(pb.CommandRedeliverUnacknowledgedMessages)
+    asked = await topic.broker.received_of(pb.CommandRedeliverUnacknowledgedMessages)
     assert [each.entry_id for each in asked.message_ids] == [1]
     consumer.negative_acknowledge(messages[0])
     await consumer.acknowledge(messages[0])
@@ -381,10 +381,10 @@ async def test_a_consumer_continues_at_its_position_after_a_reconnect(
         await consumer.acknowledge(await consumer.receive(timeout_seconds=60))
     await contents(consumer, 1)
     topic.broker.links[-1].cut()
-    await topic.broker.heard_of(pb.CommandSubscribe, 2)
+    await topic.broker.received_of(pb.CommandSubscribe, 2)
     assert await contents(consumer, 4) == [b"2", b"3", b"4", b"5"]
     topic.close_consumers()
-    await topic.broker.heard_of(pb.CommandSubscribe, 3)
+    await topic.broker.received_of(pb.CommandSubscribe, 3)
     assert await contents(consumer, 4) == [b"2", b"3", b"4", b"5"]
     names = {command.consumer_name for command in topic.broker.all(pb.CommandSubscribe)}
     ids = {command.consumer_id for command in topic.broker.all(pb.CommandSubscribe)}
@@ -398,7 +398,7 @@ async def test_coming_back_may_take_a_while_and_may_be_refused_for_good(
     busy = topic.broker.refuse(ServerError.CONSUMER_BUSY)
     topic.broker.answers[pb.CommandSubscribe] = busy
     topic.broker.links[-1].cut()
-    await topic.broker.heard_of(pb.CommandSubscribe, 3)
+    await topic.broker.received_of(pb.CommandSubscribe, 3)
     assert consumer.end is None
     topic.broker.answers[pb.CommandSubscribe] = topic.broker.refuse(ServerError.NOT_ALLOWED_ERROR)
     assert isinstance(await consumer.ended(), Refused)

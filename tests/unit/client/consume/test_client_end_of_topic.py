@@ -101,7 +101,7 @@ async def test_a_lost_connection_does_not_take_the_end_back(
     reader = await client.create_reader("orders")
     assert await rest(reader) == [b"0"]
     topic.broker.links[-1].cut()
-    await topic.broker.heard_of(pb.CommandSubscribe, 2)
+    await topic.broker.received_of(pb.CommandSubscribe, 2)
     assert await rest(reader) == []
 
 

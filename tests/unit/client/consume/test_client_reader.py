@@ -41,7 +41,7 @@ async def cut(topic: FakeTopic) -> None:
     """Break the connection, and wait until the reader is back."""
     asked = len(topic.broker.all(pb.CommandSubscribe))
     topic.broker.links[-1].cut()
-    await topic.broker.heard_of(pb.CommandSubscribe, asked + 1)
+    await topic.broker.received_of(pb.CommandSubscribe, asked + 1)
 
 
 async def test_a_reader_begins_at_its_start(topic: FakeTopic, client: Client) -> None:
@@ -70,7 +70,7 @@ async def test_a_reader_begins_at_its_start(topic: FakeTopic, client: Client) ->
 async def test_options_are_passed_on(topic: FakeTopic, client: Client) -> None:
     options = ReaderOptions(name="replay", read_compacted=True, properties={"pod": "p-1"})
     await client.create_reader("orders", EARLIEST, options)
-    asked = await topic.broker.heard_of(pb.CommandSubscribe)
+    asked = await topic.broker.received_of(pb.CommandSubscribe)
     assert asked.subscription.startswith("replay")
     assert asked.read_compacted
     assert asked.metadata[0].key == "pod"

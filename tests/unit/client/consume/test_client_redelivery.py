@@ -138,7 +138,7 @@ async def test_redelivery_returns_when_the_broker_has_accepted_it(
     consumer = await with_one_on_its_way(topic, client)
     topic.broker.answers[Redeliver] = topic.rewind
     redelivering = begin(consumer.redeliver_unacknowledged())
-    asked = await topic.broker.heard_of(Redeliver)
+    asked = await topic.broker.received_of(Redeliver)
     assert consumer.receive_nowait() is None, "the queue is empty at once"
     await asyncio.sleep(0.02)
     assert not redelivering.done()
@@ -178,7 +178,7 @@ async def test_while_it_is_away_it_waits_until_it_is_back(topic: FakeTopic, clie
     consumer = await with_one_on_its_way(topic, client)
     topic.broker.answers[pb.CommandSubscribe] = None
     topic.broker.links[-1].cut()
-    waiting = await topic.broker.heard_of(pb.CommandSubscribe, 2)
+    waiting = await topic.broker.received_of(pb.CommandSubscribe, 2)
     assert waiting.consumer_epoch == 0
     redelivering = begin(consumer.redeliver_unacknowledged())
     await asyncio.sleep(0.02)
@@ -216,7 +216,7 @@ async def test_the_epoch_of_the_client_never_falls(topic: FakeTopic, client: Cli
         await consumer.redeliver_unacknowledged()
     for number in range(2, 5):
         topic.broker.links[-1].cut()
-        await topic.broker.heard_of(pb.CommandSubscribe, number)
+        await topic.broker.received_of(pb.CommandSubscribe, number)
     carried = [command.consumer_epoch for command in topic.broker.all(pb.CommandSubscribe)]
     assert carried == [0, 3, 3, 3]
     assert await contents(consumer, 4) == [b"0", b"1", b"2", b"3"]
@@ -226,7 +226,7 @@ async def test_closed_meanwhile(topic: FakeTopic, client: Client) -> None:
     consumer = await with_one_on_its_way(topic, client)
     topic.broker.answers[Redeliver] = None
     redelivering = begin(consumer.redeliver_unacknowledged())
-    await topic.broker.heard_of(Redeliver)
+    await topic.broker.received_of(Redeliver)
     consumer.abandon()
     with pytest.raises(Closed):
         await redelivering

@@ -60,7 +60,7 @@ async def test_a_leader_waits_says_who_it_is_writes_and_hands_over(
         assert leadership.is_over
 
     leading = begin(lead())
-    asked = await broker.heard_of(pb.CommandProducer)
+    asked = await broker.received_of(pb.CommandProducer)
     properties = {each.key: each.value for each in asked.metadata}
     assert properties == {"onewriter.queue-priority": "10", "onewriter.identity": "writer-0"}
     assert asked.producer_access_mode == pb.WAIT_FOR_EXCLUSIVE
@@ -71,7 +71,7 @@ async def test_a_leader_waits_says_who_it_is_writes_and_hands_over(
     assert rest == [b"mine", b"seen through"]
     said = json.loads(announcement)
     assert (said["epoch"], said["priority"], said["resumeInfo"]) == (7, 10, {"offset": 12})
-    kinds = [type(command) for _, command, _ in broker.heard]
+    kinds = [type(command) for _, command, _ in broker.received]
     assert kinds.index(pb.CommandCloseProducer) > max(
         number for number, kind in enumerate(kinds) if kind is Send
     ), "it leaves behind its last message"
@@ -140,16 +140,16 @@ def test_an_announcement_says_what_it_was_told(metadata: Any) -> None:
 async def test_a_loss_is_told_at_once_and_to_the_next_call(
     broker: FakeBroker, client: Client
 ) -> None:
-    told: list[OnewriterError] = []
+    reported: list[OnewriterError] = []
     later: list[OnewriterError] = []
-    async with client.lead("orders", on_lost=told.append) as leadership:
+    async with client.lead("orders", on_lost=reported.append) as leadership:
         waiting = begin(leadership.lost.wait())
         broker.answers[pb.CommandProducer] = broker.fence
         close_producer(broker)
         reason = await waiting
         assert isinstance(reason, Fenced)
         assert (reason.epoch, reason.current_epoch) == (7, 8)
-        assert told == [reason]
+        assert reported == [reason]
         assert leadership.lost.reason is reason
         leadership.lost.call(later.append)
         assert later == [reason], "who asks late is told at once"
@@ -161,7 +161,7 @@ async def test_a_loss_is_told_at_once_and_to_the_next_call(
 async def test_a_cut_connection_is_no_loss(broker: FakeBroker, client: Client) -> None:
     async with client.lead("orders", priority=100) as leadership:
         broker.links[-1].cut()
-        asked = await broker.heard_of(pb.CommandProducer, 2)
+        asked = await broker.received_of(pb.CommandProducer, 2)
         assert asked.topic_epoch == 7, "a resume, at once whatever the priority"
         await leadership.send(b"on")
         assert not leadership.lost.is_set()
@@ -191,11 +191,11 @@ async def test_a_leader_that_is_fenced_before_its_announcement_queues_again(
 async def test_lead_waits_until_its_time_limit(broker: FakeBroker, client: Client) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     leading = begin(client.lead("orders", timeout_seconds=60).__aenter__())
-    await broker.heard_of(pb.CommandProducer)
+    await broker.received_of(pb.CommandProducer)
     skip(60)
     with pytest.raises(Unavailable, match="not the leader"):
         await leading
-    await broker.heard_of(pb.CommandCloseProducer)
+    await broker.received_of(pb.CommandCloseProducer)
 
 
 async def test_a_definite_no_is_raised(broker: FakeBroker, client: Client) -> None:
@@ -260,10 +260,10 @@ async def test_a_waiter_that_lost_its_connection_lets_lower_priorities_pass(
             return leadership.epoch
 
     leading = begin(lead())
-    await broker.heard_of(pb.CommandProducer)
+    await broker.received_of(pb.CommandProducer)
     assert asked == [], "the first time is no reconnect"
     broker.links[-1].cut()
-    again = await broker.heard_of(pb.CommandProducer, 2)
+    again = await broker.received_of(pb.CommandProducer, 2)
     assert asked == [10]
     broker.grant(broker.links[-1], again)
     assert await leading == 7

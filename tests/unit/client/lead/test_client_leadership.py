@@ -79,7 +79,7 @@ async def test_a_resumed_term_is_the_same_term(broker: FakeBroker, client: Clien
     async with Candidacy(client, "orders") as candidate:
         term = await candidate.lead()
         broker.links[-1].cut()
-        await broker.heard_of(pb.CommandProducer, 2)
+        await broker.received_of(pb.CommandProducer, 2)
         await term.send(b"go on")
         assert candidate.term is term
         assert term.epoch == 7
@@ -95,7 +95,7 @@ async def test_release_sees_messages_through_and_queues_again_behind_others(
         await candidate.release()
         assert all(receipt.done() and receipt.exception() is None for receipt in receipts)
         assert isinstance(await term.over(), Closed)
-        asked = await broker.heard_of(pb.CommandProducer, 2)
+        asked = await broker.received_of(pb.CommandProducer, 2)
         assert not asked.HasField("topic_epoch"), "it queues as anybody does"
         assert candidate.standing.phase is Phase.QUEUEING
         broker.grant(broker.links[-1], asked)
@@ -116,9 +116,9 @@ async def test_standing_aside_until_told_otherwise(broker: FakeBroker, client: C
 async def test_a_waiter_may_stand_aside_too(broker: FakeBroker, client: Client) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     async with Candidacy(client, "orders") as candidate:
-        await broker.heard_of(pb.CommandProducer)
+        await broker.received_of(pb.CommandProducer)
         await candidate.release(rejoin=False)
-        await broker.heard_of(pb.CommandCloseProducer)
+        await broker.received_of(pb.CommandCloseProducer)
         while candidate.standing.phase is not Phase.STANDING_ASIDE:
             await candidate.change(candidate.standing.version)
 
@@ -169,7 +169,7 @@ async def test_a_refused_candidate_asks_again_and_says_why(
     """Its claim may be on its way."""
     broker.answers[pb.CommandProducer] = broker.refuse(ServerError.AUTHORIZATION_ERROR, "no claim")
     async with Candidacy(client, "orders") as candidate:
-        await broker.heard_of(pb.CommandProducer, 2)
+        await broker.received_of(pb.CommandProducer, 2)
         assert candidate.standing.trouble == "no claim"
         del broker.answers[pb.CommandProducer]
         await candidate.lead()
@@ -200,7 +200,7 @@ async def test_after_the_end_nobody_waits_in_vain(broker: FakeBroker, client: Cl
     broker.answers[pb.CommandProducer] = broker.queue
     async with Candidacy(client, "orders") as candidate:
         waiting = begin(candidate.lead())
-        await broker.heard_of(pb.CommandProducer)
+        await broker.received_of(pb.CommandProducer)
     with pytest.raises(Closed):
         await waiting
     assert [term async for term in candidate.terms()] == []

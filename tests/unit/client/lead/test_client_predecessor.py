@@ -76,7 +76,7 @@ async def test_the_predecessors_metadata_is_read_before_the_first_write(
         assert leadership.predecessor == SEEN
         assert leadership.metadata == {"offset": 12}
     assert announced(broker) == [{"offset": 12}], "it is not lost if this one ends at once"
-    kinds = [type(command) for _, command, _ in broker.heard]
+    kinds = [type(command) for _, command, _ in broker.received]
     first_read = kinds.index(pb.CommandSubscribe)
     assert kinds.index(pb.CommandProducer) < first_read < kinds.index(Send)
 
@@ -99,7 +99,7 @@ async def test_a_transaction_goes_on_with_what_the_predecessor_left(
         assert leadership.predecessor == SEEN
         assert broker.sends() == []
         committing = begin(leadership.transaction().commit())
-        together = await broker.heard_of(pb.CommandPublishTogether)
+        together = await broker.received_of(pb.CommandPublishTogether)
         assert b'"resumeInfo": {"offset": 12}' in together.parts[0].entry
         committing.cancel()
         await asyncio.wait([committing])
@@ -140,10 +140,10 @@ async def test_a_loss_while_it_reads_ends_the_reading(
     announce(topic, SEEN)
     topic.is_mute = True
     leading = begin(lead())
-    await broker.heard_of(pb.CommandSubscribe, 2)
+    await broker.received_of(pb.CommandSubscribe, 2)
     broker.answers[pb.CommandProducer] = fence_whoever_returns
     broker.links[-1].write(replies.close_producer(1))
-    await broker.heard_of(pb.CommandProducer, 3)
+    await broker.received_of(pb.CommandProducer, 3)
     topic.is_mute = False
     topic.deliver()
     assert await leading == (8, SEEN)
@@ -157,7 +157,7 @@ async def test_a_leader_without_the_right_to_read_does_not_lead(
     with pytest.raises(Refused, match="no right"):
         async with client.lead("orders", read_predecessor=True):
             raise AssertionError("it leads")
-    await broker.heard_of(pb.CommandCloseProducer)
+    await broker.received_of(pb.CommandCloseProducer)
     assert broker.sends() == []
 
 
@@ -167,11 +167,11 @@ async def test_reading_counts_against_the_time_to_become_the_leader(
     announce(topic, SEEN)
     topic.is_mute = True
     leading = begin(client.lead("orders", read_predecessor=True, timeout_seconds=60).__aenter__())
-    await broker.heard_of(pb.CommandSubscribe)
+    await broker.received_of(pb.CommandSubscribe)
     skip(60)
     with pytest.raises(Unavailable, match="not the leader"):
         await leading
-    await broker.heard_of(pb.CommandCloseProducer)
+    await broker.received_of(pb.CommandCloseProducer)
     assert broker.sends() == []
 
 
@@ -188,7 +188,7 @@ async def test_a_leader_that_cannot_read_now_queues_again(
                 return leadership.epoch, leadership.predecessor
 
         leading = begin(lead())
-        await broker.heard_of(pb.CommandProducer, 2)
+        await broker.received_of(pb.CommandProducer, 2)
         broker.answers[pb.CommandSubscribe] = topic.subscribe
         epoch, predecessor = await leading
         assert epoch > 7

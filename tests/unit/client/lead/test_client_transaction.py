@@ -48,11 +48,11 @@ class Orders:
         self.own = leadership.producer
         self.audit = audit
 
-    def heard(self, producer: Producer) -> list[tuple[int, bytes]]:
+    def received(self, producer: Producer) -> list[tuple[int, bytes]]:
         """Number and content of all that the broker was sent for it, however, in that order."""
         producer_id = self.id_of(producer)
         found = []
-        for _, command, payload in self.broker.heard:
+        for _, command, payload in self.broker.received:
             if isinstance(command, Send) and command.producer_id == producer_id:
                 found.append((command.sequence_id, bytes(entry_payload(payload))))
             if isinstance(command, pb.CommandPublishTogether):
@@ -68,7 +68,7 @@ class Orders:
         return next(each.producer_id for each in asked if each.topic == str(producer.topic))
 
     def contents(self, producer: Producer) -> list[bytes]:
-        return [content for _, content in self.heard(producer)]
+        return [content for _, content in self.received(producer)]
 
     def commit(self, *parts: tuple[str, bytes]) -> asyncio.Future[list[MessageId]]:
         """A commit that has begun, and has come as far as it can without anybody's doing."""
@@ -86,7 +86,7 @@ class Orders:
     def answer_sends(self) -> None:
         """What was not answered, and all that comes."""
         del self.broker.answers[Send]
-        for link, command, _ in list(self.broker.heard):
+        for link, command, _ in list(self.broker.received):
             if isinstance(command, Send):
                 self.broker.receipt(link, command)
 
@@ -136,7 +136,7 @@ async def test_a_transaction_waits_only_for_earlier_messages(
     await asyncio.gather(orders.own.flush(), orders.audit.flush())
     taking.cancel()
     for producer, sent in submitted.items():
-        ids = [number for number, _ in orders.heard(producer)]
+        ids = [number for number, _ in orders.received(producer)]
         assert ids == sorted(set(ids)), "something was numbered in front and sent behind"
         contents = orders.contents(producer)
         # The stream itself asked for one more, which was in line behind it or in front of it.
@@ -150,7 +150,7 @@ async def test_messages_that_are_sent_meanwhile_follow_the_transaction(
     """Until the answer: the broker would append in front of it what it has gathered by then."""
     broker.answers[pb.CommandPublishTogether] = None
     committing = orders.commit(("orders", b"whole"), (AUDIT, b"whole"))
-    command = await broker.heard_of(pb.CommandPublishTogether)
+    command = await broker.received_of(pb.CommandPublishTogether)
     sending = [begin(orders.own.send(b"%d" % number)) for number in range(2 * ROOM)]
     sending.append(begin(orders.audit.send(b"audit")))
     await steps()
@@ -166,7 +166,7 @@ async def test_messages_that_are_sent_meanwhile_follow_the_transaction(
 async def test_a_topic_without_a_message_of_it_goes_on(broker: FakeBroker, orders: Orders) -> None:
     broker.answers[pb.CommandPublishTogether] = None
     committing = orders.commit((AUDIT, b"whole"))
-    command = await broker.heard_of(pb.CommandPublishTogether)
+    command = await broker.received_of(pb.CommandPublishTogether)
     await orders.own.send(b"meanwhile")
     stored(broker.links[-1], command)
     await committing
@@ -230,7 +230,7 @@ async def test_a_send_that_waits_for_a_transaction_keeps_its_time_limit(
 ) -> None:
     broker.answers[pb.CommandPublishTogether] = None
     committing = orders.commit(("orders", b"whole"))
-    command = await broker.heard_of(pb.CommandPublishTogether)
+    command = await broker.received_of(pb.CommandPublishTogether)
     with pytest.raises(NotSent):
         await orders.own.send(b"too late", timeout_seconds=0.05)
     stored(broker.links[-1], command)
@@ -260,7 +260,7 @@ async def test_a_transaction_that_times_out_in_the_queue_is_not_sent(
 async def test_a_lost_connection_ends_its_turns(broker: FakeBroker, orders: Orders) -> None:
     broker.answers[pb.CommandPublishTogether] = lambda link, _: link.cut()
     committing = orders.commit(("orders", b"whole"), (AUDIT, b"whole"))
-    await broker.heard_of(pb.CommandPublishTogether)
+    await broker.received_of(pb.CommandPublishTogether)
     sending = [begin(each.send(b"behind")) for each in (orders.own, orders.audit)]
     with pytest.raises(OutcomeUnknown):
         await committing
@@ -289,7 +289,7 @@ async def test_the_loss_of_the_topic_is_told_to_all_who_wait(
     """Though the broker never answers the commit itself."""
     broker.answers[pb.CommandPublishTogether] = None
     committing = orders.commit(("orders", b"whole"), (AUDIT, b"whole"))
-    await broker.heard_of(pb.CommandPublishTogether)
+    await broker.received_of(pb.CommandPublishTogether)
     sending = begin(orders.own.send(b"behind"))
     await steps()
 
@@ -311,7 +311,7 @@ async def test_the_loss_of_the_topic_is_told_to_all_who_wait(
 async def test_a_handover_fails_the_waiting_calls(broker: FakeBroker, orders: Orders) -> None:
     broker.answers[pb.CommandPublishTogether] = None
     committing = orders.commit(("orders", b"whole"))
-    command = await broker.heard_of(pb.CommandPublishTogether)
+    command = await broker.received_of(pb.CommandPublishTogether)
     sending = begin(orders.own.send(b"behind"))
     await steps()
     await orders.leadership.handover()
@@ -327,7 +327,7 @@ async def test_a_client_that_closes_leaves_no_commit_waiting(broker: FakeBroker)
     async with client_of(broker) as client:
         orders = await orders_of(broker, client)
         asked = orders.commit(("orders", b"asked"))
-        await broker.heard_of(pb.CommandPublishTogether)
+        await broker.received_of(pb.CommandPublishTogether)
         in_line = orders.commit(("orders", b"in line"))
         await steps()
     with pytest.raises(OutcomeUnknown):

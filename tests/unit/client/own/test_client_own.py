@@ -90,7 +90,7 @@ async def test_a_cancelled_own_gives_back_what_is_granted_later(
     with pytest.raises(asyncio.CancelledError):
         await asking
     owning.let_go()
-    await broker.heard_of(pb.CommandDisown)
+    await broker.received_of(pb.CommandDisown)
     assert owning.owners == {}
     async with client.own("group", ["a"]) as (again,):
         assert again.end is None
@@ -122,7 +122,7 @@ async def test_an_own_that_ran_out_of_time_is_given_back(
     (late,) = await asking
     assert isinstance(late.end, Unavailable)
     owning.let_go()
-    await broker.heard_of(pb.CommandDisown)
+    await broker.received_of(pb.CommandDisown)
     assert "a" not in owning.owners
     assert "warm" in owning.owners
 
@@ -132,12 +132,12 @@ async def test_an_own_whose_answer_was_lost_is_given_back(
 ) -> None:
     owning.lost_answers = 1
     asking = begin(client.own("group", ["a"], timeout_seconds=60).__aenter__())
-    await broker.heard_of(pb.CommandOwn)
+    await broker.received_of(pb.CommandOwn)
     skip(60)
     (late,) = await asking
     assert isinstance(late.end, Unavailable)
     assert "a" in owning.owners
-    await broker.heard_of(pb.CommandDisown)
+    await broker.received_of(pb.CommandDisown)
     assert owning.owners == {}
 
 
@@ -147,7 +147,7 @@ async def test_a_cancelled_check_gives_nothing_back(
     (owned,) = await client.own("group", ["a"])
     broker.answers[pb.CommandOwn] = None
     checking = begin(owned.check())
-    await broker.heard_of(pb.CommandOwn, 2)
+    await broker.received_of(pb.CommandOwn, 2)
     checking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await checking

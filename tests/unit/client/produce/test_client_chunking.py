@@ -48,7 +48,9 @@ async def client(broker: FakeBroker) -> AsyncIterator[Client]:
 
 
 def entries(broker: FakeBroker) -> list[tuple[Send, bytes]]:
-    return [(command, payload) for _, command, payload in broker.heard if isinstance(command, Send)]
+    return [
+        (command, payload) for _, command, payload in broker.received if isinstance(command, Send)
+    ]
 
 
 def joined(sent: list[tuple[Send, bytes]]) -> bytes:
@@ -163,7 +165,7 @@ async def test_only_one_large_message_is_pending_at_a_time(
     await asyncio.sleep(0.01)
     assert producer.pending_messages == 1
     receipts.left = 100
-    for link, command, _ in list(broker.heard):
+    for link, command, _ in list(broker.received):
         if isinstance(command, Send):
             broker.receipt(link, command)
     await first

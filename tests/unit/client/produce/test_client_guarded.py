@@ -104,12 +104,12 @@ async def test_those_who_wait_together_share_the_next_question(
     """But never one that was asked before they came: it proves nothing of their time."""
     broker.answers[pb.CommandCheck] = None
     first = begin(client.check("orders", 5))
-    await broker.heard_of(pb.CommandCheck)
+    await broker.received_of(pb.CommandCheck)
     others = [begin(client.check("orders", 5)) for _ in range(10)]
     await asyncio.sleep(0.01)
     proofs.answer(broker.links[-1], broker.all(pb.CommandCheck)[0])
     assert (await first).is_current
-    second = await broker.heard_of(pb.CommandCheck, 2)
+    second = await broker.received_of(pb.CommandCheck, 2)
     proofs.current = 9
     proofs.answer(broker.links[-1], second)
     assert {(await other).is_current for other in others} == {False}
@@ -122,7 +122,7 @@ async def test_a_broker_that_does_not_serve_the_topic_any_more_is_left(
     await client.check("orders", 5)
     broker.answers[pb.CommandCheck] = broker.refuse(ServerError.SERVICE_NOT_READY)
     asked = begin(client.check("orders", 5))
-    await broker.heard_of(pb.CommandCheck, 2)
+    await broker.received_of(pb.CommandCheck, 2)
     broker.answers[pb.CommandCheck] = proofs.answer
     assert (await asked).is_current
     assert len(broker.all(pb.CommandLookup)) == 2
@@ -137,7 +137,7 @@ async def test_a_check_that_nobody_answers_is_unavailable(broker: FakeBroker) ->
 async def test_a_client_that_closes_leaves_nobody_waiting(broker: FakeBroker) -> None:
     async with client_of(broker) as client:
         asked = begin(client.check("orders"))
-        await broker.heard_of(pb.CommandCheck)
+        await broker.received_of(pb.CommandCheck)
         other = begin(client.check("orders"))
         await asyncio.sleep(0)
     for each in (asked, other):
@@ -222,7 +222,7 @@ async def test_a_seal_is_asked_for_again_until_it_stands(
     leadership = await leadership_of(client)
     broker.answers[pb.CommandSeal] = broker.refuse(ServerError.SERVICE_NOT_READY)
     sealing = begin(leadership.seal("far"))
-    await broker.heard_of(pb.CommandSeal)
+    await broker.received_of(pb.CommandSeal)
     broker.answers[pb.CommandSeal] = lambda link, c: link.write(replies.success(c.request_id))
     await sealing
     assert len(broker.all(pb.CommandSeal)) == 2
@@ -259,7 +259,7 @@ async def test_a_commit_that_is_put_off_is_asked_for_again(
     transaction = leadership.transaction()
     receipt = transaction.send(b"own")
     committing = begin(transaction.commit())
-    await broker.heard_of(pb.CommandPublishTogether)
+    await broker.received_of(pb.CommandPublishTogether)
     broker.answers[pb.CommandPublishTogether] = stored
     assert await committing == [MessageId(7, 1)]
     assert await receipt == MessageId(7, 1)
@@ -274,7 +274,7 @@ async def test_a_commit_without_an_answer_is_unknown(
     transaction = leadership.transaction(announce=False, timeout_seconds=60)
     receipt = transaction.send(b"own")
     committing = begin(transaction.commit())
-    await broker.heard_of(pb.CommandPublishTogether)
+    await broker.received_of(pb.CommandPublishTogether)
     if not is_cut:
         skip(60)
     with pytest.raises(OutcomeUnknown):

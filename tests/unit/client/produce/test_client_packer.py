@@ -52,7 +52,7 @@ async def producer_of(client: Client, batching: Batching | None, **more: object)
 def batches(broker: FakeBroker) -> list[list[bytes]]:
     """The contents of all entries, in the order in which they came."""
     found = []
-    for _, command, payload in broker.heard:
+    for _, command, payload in broker.received:
         if isinstance(command, Send):
             metadata = parse_metadata(payload)
             content = decompress(
@@ -140,7 +140,7 @@ async def test_keys_properties_and_times_are_each_messages_own(
     await producer.submit(b"c", key="k")
     await producer.submit(b"d")
     await producer.flush()
-    entries = [payload for _, command, payload in broker.heard if isinstance(command, Send)]
+    entries = [payload for _, command, payload in broker.received if isinstance(command, Send)]
     first, second = (parse_metadata(entry) for entry in entries)
     assert first.partition_key == "k"
     assert not first.HasField("ordering_key")
@@ -189,7 +189,7 @@ async def test_a_batch_that_no_connection_has_seen_can_lose_a_message(
     producer = await producer_of(client, Batching(messages_max=3, delay_seconds=HOUR))
     broker.answers[pb.CommandProducer] = None
     broker.links[-1].cut()
-    await broker.heard_of(pb.CommandProducer, 2)
+    await broker.received_of(pb.CommandProducer, 2)
     impatient = begin(producer.send(b"a", timeout_seconds=0.05))
     await asyncio.sleep(0)
     others = [await producer.submit(content) for content in (b"b", b"c")]
@@ -215,7 +215,9 @@ async def test_a_batch_without_a_receipt_is_sent_again_byte_for_byte(
     del broker.answers[Send]
     broker.links[-1].cut()
     await flushing
-    first, second = (payload for _, command, payload in broker.heard if isinstance(command, Send))
+    first, second = (
+        payload for _, command, payload in broker.received if isinstance(command, Send)
+    )
     assert first == second
     assert {receipt.result().entry for receipt in receipts} == {1}
 
@@ -273,7 +275,7 @@ async def test_every_codec_of_pulsar_is_written(
         await producer.submit(content)
     await producer.flush()
     assert [each for batch in batches(broker) for each in batch] == contents
-    first = next(payload for _, command, payload in broker.heard if isinstance(command, Send))
+    first = next(payload for _, command, payload in broker.received if isinstance(command, Send))
     assert parse_metadata(first).compression == compression.value
 
 
@@ -283,7 +285,7 @@ async def test_a_single_message_carries_all_that_it_was_given(
     producer = await producer_of(client, None)
     await producer.send(b"a", key="k", ordering_key=b"\x00", properties={"p": "ü"}, event_time_ms=9)
     await producer.send(b"b")
-    entries = [payload for _, command, payload in broker.heard if isinstance(command, Send)]
+    entries = [payload for _, command, payload in broker.received if isinstance(command, Send)]
     full, plain = (parse_metadata(entry) for entry in entries)
     assert (full.partition_key, full.ordering_key, full.event_time) == ("k", b"\x00", 9)
     assert {each.key: each.value for each in full.properties} == {"p": "ü"}

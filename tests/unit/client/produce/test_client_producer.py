@@ -101,10 +101,10 @@ async def test_a_waiter_whose_connection_breaks_queues_again_after_its_delay(
     broker.answers[pb.CommandProducer] = broker.queue
     options = ProducerOptions(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE, requeue_delay=delay)
     producer = client.start_producer("orders", options)
-    await broker.heard_of(pb.CommandProducer)
+    await broker.received_of(pb.CommandProducer)
     assert delays == [], "the first time is no reconnect"
     broker.links[-1].cut()
-    again = await broker.heard_of(pb.CommandProducer, 2)
+    again = await broker.received_of(pb.CommandProducer, 2)
     assert delays == [0.01]
     assert not again.HasField("topic_epoch")
     broker.grant(broker.links[-1], again)
@@ -128,10 +128,10 @@ async def test_a_delay_that_is_none_is_logged_and_the_default_one_counts(
     broker.answers[pb.CommandProducer] = broker.queue
     options = ProducerOptions(access_mode=AccessMode.WAIT_FOR_EXCLUSIVE, requeue_delay=delay)
     producer = client.start_producer("orders", options)
-    await broker.heard_of(pb.CommandProducer)
+    await broker.received_of(pb.CommandProducer)
     assert caplog.records == []
     broker.links[-1].cut()
-    again = await broker.heard_of(pb.CommandProducer, 2)
+    again = await broker.received_of(pb.CommandProducer, 2)
     broker.grant(broker.links[-1], again)
     await producer.ready()
     assert [each.message for each in caplog.records] == [
@@ -154,11 +154,11 @@ def test_a_broken_delay_gives_way_to_the_priorities_own(monkeypatch: pytest.Monk
 async def test_a_cancelled_wait_leaves_no_registration(broker: FakeBroker, client: Client) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     making = begin(client.create_producer("orders", WAIT, timeout_seconds=60))
-    await broker.heard_of(pb.CommandProducer)
+    await broker.received_of(pb.CommandProducer)
     skip(60)
     with pytest.raises(Unavailable, match="within 60 s"):
         await making
-    await broker.heard_of(pb.CommandCloseProducer)
+    await broker.received_of(pb.CommandCloseProducer)
 
 
 async def test_a_definite_no_is_not_asked_again(broker: FakeBroker, client: Client) -> None:
@@ -222,7 +222,7 @@ async def test_a_resume_keeps_name_and_epoch_and_resends_byte_for_byte(
     assert again.epoch > first.epoch
     assert again.user_provided_producer_name is False
     assert delays == [], "a resume is never delayed"
-    written = [payload for _, command, payload in broker.heard if isinstance(command, Send)]
+    written = [payload for _, command, payload in broker.received if isinstance(command, Send)]
     assert written[1] == written[2]
     assert len(written) == 3
     assert producer.state is ProducerState.READY
@@ -232,7 +232,7 @@ async def test_a_holders_own_ghost_is_waited_out(broker: FakeBroker, client: Cli
     producer = await client.create_producer("orders", EXCLUSIVE)
     broker.answers[pb.CommandProducer] = broker.refuse(ServerError.PRODUCER_BUSY, "connected")
     broker.links[-1].cut()
-    await broker.heard_of(pb.CommandProducer, 3)
+    await broker.received_of(pb.CommandProducer, 3)
     del broker.answers[pb.CommandProducer]
     await producer.send(b"back")
     assert producer.epoch == 7
@@ -246,7 +246,7 @@ async def test_a_holder_that_is_queued_on_its_return_is_fenced(
     broker.answers[pb.CommandProducer] = broker.queue
     broker.links[-1].cut()
     assert isinstance(await producer.ended(), Fenced)
-    await broker.heard_of(pb.CommandCloseProducer)
+    await broker.received_of(pb.CommandCloseProducer)
 
 
 async def test_a_holder_that_is_given_another_epoch_is_fenced(
@@ -285,7 +285,7 @@ async def test_closing_sends_everything_and_leaves_behind_it(
     receipts = [await producer.submit(b"%d" % number) for number in range(100)]
     await producer.close()
     assert all(receipt.done() and receipt.exception() is None for receipt in receipts)
-    kinds = [type(command) for _, command, _ in broker.heard]
+    kinds = [type(command) for _, command, _ in broker.received]
     assert kinds[-1] is pb.CommandCloseProducer
     assert kinds.count(pb.CommandCloseProducer) == 1
     with pytest.raises(Closed):
@@ -306,7 +306,7 @@ async def test_closing_in_vain_says_what_is_certain(broker: FakeBroker, client: 
     producer = await client.create_producer("orders", EXCLUSIVE)
     broker.answers[pb.CommandLookup] = None
     in_flight = await cut_in_flight(broker, producer)
-    await broker.heard_of(pb.CommandLookup, 2)
+    await broker.received_of(pb.CommandLookup, 2)
     never_written = await producer.submit(b"x")
     await producer.close(timeout_seconds=0.1)
     assert isinstance(in_flight.exception(), OutcomeUnknown)

@@ -57,7 +57,7 @@ async def test_a_receipt_behind_the_close_still_counts(broker: FakeBroker, clien
     broker.answers[pb.CommandLookup] = None  # the answer of which would come too soon
     link = broker.links[-1]
     link.write(replies.close_producer(1))
-    await broker.heard_of(pb.CommandLookup, 2)
+    await broker.received_of(pb.CommandLookup, 2)
     broker.receipt(link, broker.sends()[0])
     assert (await receipt).entry == 1
 
@@ -82,7 +82,7 @@ async def test_a_message_in_flight_on_a_broken_connection_is_unknown_after_a_fen
     producer = await client.create_producer("orders", EXCLUSIVE)
     broker.answers[pb.CommandProducer] = None
     in_flight = await cut_in_flight(broker, producer)
-    asked = await broker.heard_of(pb.CommandProducer, 2)
+    asked = await broker.received_of(pb.CommandProducer, 2)
     never_written = await producer.submit(b"not yet written")
     broker.fence(broker.links[-1], asked)
     with pytest.raises(OutcomeUnknown):
@@ -132,7 +132,7 @@ async def test_after_a_pause_the_broker_is_asked_before_anything_is_written(
     clock.ahead += 60.0
     await producer.send(b"after the pause")
     assert len(broker.all(pb.CommandPing)) > pings
-    kinds = [type(command) for _, command, _ in broker.heard]
+    kinds = [type(command) for _, command, _ in broker.received]
     assert kinds.index(pb.CommandPing) < len(kinds) - 1 - kinds[::-1].index(Send)
 
 
@@ -146,7 +146,7 @@ async def test_a_woken_writer_that_was_deposed_writes_nothing(
     clock.ahead += 60.0
     sending = begin(producer.send(b"zombie"))
     broker.links[-1].write(replies.PING)  # as if it had lain in the buffer
-    await broker.heard_of(pb.CommandPong)
+    await broker.received_of(pb.CommandPong)
     assert broker.sends() == []
     broker.links[-1].cut()
     with pytest.raises(Fenced):
@@ -159,11 +159,11 @@ async def test_a_grant_that_is_old_news_is_not_believed(
 ) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     producer = client.start_producer("orders", WAIT)
-    asked = await broker.heard_of(pb.CommandProducer)
+    asked = await broker.received_of(pb.CommandProducer)
     broker.answers[pb.CommandPing] = None
     clock.ahead += 60.0  # frozen; the grant came meanwhile, and it was deposed again
     broker.grant(broker.links[-1], asked)
-    await broker.heard_of(pb.CommandPing)
+    await broker.received_of(pb.CommandPing)
     assert producer.state is ProducerState.WAITING
     del broker.answers[pb.CommandPing]
     broker.answers[pb.CommandProducer] = lambda link, command: (

@@ -58,7 +58,7 @@ async def test_a_time_out_says_whether_the_message_left(broker: FakeBroker, clie
         await producer.send(b"left", timeout_seconds=0.1)
     broker.answers[pb.CommandLookup] = None
     broker.links[-1].cut()
-    await broker.heard_of(pb.CommandLookup, 2)
+    await broker.received_of(pb.CommandLookup, 2)
     with pytest.raises(NotSent):
         await producer.send(b"never left", timeout_seconds=0.1)
     assert broker.contents() == [b"left"]

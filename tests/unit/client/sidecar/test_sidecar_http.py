@@ -72,7 +72,7 @@ async def test_a_session_never_rides_on_a_grant_won_back(
 ) -> None:
     session = await sidecar.lead()
     lose_the_topic(broker)
-    asked = await broker.heard_of(pb.CommandProducer, 3)
+    asked = await broker.received_of(pb.CommandProducer, 3)
     broker.epoch = 8
     broker.grant(broker.links[-1], asked)
     won_back = await sidecar.lead()
@@ -117,7 +117,7 @@ async def test_a_publish_that_no_broker_takes_in_time_is_a_503(
         session = await sidecar.lead()
         broker.answers[pb.CommandLookup] = None
         broker.links[-1].cut()
-        await broker.heard_of(pb.CommandLookup, 2)
+        await broker.received_of(pb.CommandLookup, 2)
         answer = await sidecar.publish(b"never left", session)
         assert (answer.status, answer.body["stored"]) == (503, False)
         assert answer.headers["Retry-After"] == "1"

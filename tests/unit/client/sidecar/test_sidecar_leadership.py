@@ -99,7 +99,7 @@ async def test_resume_info_is_the_first_message_of_each_takeover(
         )
         assert (answer.status, answer.body) == (200, {"published": None})
         assert broker.sends() == []
-        asked = await broker.heard_of(pb.CommandProducer)
+        asked = await broker.received_of(pb.CommandProducer)
         broker.grant(broker.links[-1], asked)
         session = await sidecar.lead()
         (announcement,) = (json.loads(content) for content in broker.contents())
@@ -162,7 +162,7 @@ async def test_release_hands_over_and_queues_again(
     assert (answer.status, answer.body["leading"]) == (200, False)
     assert len(broker.all(pb.CommandCloseProducer)) == 1
     assert (await sidecar.publish(b"late", session)).status == 409
-    await broker.heard_of(pb.CommandProducer, 2)
+    await broker.received_of(pb.CommandProducer, 2)
 
 
 async def test_release_may_stand_aside_until_rejoin(
@@ -197,7 +197,7 @@ async def test_a_stop_waits_for_the_release_that_a_signal_began(
     await sidecar.lead()
     broker.answers[pb.CommandCloseProducer] = None
     sidecar.standing_aside.set()
-    close = await broker.heard_of(pb.CommandCloseProducer)
+    close = await broker.received_of(pb.CommandCloseProducer)
     sidecar.stopping.set()
     assert (await sidecar.standing())["phase"] == "stepping-down"
     broker.links[-1].write(replies.success(close.request_id))
@@ -211,7 +211,7 @@ async def test_a_stop_releases_first_and_refuses_meanwhile(
     session = await sidecar.lead()
     broker.answers[pb.CommandCloseProducer] = None
     sidecar.stopping.set()
-    close = await broker.heard_of(pb.CommandCloseProducer)
+    close = await broker.received_of(pb.CommandCloseProducer)
     answer = await sidecar.publish(b"too late", session)
     assert (answer.status, answer.body["phase"]) == (409, "stepping-down")
     assert (await sidecar.call("GET", "/readyz")).status == 503
@@ -236,7 +236,7 @@ async def test_ready_means_what_was_chosen(
 ) -> None:
     broker.answers[pb.CommandProducer] = broker.queue
     async with running_sidecar(broker, tmp_path, ready_when=ready_when) as sidecar:
-        asked = await broker.heard_of(pb.CommandProducer)
+        asked = await broker.received_of(pb.CommandProducer)
 
         async def is_connected() -> bool:
             return bool((await sidecar.standing())["connected"])
@@ -248,7 +248,7 @@ async def test_ready_means_what_was_chosen(
         assert (waiting, (await sidecar.call("GET", "/readyz")).status) == expected
         broker.answers[pb.CommandLookup] = None
         broker.links[-1].cut()
-        await broker.heard_of(pb.CommandLookup, 2)
+        await broker.received_of(pb.CommandLookup, 2)
         assert (await sidecar.call("GET", "/readyz")).status == 503, "nobody knows us just now"
 
 
@@ -309,7 +309,7 @@ async def test_leadership_is_verified_when_it_is_asked_about(
         clock.ahead += 60.0
         pings = len(broker.all(pb.CommandPing))
         asking = begin(sidecar.standing())
-        await broker.heard_of(pb.CommandPing, pings + 1)
+        await broker.received_of(pb.CommandPing, pings + 1)
         skip(5.0)
         standing = await asking
         assert (standing["leading"], standing["verified"]) == (True, False)

@@ -291,11 +291,11 @@ async def test_changes_are_told_in_order(sidecar: SidecarWorld) -> None:
         await put(sidecar, "limits/other", b"\xff")
         await put(sidecar, "limits/k", b"2")
         await sidecar.call("DELETE", "/map/limits/k")
-        told = [(await next_event(everything))[1] for _ in range(3)]
-        assert [each["key"] for each in told] == ["other", "k", "k"]
-        assert (told[0]["contentBase64"], told[2]["deleted"]) == ("/w==", True)
-        assert [each["version"] for each in told] == [2, 3, 4]
-        assert [(await next_event(only_k))[1] for _ in range(2)] == told[1:]
+        reported = [(await next_event(everything))[1] for _ in range(3)]
+        assert [each["key"] for each in reported] == ["other", "k", "k"]
+        assert (reported[0]["contentBase64"], reported[2]["deleted"]) == ("/w==", True)
+        assert [each["version"] for each in reported] == [2, 3, 4]
+        assert [(await next_event(only_k))[1] for _ in range(2)] == reported[1:]
         sidecar.stopping.set()
         while await everything.content.readline() != b"":
             pass

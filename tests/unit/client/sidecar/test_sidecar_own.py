@@ -123,8 +123,12 @@ async def test_events_tell_what_is_owned_lost_and_released(
         body = json.dumps({"group": "g", "resources": ["b", "unheard of"]})
         released = await sidecar.call("DELETE", "/own", body)
         assert released.body == {"released": ["b"]}
-        told = await next_event(response)
-        assert (told["resource"], told["owned"], told["error"]) == ("b", False, "released")
+        reported = await next_event(response)
+        assert (reported["resource"], reported["owned"], reported["error"]) == (
+            "b",
+            False,
+            "released",
+        )
         assert table.released == ["b"]
         sidecar.stopping.set()
         while await response.content.readline() != b"":
@@ -139,8 +143,8 @@ async def test_waiting_for_a_loss(table: Table, sidecar: SidecarWorld) -> None:
     waiting = begin(sidecar.call("GET", path + "30"))
     await asyncio.sleep(0)
     table.depose("g", "b")
-    told = await waiting
-    assert [each["owned"] for each in told.body["ownerships"]] == [True, False]
+    reported = await waiting
+    assert [each["owned"] for each in reported.body["ownerships"]] == [True, False]
 
 
 async def test_a_denied_resource_is_reported(table: Table, sidecar: SidecarWorld) -> None:

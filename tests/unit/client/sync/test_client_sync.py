@@ -99,13 +99,13 @@ def test_leading_from_beginning_to_end(stage: Stage, client: onewriter.sync.Clie
 def test_a_loss_is_told_to_whoever_waits_and_to_the_next_call(
     stage: Stage, client: onewriter.sync.Client
 ) -> None:
-    told: list[OnewriterError] = []
-    with client.lead("orders", on_lost=told.append) as leadership:
+    reported: list[OnewriterError] = []
+    with client.lead("orders", on_lost=reported.append) as leadership:
         stage.broker.answers[pb.CommandProducer] = stage.broker.fence
         stage.do(lambda: stage.broker.links[-1].write(replies.close_producer(1)))
         reason = leadership.lost.wait(timeout_seconds=SECONDS_MAX)
         assert isinstance(reason, Fenced)
-        assert told == [reason]
+        assert reported == [reason]
         assert leadership.lost.is_set()
         with pytest.raises(Fenced):
             leadership.send(b"too late")
@@ -294,13 +294,13 @@ def test_handing_in_after_the_end_or_from_a_callback_leaves_nothing_behind(stage
 
 
 def test_closing_is_idempotent_also_when_the_client_was_closed(stage: Stage) -> None:
-    told: list[str] = []
+    reported: list[str] = []
 
     def close(_reason: OnewriterError) -> None:
         try:
             producer.close()
         except Closed as error:
-            told.append(str(error))
+            reported.append(str(error))
 
     with onewriter.sync.Client(stage.broker.url, limits=QUICK) as client:
         producer = client.create_producer("orders")
@@ -314,7 +314,7 @@ def test_closing_is_idempotent_also_when_the_client_was_closed(stage: Stage) -> 
         closing()
         closing()
     assert isinstance(producer.end, Closed)
-    assert told == ["a callback must not call what blocks"]
+    assert reported == ["a callback must not call what blocks"]
     client.__exit__(None, None, None)
 
 

@@ -144,7 +144,7 @@ async def test_the_metadata_of_a_partition_is_requested_on_the_owners_connection
         await client.create_producer("orders-partition-3", EXCLUSIVE)
         assert owner.all(pb.CommandPartitionedMetadata)[0].topic.endswith("orders-partition-3")
         owner.links[-1].cut()
-        await owner.heard_of(pb.CommandProducer, 2)
+        await owner.received_of(pb.CommandProducer, 2)
         assert len(owner.all(pb.CommandPartitionedMetadata)) == 2
 
 
@@ -171,10 +171,10 @@ async def test_a_token_file_is_read_at_each_connection_and_at_each_challenge(
         token.write_text("second")
         link = broker.links[-1]
         link.write(link.wire.challenge("fake", "token"))
-        assert (await broker.heard_of(pb.CommandAuthResponse)).response.auth_data == b"second"
+        assert (await broker.received_of(pb.CommandAuthResponse)).response.auth_data == b"second"
         token.write_text("third")
         link.cut()
-        assert (await broker.heard_of(pb.CommandConnect, 2)).auth_data == b"third"
+        assert (await broker.received_of(pb.CommandConnect, 2)).auth_data == b"third"
 
 
 async def test_a_token_that_is_just_being_replaced_is_waited_for(
@@ -190,7 +190,7 @@ async def test_a_token_that_is_just_being_replaced_is_waited_for(
         link.write(link.wire.challenge("fake", "token"))
         await asyncio.sleep(0.05)
         token.write_text("second")
-        assert (await broker.heard_of(pb.CommandAuthResponse)).response.auth_data == b"second"
+        assert (await broker.received_of(pb.CommandAuthResponse)).response.auth_data == b"second"
         assert not link.is_lost
 
 
@@ -212,7 +212,7 @@ async def test_a_connection_that_is_lost_while_the_token_is_read_is_tried_again(
     async with client_of(broker, token=token) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)
         broker.links[-1].cut()
-        await broker.heard_of(pb.CommandConnect, 2)
+        await broker.received_of(pb.CommandConnect, 2)
         await producer.send(b"goes on")
         assert (reads, producer.state) == (3, ProducerState.READY)
 
@@ -236,7 +236,7 @@ async def test_a_holder_goes_on_asking_when_its_token_is_refused_on_return(
             link.wire.refuse(ServerError.AUTHENTICATION_ERROR, "expired")
         )
         broker.links[-1].cut()
-        await broker.heard_of(pb.CommandConnect, 3)
+        await broker.received_of(pb.CommandConnect, 3)
         assert producer.state is ProducerState.DETACHED
         del broker.answers[pb.CommandConnect]
         await producer.send(b"back")
@@ -278,7 +278,7 @@ async def test_a_certificate_that_is_not_the_brokers_is_refused(
     try:
         async with client_of(broker, tls=Tls(ca_file=trusted.certificate)) as client:
             await never_made(client, "CERTIFICATE_VERIFY_FAILED")
-        assert broker.heard == []
+        assert broker.received == []
     finally:
         await broker.stop()
 
@@ -312,7 +312,7 @@ async def test_pings_are_answered(broker: FakeBroker) -> None:
     async with client_of(broker) as client:
         await client.create_producer("orders", EXCLUSIVE)
         broker.links[-1].write(replies.PING)
-        await broker.heard_of(pb.CommandPong)
+        await broker.received_of(pb.CommandPong)
 
 
 async def test_a_broker_that_falls_silent_is_pinged_and_left(
@@ -322,11 +322,11 @@ async def test_a_broker_that_falls_silent_is_pinged_and_left(
     limits = Limits(ping_after_seconds=0.2, silent_after_seconds=4.0)
     async with client_of(broker, limits=limits) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)
-        await broker.heard_of(pb.CommandPing, 3)
+        await broker.received_of(pb.CommandPing, 3)
         link = broker.links[-1]
         assert not link.is_lost, "it answers its pings"
         broker.answers[pb.CommandPing] = None
-        await broker.heard_of(pb.CommandProducer, 2)
+        await broker.received_of(pb.CommandProducer, 2)
         assert link.is_lost
         assert producer.epoch == 7
 
@@ -337,7 +337,7 @@ async def test_a_process_that_stood_still_does_not_blame_the_broker(
     async with client_of(broker) as client:
         await client.create_producer("orders", EXCLUSIVE)
         clock.ahead += 600.0
-        await broker.heard_of(pb.CommandPing)
+        await broker.received_of(pb.CommandPing)
         await asyncio.sleep(0.6)  # another tick
         assert not broker.links[-1].is_lost
 
@@ -346,7 +346,7 @@ async def test_a_broker_that_speaks_nonsense_is_left(broker: FakeBroker) -> None
     async with client_of(broker) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)
         broker.links[-1].write(b"\xff" * 16)
-        await broker.heard_of(pb.CommandProducer, 2)
+        await broker.received_of(pb.CommandProducer, 2)
         await producer.send(b"on a new connection")
 
 
@@ -354,7 +354,7 @@ async def test_a_broker_that_never_answers_a_connect_is_left(broker: FakeBroker)
     broker.answers[pb.CommandConnect] = None
     async with client_of(broker) as client:
         making = begin(client.create_producer("orders", EXCLUSIVE, timeout_seconds=60))
-        await broker.heard_of(pb.CommandConnect)
+        await broker.received_of(pb.CommandConnect)
         skip(60)
         with pytest.raises(Unavailable, match="no producer"):
             await making

@@ -90,7 +90,7 @@ async def test_a_token_source_that_fails_at_a_challenge_is_asked_again(
         producer = await client.create_producer("orders")
         link = broker.links[-1]
         link.write(link.wire.challenge("fake", "token"))
-        response = await broker.heard_of(pb.CommandAuthResponse)
+        response = await broker.received_of(pb.CommandAuthResponse)
         assert response.response.auth_data == b"second"
         await producer.send(b"mine")
 
@@ -115,14 +115,14 @@ async def test_a_wrong_file_ends_the_question_and_not_the_client(
 async def test_a_callback_that_fails_is_reported_and_ends_nothing(
     broker: FakeBroker, client: Client, reported: list[BaseException]
 ) -> None:
-    heard: list[object] = []
+    received: list[object] = []
     other = await client.create_producer("other", on_change=fail)
     async with client.lead("orders", on_lost=fail) as leadership:
-        leadership.lost.call(heard.append)
+        leadership.lost.call(received.append)
         broker.answers[pb.CommandProducer] = broker.fence
         broker.links[-1].write(replies.close_producer(2))
         assert isinstance(await leadership.lost, Fenced)
-        await broker.eventually(lambda: bool(heard))
+        await broker.eventually(lambda: bool(received))
         leadership.lost.call(fail)
     await other.send(b"still there")
     assert reported
@@ -164,7 +164,7 @@ async def test_a_candidacy_whose_close_is_cancelled_is_over(
     await candidate.lead()
     broker.answers[pb.CommandCloseProducer] = None
     closing = begin(candidate.close())
-    await broker.heard_of(pb.CommandCloseProducer)
+    await broker.received_of(pb.CommandCloseProducer)
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
@@ -232,9 +232,11 @@ async def test_an_answer_of_another_kind_is_no_error_of_the_application(
         topic.publish(b"one")
         message = await consumer.receive(timeout_seconds=60)
         acknowledging = begin(consumer.acknowledge(message))
-        await broker.eventually(lambda: any(isinstance(each, Ack) for _, each, _ in broker.heard))
+        await broker.eventually(
+            lambda: any(isinstance(each, Ack) for _, each, _ in broker.received)
+        )
         asking = begin(consumer.last_message_id())
-        await broker.heard_of(pb.CommandGetLastMessageId)
+        await broker.received_of(pb.CommandGetLastMessageId)
         skip(QUICK.request_timeout_seconds)
         with pytest.raises(OutcomeUnknown):
             await acknowledging

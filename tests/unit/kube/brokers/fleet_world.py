@@ -34,7 +34,7 @@ def topic(name: str = "orders", generation: int = 1, **spec: Any) -> dict[str, A
     }
 
 
-class Heard:
+class Received:
     """A listener that records what it receives."""
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class World:
     def __init__(self, *brokers: FakeBroker, credentials: Credentials | None = None) -> None:
         self.store = Store()
         self.declarations = Declarations(self.store)
-        self.heard = Heard()
+        self.received = Received()
         urls = {broker.name: broker.url for broker in brokers}
-        self.fleet = Fleet(urls, credentials or Credentials(None), self.declarations, self.heard)
+        self.fleet = Fleet(urls, credentials or Credentials(None), self.declarations, self.received)
 
     def declare(self, *documents: dict[str, Any]) -> None:
         for document in documents:

@@ -83,7 +83,7 @@ async def test_the_fleet_tells_of_topics_whose_bucket_waits(
     broker.buckets = {"type": "BUCKETS", **REFUSED}
     async with broker.running(), World(broker).running() as world:
         await until(lambda: world.fleet.why_waiting(TOPIC))
-        await until(lambda: world.heard.waiting == [TOPIC])
+        await until(lambda: world.received.waiting == [TOPIC])
         broker.report_buckets([MINE], {})
-        await until(lambda: world.heard.waiting == [TOPIC, TOPIC])
+        await until(lambda: world.received.waiting == [TOPIC, TOPIC])
         assert world.fleet.why_waiting(TOPIC) == ""

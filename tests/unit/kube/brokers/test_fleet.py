@@ -32,7 +32,7 @@ async def test_every_broker_receives_the_declarations() -> None:
         await until(world.is_everywhere)
         assert one.topics() == two.topics() == [TOPIC]
         assert one.revision == two.revision
-        assert KEY in world.heard.applied_keys
+        assert KEY in world.received.applied_keys
         assert world.fleet.state().all_synced
 
 
@@ -60,9 +60,9 @@ async def test_the_fleet_settles_when_all_brokers_answered_or_the_time_is_over(
         async with World(one, two).running() as world:
             await until(lambda: world.fleet.state().synced == 1)
             assert world.fleet.state().is_settling
-            changes = world.heard.fleet_changes
+            changes = world.received.fleet_changes
             await until(lambda: not world.fleet.state().is_settling)
-            assert world.heard.fleet_changes == changes + 1
+            assert world.received.fleet_changes == changes + 1
 
 
 async def test_an_operator_that_starts_tells_brokers_nothing_that_they_have() -> None:
@@ -74,7 +74,7 @@ async def test_an_operator_that_starts_tells_brokers_nothing_that_they_have() ->
         async with World(broker).running() as world:
             world.declare(topic())
             await until(world.is_everywhere)
-            assert KEY in world.heard.applied_keys
+            assert KEY in world.received.applied_keys
             assert len(broker.bodies) == 1
             world.declare(topic(generation=2, partitions=2))
             await until(lambda: len(broker.bodies) == 2)
@@ -116,9 +116,9 @@ async def test_a_returned_broker_is_catching_up_until_it_has_the_state() -> None
         assert not applied().is_catching_up
         broker.revision, broker.desired, broker.incarnation = None, None, "broker-0/2"
         broker.refuse_put = ["not yet"]
-        seen = world.heard.applied_keys.copy()
+        seen = world.received.applied_keys.copy()
         broker.cut()
-        await until(lambda: world.heard.applied_keys != seen)
+        await until(lambda: world.received.applied_keys != seen)
         assert applied().refusal
         assert not applied().is_catching_up  # it was told, and said no
         broker.refuse_put = None
@@ -130,7 +130,7 @@ async def test_an_unreadable_line_affects_only_its_broker() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
         await until(lambda: world.fleet.state().all_synced)
-        one._tell({"type": "TOPIC", "topic": TOPIC})  # and no status
+        one._report({"type": "TOPIC", "topic": TOPIC})  # and no status
         await until(lambda: "not understood" in "".join(world.fleet.state().problems))
         two.serve(TOPIC)
         await until(lambda: world.fleet.view(TOPIC))
@@ -226,7 +226,7 @@ async def test_a_broker_that_lost_its_state_receives_it_again() -> None:
         broker.revision, broker.desired, broker.incarnation = None, None, "broker-0/2"
         broker.cut()
         await until(lambda: broker.topics() == [TOPIC])
-        assert world.heard.drifts == []  # a restart is no drift
+        assert world.received.drifts == []  # a restart is no drift
 
 
 async def test_a_foreign_state_is_drift(
@@ -238,7 +238,7 @@ async def test_a_foreign_state_is_drift(
         world.declare(topic())
         await until(world.is_everywhere)
         broker.revision = "by hand"
-        await until(lambda: world.heard.drifts == ["broker-0"])
+        await until(lambda: world.received.drifts == ["broker-0"])
         await until(lambda: broker.revision != "by hand")
 
 

@@ -66,10 +66,10 @@ async def test_an_accepted_object_is_reported_once_all_brokers_have_it() -> None
         world.declare(topic())
         await until(lambda: one.topics() == [TOPIC])
         await asyncio.sleep(0.1)
-        assert world.heard.applied_keys == []
+        assert world.received.applied_keys == []
         two.is_down = False
         await until(world.is_everywhere)
-        assert world.heard.applied_keys == [KEY]
+        assert world.received.applied_keys == [KEY]
 
 
 async def test_a_request_without_a_reachable_broker_fails() -> None:

@@ -27,7 +27,7 @@ async def test_the_fleet_receives_the_topics_that_brokers_serve() -> None:
         broker.serve(TOPIC, status(1, "Vacant"))
         await until(lambda: world.fleet.view(TOPIC))
         broker.serve(TOPIC, status(2, holders=[holder]))
-        await until(lambda: (TOPIC, {"primary"}) in world.heard.topics)
+        await until(lambda: (TOPIC, {"primary"}) in world.received.topics)
         view = world.fleet.view(TOPIC)
         assert view is not None
         assert view.status.epoch == 2
@@ -59,7 +59,7 @@ async def test_a_short_break_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> Non
     async with broker.running(), World(broker).running() as world:
         broker.serve(TOPIC)
         await until(lambda: world.fleet.view(TOPIC))
-        changes = world.heard.fleet_changes
+        changes = world.received.fleet_changes
         broker.cut()
         broker.serve(second)
         await until(lambda: world.fleet.view(second))
@@ -67,7 +67,7 @@ async def test_a_short_break_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> Non
         for _ in range(10):
             await asyncio.sleep(0.01)
             assert world.fleet.view(TOPIC) is not None
-        assert world.heard.fleet_changes == changes
+        assert world.received.fleet_changes == changes
 
 
 async def test_a_longer_one_makes_unknown_what_the_broker_served_and_nothing_else() -> None:

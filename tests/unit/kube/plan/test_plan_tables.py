@@ -192,8 +192,8 @@ def check(case: Json, plan: Plan, model: Any) -> None:
     if "events" in case:
         wanted = {name for name in case["events"] if not name.endswith("-")}
         optional = {name[:-1] for name in case["events"] if name.endswith("-")}
-        told = {each.reason for each in plan.actions if isinstance(each, EmitEvent)}
-        assert told - optional == wanted
+        reported = {each.reason for each in plan.actions if isinstance(each, EmitEvent)}
+        assert reported - optional == wanted
     if "status" in case:
         assert plan.status is case["status"]
         return
@@ -278,8 +278,10 @@ def test_every_outcome_and_event_is_reached() -> None:
     outcomes = get_args(FencedPod.model_fields["outcome"].annotation)
     assert {pod["outcome"] for pod in pods} == set(outcomes)
     plans += [plan_claim(claim_facts(case)) for case in loaded("claims.yaml")]
-    told = {each.reason for plan in plans for each in plan.actions if isinstance(each, EmitEvent)}
-    assert told == set(get_args(EventReason)) - {"InstallationIncomplete"}
+    reported = {
+        each.reason for plan in plans for each in plan.actions if isinstance(each, EmitEvent)
+    }
+    assert reported == set(get_args(EventReason)) - {"InstallationIncomplete"}
 
 
 def test_all_conditions_are_there_from_the_first_visit() -> None:

@@ -68,23 +68,23 @@ class Server:
         del self.objects[Key(kind.kind, namespace, name)]
 
 
-class Told:
+class Reported:
     def __init__(self) -> None:
         self.said: list[EmitEvent] = []
 
-    def emit(self, about: KubeObject, told: EmitEvent) -> None:
-        self.said.append(told)
+    def emit(self, about: KubeObject, reported: EmitEvent) -> None:
+        self.said.append(reported)
 
 
 def world(
     now: Callable[[], float] = lambda: 0.0, more: Json | None = None
-) -> tuple[Server, Told, InstallationReconciler]:
-    server, told = Server(), Told()
+) -> tuple[Server, Reported, InstallationReconciler]:
+    server, reported = Server(), Reported()
     configuration = configured(more, namespace="onewriter")
-    recorder = cast("Recorder", told)
+    recorder = cast("Recorder", reported)
     return (
         server,
-        told,
+        reported,
         InstallationReconciler(cast("Kube", server), configuration, recorder, Metrics(), now),
     )
 
@@ -98,24 +98,24 @@ BROKERS = key("StatefulSet", "onewriter-broker")
 
 
 async def test_an_unchanged_object_is_not_written_again() -> None:
-    server, told, installation = world()
+    server, reported, installation = world()
     await installation.reconcile()
     assert {STORE, BROKERS} <= server.objects.keys()
     server.writes.clear()
     await installation.reconcile()
     assert server.writes == []
-    assert told.said == []
+    assert reported.said == []
 
 
 async def test_an_outside_change_is_repaired_and_reported() -> None:
-    server, told, installation = world()
+    server, reported, installation = world()
     await installation.reconcile()
     changed = copy.deepcopy(server.objects[BROKERS])
     changed["spec"]["replicas"] = 9
     server.put(changed)
     await installation.reconcile()
     assert server.objects[BROKERS]["spec"]["replicas"] == 3
-    assert [each.reason for each in told.said] == ["DriftRepaired"]
+    assert [each.reason for each in reported.said] == ["DriftRepaired"]
 
 
 def certificate(content: str) -> str:

@@ -131,14 +131,14 @@ class OneBroker:
             raise self.fence_answer
 
 
-class Told:
+class Reported:
     """A recorder that keeps the Events."""
 
     def __init__(self) -> None:
         self.said: list[EmitEvent] = []
 
-    def emit(self, about: KubeObject, told: EmitEvent) -> None:
-        self.said.append(told)
+    def emit(self, about: KubeObject, reported: EmitEvent) -> None:
+        self.said.append(reported)
 
     def reasons(self) -> list[str]:
         return [each.reason for each in self.said]
@@ -148,7 +148,7 @@ class World:
     """One topic with its reconciler."""
 
     def __init__(self, spec: Json | None = None, annotations: Json | None = None) -> None:
-        self.server, self.brokers, self.told = Server(), OneBroker(), Told()
+        self.server, self.brokers, self.reported = Server(), OneBroker(), Reported()
         self.store = Store()
         self.declarations = Declarations(self.store)
         self.followed = FollowedPods(cast("Kube", self.server), lambda _: None)
@@ -158,7 +158,7 @@ class World:
                 self.store,
                 self.declarations,
                 cast("Fleet", self.brokers),
-                cast("Recorder", self.told),
+                cast("Recorder", self.reported),
                 Metrics(),
                 self.followed,
                 lambda: 1_000.0,
@@ -339,7 +339,7 @@ async def test_a_stale_pod_is_evicted_after_its_broker_was_asked() -> None:
     await world.reconcile()
     assert world.calls("evict") == ["evict Pod/writer-0"]
     assert world.outcome() == "Evicted"
-    assert "PodEvicted" in world.told.reasons()
+    assert "PodEvicted" in world.reported.reasons()
     await world.reconcile()
     assert len(world.calls("evict")) == 1
 
@@ -398,12 +398,14 @@ async def test_a_fence_that_no_broker_decides_is_asked_for_again() -> None:
     world.brokers.fence_answer = BrokerUnreachable("403: no right")
     assert await world.reconcile() == 5.0
     assert world.condition("WriterActive") == "True/Held"
-    assert "403: no right" in next(e.note for e in world.told.said if e.reason == "FencedByOrder")
+    assert "403: no right" in next(
+        e.note for e in world.reported.said if e.reason == "FencedByOrder"
+    )
     world.brokers.fence_answer = None
     await world.reconcile()
     await world.reconcile()
     assert world.brokers.fences == [3, 3]
-    assert [each.note for each in world.told.said][-1].endswith("done")
+    assert [each.note for each in world.reported.said][-1].endswith("done")
 
 
 # ------------------------------------------------------------ its end

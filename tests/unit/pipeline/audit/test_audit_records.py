@@ -273,8 +273,8 @@ def test_unreadable_entries_are_noted_by_log() -> None:
     mine = {"log": LOG, "kind": facts.UNREAD, "entries": 1}
     rows = [mine, other, mine, {"log": LOG, "kind": facts.RUN, "entries": 9}]
     sentence = "entries have metadata that cannot be read: their order was not checked"
-    told = [f"{LOG}: 2 {sentence}", f"{LOG}-2: 3 {sentence}"]
-    assert list(unread(pa.Table.from_pylist(rows, facts.FACTS))) == told
+    reported = [f"{LOG}: 2 {sentence}", f"{LOG}-2: 3 {sentence}"]
+    assert list(unread(pa.Table.from_pylist(rows, facts.FACTS))) == reported
     assert list(unread(facts.FACTS.empty_table())) == []
 
 

@@ -180,8 +180,8 @@ def test_token_is_read_from_its_file_for_each_request(access: Any, tmp_path: Pat
             for token in ("two", "three\n"):
                 file.write_text(token)
                 broker.segments("orders")
-        told = [each.headers.get("Authorization") for each in served.asked]
-        assert told == [f"Bearer {TOKEN}", "Bearer two", "Bearer three"]
+        reported = [each.headers.get("Authorization") for each in served.asked]
+        assert reported == [f"Bearer {TOKEN}", "Bearer two", "Bearer three"]
 
 
 @pytest.mark.parametrize("token", [f"a\n{TOKEN}", f"{TOKEN}\x00", f"{TOKEN}é"])

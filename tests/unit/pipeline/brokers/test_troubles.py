@@ -157,7 +157,7 @@ def new_connection(cause: OSError) -> NewConnectionError:
     ],
 )
 def test_each_kind_of_failure_has_a_sentence(error: Exception, expected: str) -> None:
-    found = troubles.told(error, URL)
+    found = troubles.sentence(error, URL)
     assert "broker:8080" in found
     with pytest.raises(AssertionError, match=expected):
         raise AssertionError(found)

@@ -32,10 +32,10 @@ class FakeLeadership:
         self.lost = self
         self.is_over = False
         self._brokers, self._topic = brokers, topic
-        self._told: list[Callable[[OnewriterError], object]] = []
+        self._reported: list[Callable[[OnewriterError], object]] = []
 
     def call(self, callback: Callable[[OnewriterError], object]) -> None:
-        self._told.append(callback)
+        self._reported.append(callback)
 
     def lose(self, *, tells: bool = True) -> None:
         """Another producer takes the topic; ``tells`` False: without a notification."""
@@ -43,7 +43,7 @@ class FakeLeadership:
         self._brokers.leaders[self._topic] = "somebody else"
         if tells:
             self.is_over = True
-            for callback in self._told:
+            for callback in self._reported:
                 callback(Fenced("a takeover"))
 
     async def check(self) -> None:

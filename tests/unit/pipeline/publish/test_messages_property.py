@@ -172,8 +172,8 @@ def test_keys_are_texts_or_base64(keys: list[bytes | None]) -> None:
     written, foreign = key_texts(column)
     expected = [key if key is None or is_text(key) else base64.b64encode(key) for key in keys]
     assert written.to_pylist() == expected
-    told = [False] * len(keys) if foreign is None else foreign.tolist()
-    assert told == [key is not None and not is_text(key) for key in keys]
+    reported = [False] * len(keys) if foreign is None else foreign.tolist()
+    assert reported == [key is not None and not is_text(key) for key in keys]
 
 
 def test_strings_are_written_unchanged() -> None:

@@ -61,7 +61,8 @@ def _pack(head: bytearray, words: Sequence[Word]) -> None:
 class RedisConnection(asyncio.Protocol):
     """A connection made by the event loop's ``create_connection``; closed once, for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, replies_awaited_max: int = REPLIES_AWAITED_MAX) -> None:
+        self._replies_awaited_max = replies_awaited_max
         self._reader = hiredis.Reader()
         self._awaited: deque[asyncio.Future[Reply]] = deque()
         self._transport: asyncio.Transport | None = None
@@ -83,7 +84,7 @@ class RedisConnection(asyncio.Protocol):
         """
         if self._transport is None or not self.is_open:
             raise ConnectionError("the connection to the store is closed")
-        if len(self._awaited) >= REPLIES_AWAITED_MAX:
+        if len(self._awaited) >= self._replies_awaited_max:
             raise ConnectionError("too many commands await the store's reply")
         buffers = encode(words)
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()

@@ -76,10 +76,10 @@ def audited(departure: Departure = Departure.SILENT) -> dict[str, str]:
 
 
 def test_what_is_read_back_is_what_was_noted() -> None:
-    told = noted(record(), 1234)
-    assert told.leaderless_ms == 250
+    noted_one = noted(record(), 1234)
+    assert noted_one.leaderless_ms == 250
     # When the fence is written, the gap without a writer is unknown. Another record reports it.
-    assert read_back(audited()) == replace(told, leaderless_ms=None)
+    assert read_back(audited()) == replace(noted_one, leaderless_ms=None)
     found = read_back(audited())
     assert found is not None
     assert found.holder is not None
@@ -168,22 +168,22 @@ async def before(tail: AuditTail, since_ms: int = 10**9, me: str = "me~1") -> li
 async def test_the_newest_are_kept_and_other_topics_left_out() -> None:
     other = grant(7, "persistent://public/default/other")
     audit = Audit(*(grant(n) for n in range(1, 20)), other)
-    told = await before(audit_tail(audit))
-    assert [each.epoch for each in told] == list(range(20 - HISTORY_MAX, 20))
+    found = await before(audit_tail(audit))
+    assert [each.epoch for each in found] == list(range(20 - HISTORY_MAX, 20))
 
 
 async def test_a_takeover_without_an_answer_is_one_by_force_for_those_who_come_later() -> None:
     audit = Audit(grant(1), grant(2), grant(3, cause="Silent"))
     for epoch in ("2", "3", "x"):
         audit.records.append({"kind": "unanswered", "topic": str(TOPIC), "epoch": epoch})
-    told = await before(audit_tail(audit))
-    assert [each.cause for each in told] == ["TakenOver", "Forced", "Silent"]
+    found = await before(audit_tail(audit))
+    assert [each.cause for each in found] == ["TakenOver", "Forced", "Silent"]
 
 
 async def test_what_this_process_wrote_since_it_serves_the_topic_is_not_told_twice() -> None:
     audit = Audit(grant(1), grant(2, broker="me~1"), grant(3, broker="me~1"))
-    told = await before(audit_tail(audit), since_ms=3)
-    assert [each.epoch for each in told] == [1, 2]
+    found = await before(audit_tail(audit), since_ms=3)
+    assert [each.epoch for each in found] == [1, 2]
 
 
 async def test_one_reading_serves_the_topics_of_a_bucket_for_a_while() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from tests.unit.broker.topic.fence_path_world import Told, World, until
+from tests.unit.broker.topic.fence_path_world import FakeChannel, World, until
 
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.producers.resends import POSITION_UNKNOWN
@@ -18,9 +18,9 @@ from onewriter_core.wire.values import Send, SendReceipt
 DUPLICATE = tuple(POSITION_UNKNOWN)
 
 
-def receipts(told: Told) -> list[SendReceipt]:
+def receipts(channel: FakeChannel) -> list[SendReceipt]:
     """The receipts of a connection, in their order."""
-    found, data = [], bytes(told.frames)
+    found, data = [], bytes(channel.frames)
     while data:
         total, size = struct.unpack(">II", data[:8])
         receipt = decode_send_receipt(bytearray(data[8 : 8 + size]))
@@ -30,14 +30,14 @@ def receipts(told: Told) -> list[SendReceipt]:
     return found
 
 
-def answers(told: Told) -> list[tuple[int, bool]]:
+def answers(channel: FakeChannel) -> list[tuple[int, bool]]:
     """Each receipt's sequence id, and whether it marks the entry as a duplicate."""
     return [
         (
             receipt.sequence_id,
             receipt.message_id is not None and receipt.message_id.position == DUPLICATE,
         )
-        for receipt in receipts(told)
+        for receipt in receipts(channel)
     ]
 
 
@@ -49,10 +49,12 @@ async def ready(
     *,
     topic_epoch: int | None = None,
     reconnects: int = 0,
-) -> tuple[Producer, Told]:
-    producer, told = world.ask(runner, mode, name, topic_epoch=topic_epoch, reconnects=reconnects)
-    await until(lambda: told.ready)
-    return producer, told
+) -> tuple[Producer, FakeChannel]:
+    producer, channel = world.ask(
+        runner, mode, name, topic_epoch=topic_epoch, reconnects=reconnects
+    )
+    await until(lambda: channel.ready)
+    return producer, channel
 
 
 def send_batch(producer: Producer, first: int, last: int) -> None:
@@ -85,6 +87,6 @@ async def stored_entries(world: World) -> int:
     return sum((await world.entries_by_ledger()).values())
 
 
-async def answered(told: Told, count: int) -> list[tuple[int, bool]]:
-    await until(lambda: len(receipts(told)) >= count)
-    return answers(told)
+async def answered(channel: FakeChannel, count: int) -> list[tuple[int, bool]]:
+    await until(lambda: len(receipts(channel)) >= count)
+    return answers(channel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.unit.broker.topic.fence_path_world import Gates, Told, serving, until
+from tests.unit.broker.topic.fence_path_world import FakeChannel, Gates, serving, until
 from tests.unit.broker.topic.producers.deduplication_world import (
     answered,
     ready,
@@ -26,11 +26,11 @@ from onewriter_core.wire.values import Send, SendReceipt
 async def test_what_a_name_has_stored_is_answered_without_a_position_and_not_stored_again() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         assert writer.last_sequence_id == -1
         for number in (0, 5, 5, 3, 6):
             world.send(writer, number)
-        assert await answered(told, 5) == [
+        assert await answered(channel, 5) == [
             (0, False),
             (5, False),
             (5, True),
@@ -44,10 +44,10 @@ async def test_what_a_name_has_stored_is_answered_without_a_position_and_not_sto
 async def test_without_the_policy_nothing_of_this_happens() -> None:
     async with serving() as world:
         runner = await world.load()
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         world.send(writer, 1)
         world.send(writer, 1)
-        assert await answered(told, 2) == [(1, False), (1, False)]
+        assert await answered(channel, 2) == [(1, False), (1, False)]
         assert writer.last_sequence_id == -1
         assert FIELD not in runner.logs[WHOLE].state
 
@@ -55,31 +55,31 @@ async def test_without_the_policy_nothing_of_this_happens() -> None:
 async def test_a_batch_counts_by_its_highest_id_and_is_stored_if_any_of_it_is_new() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         send_batch(writer, 0, 4)
         send_batch(writer, 2, 4)
         send_batch(writer, 4, 7)
-        assert await answered(told, 3) == [(0, False), (2, True), (4, False)]
+        assert await answered(channel, 3) == [(0, False), (2, True), (4, False)]
         assert writer.last_sequence_id == 7
 
 
 async def test_a_chunked_message_counts_by_its_last_chunk_and_is_dropped_whole() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         for chunk in range(3):
             send_chunk(writer, 0, chunk, 3)
-        await answered(told, 3)
+        await answered(channel, 3)
         assert writer.last_sequence_id == 0
         for chunk in range(3):
             send_chunk(writer, 0, chunk, 3)
-        assert await answered(told, 6) == [(0, False)] * 3 + [(0, True)] * 3
+        assert await answered(channel, 6) == [(0, False)] * 3 + [(0, True)] * 3
         send_chunk(writer, 1, 0, 2)  # its client dies here, and the successor starts again
-        await answered(told, 7)
+        await answered(channel, 7)
         assert writer.last_sequence_id == 0
         send_chunk(writer, 1, 0, 2)
         send_chunk(writer, 1, 1, 2)
-        assert (await answered(told, 9))[7:] == [(1, False), (1, False)]
+        assert (await answered(channel, 9))[7:] == [(1, False), (1, False)]
         assert await stored_entries(world) == 6
 
 
@@ -89,10 +89,10 @@ async def test_names_do_not_share_a_number() -> None:
         one, _ = await ready(world, runner, name="one")
         world.send(one, 9)
         await until(lambda: not one.pending)
-        other, told = await ready(world, runner, name="other")
+        other, channel = await ready(world, runner, name="other")
         assert other.last_sequence_id == -1
         world.send(other, 0)
-        assert await answered(told, 1) == [(0, False)]
+        assert await answered(channel, 1) == [(0, False)]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_negative_numbers_stand_for_none(send: Send, number: int) -> None:
 async def test_a_duplicate_of_what_is_still_on_its_way_is_answered_behind_it() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         gates = Gates(world.store, "append")
         for number in (0, 1, 2, 1, 3, 3, 0, 4):
             world.send(writer, number)
         await gates.reached("append")
-        assert receipts(told) == []
+        assert receipts(channel) == []
         gates.open("append")
-        assert await answered(told, 8) == [
+        assert await answered(channel, 8) == [
             (0, False),
             (1, False),
             (2, False),
@@ -131,14 +131,14 @@ async def test_a_duplicate_of_what_is_still_on_its_way_is_answered_behind_it() -
             (0, True),
             (4, False),
         ]
-        assert told.answered_bytes > 0
+        assert channel.answered_bytes > 0
         assert await stored_entries(world) == 5
 
 
 async def test_a_duplicate_is_answered_in_order_over_several_blocks() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         gates = Gates(world.store, "append")
         for number in range(600):  # more than one block can hold
             world.send(writer, number)
@@ -146,23 +146,23 @@ async def test_a_duplicate_is_answered_in_order_over_several_blocks() -> None:
         world.send(writer, 600)
         await gates.reached("append")
         gates.open("append")
-        told_last = (await answered(told, 602))[-3:]
+        told_last = (await answered(channel, 602))[-3:]
         assert told_last == [(599, False), (599, True), (600, False)]
 
 
 async def test_a_duplicate_of_what_the_store_refuses_gets_no_receipt() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         gates = Gates(world.store, "append")
         world.send(writer, 0)
         await gates.reached("append")
         world.send(writer, 0)
         runner.logs[WHOLE].give_up(runner.logs[WHOLE].undecided[0], is_definite=True)
-        assert told.drops
+        assert channel.drops
         runner.gone(writer, Departure.CONNECTION_LOST)
-        assert receipts(told) == []
-        assert told.answered_bytes > 0, "what it sent counts as pending for ever"
+        assert receipts(channel) == []
+        assert channel.answered_bytes > 0, "what it sent counts as pending for ever"
         gates.open("append")
         await asyncio.sleep(0)
 
@@ -178,16 +178,16 @@ async def test_a_namesake_is_told_the_number_once_nothing_of_that_name_is_on_its
         world.send(former, 7)
         await gates.reached("append")
         runner.gone(former, Departure.CONNECTION_LOST)
-        successor, told = world.ask(runner, AccessMode.SHARED, "writer")
+        successor, channel = world.ask(runner, AccessMode.SHARED, "writer")
         for _ in range(20):
             await asyncio.sleep(0)
-        assert not told.ready
+        assert not channel.ready
         gates.open("append")
-        await until(lambda: told.ready)
+        await until(lambda: channel.ready)
         assert successor.last_sequence_id == 7
         world.send(successor, 7)
         world.send(successor, 8)
-        assert await answered(told, 2) == [(7, True), (8, False)]
+        assert await answered(channel, 2) == [(7, True), (8, False)]
 
 
 async def test_one_that_leaves_while_it_waits_for_its_number_is_not_let_in() -> None:
@@ -198,36 +198,36 @@ async def test_one_that_leaves_while_it_waits_for_its_number_is_not_let_in() -> 
         world.send(former, 7)
         await gates.reached("append")
         runner.gone(former, Departure.CONNECTION_LOST)
-        successor, told = world.ask(runner, AccessMode.SHARED, "writer")
+        successor, channel = world.ask(runner, AccessMode.SHARED, "writer")
         runner.gone(successor, Departure.CLOSED)
         gates.open("append")
         await until(lambda: not former.pending)
         for _ in range(20):
             await asyncio.sleep(0)
-        assert not told.ready
+        assert not channel.ready
         assert not successor.is_active
 
 
 async def test_a_resend_within_a_lineage_still_gets_its_original_position() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        holder, told = await ready(world, runner, AccessMode.EXCLUSIVE)
+        holder, channel = await ready(world, runner, AccessMode.EXCLUSIVE)
         world.send(holder, 0)
-        original = receipts_of(await answered_all(told, 1))
+        original = receipts_of(await answered_all(channel, 1))
         runner.gone(holder, Departure.CONNECTION_LOST)
-        back, told = await ready(
+        back, channel = await ready(
             world, runner, AccessMode.EXCLUSIVE, topic_epoch=holder.epoch, reconnects=1
         )
         assert back.last_sequence_id == 0
         world.send(back, 0)
-        assert receipts_of(await answered_all(told, 1)) == original
+        assert receipts_of(await answered_all(channel, 1)) == original
         world.send(back, 1)
-        assert await answered(told, 2) == [(0, False), (1, False)]
+        assert await answered(channel, 2) == [(0, False), (1, False)]
 
 
-async def answered_all(told: Told, count: int) -> list[SendReceipt]:
-    await until(lambda: len(receipts(told)) >= count)
-    return receipts(told)
+async def answered_all(channel: FakeChannel, count: int) -> list[SendReceipt]:
+    await until(lambda: len(receipts(channel)) >= count)
+    return receipts(channel)
 
 
 def receipts_of(found: list[SendReceipt]) -> list[Position]:

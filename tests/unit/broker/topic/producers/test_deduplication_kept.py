@@ -17,7 +17,7 @@ from tests.unit.broker.topic.publish.publish_world import ended, request
 
 from onewriter_broker.log.store.api import Outcome
 from onewriter_broker.log.topic_log.atomic_publish import Entries, Publish
-from onewriter_broker.topic.producers import deduplication
+from onewriter_broker.topic.limits import DeduplicationLimits, TopicLimits
 from onewriter_broker.topic.producers.deduplication import saved_to, trim_limit
 from onewriter_core.ids import Position
 from onewriter_core.topic.model import WHOLE, AccessMode, Departure
@@ -35,12 +35,12 @@ async def test_the_number_outlives_the_broker_and_the_tenure() -> None:
         await until(lambda: not holder.pending)
 
         runner = await world.load(is_deduplicated=True)  # another broker
-        heir, told = await ready(world, runner, AccessMode.EXCLUSIVE_WITH_FENCING)
+        heir, channel = await ready(world, runner, AccessMode.EXCLUSIVE_WITH_FENCING)
         assert heir.last_sequence_id == 9
         world.send(heir, 9)
         send_chunk(heir, 10, 0, 2)
         send_chunk(heir, 10, 1, 2)
-        assert await answered(told, 3) == [(9, True), (10, False), (10, False)]
+        assert await answered(channel, 3) == [(9, True), (10, False), (10, False)]
 
 
 async def test_the_number_outlives_the_entry_that_retention_has_dropped() -> None:
@@ -61,10 +61,10 @@ async def test_the_number_outlives_the_entry_that_retention_has_dropped() -> Non
         assert await stored_entries(world) == 0
 
         runner = await world.load(is_deduplicated=True)
-        back, told = await ready(world, runner)
+        back, channel = await ready(world, runner)
         assert back.last_sequence_id == 4
         world.send(back, 4)
-        assert await answered(told, 1) == [(4, True)]
+        assert await answered(channel, 1) == [(4, True)]
         assert await stored_entries(world) == 0
 
 
@@ -76,12 +76,12 @@ async def test_a_publish_of_the_same_name_does_not_count(is_reloaded: bool) -> N
         await ended(request(world, runner.logs[WHOLE], publish))
         if is_reloaded:
             runner = await world.load(is_deduplicated=True)  # another broker
-        writer, told = world.ask(runner, AccessMode.SHARED, "job")
-        await until(lambda: told.ready)
+        writer, channel = world.ask(runner, AccessMode.SHARED, "job")
+        await until(lambda: channel.ready)
         assert writer.last_sequence_id == -1
         for number in range(3):
             world.send(writer, number)
-        assert await answered(told, 3) == [(0, False), (1, False), (2, False)]
+        assert await answered(channel, 3) == [(0, False), (1, False), (2, False)]
         assert await stored_entries(world) == 4
 
 
@@ -107,11 +107,12 @@ async def test_what_was_on_its_way_at_a_fence_is_not_trimmed_before_a_snapshot_h
         await until(lambda: trim_limit(log, marker) == marker)
 
 
-async def test_a_snapshot_is_written_when_much_lies_behind_the_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(deduplication, "SNAPSHOT_ENTRIES", 3)
-    async with serving() as world:
+def limits(**deduplication: int) -> TopicLimits:
+    return TopicLimits(deduplication=DeduplicationLimits(**deduplication))
+
+
+async def test_a_snapshot_is_written_when_much_lies_behind_the_last() -> None:
+    async with serving(limits=limits(snapshot_entries=3)) as world:
         runner = await world.load(is_deduplicated=True)
         writer, _ = await ready(world, runner)
         log = runner.logs[WHOLE]
@@ -129,11 +130,8 @@ async def test_a_snapshot_is_written_when_much_lies_behind_the_last(
         await until(lambda: saved_to(log) == log.committed)
 
 
-async def test_so_many_names_are_remembered_and_the_latest_stay(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(deduplication, "PRODUCERS_MAX", 2)
-    async with serving() as world:
+async def test_so_many_names_are_remembered_and_the_latest_stay() -> None:
+    async with serving(limits=limits(producers_max=2)) as world:
         runner = await world.load(is_deduplicated=True)
         for name in ("one", "two", "one", "three"):
             writer, _ = await ready(world, runner, name=name)
@@ -147,11 +145,8 @@ async def test_so_many_names_are_remembered_and_the_latest_stay(
         assert numbers == [1, -1, 0]
 
 
-async def test_names_that_the_broker_invented_are_forgotten_before_chosen_ones(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(deduplication, "PRODUCERS_MAX", 2)
-    async with serving() as world:
+async def test_names_that_the_broker_invented_are_forgotten_before_chosen_ones() -> None:
+    async with serving(limits=limits(producers_max=2)) as world:
         runner = await world.load(is_deduplicated=True)
         for name in ("chosen", "onewriter-broker-0~1", "onewriter-broker-0~2"):
             writer, _ = await ready(world, runner, name=name)

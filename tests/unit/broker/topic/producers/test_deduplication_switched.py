@@ -12,13 +12,13 @@ from onewriter_core.topic.model import WHOLE, Departure
 async def test_what_was_handed_in_before_it_begins_does_not_count() -> None:
     async with serving() as world:
         runner = await world.load()
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         world.send(writer, 5)
         await until(lambda: not writer.pending)
         runner.deduplicate(is_on=True)
         world.send(writer, 5)
         world.send(writer, 5)
-        assert await answered(told, 3) == [(5, False), (5, False), (5, True)]
+        assert await answered(channel, 3) == [(5, False), (5, False), (5, True)]
         await until(lambda: saved_to(runner.logs[WHOLE]) is not None)
 
         runner = await world.load(is_deduplicated=True)
@@ -48,12 +48,12 @@ async def test_what_was_on_its_way_when_it_began_does_not_count_for_the_next_bro
 async def test_when_it_ends_nothing_is_remembered_for_the_next_time() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         world.send(writer, 5)
         await until(lambda: not writer.pending)
         runner.deduplicate(is_on=False)
         world.send(writer, 5)
-        assert await answered(told, 2) == [(5, False), (5, False)]
+        assert await answered(channel, 2) == [(5, False), (5, False)]
         await until(lambda: saved_to(runner.logs[WHOLE]) is None)
 
         runner = await world.load(is_deduplicated=True)
@@ -71,12 +71,12 @@ async def test_a_broker_that_loads_the_topic_without_it_ends_it() -> None:
 async def test_whoever_waits_for_receipts_of_duplicates_comes_again_when_it_ends() -> None:
     async with serving() as world:
         runner = await world.load(is_deduplicated=True)
-        writer, told = await ready(world, runner)
+        writer, channel = await ready(world, runner)
         gates = Gates(world.store, "append")
         world.send(writer, 0)
         world.send(writer, 0)
         await gates.reached("append")
         runner.deduplicate(is_on=False)
-        assert told.drops
+        assert channel.drops
         gates.open("append")
         await until(lambda: not writer.pending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.broker.topic.fence_path_world import Told, World, serving, until
+from tests.unit.broker.topic.fence_path_world import FakeChannel, World, serving, until
 
 from onewriter_broker.anchor.api import Addresses
 from onewriter_broker.ownership.membership import (
@@ -65,11 +65,11 @@ def test_other_brokers_are_told_only_while_a_policy_asks_for_it_and_no_more_than
     for number in range(HOSTS_MAX + 5):
         loads.note(f"t{number}", claimed(f"host-{number}"))
     loads.note("one more", claimed("host-3"))
-    assert loads.told() == {}
+    assert loads.for_brokers() == {}
     loads.is_wanted = True
-    told = loads.told()
-    assert len(told) == HOSTS_MAX
-    assert told["host-3"] == 2
+    counts = loads.for_brokers()
+    assert len(counts) == HOSTS_MAX
+    assert counts["host-3"] == 2
 
 
 def test_a_heartbeat_carries_what_hosts_lead() -> None:
@@ -88,10 +88,10 @@ def test_a_heartbeat_leaves_out_the_hosts_that_lead_least_and_stays_readable_for
     leads = {f"node-{number:02}.example.org": 1 + number // 2 for number in range(HOSTS_MAX)}
     text = Beat(10**6, ADDRESSES, at_ms=10**12, leads=leads).encode()
     assert VALUE_LENGTH_MAX - len(max(leads)) - 8 < len(text) <= VALUE_LENGTH_MAX
-    told = Beat.decode(text)
-    assert told is not None
+    decoded = Beat.decode(text)
+    assert decoded is not None
     ranked = sorted(leads.items(), key=lambda each: (-each[1], each[0]))
-    assert list(told.leads.items()) == ranked[: len(told.leads)]
+    assert list(decoded.leads.items()) == ranked[: len(decoded.leads)]
     backwards = dict(reversed(leads.items()))
     assert Beat(10**6, ADDRESSES, at_ms=10**12, leads=backwards).encode() == text
     short = Beat(1, ADDRESSES, leads={f"h{number}": 1 for number in range(999)})
@@ -145,12 +145,12 @@ def test_who_joins_a_line_behind_a_holder_asks_for_no_loads() -> None:
 
 async def led_by_the_first_of(
     world: World, hosts: list[str]
-) -> tuple[TopicRunner, Producer, dict[str, Told]]:
+) -> tuple[TopicRunner, Producer, dict[str, FakeChannel]]:
     """A Balanced topic with a holder on the first host, and one waiter on each of the others."""
     runner = await world.load()
     runner.post(PolicyChanged(BALANCED, 0.0))
-    producer, told = world.ask(runner, EXCLUSIVE, host=hosts[0])
-    await until(lambda: told.ready)
+    producer, channel = world.ask(runner, EXCLUSIVE, host=hosts[0])
+    await until(lambda: channel.ready)
     return runner, producer, {host: world.ask(runner, WAITING, host=host)[1] for host in hosts[1:]}
 
 
@@ -160,8 +160,8 @@ async def test_the_waiter_whose_host_leads_least_is_promoted_and_the_audit_says_
         world.dependencies = replace(world.dependencies, loads=LeaderLoads(lambda: others))
         runner, holder, waiting = await led_by_the_first_of(world, ["a", "b", "c", "d"])
         runner.gone(holder, Departure.CLOSED)
-        await until(lambda: any(told.ready for told in waiting.values()))
-        assert [host for host, told in waiting.items() if told.ready] == ["c"]
+        await until(lambda: any(channel.ready for channel in waiting.values()))
+        assert [host for host, channel in waiting.items() if channel.ready] == ["c"]
         records = [record for _, record in await world.store.read_audit(runner.bucket, count=10)]
         grant = [record for record in records if record["kind"] == "grant"][-1]
         assert (grant["policy"], grant["host"], grant["load"]) == ("Balanced", "c", "1")

@@ -90,7 +90,7 @@ def _last(block: Block | Marker) -> Position:
 async def test_who_writes_meanwhile_keeps_the_order_and_waits_behind_it() -> None:
     async with serving() as world:
         runner, log = await log_of(world)
-        producer, told = world.ask(runner, AccessMode.EXCLUSIVE, "holder")
+        producer, channel = world.ask(runner, AccessMode.EXCLUSIVE, "holder")
         await until(lambda: producer.is_active)
         for number in range(3):
             world.send(producer, number)
@@ -99,7 +99,7 @@ async def test_who_writes_meanwhile_keeps_the_order_and_waits_behind_it() -> Non
             world.send(producer, number)
         assert await ended(publish) == Published(Position(2, 4), Position(2, 15))
         await until(lambda: producer.pending == 0)
-        assert (told.drops, told.closed) == ([], 0)
+        assert (channel.drops, channel.closed) == ([], 0)
         blocks = await whole(world)
         assert [len(block.lengths) for block in blocks] == [3, *[1] * 12, 3]
 
@@ -138,7 +138,7 @@ async def test_a_known_version_leaves_no_trace(version: int) -> None:
     async with serving() as world:
         runner, log = await log_of(world)
         assert await ended(request(world, log, asked(12, version=3)))
-        producer, told = world.ask(runner, AccessMode.SHARED, "plain")
+        producer, channel = world.ask(runner, AccessMode.SHARED, "plain")
         await until(lambda: producer.is_active)
         before = (log.next_entry, log.ledger_bytes, log.entries_in, log.messages_in)
         duplicate = request(world, log, asked(12, version=version))
@@ -149,7 +149,7 @@ async def test_a_known_version_leaves_no_trace(version: int) -> None:
         )
         world.send(producer, 0)
         await until(lambda: producer.pending == 0)
-        assert told.drops == []
+        assert channel.drops == []
         assert len(await whole(world)) == 15
         assert log.entries_in == before[2] + 3
         assert world.deposed == []
@@ -234,7 +234,7 @@ async def test_a_roll_waits_for_it() -> None:
 async def test_a_fence_that_cuts_it_short_leaves_nothing_and_the_others_go_on(call: int) -> None:
     async with serving() as world:
         runner, log = await log_of(world)
-        producer, told = world.ask(runner, AccessMode.SHARED, "plain")
+        producer, channel = world.ask(runner, AccessMode.SHARED, "plain")
         await until(lambda: producer.is_active)
 
         def fence() -> None:
@@ -247,7 +247,7 @@ async def test_a_fence_that_cuts_it_short_leaves_nothing_and_the_others_go_on(ca
         assert isinstance(await ended(publish), Unavailable)
         assert await ended(later) == Published(Position(2, 1), Position(2, 3))
         await until(lambda: producer.pending == 0)
-        assert told.drops == []
+        assert channel.drops == []
         assert [block.publish for block in await whole(world)] == ["query/2"] * 3 + [""]
         markers = [block for block in await world.stored() if isinstance(block, Marker)]
         assert [each.fields.get("aborted") for each in markers] == [None, "query/1"]

@@ -8,10 +8,11 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import World, serving
 from tests.unit.broker.topic.publish.test_publish_epochs import held, room_of
 
+from onewriter_broker.log.limits import APPS_PER_SUBJECT_MAX, LogLimits
 from onewriter_broker.log.store.api import Durability
-from onewriter_broker.log.topic_log import atomic_publish
-from onewriter_broker.log.topic_log.atomic_publish import APPS_PER_SUBJECT_MAX, BoundElsewhere
+from onewriter_broker.log.topic_log.atomic_publish import BoundElsewhere
 from onewriter_broker.log.topic_log.log import TopicLog
+from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.publish.layouts import (
     BEGUN_MAX,
     LAYOUT_PREFIX,
@@ -129,9 +130,8 @@ async def test_it_is_noted_while_somebody_has_the_topic() -> None:
         assert await noting(world).note(log, "job", Layout(1, 4)) == Layout(1, 4)
 
 
-async def test_a_log_remembers_only_so_many_apps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic_publish, "APPS_MAX", 2)
-    async with serving() as world:
+async def test_a_log_remembers_only_so_many_apps() -> None:
+    async with serving(limits=TopicLimits(log=LogLimits(apps_max=2))) as world:
         log, notes = await first_of(world), noting(world)
         for app in ("one", "two"):
             await notes.note(log, app, Layout(1, 4))

@@ -8,6 +8,7 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import serving
 from tests.unit.broker.topic.publish.publish_world import APP, asked, log_of
 
+from onewriter_broker.log.limits import APPS_MAX
 from onewriter_broker.log.topic_log import atomic_publish
 from onewriter_broker.log.topic_log.atomic_publish import Entries, TooLarge
 from onewriter_core.errors import Refused, Unavailable
@@ -67,9 +68,7 @@ async def test_only_so_many_wait() -> None:
 async def test_a_log_remembers_only_so_many_apps() -> None:
     async with serving() as world:
         _, log = await log_of(world)
-        log._state |= {
-            f"{VERSION_PREFIX}app-{number}": "1" for number in range(atomic_publish.APPS_MAX)
-        }
+        log._state |= {f"{VERSION_PREFIX}app-{number}": "1" for number in range(APPS_MAX)}
         with pytest.raises(Refused, match="administrator"):
             log.publish(asked(1))
         log._state[f"{VERSION_PREFIX}{APP}"] = "1"

@@ -10,8 +10,8 @@ import pytest
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, World, serving, until
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
+from onewriter_broker.log.limits import APPS_MAX
 from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.topic_log.atomic_publish import APPS_MAX
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.publish import atomic_publishes as publishing
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
@@ -79,8 +79,8 @@ async def room_of(world: World) -> Room:
 
 async def held(room: Room, name: str = "holder") -> int:
     """Let a producer hold the topic, and return its epoch."""
-    producer, told = room.world.ask(room.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
-    await until(lambda: told.ready)
+    producer, channel = room.world.ask(room.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
+    await until(lambda: channel.ready)
     assert producer.epoch is not None
     return producer.epoch
 

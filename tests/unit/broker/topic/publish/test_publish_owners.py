@@ -7,8 +7,8 @@ from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import ORDERS, World, serving
 from tests.unit.broker.topic.publish.publish_world import APP, ended, log_of, request
 
+from onewriter_broker.log.limits import APPS_PER_SUBJECT_MAX
 from onewriter_broker.log.topic_log.atomic_publish import (
-    APPS_PER_SUBJECT_MAX,
     BoundElsewhere,
     Entries,
     Publish,

@@ -30,8 +30,8 @@ async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None
     async with serving() as world:
         room = await room_of(world)
         deadlines, parts = deadlines_of(room), await room.staged()
-        holder, told = room.world.ask(room.runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = room.world.ask(room.runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         gates = Gates(world.store, "append")
         deadlines.check(100.0)
         asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=holder.epoch))
@@ -42,6 +42,6 @@ async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None
         assert isinstance(room.runner.topic.partitions[0].ownership, Held)
         for now in (200.0, 199.0 + DEADLINE_SECONDS):
             deadlines.check(now)
-        assert told.closed == 0
+        assert channel.closed == 0
         deadlines.check(201.0 + DEADLINE_SECONDS)
-        assert told.closed == 1
+        assert channel.closed == 1

@@ -267,13 +267,12 @@ async def test_one_that_waits_for_its_turn_costs_the_topic_nothing() -> None:
         assert log.ledger == ledger, "nothing had to be fenced"
 
 
-async def test_memory_that_others_wait_for_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_memory_that_others_wait_for_is_given_back() -> None:
     async with serving() as world:
         room = await room_of(world)
         epoch, parts = await held(room), await large_parts(room)
         size = parts[0].bytes + staging.ENTRY_MEMORY_BYTES * parts[0].rows
-        monkeypatch.setattr(staging, "TOPIC_MEMORY_BYTES", 0)
-        monkeypatch.setattr(staging, "LOADED_BYTES_MAX", size)
+        room.staging._limits = staging.StagingLimits(loaded_bytes_max=size, topic_memory_bytes=0)
         other = TopicName.parse("other")
         store = StoppedStore(world, 2, "before")
         asking = begun(room.publish(parts, epoch=epoch))

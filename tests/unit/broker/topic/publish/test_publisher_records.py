@@ -15,8 +15,8 @@ from tests.unit.broker.topic.publish.publish_world import Calls
 from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, Room, held, room_of
 
 from onewriter_broker.log.store.api import Outcome
-from onewriter_broker.topic.publish import publisher_records as publishers
 from onewriter_broker.topic.publish.atomic_publishes import AtomicPublishes
+from onewriter_broker.topic.publish.publisher_records import PublisherLimits
 from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
 from onewriter_broker.verify.findings import Violation
 from onewriter_broker.verify.reader import verify
@@ -106,9 +106,9 @@ async def test_nothing_is_published_before_the_record_is_stored() -> None:
 
 
 async def refused(asking: Awaitable[PublishResult]) -> OnewriterError:
-    with pytest.raises(Unavailable) as told:
+    with pytest.raises(Unavailable) as channel:
         await asking
-    return told.value
+    return channel.value
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FENCED, Outcome.REFENCE, Outcome.LOST])
@@ -212,11 +212,13 @@ async def test_under_another_binding_the_record_is_written_again() -> None:
         assert await violations(world) == []
 
 
-async def test_records_of_one_epoch_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publishers, "PUBLISHERS_PER_EPOCH_MAX", 3)
-    monkeypatch.setattr(publishers, "RECORDS_PER_EPOCH_MAX", 5)
+async def test_records_of_one_epoch_are_bounded() -> None:
+    limits = PublisherLimits(publishers_per_epoch_max=3, records_per_epoch_max=5)
     async with serving() as world:
         room = await room_of(world)
+        room.publishing = AtomicPublishes(
+            world.store, world.appender, room.staging, publisher_limits=limits
+        )
         epoch = await held(room)
         version = 0
 

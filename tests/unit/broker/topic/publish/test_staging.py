@@ -17,7 +17,12 @@ from onewriter_broker.log.store.redis.staged_parts import RedisStagedStore
 from onewriter_broker.log.store.staged_parts import CHUNK_BYTES, Damaged, decode_part
 from onewriter_broker.log.topic_log.atomic_publish import TooLarge
 from onewriter_broker.topic.publish import staged_rows, staging
-from onewriter_broker.topic.publish.staging import MissingPart, StagedPartRef, Staging
+from onewriter_broker.topic.publish.staging import (
+    MissingPart,
+    StagedPartRef,
+    Staging,
+    StagingLimits,
+)
 from onewriter_core.errors import ProtocolError, Refused, ServerError
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.log_format.limits import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX
@@ -51,12 +56,16 @@ def body(*frames: bytes) -> bytes:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, limits: StagingLimits = StagingLimits()) -> None:
         self.server = FakeServer()
         self.store = FakeLogStore(self.server.resolve)
         self.wall_ms = 1_000
         self.staging = Staging(
-            self.store, lambda name: bucket_of(name, 64), lambda: [BUCKET], lambda: self.wall_ms
+            self.store,
+            lambda name: bucket_of(name, 64),
+            lambda: [BUCKET],
+            lambda: self.wall_ms,
+            limits=limits,
         )
 
     @property
@@ -307,14 +316,16 @@ async def test_a_part_that_was_never_finished_expires_too(monkeypatch: pytest.Mo
     assert world.kept == {}
 
 
-@pytest.mark.parametrize("bound", ["bytes", "parts"])
-async def test_a_bucket_takes_only_so_much(monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
-    world = World()
-    part = body(frame(b"x" * 1000))
+def room_for(count: int, part: bytes, bound: str) -> StagingLimits:
     if bound == "bytes":
-        monkeypatch.setattr(staging, "STAGED_BYTES_MAX", 2 * len(part))
-    else:
-        monkeypatch.setattr(staging, "STAGED_PARTS_MAX", 2)
+        return StagingLimits(bytes_max=count * len(part))
+    return StagingLimits(parts_max=count)
+
+
+@pytest.mark.parametrize("bound", ["bytes", "parts"])
+async def test_a_bucket_takes_only_so_much(bound: str) -> None:
+    part = body(frame(b"x" * 1000))
+    world = World(room_for(2, part, bound))
     await world.staging.keep(TOPIC, KEY, part)
     await world.staging.keep(TOPIC, KEY, part)
     await world.staging.keep(TOPIC, "app/10/1/1", part)
@@ -325,16 +336,10 @@ async def test_a_bucket_takes_only_so_much(monkeypatch: pytest.MonkeyPatch, boun
 
 
 @pytest.mark.parametrize("bound", ["bytes", "parts"])
-async def test_a_version_that_fills_a_bucket_alone_waits_for_nothing(
-    monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
+async def test_a_version_that_fills_a_bucket_alone_waits_for_nothing(bound: str) -> None:
     """As with 200 tasks of 26 partitions each: no room becomes free for their parts."""
-    world = World()
     part = body(frame(b"x" * 1000))
-    if bound == "bytes":
-        monkeypatch.setattr(staging, "STAGED_BYTES_MAX", 2 * len(part))
-    else:
-        monkeypatch.setattr(staging, "STAGED_PARTS_MAX", 2)
+    world = World(room_for(2, part, bound))
     for partition in range(2):
         await world.staging.keep(TOPIC.with_partition(partition), "app/1/0.0/1-a", part)
     with pytest.raises(TooLarge, match=r"app/1 has 2 parts of .*fewer tasks.*coalesce"):
@@ -343,16 +348,10 @@ async def test_a_version_that_fills_a_bucket_alone_waits_for_nothing(
 
 
 @pytest.mark.parametrize("bound", ["bytes", "parts"])
-async def test_a_namespace_leaves_room_in_its_bucket_to_others(
-    monkeypatch: pytest.MonkeyPatch, bound: str
-) -> None:
-    world = World()
+async def test_a_namespace_leaves_room_in_its_bucket_to_others(bound: str) -> None:
     part = body(frame(b"x" * 1000))
     most = 10
-    if bound == "bytes":
-        monkeypatch.setattr(staging, "STAGED_BYTES_MAX", most * len(part))
-    else:
-        monkeypatch.setattr(staging, "STAGED_PARTS_MAX", most)
+    world = World(room_for(most, part, bound))
 
     async def filled(namespace: str) -> int:
         """The number of parts that it gets, each of another app, until the broker refuses one."""
@@ -453,20 +452,17 @@ def test_topics_whose_publishes_do_not_end_leave_others_room() -> None:
             pass
 
 
-async def test_a_part_has_only_so_many_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staged_rows, "PART_FRAMES_MAX", 3)
+async def test_a_part_has_only_so_many_frames() -> None:
     one = frame(b"row")
-    assert await staged_rows.check(body(one, one, one)) == 3
+    assert await staged_rows.check(body(one, one, one), frames_max=3) == 3
     with pytest.raises(ProtocolError, match="at most 3 frames"):
-        await staged_rows.check(body(one, one, one, one))
+        await staged_rows.check(body(one, one, one, one), frames_max=3)
 
 
-async def test_counting_many_frames_leaves_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
-    kept = await world.staging.keep(TOPIC, KEY, body(*[frame(b"row")] * 100))
-    monkeypatch.setattr(staged_rows, "FRAMES_PER_TICK", 1)
+async def test_counting_many_frames_leaves_turns_to_others() -> None:
+    packed = body(*[frame(b"row")] * 100)
     with Others() as others:
-        await world.staging.load(TOPIC, kept)
+        assert await staged_rows.count(packed, frames_per_tick=1) == 100
     assert others.ticks >= 100
 
 

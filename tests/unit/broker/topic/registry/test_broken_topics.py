@@ -37,15 +37,15 @@ async def test_the_writer_of_a_broken_topic_is_closed_and_its_message_is_not_in_
     async with serving() as world:
         runner = await world.load()
         closing(world, runner)
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         put_foreign(world, key)
         world.send(holder, 0)
-        await until(lambda: told.closed)
+        await until(lambda: channel.closed)
         assert [(name, key in str(error)) for name, error in world.breaks] == [(ORDERS, True)]
-        assert told.receipts == 0
-        assert told.drops == []  # CLOSE_PRODUCER is enough, because nothing of it was written
-        assert told.answered_bytes > 0
+        assert channel.receipts == 0
+        assert channel.drops == []  # CLOSE_PRODUCER is enough, because nothing of it was written
+        assert channel.answered_bytes > 0
         assert not world.deposed
 
 
@@ -53,14 +53,14 @@ async def test_a_message_of_an_earlier_attempt_is_in_doubt() -> None:
     async with serving() as world:
         runner = await world.load()
         closing(world, runner)
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         world.store.faults.fail_after = 1  # it is stored, and the answer is lost
         world.send(holder, 0)
         await until(lambda: world.appender.statistics.undecided_calls)
         put_foreign(world, LOG)
-        await until(lambda: told.closed, turns=200_000)
-        assert told.drops == ["the fate of a message is unknown"]
+        await until(lambda: channel.closed, turns=200_000)
+        assert channel.drops == ["the fate of a message is unknown"]
 
 
 async def test_other_topics_are_appended_by_the_same_call_and_by_later_ones() -> None:
@@ -112,12 +112,12 @@ async def test_a_topic_whose_key_is_broken_is_not_loaded() -> None:
 async def test_an_audit_that_cannot_be_written_stops_fences_but_not_the_holder() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         put_foreign(world, AUDIT)
         runner.history.audit({"kind": "suspect"})
         world.send(holder, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         assert world.breaks == []
         world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
         await until(lambda: world.breaks)
@@ -141,10 +141,10 @@ async def test_a_cursor_that_cannot_be_saved_closes_the_topic() -> None:
 async def test_a_read_that_meets_the_broken_key_closes_the_topic() -> None:
     async with serving() as world:
         runner = await world.load()
-        holder, told = world.ask(runner, AccessMode.EXCLUSIVE)
-        await until(lambda: told.ready)
+        holder, channel = world.ask(runner, AccessMode.EXCLUSIVE)
+        await until(lambda: channel.ready)
         world.send(holder, 0)
-        await until(lambda: told.receipts)
+        await until(lambda: channel.receipts)
         put_foreign(world, LOG)
         log = runner.logs[WHOLE]
         log.forget_tail()

@@ -8,9 +8,8 @@ from tests.unit.broker.topic.registry.test_catalog import World
 from onewriter_broker.log.store.api import Binding
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.quotas.book import Quota, QuotaBook, QuotaExceeded
-from onewriter_broker.topic.registry import creation as creating
 from onewriter_broker.topic.registry.catalog import CatalogEntry, Catalogs
-from onewriter_broker.topic.registry.creation import Creations
+from onewriter_broker.topic.registry.creation import ELSEWHERE_SECONDS, Creations
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.topic.model import WHOLE
@@ -100,16 +99,13 @@ async def test_a_restart_forgets_nobodys_topics(installation: Installation) -> N
 
 
 @pytest.mark.parametrize("quota", ["topics_per_subject", "topics_per_namespace"])
-async def test_what_other_brokers_serve_counts(
-    installation: Installation, monkeypatch: pytest.MonkeyPatch, quota: str
-) -> None:
-    monkeypatch.setattr(creating, "ELSEWHERE_SECONDS", 30.0)
+async def test_what_other_brokers_serve_counts(installation: Installation, quota: str) -> None:
     one = installation.broker(0, 1, **{quota: 10})
     other = installation.broker(2, 3, **{quota: 10})
     for _ in range(6):
         await one.make()
     assert await other.made() == 4
-    installation.now += 30
+    installation.now += ELSEWHERE_SECONDS
     assert await one.made() == 0
 
 

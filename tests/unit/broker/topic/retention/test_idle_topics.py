@@ -6,7 +6,6 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import ORDERS, serving
 from tests.unit.broker.topic.test_fence_path_partitions import topics_of
@@ -22,9 +21,8 @@ from onewriter_broker.topic.registry.catalog import CatalogEntry
 from onewriter_broker.topic.registry.loaded_topic import Settling
 from onewriter_broker.topic.registry.policies import NoPolicies
 from onewriter_broker.topic.registry.topics import Topics
-from onewriter_broker.topic.retention import idle_topics as resting_module
-from onewriter_broker.topic.retention import retention as retention_module
 from onewriter_broker.topic.retention.idle_topics import IdleTopics, kept_at_rest
+from onewriter_broker.topic.retention.retention import RetentionLimits
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Compaction
 from onewriter_core.api.topic import Retention as Policy
@@ -69,7 +67,14 @@ class Registry:
 class World:
     """A log that another broker wrote, and the rounds of the broker that owns it now."""
 
-    def __init__(self, server: FakeServer, former: Story, mine: Story, policy: Policy) -> None:
+    def __init__(
+        self,
+        server: FakeServer,
+        former: Story,
+        mine: Story,
+        policy: Policy,
+        limits: RetentionLimits,
+    ) -> None:
         self.server = server
         self.former = former
         self.mine = mine
@@ -77,7 +82,10 @@ class World:
         holding = Holding(mine.binding, grants_known=True, known_since=0)
         self.topics = Registry(holding, policy)
         self.resting = IdleTopics(
-            cast("Topics", self.topics), mine.store, wall_ms=lambda: self.clock_ms
+            cast("Topics", self.topics),
+            mine.store,
+            wall_ms=lambda: self.clock_ms,
+            limits=limits,
         )
 
     @property
@@ -101,7 +109,7 @@ class World:
         return calls
 
 
-async def world(policy: Policy) -> World:
+async def world(policy: Policy, limits: RetentionLimits = RetentionLimits()) -> World:
     server = FakeServer()
     former = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await former.fence(Purpose.GRANT, waiter("alice"))
@@ -114,12 +122,7 @@ async def world(policy: Policy) -> World:
             number += 2
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
     mine = await Story.begin(store, owner="broker-b", version=2, ledger=64)
-    return World(server, former, mine, policy)
-
-
-@pytest.fixture(autouse=True)
-def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resting_module, "PAUSE_SECONDS", 0.0)
+    return World(server, former, mine, policy, limits)
 
 
 async def test_a_resting_log_is_cut_and_neither_fenced_nor_loaded() -> None:
@@ -133,12 +136,9 @@ async def test_a_resting_log_is_cut_and_neither_fenced_nor_loaded() -> None:
     assert report.findings.holds
 
 
-async def test_a_long_log_is_measured_whole_a_part_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(retention_module, "SWEEP_BYTES_MAX", 1)
-    monkeypatch.setattr(retention_module, "READ_BLOCKS_MAX", 2)
-    w = await world(Policy(max_entries=4))
+async def test_a_long_log_is_measured_whole_a_part_at_a_time() -> None:
+    limits = RetentionLimits(sweep_bytes_max=1, read_blocks_max=2)
+    w = await world(Policy(max_entries=4), limits)
     await w.resting.go_round()
     assert w.stored[0] == "6-5"
 

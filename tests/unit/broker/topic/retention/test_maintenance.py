@@ -16,7 +16,6 @@ from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.retention import maintenance as maintenance_module
 from onewriter_broker.topic.retention.maintenance import ROLL_BYTES_MIN, Maintenance
 from onewriter_core.api import ExclusiveTopic
 from onewriter_core.ids import Position, TopicName
@@ -120,11 +119,10 @@ def test_nothing_is_forgotten_while_there_is_room() -> None:
     assert len(log.tail) == 50
 
 
+@pytest.mark.looptime
 async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(maintenance_module, "POLL_SECONDS", 0.001)
-    monkeypatch.setattr(maintenance_module, "SWEEP_SECONDS", 0.001)
     sweeping, looked = asyncio.Event(), asyncio.Event()
 
     async def sweep() -> None:

@@ -10,8 +10,12 @@ from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, entry, nob
 from onewriter_broker.log.store.api import Binding, Block, Outcome
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
-from onewriter_broker.topic.retention import retention as retention_module
-from onewriter_broker.topic.retention.retention import Retention, Stretch, trim_before
+from onewriter_broker.topic.retention.retention import (
+    Retention,
+    RetentionLimits,
+    Stretch,
+    trim_before,
+)
 from onewriter_broker.verify.reader import verify
 from onewriter_core.api.topic import Retention as Policy
 from onewriter_core.ids import EARLIEST, Position, TopicName
@@ -210,11 +214,10 @@ async def test_age_is_by_the_blocks_own_times(server: FakeServer) -> None:
 
 
 async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_time(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer,
 ) -> None:
-    monkeypatch.setattr(retention_module, "SWEEP_BYTES_MAX", 1)
-    monkeypatch.setattr(retention_module, "READ_BLOCKS_MAX", 4)
-    story, retention, bound = await written(server), Retention(), Policy(max_entries=8)
+    retention = Retention(RetentionLimits(sweep_bytes_max=1, read_blocks_max=4))
+    story, bound = await written(server), Policy(max_entries=8)
     story.log._tail.clear()  # as on a broker that has just loaded the topic
     dropped = [await retention.sweep(story.log, bound, nobody, story.clock_ms) for _ in range(6)]
     assert dropped[0] == 0  # the unmeasured rest counts as empty
@@ -241,10 +244,10 @@ async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: FakeServer)
 
 
 async def test_a_long_log_is_measured_in_a_bounded_number_of_stretches(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer,
 ) -> None:
-    monkeypatch.setattr(retention_module, "STRETCHES_MAX", 4)
-    story, retention = await written(server, ledgers=6, blocks=6), Retention()
+    retention = Retention(RetentionLimits(stretches_max=4))
+    story = await written(server, ledgers=6, blocks=6)
     bound = Policy(max_entries=40)
     await retention.sweep(story.log, bound, nobody, story.clock_ms)
     kept = sum(

@@ -22,9 +22,13 @@ from tests.unit.broker.verify.histories import (
 from onewriter_broker.log.store.api import Block, StoredBlock
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.topic.retention import segments as segments_module
 from onewriter_broker.topic.retention.retention import Measured, trim_to
-from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
+from onewriter_broker.topic.retention.segments import (
+    Segment,
+    SegmentIndexes,
+    SegmentLimits,
+    SegmentPage,
+)
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
@@ -74,7 +78,7 @@ def counted(blocks: Sequence[StoredBlock]) -> dict[int, tuple[int, int, int, int
     return found
 
 
-def told(segments: list[Segment]) -> dict[int, tuple[int, int, int, int]]:
+def segments_by_ledger(segments: list[Segment]) -> dict[int, tuple[int, int, int, int]]:
     return {
         each.ledger: (each.entries, each.bytes, each.blocks, each.messages) for each in segments
     }
@@ -104,7 +108,7 @@ async def test_each_ledger_is_told_with_whose_it_was_and_what_it_holds(
 ) -> None:
     page = await SegmentIndexes().page(story.log, story.binding.bucket, EARLIEST)
     assert page.is_complete
-    assert told(page.segments) == counted(stored(server))
+    assert segments_by_ledger(page.segments) == counted(stored(server))
     marked = [each.marker or {} for each in page.segments]
     assert [each.get("producer") for each in marked] == [
         "alice",
@@ -147,7 +151,7 @@ async def test_what_is_added_is_told_with_the_next_request(
         story.log.forget_tail()
     page = await indexes.page(story.log, story.binding.bucket, first.next)
     assert [each.ledger for each in page.segments] == [10, 11]
-    assert told(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
 
 
 @pytest.mark.parametrize("before", [(5, 3), (5, 5), (6, 0), (6, 4), (7, 2), (9, 0), (10, 0)])
@@ -160,7 +164,7 @@ async def test_of_a_trimmed_log_the_numbers_are_those_of_what_is_kept(
         await everything(indexes, story)
     await trimmed(story, Position(*before))
     found = await everything(indexes, story)
-    assert told(found) == counted(stored(server))
+    assert segments_by_ledger(found) == counted(stored(server))
     first = stored(server)[0].position
     assert found[0].is_whole == (first.entry == 0)
     assert (found[0].marker or {}).get("producer") == {5: "alice", 6: "alice", 7: "bob"}.get(
@@ -170,25 +174,22 @@ async def test_of_a_trimmed_log_the_numbers_are_those_of_what_is_kept(
 
 
 async def test_a_log_that_is_trimmed_while_it_is_read_anew_is_told_right_in_the_end(
-    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, story: Story
 ) -> None:
-    monkeypatch.setattr(segments_module, "REQUEST_BYTES_MAX", 1)
-    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
-    indexes = SegmentIndexes()
+    indexes = SegmentIndexes(SegmentLimits(request_bytes_max=1, read_bytes_max=1))
     await everything(indexes, story)
     await trimmed(story, Position(5, 3))
     page = await indexes.page(story.log, story.binding.bucket, EARLIEST)
     assert (page.segments, page.is_complete, page.next) == ([], False, EARLIEST)
     await trimmed(story, Position(6, 4))
-    assert told(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
 
 
 async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
-    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, story: Story
 ) -> None:
-    monkeypatch.setattr(segments_module, "REQUEST_BYTES_MAX", 1)
-    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
-    indexes, pages = SegmentIndexes(), list[SegmentPage]()
+    indexes = SegmentIndexes(SegmentLimits(request_bytes_max=1, read_bytes_max=1))
+    pages = list[SegmentPage]()
     story.log.forget_tail()
     after = EARLIEST
     while not pages or not pages[-1].is_complete:
@@ -196,24 +197,22 @@ async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
         after = pages[-1].next
     assert len(pages) > len(counted(stored(server)))
     told_once = [each for page in pages for each in page.segments]
-    assert told(told_once) == counted(stored(server))
+    assert segments_by_ledger(told_once) == counted(stored(server))
     assert len(told_once) == 6
 
 
 async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer,
 ) -> None:
-    monkeypatch.setattr(segments_module, "SEGMENTS_PER_PAGE", 3)
-    monkeypatch.setattr(segments_module, "SEGMENTS_PER_LOG_MAX", 6)
-    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BLOCKS_MAX", 2)
+    limits = SegmentLimits(segments_per_page=3, segments_per_log_max=6, read_blocks_max=2)
     story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     for number in range(20):
         await story.fence(Purpose.GRANT, waiter(f"p{number}"))
         await story.publish(entry(f"p{number}", 0))
     story.log.forget_tail()
-    indexes = SegmentIndexes()
+    indexes = SegmentIndexes(limits)
     for _ in range(2):  # the second time, the first ones are read again
-        assert told(await everything(indexes, story)) == counted(stored(server))
+        assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
     kept = sum(len(index.segments) for index in indexes._indexes.values())
     assert kept <= 6 + 3 + 2
     late = await indexes.page(story.log, story.binding.bucket, Position(22, 1))
@@ -225,7 +224,7 @@ async def test_a_log_is_indexed_from_where_it_is_asked_for(
 ) -> None:
     story.log.forget_tail()
     page = await SegmentIndexes().page(story.log, story.binding.bucket, Position(7, 1))
-    assert told(page.segments) == {
+    assert segments_by_ledger(page.segments) == {
         ledger: numbers for ledger, numbers in counted(stored(server)).items() if ledger >= 7
     }
 
@@ -244,14 +243,13 @@ async def test_a_dataset_that_lost_its_tail_is_indexed_anew(
     story.log.forget_tail()
     await story.fence(Purpose.REFENCE)
     await story.publish(entry("carol", 8))
-    assert told(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
 
 
 async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
-    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, story: Story
 ) -> None:
-    monkeypatch.setattr(segments_module, "LOGS_MAX", 1)
-    indexes = SegmentIndexes()
+    indexes = SegmentIndexes(SegmentLimits(logs_max=1))
     await everything(indexes, story)
     other = await Story.begin(
         story.store, topic=type(TOPIC).parse("payments"), version=2, ledger=64
@@ -262,28 +260,27 @@ async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
 
 
 async def test_what_is_published_while_the_log_is_read_is_promised_to_nobody(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer,
 ) -> None:
     """A reader of all segments that continues after ``last`` misses nothing."""
-    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
     store = BusyStore(server.resolve, buckets=BUCKETS)
     story = await an_eventful_life(store)
     story.log.forget_tail()
     store.story, before = story, story.log.committed
-    page = await SegmentIndexes().page(story.log, story.binding.bucket, EARLIEST)
+    indexes = SegmentIndexes(SegmentLimits(read_bytes_max=1))
+    page = await indexes.page(story.log, story.binding.bucket, EARLIEST)
     assert page.is_complete
     assert page.last == max(each.ends for each in page.segments) == before
     assert story.log.committed > before
 
 
 async def test_requests_that_are_given_up_in_the_middle_leave_a_true_index(
-    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer,
 ) -> None:
-    monkeypatch.setattr("onewriter_broker.log.topic_log.ranges.READ_BYTES", 1)
     for turns in range(40):
         server = FakeServer()
         story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
-        indexes = SegmentIndexes()
+        indexes = SegmentIndexes(SegmentLimits(read_bytes_max=1))
         if turns % 2:
             await everything(indexes, story)
             await trimmed(story, Position(5, 3))
@@ -295,7 +292,7 @@ async def test_requests_that_are_given_up_in_the_middle_leave_a_true_index(
         request.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await request
-        assert told(await everything(indexes, story)) == counted(stored(server))
+        assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
 
 
 async def test_a_log_that_is_not_open_here_has_no_index(story: Story) -> None:

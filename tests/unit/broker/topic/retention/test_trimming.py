@@ -16,7 +16,7 @@ from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import last_position
 from onewriter_broker.log.topic_log.ranges import Range, lacks, noted_ends
 from onewriter_broker.topic.producers.deduplication import FIELD as DEDUPLICATION_FIELD
-from onewriter_broker.topic.retention import retention
+from onewriter_broker.topic.retention.retention import RetentionLimits
 from onewriter_broker.topic.retention.trimming import Cut, Limit, cut_of, trim
 from onewriter_broker.verify.reader import verify
 from onewriter_core.errors import Unavailable
@@ -234,12 +234,10 @@ async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(story: 
     assert lacks(story.log, Position(end.ledger, end.entry + 1), Position(7, 0))
 
 
-async def test_the_ends_that_are_noted_are_bounded(
-    story: Story, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retention, "LEDGER_ENDS_MAX", 2)
+async def test_the_ends_that_are_noted_are_bounded(story: Story) -> None:
+    limits = RetentionLimits(ledger_ends_max=2)
     for cut in (Position(6, 0), Position(7, 0), Position(10, 0)):
-        await trim(story.log, readers(), cut)
+        await trim(story.log, readers(), cut, limits)
     assert list(noted_ends(story.log)) == [7, 10]
 
 
