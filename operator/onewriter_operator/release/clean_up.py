@@ -156,7 +156,7 @@ async def _delete_lease(kube: Kube, configuration: Configuration, report: Report
     name = names.component(configuration, names.OPERATOR)
     try:
         found = await kube.get(LEASE, configuration.namespace, name)
-    except ApiRefused:  # without the right, the Lease stays, and is in nobody's way
+    except ApiRefused:  # without the right, the Lease stays and does no harm
         return
     if found is not None:
         await _delete(kube, LEASE, [parse(found)], report)
