@@ -10,6 +10,7 @@ import secrets
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
@@ -57,7 +58,7 @@ async def sidecar(folder: Path) -> AsyncIterator[tuple[int, int]]:
     broker = FakeBroker()
     await broker.start()
     try:
-        chosen = {"port": api, "health_port": api + 1, "health_host": "127.0.0.1"}
+        chosen: dict[str, Any] = {"port": api, "health_port": api + 1, "health_host": "127.0.0.1"}
         async with running_sidecar(broker, folder, **chosen):
             await until(lambda: listens(api + 1))
             yield api, api + 1

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-from onewriter._consume.chunks import ChunkAssembler
+from onewriter._consume.chunks import CHUNKED_BYTES_MAX, ChunkAssembler
 from onewriter._message import MessageId
 from onewriter._transport.connection import STALL_SECONDS
 
@@ -19,6 +19,9 @@ class ChunkLimits(NamedTuple):
 
     messages_max: int
     expire_seconds: float
+    bytes_max: int = CHUNKED_BYTES_MAX
+    stall_seconds: float = STALL_SECONDS
+    """A timer that rings later than this shows that the process did not run for a while."""
 
 
 class ChunkReceiver(Protocol):
@@ -44,10 +47,11 @@ class ChunkExpiry:
         is_caught_up: Callable[[], bool],
     ) -> None:
         self.assembler = ChunkAssembler(
-            topic, self._begun, receiver.chunks_given_up, limits.messages_max
+            topic, self._begun, receiver.chunks_given_up, limits.messages_max, limits.bytes_max
         )
         self._receiver = receiver
         self._seconds = limits.expire_seconds
+        self._stall_seconds = limits.stall_seconds
         self._is_caught_up = is_caught_up
         self._timer: asyncio.TimerHandle | None = None
 
@@ -70,7 +74,7 @@ class ChunkExpiry:
     def _rings(self, due: float) -> None:
         self._timer = None
         late_seconds = asyncio.get_running_loop().time() - due
-        if late_seconds < STALL_SECONDS and self._is_caught_up():
+        if late_seconds < self._stall_seconds and self._is_caught_up():
             self.assembler.expire()
         if self.assembler:
             self._wind()

@@ -49,7 +49,9 @@ class ChunkAssembler:
         begun: Callable[[MessageId], None],
         given_up: Callable[[Sequence[MessageId]], None],
         messages_max: int = CHUNKED_MAX,
+        bytes_max: int = CHUNKED_BYTES_MAX,
     ) -> None:
+        self._bytes_max = bytes_max
         self._topic = topic
         self._begun = begun
         self._on_given_up = given_up
@@ -107,7 +109,7 @@ class ChunkAssembler:
             raise ProtocolError(f"a chunked message has more than {CONTENT_BYTES_MAX} bytes")
         if len(chunks.parts) == chunks.count:
             return self._take_out(uuid)
-        self._make_room(uuid)
+        self._make_space(uuid)
         return None
 
     def _check_given_up(self, metadata: pb.MessageMetadata) -> None:
@@ -116,9 +118,9 @@ class ChunkAssembler:
             del self._given_up[metadata.uuid]
             raise ProtocolError(f"the first chunks of message {metadata.uuid} were given up")
 
-    def _make_room(self, latest: str) -> None:
+    def _make_space(self, latest: str) -> None:
         while len(self._open) > self._messages_max or (
-            len(self._open) > 1 and self._bytes > CHUNKED_BYTES_MAX
+            len(self._open) > 1 and self._bytes > self._bytes_max
         ):
             oldest = next(uuid for uuid in self._open if uuid != latest)
             self._give_up(oldest, "too many messages in chunks are incomplete")

@@ -21,7 +21,9 @@ QUIET_MAX = 2
 _Place = tuple[int, int]
 
 
-async def newest_leader(reader: Reader) -> LeaderInfo | None:
+async def newest_leader(
+    reader: Reader, *, quiet_seconds: float = QUIET_SECONDS
+) -> LeaderInfo | None:
     """Read range after range, backwards from the end, until one contains an announcement.
 
     The cost grows with the entries written since that announcement. Raises Unavailable, Refused, Closed.
@@ -30,16 +32,16 @@ async def newest_leader(reader: Reader) -> LeaderInfo | None:
     if last is None:
         return None
     end = last.position
-    for start in stretches(last):
+    for start in search_ranges(last):
         await reader.seek(start, is_inclusive=True)
-        found = await _newest_until(reader, end)
+        found = await _newest_until(reader, end, quiet_seconds)
         if found is not None:
             return found
         end = (start.ledger, start.entry - 1)
     return None
 
 
-def stretches(last: MessageId) -> Iterator[MessageId]:
+def search_ranges(last: MessageId) -> Iterator[MessageId]:
     """Yield the begins of the ranges: within the last ledger, then in earlier ledgers, at last EARLIEST."""
     entries = ENTRIES_FIRST
     while (entry := last.entry - entries + 1) > 0:
@@ -52,13 +54,13 @@ def stretches(last: MessageId) -> Iterator[MessageId]:
     yield EARLIEST
 
 
-async def _newest_until(reader: Reader, end: _Place) -> LeaderInfo | None:
+async def _newest_until(reader: Reader, end: _Place, quiet_seconds: float) -> LeaderInfo | None:
     """Return the latest announcement between the reader's position and ``end``."""
     found: LeaderInfo | None = None
     quiet = 0
     while True:
         try:
-            message = await reader.next(timeout_seconds=QUIET_SECONDS)
+            message = await reader.next(timeout_seconds=quiet_seconds)
         except NoMessage:
             # If the broker is down, this call does not answer, and the search does not end too early.
             if not await reader.has_message_available():

@@ -128,7 +128,15 @@ class Packed(NamedTuple):
 class Packer:
     """Packs messages of one producer, under the name that the broker has given it."""
 
-    def __init__(self, producer_id: int, producer_name: str, compression: Compression) -> None:
+    def __init__(
+        self,
+        producer_id: int,
+        producer_name: str,
+        compression: Compression,
+        *,
+        content_bytes_max: int = CONTENT_BYTES_MAX,
+    ) -> None:
+        self._content_bytes_max = content_bytes_max
         self._producer_id = producer_id
         self._name = producer_name
         self._codec = compression.value
@@ -179,10 +187,11 @@ class Packer:
 
         The result is one entry if the compressed message fits, else chunks in Pulsar's format. The method is
         slow: do not call it in the event loop's thread. Raises ConfigurationError for invalid metadata,
-        Refused for a message above ``CONTENT_BYTES_MAX`` or with too much metadata for its chunks.
+        Refused for a message above ``content_bytes_max`` or with too much metadata for its chunks.
         """
-        if len(content) > CONTENT_BYTES_MAX:
-            raise too_large(f"a message of {len(content)} bytes; {CONTENT_BYTES_MAX} can be sent")
+        most = self._content_bytes_max
+        if len(content) > most:
+            raise too_large(f"a message of {len(content)} bytes; {most} can be sent")
         said = self._metadata(sequence_id, now_ms)
         _describe(said, key, ordering_key, properties, event_time_ms)
         content = self._compressed(said, content)
@@ -195,12 +204,12 @@ class Packer:
         said.num_chunks_from_msg = said.chunk_id = len(
             content
         )  # upper bounds, to measure the metadata
-        room = entry_bytes_max - len(_entry(said.SerializeToString(), b""))
-        if room < entry_bytes_max * CHUNK_CONTENT_SHARE_MIN:
+        space = entry_bytes_max - len(_entry(said.SerializeToString(), b""))
+        if space < entry_bytes_max * CHUNK_CONTENT_SHARE_MIN:
             raise too_large("a message whose properties leave no room for content in its chunks")
-        said.num_chunks_from_msg = -(-len(content) // room)
+        said.num_chunks_from_msg = -(-len(content) // space)
         return [
-            self._chunk(said, sequence_id, number, content[number * room : (number + 1) * room])
+            self._chunk(said, sequence_id, number, content[number * space : (number + 1) * space])
             for number in range(said.num_chunks_from_msg)
         ]
 

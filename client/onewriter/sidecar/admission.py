@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from aiohttp import web
 
 from onewriter.sidecar.errors import Failure
-
-BODIES_BYTES_MAX = 64 * 1024 * 1024
-"""Largest total size of the bodies of one kind of request."""
+from onewriter.sidecar.limits import DEFAULT_LIMITS
 
 READ_SECONDS = 30.0
 """Time limit for receiving a body."""
@@ -20,7 +18,13 @@ READ_SECONDS = 30.0
 class Admission:
     """The limits of one kind of request."""
 
-    def __init__(self, requests_max: int, body_bytes_max: int) -> None:
+    def __init__(
+        self,
+        requests_max: int,
+        body_bytes_max: int,
+        bodies_bytes_max: int = DEFAULT_LIMITS.bodies_bytes_max,
+    ) -> None:
+        self._bodies_bytes_max = bodies_bytes_max
         self._requests_max = requests_max
         self._body_bytes_max = body_bytes_max
         self._requests = 0
@@ -34,8 +38,8 @@ class Admission:
         held = self._body_bytes_max if length is None else length
         if self._requests >= self._requests_max:
             raise _busy(f"{self._requests_max} requests are under way")
-        if self._bytes + held > BODIES_BYTES_MAX:
-            raise _busy(f"{BODIES_BYTES_MAX} bytes are under way")
+        if self._bytes + held > self._bodies_bytes_max:
+            raise _busy(f"{self._bodies_bytes_max} bytes are under way")
         self._requests += 1
         self._bytes += held
         try:

@@ -24,12 +24,10 @@ from onewriter._lead.leadership import ANNOUNCE_SECONDS, Leadership
 from onewriter._message import MessageId
 from onewriter._produce.tenure import ProducerOptions
 from onewriter.sidecar.errors import Failure, conflict, of_sending
+from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.settings import Settings
 from onewriter_core.property_names import IDENTITY_PROPERTY
-
-VERIFY_SECONDS = 1.0
-"""Time limit of ``verify``."""
 
 _SESSION = re.compile(r"(\d{1,16})-[0-9a-f]{16}")
 
@@ -65,8 +63,15 @@ class ResumeInfo:
 class Candidate:
     """Requires an open client. The caller enters and leaves ``candidacy``."""
 
-    def __init__(self, settings: Settings, client: Client, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: Client,
+        metrics: Metrics,
+        limits: SidecarLimits = DEFAULT_LIMITS,
+    ) -> None:
         self.settings = settings
+        self.limits = limits
         self.metrics = metrics
         self.resume_info: ResumeInfo | None = None
         self.listeners: dict[Callable[[Standing], None], None] = {}
@@ -132,7 +137,7 @@ class Candidate:
         if term is None:
             return False
         try:
-            async with asyncio.timeout(VERIFY_SECONDS):
+            async with asyncio.timeout(self.limits.verify_seconds):
                 await term.producer.verify()
         except (TimeoutError, OnewriterError):
             return False
@@ -229,7 +234,7 @@ class Candidate:
         return SidecarMessage(said.content, key=said.key, properties=said.properties)
 
     def _changed(self, standing: Standing) -> None:
-        self.metrics.stands(standing)
+        self.metrics.candidate_changed(standing)
         log.info(
             "leadership.changed",
             topic=self.settings.topic,

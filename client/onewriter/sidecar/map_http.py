@@ -24,6 +24,7 @@ from aiohttp.helpers import ETAG_ANY, ETag
 from onewriter._errors import OnewriterError
 from onewriter.sidecar.admission import Admission
 from onewriter.sidecar.errors import Failure, of_sharing
+from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 from onewriter.sidecar.maps import Map, Maps
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.routes import OWN_POD, SidecarRoutes
@@ -37,9 +38,6 @@ KEYS_PER_PAGE = 1_000
 """Default number of keys per page; the query ``limit`` overrides it."""
 
 KEYS_PER_PAGE_MAX = 10_000
-VALUES_PER_PAGE_BYTES = 8 * 1024 * 1024
-"""Size of values after which a page ends; a page contains at least one key."""
-
 KEY_BYTES_MAX = 4_096
 
 JSON = "application/json"
@@ -96,13 +94,21 @@ class MapRoutes:
     """Answers requests for /map."""
 
     def __init__(
-        self, settings: Settings, maps: Maps, streams: EventStreams, metrics: Metrics
+        self,
+        settings: Settings,
+        maps: Maps,
+        streams: EventStreams,
+        metrics: Metrics,
+        limits: SidecarLimits = DEFAULT_LIMITS,
     ) -> None:
+        self._page_bytes_max = limits.page_bytes_max
         self._settings = settings
         self._maps = maps
         self._streams = streams
         self._metrics = metrics
-        self._admission = Admission(settings.requests_max, settings.message_bytes_max)
+        self._admission = Admission(
+            settings.requests_max, settings.message_bytes_max, limits.bodies_bytes_max
+        )
 
     def add_routes(self, routes: SidecarRoutes) -> None:
         """Register the routes."""
@@ -124,7 +130,9 @@ class MapRoutes:
             async with self._maps.use(topic) as shared:
                 version, content = await shared.state.snapshot(latest=_flag(request, "latest"))
         # A snapshot never changes, so another thread can read it without blocking the event loop.
-        page = await asyncio.to_thread(_page, content, after, limit, has_values)
+        page = await asyncio.to_thread(
+            _page, content, after, limit, has_values, self._page_bytes_max
+        )
         return web.json_response({"topic": topic, "version": version, "size": len(content), **page})
 
     async def _get(self, request: web.Request) -> web.StreamResponse:
@@ -305,7 +313,9 @@ def _value(body: bytes, content_type: str) -> bytes:
         raise Failure(400, "not-json", f"the body is not JSON: {error}") from error
 
 
-def _page(content: MapContent, after: bytes, limit: int, has_values: bool) -> dict[str, Any]:
+def _page(
+    content: MapContent, after: bytes, limit: int, has_values: bool, bytes_max: int
+) -> dict[str, Any]:
     """Return the first keys after ``after``, and the begin of the next page."""
     behind = (key for key in content.keys() if not after or key > after)  # noqa: SIM118 - no mapping
     keys = heapq.nsmallest(limit + 1, behind)
@@ -314,7 +324,7 @@ def _page(content: MapContent, after: bytes, limit: int, has_values: bool) -> di
     for key in keys[:limit]:
         value = content.get(key) or b""
         size += len(value) if has_values else 0
-        if entries and size > VALUES_PER_PAGE_BYTES:
+        if entries and size > bytes_max:
             break
         named = _text(key, "key")
         entries.append(named | _value_view(value) if has_values else named)

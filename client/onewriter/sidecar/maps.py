@@ -19,11 +19,9 @@ import structlog
 
 from onewriter._errors import Closed, OnewriterError, Unavailable
 from onewriter.sidecar.errors import Failure
+from onewriter.sidecar.limits import DEFAULT_LIMITS
 from onewriter.sidecar.metrics import Metrics
 from onewriter.state import SharedMap
-
-TROUBLED_SECONDS = 5.0
-"""Time for which a map that no longer follows its log is kept before it is opened again."""
 
 Map = SharedMap[bytes, bytes]
 
@@ -33,8 +31,9 @@ log = structlog.get_logger(__name__)
 class _OpenMap:
     """One map, and the task that enters and leaves it."""
 
-    def __init__(self, shared: Map) -> None:
+    def __init__(self, shared: Map, troubled_seconds: float) -> None:
         self.shared = shared
+        self._troubled_seconds = troubled_seconds
         self.users = 0
         self.since = asyncio.get_running_loop().time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -47,7 +46,7 @@ class _OpenMap:
         """Whether the map should be opened again."""
         if self.users or not self.opened.done() or self.shared.state.trouble is None:
             return False
-        return asyncio.get_running_loop().time() - self.since >= TROUBLED_SECONDS
+        return asyncio.get_running_loop().time() - self.since >= self._troubled_seconds
 
     def leave(self) -> None:
         """Close the map after its accepted writes are complete."""
@@ -72,7 +71,9 @@ class Maps:
         maps_max: int,
         timeout_seconds: float,
         stop_seconds: float,
+        troubled_seconds: float = DEFAULT_LIMITS.troubled_seconds,
     ) -> None:
+        self._troubled_seconds = troubled_seconds
         self._open_map = open_map
         self._metrics = metrics
         self._maps_max = maps_max
@@ -153,7 +154,7 @@ class Maps:
             await self._close(unused)
         if self._is_closed:
             raise Closed("the sidecar stops")
-        entry = self._maps[topic] = _OpenMap(self._open_map(topic))
+        entry = self._maps[topic] = _OpenMap(self._open_map(topic), self._troubled_seconds)
         entry.task = self._tasks.create_task(self._run(topic, entry))
         self._metrics.maps_open.set(len(self._maps))
         return entry

@@ -20,21 +20,13 @@ from onewriter._errors import ConfigurationError, Fenced, OnewriterError, Unavai
 from onewriter._own.own import GENERATION_FIRST, Ownership, Ownerships
 from onewriter._signal import Signal
 from onewriter.sidecar.errors import Failure
+from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.routes import OWN_POD, SidecarRoutes
 from onewriter.sidecar.streams import EventStreams, event, wants_events
 
-OWNERSHIPS_MAX = 10_000
-"""Largest number of ownerships of one sidecar; further ones are refused."""
-
-CHANGES_MAX = 2 * OWNERSHIPS_MAX
-"""Largest number of changes that an event stream has not sent yet; above it, the stream is closed."""
-
 POLL_SECONDS_MAX = 60.0
 """Longest wait of ``?until=lost``."""
-
-CHECK_SECONDS = 5.0
-"""Time limit of the brokers' confirmation for ``?verified=true``."""
 
 _Key = tuple[str, str]
 """Group and resource."""
@@ -73,7 +65,14 @@ class _Watcher:
 class OwnershipRoutes:
     """Answers requests for /own with one client, which must be open. Call ``release`` at the end."""
 
-    def __init__(self, client: Client, streams: EventStreams, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        client: Client,
+        streams: EventStreams,
+        metrics: Metrics,
+        limits: SidecarLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self._limits = limits
         self._client = client
         self._streams = streams
         self._owned: dict[_Key, _Owned] = {}
@@ -110,8 +109,8 @@ class OwnershipRoutes:
                 if not self._serves((group, name), generation)
             ]
             fresh = sum((group, name) not in self._owned for name, _ in missing)
-            if len(self._owned) + fresh > OWNERSHIPS_MAX:
-                raise Failure(429, "too-many", f"a sidecar keeps {OWNERSHIPS_MAX} ownerships")
+            if len(self._owned) + fresh > (most := self._limits.ownerships_max):
+                raise Failure(429, "too-many", f"a sidecar keeps {most} ownerships")
             if missing:
                 await self._ask(group, identity, missing)
             return _answer([self._owned[group, name].ownership for name, _ in wanted])
@@ -172,7 +171,7 @@ class OwnershipRoutes:
         ownerships = [each.ownership for each in shown]
         if query.get("verified") != "true":
             return _answer(ownerships)
-        return _answer(ownerships, verified=await _verify(shown))
+        return _answer(ownerships, verified=await _verify(shown, self._limits.own_check_seconds))
 
     async def _until_lost(self, shown: list[_Owned], seconds: str) -> None:
         try:
@@ -193,7 +192,7 @@ class OwnershipRoutes:
 
         async def next_event() -> bytes | None:
             await watcher.news.until(lambda: bool(watcher.changed))
-            if len(watcher.changed) > CHANGES_MAX:
+            if len(watcher.changed) > self._limits.changes_max:
                 return None  # the reader is too slow; its next stream begins with the current state
             key = next(iter(watcher.changed))
             del watcher.changed[key]
@@ -208,7 +207,7 @@ class OwnershipRoutes:
         """Wake the waiting requests and streams."""
         self._news.notify()
         for watcher in self._watchers:
-            if len(watcher.changed) <= CHANGES_MAX:
+            if len(watcher.changed) <= self._limits.changes_max:
                 watcher.notify(key)
 
     def _ended(self, key: _Key, _reason: OnewriterError) -> None:
@@ -221,7 +220,7 @@ class OwnershipRoutes:
         return _forgotten(key)
 
 
-async def _verify(shown: list[_Owned]) -> bool:
+async def _verify(shown: list[_Owned], seconds: float) -> bool:
     """Let the brokers confirm each ownership or its loss; return whether they answered for all."""
     by_set: dict[int, tuple[Ownerships, list[Ownership]]] = {}
     for each in shown:
@@ -229,7 +228,7 @@ async def _verify(shown: list[_Owned]) -> bool:
         these.append(each.ownership)
     questions = [owned_with.go_on(these) for owned_with, these in by_set.values()]
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
+        async with asyncio.timeout(seconds):
             answers = await asyncio.gather(*questions, return_exceptions=True)
     except TimeoutError:
         return False

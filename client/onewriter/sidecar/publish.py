@@ -30,8 +30,7 @@ SESSION_HEADER = "Onewriter-Session"
 KEY_HEADER = "Idempotency-Key"
 
 STREAM_WINDOW_MAX = 256
-STREAM_BYTES_MAX = 8 * 1024 * 1024
-"""Largest number and size of a stream's messages without an answer; above it, the stream is not read."""
+"""Largest number of a stream's messages without an answer; above it, the stream is not read."""
 
 GUARD_QUERY = "guard"
 """The query that names another topic to publish to, under the guard of the led topic."""
@@ -59,7 +58,9 @@ class PublishRoutes:
         self._candidate = candidate
         self._remembered = IdempotencyKeys()
         self._admission = Admission(
-            candidate.settings.requests_max, candidate.settings.message_bytes_max
+            candidate.settings.requests_max,
+            candidate.settings.message_bytes_max,
+            candidate.limits.bodies_bytes_max,
         )
         self._streams = 0
 
@@ -151,7 +152,7 @@ class _Stream:
             async with aclosing(messages):
                 async for message in messages:
                     size = len(message.content)
-                    await self._bytes_fell.until(lambda size=size: self._has_room(size))  # type: ignore[misc]
+                    await self._bytes_fell.until(lambda size=size: self._has_space(size))  # type: ignore[misc]
                     if self.has_failed:
                         break
                     self._bytes += size
@@ -161,8 +162,8 @@ class _Stream:
             await self._under_way.put(failure)
         await self._under_way.put(None)
 
-    def _has_room(self, size: int) -> bool:
-        return not self._bytes or self._bytes + size <= STREAM_BYTES_MAX
+    def _has_space(self, size: int) -> bool:
+        return not self._bytes or self._bytes + size <= self._candidate.limits.stream_bytes_max
 
     async def answers(self) -> AsyncGenerator[bytes, None]:
         """Yield one line per message and one at the end; lines that are ready together are joined."""

@@ -10,10 +10,8 @@ from typing import Any
 from aiohttp import web
 
 from onewriter.sidecar.errors import Failure
+from onewriter.sidecar.limits import DEFAULT_LIMITS
 from onewriter.sidecar.metrics import Metrics
-
-PING_SECONDS = 5.0
-"""Interval of comments on an event stream without events."""
 
 WRITE_SECONDS = 10.0
 """A client that does not read for this time is disconnected."""
@@ -39,7 +37,14 @@ def event(name: str, data: Any, *, number: int | None = None) -> bytes:
 class EventStreams:
     """The open streams. ``stop`` ends them, each after the events that are ready."""
 
-    def __init__(self, streams_max: int, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        streams_max: int,
+        metrics: Metrics,
+        *,
+        ping_seconds: float = DEFAULT_LIMITS.ping_seconds,
+    ) -> None:
+        self._ping_seconds = ping_seconds
         self._streams_max = streams_max
         self._metrics = metrics
         self._waits: dict[object, asyncio.Timeout | None] = {}
@@ -76,9 +81,9 @@ class EventStreams:
         return response
 
     async def _next(self, stream: object, next_event: NextEvent) -> bytes | None:
-        """Return the next event or, after ``PING_SECONDS`` without one, a comment."""
+        """Return the next event or, after ``ping_seconds`` without one, a comment."""
         try:
-            async with asyncio.timeout(0 if self._is_stopping else PING_SECONDS) as wait:
+            async with asyncio.timeout(0 if self._is_stopping else self._ping_seconds) as wait:
                 self._waits[stream] = wait
                 try:
                     return await next_event()

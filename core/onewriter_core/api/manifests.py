@@ -17,7 +17,7 @@ from onewriter_core.api.claim import ProducerClaim
 from onewriter_core.api.common import API_VERSION
 from onewriter_core.api.topic import ExclusiveTopic
 from onewriter_core.api.violations import in_words
-from onewriter_core.api.yamltext import UnreadableText, read_json, read_yaml
+from onewriter_core.api.yamltext import VALUES_MAX, UnreadableText, read_json, read_yaml
 from onewriter_core.errors import ConfigurationError
 from onewriter_core.ids import TopicName
 
@@ -32,6 +32,17 @@ FILE_BYTES_MAX = 1024 * 1024
 
 DOCUMENTS_MAX = 5_000
 """The maximum number of documents in one manifest file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestLimits:
+    """Limits of the manifests that are read together: see the constants."""
+
+    files_max: int = FILES_MAX
+    file_bytes_max: int = FILE_BYTES_MAX
+    documents_max: int = DOCUMENTS_MAX
+    values_max: int = VALUES_MAX
+
 
 ERRORS_MAX = 50
 """The maximum number of errors that are listed. The others are counted."""
@@ -100,7 +111,7 @@ class Located:
     where: str
 
 
-def load(*paths: Path) -> DesiredState:
+def load(*paths: Path, limits: ManifestLimits = ManifestLimits()) -> DesiredState:
     """Read manifest files and directories as one desired state.
 
     Raises ConfigurationError with one line per error. A missing path and a directory without
@@ -109,21 +120,31 @@ def load(*paths: Path) -> DesiredState:
     """
     errors: list[str] = []
     resources: list[Located] = []
-    for file in _files(paths, errors):
-        text = _text(file, errors)
+    for file in _files(paths, errors, limits.files_max):
+        text = _text(file, errors, limits.file_bytes_max)
         if text is not None:
-            resources += parse(text, str(file), errors, is_json=file.suffix == ".json")
+            is_json = file.suffix == ".json"
+            resources += parse(text, str(file), errors, is_json=is_json, limits=limits)
     return combine(resources, errors)
 
 
-def parse(text: str, source: str, errors: list[str], *, is_json: bool = False) -> list[Located]:
+def parse(
+    text: str,
+    source: str,
+    errors: list[str],
+    *,
+    is_json: bool = False,
+    limits: ManifestLimits = ManifestLimits(),
+) -> list[Located]:
     """Read the documents of one text. Adds violations to ``errors`` and raises nothing."""
     resources: list[Located] = []
     number = 0
     try:
-        for number, document in enumerate(_documents(text, is_json=is_json), start=1):
-            if number > DOCUMENTS_MAX:
-                errors.append(f"{source}: more than {DOCUMENTS_MAX} documents")
+        for number, document in enumerate(
+            _documents(text, limits.values_max, is_json=is_json), start=1
+        ):
+            if number > limits.documents_max:
+                errors.append(f"{source}: more than {limits.documents_max} documents")
                 break
             if document is not None:
                 found = read_resource(document, f"{source}, document {number}", errors)
@@ -194,7 +215,7 @@ def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def _files(paths: Iterable[Path], errors: list[str]) -> list[Path]:
+def _files(paths: Iterable[Path], errors: list[str], files_max: int) -> list[Path]:
     """The manifest files without duplicates."""
     files: dict[Path, Path] = {}
     for path in paths:
@@ -207,22 +228,22 @@ def _files(paths: Iterable[Path], errors: list[str]) -> list[Path]:
                 files.setdefault(file.resolve(), file)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a cycle of links
             errors.append(f"{path}: {_reason(error)}")
-    if len(files) > FILES_MAX:
-        errors.append(f"{len(files)} manifest files: at most {FILES_MAX} are read")
-    return list(files.values())[:FILES_MAX]
+    if len(files) > files_max:
+        errors.append(f"{len(files)} manifest files: at most {files_max} are read")
+    return list(files.values())[:files_max]
 
 
 def _is_manifest(path: Path) -> bool:
     return path.suffix in SUFFIXES and not path.name.startswith(".") and path.is_file()
 
 
-def _text(file: Path, errors: list[str]) -> str | None:
+def _text(file: Path, errors: list[str], bytes_max: int) -> str | None:
     try:
         with file.open("rb") as stream:
-            data = stream.read(FILE_BYTES_MAX + 1)
-        if len(data) <= FILE_BYTES_MAX:
+            data = stream.read(bytes_max + 1)
+        if len(data) <= bytes_max:
             return data.decode("utf-8-sig")
-        errors.append(f"{file}: larger than {FILE_BYTES_MAX} bytes")
+        errors.append(f"{file}: larger than {bytes_max} bytes")
     except UnicodeDecodeError as error:
         errors.append(f"{file}: not UTF-8 text (byte {error.start + 1})")
     except (OSError, ValueError) as error:
@@ -234,11 +255,11 @@ def _reason(error: OSError | ValueError | RuntimeError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _documents(text: str, *, is_json: bool) -> Iterator[object]:
+def _documents(text: str, values_max: int, *, is_json: bool) -> Iterator[object]:
     if is_json:
         yield read_json(text)
     else:
-        yield from read_yaml(text)
+        yield from read_yaml(text, values_max=values_max)
 
 
 def read_resource(document: object, where: str, errors: list[str]) -> Located | None:

@@ -37,8 +37,9 @@ class _Loader(yaml.SafeLoader):
         for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, values_max: int) -> None:
         super().__init__(text)
+        self.values_max = values_max
         self._depth = 0
         self._nodes = 0
 
@@ -48,8 +49,8 @@ class _Loader(yaml.SafeLoader):
             raise UnreadableText(f"{_line(event)}: nested deeper than {DEPTH_MAX}")
         # Counted here as well, so that a huge document is rejected before it is parsed completely.
         self._nodes = self._nodes + 1 if self._depth else 1
-        if self._nodes > VALUES_MAX:
-            raise UnreadableText(f"more than {VALUES_MAX} values")
+        if self._nodes > self.values_max:
+            raise UnreadableText(f"more than {self.values_max} values")
         self._depth += 1
         try:
             return super().compose_node(parent, index)
@@ -65,13 +66,13 @@ class _Size:
     is_open: bool = False
 
 
-def read_yaml(text: str) -> Iterator[object]:
+def read_yaml(text: str, *, values_max: int = VALUES_MAX) -> Iterator[object]:
     """The documents of a YAML stream, one by one. An empty document is None.
 
     Raises UnreadableText, after the documents before the malformed one were yielded.
     """
     try:
-        loader = _Loader(text)
+        loader = _Loader(text, values_max)
         while loader.check_node() and (node := loader.get_node()) is not None:
             _check(node, loader, {})
             yield loader.construct_document(node)
@@ -124,20 +125,20 @@ def _check(node: yaml.Node, loader: _Loader, sizes: dict[int, _Size]) -> int:
     elif isinstance(node, yaml.MappingNode):
         _check_keys(node)
         for key, value in node.value:
-            values = _add(values, _check(key, loader, sizes), node)
-            values = _add(values, _check(value, loader, sizes), node)
+            values = _add(values, _check(key, loader, sizes), node, loader.values_max)
+            values = _add(values, _check(value, loader, sizes), node, loader.values_max)
     else:
         for item in node.value:
-            values = _add(values, _check(item, loader, sizes), node)
+            values = _add(values, _check(item, loader, sizes), node, loader.values_max)
     if node.tag not in _PLAIN_TAGS:
         raise UnreadableText(f"{_line(node)}: the tag {node.tag[:100]!r} is not allowed")
     sizes[id(node)] = _Size(values)
     return values
 
 
-def _add(values: int, more: int, node: yaml.Node) -> int:
-    if values + more > VALUES_MAX:
-        raise UnreadableText(f"{_line(node)}: more than {VALUES_MAX} values, aliases counted in")
+def _add(values: int, more: int, node: yaml.Node, most: int) -> int:
+    if values + more > most:
+        raise UnreadableText(f"{_line(node)}: more than {most} values, aliases counted in")
     return values + more
 
 

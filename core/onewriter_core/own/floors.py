@@ -48,21 +48,23 @@ class Floors:
         """
         return 0 < generation <= self.of(split_field(name)[0])
 
-    def after(self, dropped: Iterable[tuple[str, int]]) -> Floors:
+    def after(
+        self, dropped: Iterable[tuple[str, int]], *, groups_max: int = GROUP_FLOORS_MAX
+    ) -> Floors:
         """The floors after these records, by name and generation, were dropped."""
         groups: dict[str, int] = {}
         for name, generation in dropped:
             group, _ = split_field(name)
             groups[group] = max(groups.get(group, 0), generation)
-        return self.joined(Floors(groups))
+        return self.joined(Floors(groups), groups_max=groups_max)
 
-    def joined(self, other: Floors) -> Floors:
+    def joined(self, other: Floors, *, groups_max: int = GROUP_FLOORS_MAX) -> Floors:
         """The higher floor of both, for each group."""
         groups = dict(self.groups)
         for group, floor in other.groups.items():
             groups[group] = max(groups.get(group, 0), floor)
         everybodys = max(self.everybodys, other.everybodys)
-        if len(groups) > GROUP_FLOORS_MAX:
+        if len(groups) > groups_max:
             return Floors({}, max(everybodys, *groups.values()))
         return Floors(groups, everybodys)
 

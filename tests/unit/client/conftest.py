@@ -10,6 +10,7 @@ from tests.unit.client.fake_broker import Clock, FakeBroker, fake_broker
 from tests.unit.client.sidecar_world import SidecarWorld, running_sidecar
 
 from onewriter._transport.connection import Connection
+from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 
 
 @pytest.fixture
@@ -34,7 +35,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-async def sidecar(broker: FakeBroker, tmp_path: Path) -> AsyncIterator[SidecarWorld]:
+def limits() -> SidecarLimits:
+    """The limits of ``sidecar``. A test replaces them with ``parametrize``."""
+    return DEFAULT_LIMITS
+
+
+@pytest.fixture
+async def sidecar(
+    broker: FakeBroker, tmp_path: Path, limits: SidecarLimits
+) -> AsyncIterator[SidecarWorld]:
     """A sidecar of the scripted broker."""
-    async with running_sidecar(broker, tmp_path) as world:
+    async with running_sidecar(broker, tmp_path, limits=limits) as world:
         yield world

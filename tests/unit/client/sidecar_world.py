@@ -14,6 +14,7 @@ import aiohttp
 from tests.unit.client.fake_broker import FakeBroker, until
 
 from onewriter.sidecar.app import serve
+from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
 from onewriter.sidecar.settings import Settings
 from onewriter_core.wire import replies
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -91,7 +92,11 @@ class SidecarWorld:
 
 @contextlib.asynccontextmanager
 async def running_sidecar(
-    broker: FakeBroker, directory: Path, **settings: Any
+    broker: FakeBroker,
+    directory: Path,
+    *,
+    limits: SidecarLimits = DEFAULT_LIMITS,
+    **settings: Any,
 ) -> AsyncIterator[SidecarWorld]:
     """A sidecar on a unix socket in ``directory``."""
     chosen: dict[str, Any] = {
@@ -111,7 +116,7 @@ async def running_sidecar(
         aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
     ):
         world = SidecarWorld(made, session)
-        serving = tasks.create_task(serve(made, world.stopping, world.standing_aside))
+        serving = tasks.create_task(serve(made, world.stopping, world.standing_aside, limits))
         await until(lambda: _listens(made.socket, serving))
         try:
             yield world

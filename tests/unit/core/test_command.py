@@ -36,8 +36,8 @@ import click
 
 @click.command()
 def run():
-    from test_command_errors import ERROR
-    raise ERROR
+    from test_command_errors import error
+    raise error
 """
 
 
@@ -173,8 +173,8 @@ def test_an_error_of_ours_is_its_text_and_its_exit_code(
     lines: list[str],
 ) -> None:
     (modules / "part_raises.py").write_text(RAISES, encoding="utf-8")
-    (modules / "test_command_errors.py").write_text("ERROR = None", encoding="utf-8")
-    monkeypatch.setattr(importlib.import_module("test_command_errors"), "ERROR", error)
+    (modules / "test_command_errors.py").write_text("error = None", encoding="utf-8")
+    monkeypatch.setattr(importlib.import_module("test_command_errors"), "error", error)
     verbs["run"] = "part_raises:run"
     assert run("run") == code
     captured = capsys.readouterr()
@@ -184,7 +184,7 @@ def test_an_error_of_ours_is_its_text_and_its_exit_code(
 
 def test_a_defect_is_not_dressed_up_as_a_message(modules: Path, verbs: dict[str, str]) -> None:
     (modules / "part_raises.py").write_text(RAISES, encoding="utf-8")
-    (modules / "test_command_errors.py").write_text("ERROR = KeyError('defect')", encoding="utf-8")
+    (modules / "test_command_errors.py").write_text("error = KeyError('defect')", encoding="utf-8")
     verbs["run"] = "part_raises:run"
     with pytest.raises(KeyError, match="defect"):
         command.main(["run"])

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from onewriter_core.api import manifests, yamltext
-from onewriter_core.api.manifests import DesiredState, load, parse
+from onewriter_core.api import manifests
+from onewriter_core.api.manifests import DesiredState, ManifestLimits, load, parse
 from onewriter_core.api.yamltext import DEPTH_MAX
 from onewriter_core.errors import ConfigurationError
 from onewriter_core.ids import TopicName
@@ -40,9 +40,9 @@ def written(folder: Path, *documents: str, name: str = "m.yaml") -> Path:
     return file
 
 
-def mistakes(*paths: Path) -> list[str]:
+def mistakes(*paths: Path, **limits: int) -> list[str]:
     with pytest.raises(ConfigurationError) as caught:
-        load(*paths)
+        load(*paths, limits=ManifestLimits(**limits))
     return str(caught.value).splitlines()
 
 
@@ -302,30 +302,24 @@ def test_merges_that_unfold_to_billions_are_refused_unbuilt(tmp_path: Path) -> N
 
 
 def test_a_huge_document_is_refused_and_many_small_ones_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(yamltext, "VALUES_MAX", 60)
     file = written(tmp_path, *[topic(f"t{n}") for n in range(10)], f"[{'1, ' * 60}]")
-    assert mistakes(file) == [f"{file}, document 11, more than 60 values"]
+    assert mistakes(file, values_max=60) == [f"{file}, document 11, more than 60 values"]
 
 
-def test_a_file_beyond_the_bound_is_refused_unread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manifests, "FILE_BYTES_MAX", 200)
+def test_a_file_beyond_the_bound_is_refused_unread(tmp_path: Path) -> None:
     file = written(tmp_path, topic() + "#" * 200)
-    assert mistakes(file) == [f"{file}: larger than 200 bytes"]
+    assert mistakes(file, file_bytes_max=200) == [f"{file}: larger than 200 bytes"]
 
 
-def test_documents_and_files_beyond_the_bound_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(manifests, "DOCUMENTS_MAX", 2)
+def test_documents_and_files_beyond_the_bound_are_refused(tmp_path: Path) -> None:
     file = written(tmp_path, topic("a"), topic("b"), topic("c"), "a: [1", name="1.yaml")
-    assert mistakes(file) == [f"{file}: more than 2 documents"]
-    monkeypatch.setattr(manifests, "FILES_MAX", 1)
+    assert mistakes(file, documents_max=2) == [f"{file}: more than 2 documents"]
     written(tmp_path, topic("d"), name="2.yaml")
-    assert "2 manifest files: at most 1 are read" in mistakes(tmp_path)
+    assert "2 manifest files: at most 1 are read" in mistakes(
+        tmp_path, documents_max=2, files_max=1
+    )
 
 
 def test_mistakes_beyond_the_bound_are_counted(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_core.ids import Identity
-from onewriter_core.own import floors as floors_module
 from onewriter_core.own.floors import (
     EVERYBODYS,
     GENERATION_DROPPED_MAX,
@@ -28,18 +27,17 @@ DROPS = st.lists(
 def test_a_floor_is_at_or_above_all_that_was_dropped(
     first: list[tuple[str, int]], then: list[tuple[str, int]]
 ) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(floors_module, "GROUP_FLOORS_MAX", 3)
-        floors = Floors()
-        for dropped in (first, then):
-            before = floors
-            floors = floors.after((own_field(group, "resource"), n) for group, n in dropped)
-            for group in ("", "a", "b", "c", "d", "never dropped"):
-                highest = max((n for name, n in dropped if name == group), default=0)
-                assert floors.of(group) >= max(highest, before.of(group))
-            assert len(floors.groups) <= 3
-            assert decode(floors.encode()) == floors
-            assert before.joined(floors) == floors.joined(before)
+    floors = Floors()
+    for dropped in (first, then):
+        before = floors
+        records = ((own_field(group, "resource"), n) for group, n in dropped)
+        floors = floors.after(records, groups_max=3)
+        for group in ("", "a", "b", "c", "d", "never dropped"):
+            highest = max((n for name, n in dropped if name == group), default=0)
+            assert floors.of(group) >= max(highest, before.of(group))
+        assert len(floors.groups) <= 3
+        assert decode(floors.encode()) == floors
+        assert before.joined(floors, groups_max=3) == floors.joined(before, groups_max=3)
 
 
 def test_groups_keep_their_own_floors_while_there_is_room() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from onewriter import MessageId
-from onewriter._consume import chunk_expiry
 from onewriter._consume.chunk_expiry import ChunkExpiry, ChunkLimits
+from onewriter._transport.connection import STALL_SECONDS
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 pytestmark = pytest.mark.looptime
@@ -21,11 +21,11 @@ PERIODS = 10 * SECONDS
 class Half:
     """A message of which the first chunk has come."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
+    def __init__(self, seconds: float = SECONDS, stall_seconds: float = STALL_SECONDS) -> None:
         self.begun: list[MessageId] = []
         self.given_up: list[MessageId] = []
         self.is_caught_up = True
-        limits = ChunkLimits(10, seconds)
+        limits = ChunkLimits(10, seconds, stall_seconds=stall_seconds)
         self.expiry = ChunkExpiry("orders", self, limits, lambda: self.is_caught_up)
         said = pb.MessageMetadata(uuid="half", chunk_id=0, num_chunks_from_msg=2)
         self.expiry.assembler.add(said, MessageId(7, 1), memoryview(b"part"))
@@ -54,11 +54,8 @@ async def test_no_message_expires_while_chunks_may_be_unread() -> None:
     assert half.given_up == [MessageId(7, 1)]
 
 
-async def test_no_message_expires_after_the_process_stood_still(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    half = Half()
-    monkeypatch.setattr(chunk_expiry, "STALL_SECONDS", -1.0)  # every time is too late
+async def test_no_message_expires_after_the_process_stood_still() -> None:
+    half = Half(stall_seconds=-1.0)  # every time is too late
     await asyncio.sleep(PERIODS)
     assert half.given_up == []
     half.expiry.stop()

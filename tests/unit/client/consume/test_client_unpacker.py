@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter import MessageId
-from onewriter._consume.chunks import CHUNKED_MAX, ChunkAssembler
+from onewriter._consume.chunks import CHUNKED_BYTES_MAX, CHUNKED_MAX, ChunkAssembler
 from onewriter._consume.unpacker import Item, Unpacker, ack_set_of, permits_of
 from onewriter._consume.window import Window
 from onewriter._errors import ConfigurationError, Unreadable
@@ -110,10 +110,12 @@ def test_messages_removed_by_compaction_and_tombstones() -> None:
 class Chunked:
     """Chunks as they come, each the text of its number."""
 
-    def __init__(self, messages_max: int = CHUNKED_MAX) -> None:
+    def __init__(self, messages_max: int = CHUNKED_MAX, bytes_max: int = CHUNKED_BYTES_MAX) -> None:
         self.begun: list[MessageId] = []
         self.given_up: list[list[int]] = []
-        self.assembler = ChunkAssembler("orders", self.begun.append, self.note, messages_max)
+        self.assembler = ChunkAssembler(
+            "orders", self.begun.append, self.note, messages_max, bytes_max
+        )
         self.unpacker = Unpacker("orders", self.assembler)
 
     def note(self, ids: Sequence[MessageId]) -> None:
@@ -155,9 +157,8 @@ def test_of_too_many_incomplete_messages_the_oldest_gives_way() -> None:
     assert len(chunks.assembler) == 0
 
 
-def test_the_bytes_of_incomplete_messages_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewriter._consume.chunks.CHUNKED_BYTES_MAX", 3)
-    chunks = Chunked()
+def test_the_bytes_of_incomplete_messages_are_bounded() -> None:
+    chunks = Chunked(bytes_max=3)
     for number in range(4):
         chunks.comes(f"c{number}", 0, number=number)
     assert chunks.given_up == [[0]]

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.clock import skip
-from tests.unit.client.fake_broker import QUICK, FakeBroker, FakeLink, begin, client_of
+from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin, client_of
 from tests.unit.client.fake_topic import FakeTopic, Subscriber
 
 from onewriter import (
     EARLIEST,
+    LATEST,
     Candidacy,
     Client,
     ConfigurationError,
@@ -26,7 +27,7 @@ from onewriter import (
     Refused,
     Unavailable,
 )
-from onewriter._lead.search import ENTRIES_FIRST, stretches
+from onewriter._lead.search import ENTRIES_FIRST, newest_leader, search_ranges
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.messages import build_entry
@@ -138,13 +139,13 @@ async def test_a_loss_while_it_reads_ends_the_reading(
             return leadership.epoch, leadership.predecessor
 
     announce(topic, SEEN)
-    topic.is_mute = True
+    topic.is_silent = True
     leading = begin(lead())
     await broker.received_of(pb.CommandSubscribe, 2)
     broker.answers[pb.CommandProducer] = fence_whoever_returns
     broker.links[-1].write(replies.close_producer(1))
     await broker.received_of(pb.CommandProducer, 3)
-    topic.is_mute = False
+    topic.is_silent = False
     topic.deliver()
     assert await leading == (8, SEEN)
     assert len(broker.sends()) == 1
@@ -165,7 +166,7 @@ async def test_reading_counts_against_the_time_to_become_the_leader(
     broker: FakeBroker, topic: FakeTopic, client: Client
 ) -> None:
     announce(topic, SEEN)
-    topic.is_mute = True
+    topic.is_silent = True
     leading = begin(client.lead("orders", read_predecessor=True, timeout_seconds=60).__aenter__())
     await broker.received_of(pb.CommandSubscribe)
     skip(60)
@@ -224,14 +225,18 @@ async def test_announcing_again_makes_it_cheap(topic: FakeTopic, client: Client)
     assert min(sent) == len(topic.entries) - ENTRIES_FIRST
 
 
+async def leader_after_short_silence(client: Client) -> LeaderInfo | None:
+    """As ``Client.leader``, but 0.05 s without a message count as silence."""
+    async with asyncio.timeout(60), await client.create_reader("orders", LATEST) as reader:
+        return await newest_leader(reader, quiet_seconds=0.05)
+
+
 async def test_an_older_one_is_not_taken_while_the_broker_is_away(
     broker: FakeBroker,
     topic: FakeTopic,
     client: Client,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was away for longer than a topic may be quiet, between the older one and the newest."""
-    monkeypatch.setattr("onewriter._lead.search.QUIET_SECONDS", 0.05)
     announce(topic, LeaderInfo(topic="t", epoch=1, identity="older"))
     topic.publish(b"1", b"2")
     announce(topic, SEEN)
@@ -254,7 +259,7 @@ async def test_an_older_one_is_not_taken_while_the_broker_is_away(
             topic.subscribe(link, command)
 
     topic.send = cut  # type: ignore[method-assign]
-    assert await client.leader("orders") == SEEN
+    assert await leader_after_short_silence(client) == SEEN
     assert next(refusals) >= 3
 
 
@@ -262,18 +267,16 @@ async def test_the_search_does_not_wait_for_trimmed_entries(
     broker: FakeBroker,
     topic: FakeTopic,
     client: Client,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The broker names a last message that it has no more."""
-    monkeypatch.setattr("onewriter._lead.search.QUIET_SECONDS", 0.05)
     topic.publish(b"1")
-    topic.is_mute = True
-    assert await asyncio.wait_for(client.leader("orders"), QUICK.operation_timeout_seconds) is None
+    topic.is_silent = True
+    assert await leader_after_short_silence(client) is None
 
 
 @given(ledger=st.integers(0, 10**6), entry=st.integers(0, 10**6))
 def test_stretches_lead_back_to_the_beginning(ledger: int, entry: int) -> None:
-    starts = list(stretches(MessageId(ledger, entry)))
+    starts = list(search_ranges(MessageId(ledger, entry)))
     assert starts == sorted(set(starts), reverse=True)
     assert starts[-1] == EARLIEST
     assert len(starts) < 40

@@ -26,7 +26,7 @@ from onewriter import (
     ProducerOptions,
     Refused,
 )
-from onewriter._produce import packer
+from onewriter._produce.packer import Packer
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.compression import compress
@@ -132,15 +132,27 @@ async def test_a_large_message_is_not_part_of_a_batch(broker: FakeBroker, client
     assert [send.sequence_id for send, _ in entries(broker)] == [0, 2, 2, 2, 2, 2, 3]
 
 
+def test_a_message_above_the_limit_of_contents_is_refused() -> None:
+    packer = Packer(1, "producer", Compression.NONE, content_bytes_max=len(LARGE) - 1)
+    with pytest.raises(Refused, match="can be sent"):
+        packer.chunked(
+            0,
+            LARGE,
+            key=None,
+            ordering_key=None,
+            properties=None,
+            event_time_ms=0,
+            now_ms=1,
+            entry_bytes_max=ENTRY_BYTES_MAX,
+        )
+
+
 async def test_a_message_that_is_too_large_for_chunks_is_refused(
-    broker: FakeBroker, client: Client, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, client: Client
 ) -> None:
     producer = await client.create_producer("orders", CHUNKING)
     with pytest.raises(Refused, match="no room"):
         await producer.send(LARGE, properties={"a": "b" * ENTRY_BYTES_MAX})
-    monkeypatch.setattr(packer, "CONTENT_BYTES_MAX", len(LARGE) - 1)
-    with pytest.raises(Refused, match="can be sent"):
-        await producer.send(LARGE)
     assert (await producer.send(b"next")).entry == 1
     assert [send.sequence_id for send, _ in entries(broker)] == [0]
 
@@ -198,7 +210,7 @@ async def half_way(
     socket = SlowSocket(monkeypatch)
     Receipts(broker, 2)
     receipt = await producer.submit(LARGE)
-    socket.make_room((await producer.linked()).connection, 2)
+    socket.make_space((await producer.linked()).connection, 2)
     await broker.eventually(lambda: producer.pending_bytes < len(LARGE) * 3 / 4)
     assert len(entries(broker)) == 2
     return socket, receipt
@@ -252,12 +264,12 @@ async def test_a_large_message_that_times_out_between_chunks_is_not_sent(
     sending = begin(producer.send(LARGE, timeout_seconds=60))
     connection = (await producer.linked()).connection
     await asyncio.sleep(0.05)
-    socket.make_room(connection, 2)
+    socket.make_space(connection, 2)
     await broker.eventually(lambda: len(entries(broker)) == 2)
     skip(60)
     with pytest.raises(NotSent):
         await sending
-    socket.make_room(connection, 100)
+    socket.make_space(connection, 100)
     await producer.send(b"next")
     assert [send.sequence_id for send, _ in entries(broker)] == [0, 0, 1]
     assert producer.pending_messages == producer.pending_bytes == 0
@@ -273,11 +285,11 @@ async def test_a_chunk_that_is_refused_ends_its_message(
     )
     receipt = await producer.submit(LARGE)
     connection = (await producer.linked()).connection
-    socket.make_room(connection, 1)
+    socket.make_space(connection, 1)
     with pytest.raises(Refused):
         await receipt
     del broker.answers[Send]
-    socket.make_room(connection, 100)
+    socket.make_space(connection, 100)
     await producer.send(b"next")
     assert [send.sequence_id for send, _ in entries(broker)] == [0, 1]
 

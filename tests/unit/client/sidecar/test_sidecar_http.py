@@ -9,7 +9,7 @@ import pytest
 from tests.unit.client.fake_broker import FakeBroker, begin
 from tests.unit.client.sidecar_world import SidecarWorld, lose_the_topic, running_sidecar
 
-from onewriter.sidecar import admission
+from onewriter.sidecar.limits import SidecarLimits
 from onewriter_core.wire.messages import parse_metadata
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
@@ -180,10 +180,10 @@ async def test_a_message_beyond_the_limit_is_refused(broker: FakeBroker, tmp_pat
 
 
 async def test_publishes_at_once_are_bounded_in_number_and_bytes(
-    broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(admission, "BODIES_BYTES_MAX", 1_000)
-    async with running_sidecar(broker, tmp_path, requests_max=2) as sidecar:
+    limits = SidecarLimits(bodies_bytes_max=1_000)
+    async with running_sidecar(broker, tmp_path, limits=limits, requests_max=2) as sidecar:
         session = await sidecar.lead()
         broker.answers[Send] = None
         first = begin(sidecar.publish(b"x" * 600, session))

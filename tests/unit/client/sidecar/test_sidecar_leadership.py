@@ -16,6 +16,7 @@ from tests.unit.client.sidecar_world import SidecarWorld, lose_the_topic, runnin
 
 from onewriter import ConfigurationError
 from onewriter.sidecar.app import serve
+from onewriter.sidecar.limits import SidecarLimits
 from onewriter.sidecar.settings import Settings
 from onewriter_core.wire import replies
 from onewriter_core.wire.messages import parse_metadata
@@ -52,11 +53,9 @@ async def test_events_tell_every_change_at_once(broker: FakeBroker, sidecar: Sid
             pass
 
 
-async def test_event_streams_are_bounded_and_ping(
-    broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onewriter.sidecar.streams.PING_SECONDS", 0.02)
-    async with running_sidecar(broker, tmp_path, event_streams_max=1) as sidecar:
+async def test_event_streams_are_bounded_and_ping(broker: FakeBroker, tmp_path: Path) -> None:
+    limits = SidecarLimits(ping_seconds=0.02)
+    async with running_sidecar(broker, tmp_path, limits=limits, event_streams_max=1) as sidecar:
         await sidecar.lead()
         accept = {"Accept": "text/event-stream"}
         async with sidecar.session.get("http://sidecar/leadership", headers=accept) as response:
@@ -298,10 +297,10 @@ async def test_metrics_tell_what_happened(broker: FakeBroker, sidecar: SidecarWo
 
 
 async def test_leadership_is_verified_when_it_is_asked_about(
-    broker: FakeBroker, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, tmp_path: Path, clock: Clock
 ) -> None:
-    monkeypatch.setattr("onewriter.sidecar.candidate.VERIFY_SECONDS", 5.0)
-    async with running_sidecar(broker, tmp_path) as sidecar:
+    limits = SidecarLimits(verify_seconds=5.0)
+    async with running_sidecar(broker, tmp_path, limits=limits) as sidecar:
         await sidecar.lead()
         clock.ahead += 60.0
         assert (await sidecar.standing())["verified"] is True

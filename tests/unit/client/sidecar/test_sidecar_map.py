@@ -16,7 +16,7 @@ from tests.unit.client.fake_broker import FakeBroker, begin, until
 from tests.unit.client.sidecar_world import Answer, SidecarWorld, running_sidecar
 from yarl import URL
 
-from onewriter.sidecar import map_http
+from onewriter.sidecar.limits import SidecarLimits
 from onewriter.state import MemoryLog, SharedMap
 from onewriter.state.log import LogMessage
 from onewriter.state.memory import MemoryGrant
@@ -57,9 +57,13 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> Logs:
 
 
 @pytest.fixture
-async def sidecar(broker: FakeBroker, logs: Logs, tmp_path: Path) -> AsyncIterator[SidecarWorld]:
+async def sidecar(
+    broker: FakeBroker, logs: Logs, tmp_path: Path, limits: SidecarLimits
+) -> AsyncIterator[SidecarWorld]:
     del logs
-    async with running_sidecar(broker, tmp_path, publish_timeout_seconds=PUBLISH_SECONDS) as world:
+    async with running_sidecar(
+        broker, tmp_path, limits=limits, publish_timeout_seconds=PUBLISH_SECONDS
+    ) as world:
         yield world
 
 
@@ -225,9 +229,8 @@ async def test_a_condition_that_is_none_writes_nothing(
 # ---------------------------------------------------------------- all keys
 
 
-async def test_pages_of_keys_in_their_order(
-    sidecar: SidecarWorld, logs: Logs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("limits", [SidecarLimits(page_bytes_max=4)])
+async def test_pages_of_keys_in_their_order(sidecar: SidecarWorld, logs: Logs) -> None:
     async with logs.shared("limits") as shared:
         for key in (b"c", b"a", b"b"):
             await shared.put(key, key * 3)
@@ -243,7 +246,6 @@ async def test_pages_of_keys_in_their_order(
     ]
     third = (await get(sidecar, "limits?after=b&limit=1")).body
     assert third["next"] == "c"
-    monkeypatch.setattr(map_http, "VALUES_PER_PAGE_BYTES", 4)
     cut = (await get(sidecar, "limits?values=true")).body
     assert ([each["key"] for each in cut["entries"]], cut["next"]) == (["a"], "a")
 
@@ -301,10 +303,10 @@ async def test_changes_are_told_in_order(sidecar: SidecarWorld) -> None:
             pass
 
 
+@pytest.mark.parametrize("limits", [SidecarLimits(ping_seconds=0.05)])
 async def test_readers_of_changes_receive_the_error_of_an_unreadable_log(
-    sidecar: SidecarWorld, logs: Logs, monkeypatch: pytest.MonkeyPatch
+    sidecar: SidecarWorld, logs: Logs
 ) -> None:
-    monkeypatch.setattr("onewriter.sidecar.streams.PING_SECONDS", 0.05)
     await put(sidecar, "limits/k", b"1")
     async with sidecar.session.get("http://sidecar/map/limits", headers=EVENTS) as events:
         await spoil(logs[FULL + "limits"])
@@ -324,7 +326,7 @@ async def spoil(log: MemoryLog) -> None:
 
 
 async def test_a_log_that_cannot_be_read_says_where_and_stays_readable_up_to_it(
-    sidecar: SidecarWorld, logs: Logs, monkeypatch: pytest.MonkeyPatch
+    sidecar: SidecarWorld, logs: Logs, limits: SidecarLimits
 ) -> None:
     await put(sidecar, "limits/k", b"1")
     await spoil(logs[FULL + "limits"])
@@ -334,7 +336,7 @@ async def test_a_log_that_cannot_be_read_says_where_and_stays_readable_up_to_it(
     assert (await put(sidecar, "limits/k", b"2")).status == 502
     assert (await get(sidecar, "limits/k")).body == 1
     assert logs.opened[FULL + "limits"] == 1
-    monkeypatch.setattr("onewriter.sidecar.maps.TROUBLED_SECONDS", 0.0)
+    skip(limits.troubled_seconds)
     assert (await get(sidecar, "limits/k")).body == 1
     assert logs.opened[FULL + "limits"] == 2, "perhaps somebody repaired it"
 
@@ -453,7 +455,11 @@ async def test_a_map_that_does_not_open_in_time_makes_place_and_does_not_hold_up
 
     monkeypatch.setattr(SharedMap, "__aenter__", slow)
     monkeypatch.setattr("onewriter.sidecar.app.SharedMap", opened)
-    chosen = {"maps_max": 1, "publish_timeout_seconds": PUBLISH_SECONDS, "stop_seconds": 60.0}
+    chosen: dict[str, Any] = {
+        "maps_max": 1,
+        "publish_timeout_seconds": PUBLISH_SECONDS,
+        "stop_seconds": 60.0,
+    }
     async with running_sidecar(broker, tmp_path, **chosen) as sidecar:
         await is_not_opened_in_time(sidecar)
         assert (await put(sidecar, "fast/k", b"v")).status == 201

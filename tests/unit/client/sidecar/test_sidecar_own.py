@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.clock import skip
 from tests.unit.client.fake_broker import FakeBroker, FakeLink, begin
 from tests.unit.client.sidecar_world import SidecarWorld, running_sidecar
 
-from onewriter.sidecar import ownerships
+from onewriter.sidecar.limits import SidecarLimits
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.replies import wire_code
@@ -158,7 +159,7 @@ async def test_a_denied_resource_is_reported(table: Table, sidecar: SidecarWorld
 
 
 async def test_verified_asks_the_brokers(
-    broker: FakeBroker, table: Table, sidecar: SidecarWorld, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, table: Table, sidecar: SidecarWorld, limits: SidecarLimits
 ) -> None:
     await own(sidecar, "a", "b")
     asked = len(broker.all(pb.CommandOwn))
@@ -168,17 +169,18 @@ async def test_verified_asks_the_brokers(
     table.denied.add("b")
     over = await sidecar.call("GET", "/own?verified=true")
     assert [each["owned"] for each in over.body["ownerships"]] == [True, False]
-    monkeypatch.setattr(ownerships, "CHECK_SECONDS", 0.05)
     broker.answers[pb.CommandOwn] = None
-    unsure = await sidecar.call("GET", "/own?verified=true")
+    asked = len(broker.all(pb.CommandOwn))
+    asking = begin(sidecar.call("GET", "/own?verified=true"))
+    await broker.received_of(pb.CommandOwn, asked + 1)
+    skip(limits.own_check_seconds)
+    unsure = await asking
     assert unsure.body["verified"] is False
 
 
-async def test_the_number_of_ownerships_is_bounded(
-    table: Table, sidecar: SidecarWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("limits", [SidecarLimits(ownerships_max=2)])
+async def test_the_number_of_ownerships_is_bounded(table: Table, sidecar: SidecarWorld) -> None:
     del table
-    monkeypatch.setattr(ownerships, "OWNERSHIPS_MAX", 2)
     await own(sidecar, "a", "b")
     body = json.dumps({"group": "g", "resources": ["b", "c"]})
     answer = await sidecar.call("POST", "/own", body)

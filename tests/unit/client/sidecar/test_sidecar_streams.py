@@ -11,7 +11,7 @@ import pytest
 from tests.unit.client.fake_broker import FakeBroker, begin
 from tests.unit.client.sidecar_world import SidecarWorld, lose_the_topic, ndjson, running_sidecar
 
-from onewriter.sidecar import publish
+from onewriter.sidecar.limits import SidecarLimits
 from onewriter_core.wire.values import Send
 
 
@@ -168,10 +168,10 @@ async def test_streams_are_bounded_in_number(broker: FakeBroker, tmp_path: Path)
         assert (await sidecar.stream(b"", session)) == [{"end": True, "published": 0, "failed": 0}]
 
 
+@pytest.mark.parametrize("limits", [SidecarLimits(stream_bytes_max=1_000)])
 async def test_a_streams_messages_under_way_are_bounded(
-    broker: FakeBroker, sidecar: SidecarWorld, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, sidecar: SidecarWorld
 ) -> None:
-    monkeypatch.setattr(publish, "STREAM_BYTES_MAX", 1_000)
     session = await sidecar.lead()
     held: list[Send] = []
     broker.answers[Send] = lambda _link, send: held.append(send)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,8 @@ from onewriter.state import (
     SharedMap,
     StateLimits,
     UnreadableEntry,
-    checkpoints,
 )
+from onewriter.state.checkpoints import Checkpoints
 from onewriter.state.log import LogEntry, LogMessage
 from onewriter.state.memory import MemoryGrant
 from onewriter_core.ids import Position
@@ -259,15 +260,14 @@ class Numbers:
         return int(b"".join(chunks))
 
 
-async def test_a_checkpoint_is_read_back_in_time_or_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_checkpoint_is_read_back_in_time_or_does_not_count() -> None:
     companion = DamagedLog()
-    builder = counter(snapshots=Numbers())
+    builder = replace(
+        counter(snapshots=Numbers()), checkpoints=Checkpoints(read_timeout_seconds=0.05)
+    )
     async with builder.in_memory(MemoryLog(), CheckpointStore(companion)) as state:
         await state.write(lambda _value: [3], lambda value: value)
         companion.is_silent = True
-        monkeypatch.setattr(checkpoints, "READ_TIMEOUT_SECONDS", 0.05)
         with pytest.raises(Unavailable, match="in time"):
             async with asyncio.timeout(SECONDS_MAX):
                 await state.checkpoint()

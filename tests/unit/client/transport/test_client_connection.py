@@ -30,6 +30,7 @@ from onewriter import (
     Tls,
     Unavailable,
 )
+from onewriter._transport.connection import TOKEN_RETRY_SECONDS
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import MESSAGE_LENGTH_MAX
@@ -178,9 +179,8 @@ async def test_a_token_file_is_read_at_each_connection_and_at_each_challenge(
 
 
 async def test_a_token_that_is_just_being_replaced_is_waited_for(
-    broker: FakeBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    broker: FakeBroker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("onewriter._transport.connection.TOKEN_RETRY_SECONDS", 0.01)
     token = tmp_path / "token"
     token.write_text("first")
     async with client_of(broker, token=token) as client:
@@ -190,6 +190,7 @@ async def test_a_token_that_is_just_being_replaced_is_waited_for(
         link.write(link.wire.challenge("fake", "token"))
         await asyncio.sleep(0.05)
         token.write_text("second")
+        skip(TOKEN_RETRY_SECONDS)
         assert (await broker.received_of(pb.CommandAuthResponse)).response.auth_data == b"second"
         assert not link.is_lost
 
@@ -315,10 +316,7 @@ async def test_pings_are_answered(broker: FakeBroker) -> None:
         await broker.received_of(pb.CommandPong)
 
 
-async def test_a_broker_that_falls_silent_is_pinged_and_left(
-    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("onewriter._transport.connection.TICK_SECONDS", 0.02)
+async def test_a_broker_that_falls_silent_is_pinged_and_left(broker: FakeBroker) -> None:
     limits = Limits(ping_after_seconds=0.2, silent_after_seconds=4.0)
     async with client_of(broker, limits=limits) as client:
         producer = await client.create_producer("orders", EXCLUSIVE)
