@@ -30,7 +30,8 @@ NAMESPACE = "bench"
 ACCOUNT = "writer"
 DEPLOYMENT = "writers"
 TOKEN = "/run/onewriter/token"  # noqa: S105 - where it is
-URL = f"pulsar://{RELEASE}-broker.{RELEASE_NAMESPACE}.svc.cluster.local:6650"
+AUTHORITY = "/run/onewriter/ca.crt"
+URL = f"pulsar+ssl://{RELEASE}-broker.{RELEASE_NAMESPACE}.svc.cluster.local:6651"
 
 PODS_SECONDS = 120
 GRACE_SECONDS = 6
@@ -72,7 +73,8 @@ class PodLab:
         shutil.copytree(
             PROGRAMS, self._program / "bench" / "pods", ignore=shutil.ignore_patterns("__pycache__")
         )
-        self.cluster.apply(*_other_objects())
+        authority = {"ca.crt": self._installation.authority()}
+        self.cluster.apply(*_other_objects(), _config_map("brokers", authority))
 
     def declare(self, topic: str) -> None:
         """A topic that two pods of the account may write, and wait until it is Ready."""
@@ -184,7 +186,13 @@ class PodLab:
             "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532},
             "topologySpreadConstraints": [apart],
             "containers": [container],
-            "volumes": [*volumes, {"name": "token", "projected": {"sources": [token]}}],
+            "volumes": [
+                *volumes,
+                {
+                    "name": "token",
+                    "projected": {"sources": [token, {"configMap": {"name": "brokers"}}]},
+                },
+            ],
         }
         return {
             "apiVersion": "apps/v1",
@@ -242,6 +250,11 @@ def _other_objects() -> list[Json]:
             "subjects": [{"kind": "ServiceAccount", **about}],
         },
     ]
+
+
+def _config_map(name: str, data: dict[str, str]) -> Json:
+    about = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": data}
 
 
 def _topic(name: str) -> list[Json]:
