@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from onewriter_operator.kinds import Json, Kind, key_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.plan.difference import differs, exact
+from onewriter_operator.plan.difference import correction, differs, exact
 from onewriter_operator.workqueue import RetryLater
 
 CONFLICT_SECONDS: Final = 0.5
@@ -48,9 +48,9 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
     """Write the wanted fields of an object, and lists item by item.
 
     Uses server-side apply first, so that other field managers keep their own fields. Apply cannot
-    remove an item that another manager put into a list (a port, a variable) or a sealed field: if one
-    is left, a merge patch replaces the lists as a whole and removes the fields. ``version``: only if
-    the object has this resourceVersion. Raises ApiRefused, ApiUnreachable.
+    remove what another manager put into a list (a port, a variable), a selector or a sealed field: if it is
+    left, a merge patch replaces lists as a whole and removes the fields. ``version``: only if the object has
+    this resourceVersion. Raises ApiRefused, ApiUnreachable.
     """
     key = key_of(wanted)
     body = wanted | {
@@ -66,7 +66,8 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
     if not differs(complete, written):
         return written
     body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
-    return await kube.merge(kind, key, body | complete | {"metadata": body["metadata"]})
+    complete = complete | {"metadata": body["metadata"]}
+    return await kube.merge(kind, key, correction(complete, written))
 
 
 async def unless_gone(answer: Awaitable[object]) -> None:

@@ -18,16 +18,13 @@ from onewriter_operator.plan.facts import (
 POD_SECONDS: Final = 60.0
 """A pod that is not watched is read again after this time."""
 
-SELECTED_SECONDS: Final = 10.0
-"""After a selector was removed from a leader Service, Kubernetes may still make a slice for this time."""
-
 OBSTACLE_SECONDS_MAX: Final = 300.0
 """Longest delay before a refused write is repeated; it doubles with each refusal."""
 
 DELETION_SECONDS: Final = 5.0
 """A failed deletion of a log is repeated after this time."""
 
-REFUSALS_COUNTED_MAX: Final = 16
+DOUBLINGS_MAX: Final = 16
 
 PODS_MAX: Final = 64
 """Pods kept per topic."""
@@ -67,8 +64,8 @@ class ObjectCache:
 class TopicCache(ObjectCache):
     """State of an ExclusiveTopic.
 
-    ``refusals``: how often the API server refused each object since the last success. ``generation``: of
-    the spec that the obstacles belong to. ``selected_until``: see ``SELECTED_SECONDS``.
+    ``failures``: consecutive failed writes of an object, by kind/name. ``foreign_until``: until when slices of
+    others are removed from the leader Service.
     """
 
     stored: StoredTopic | None = None
@@ -78,9 +75,9 @@ class TopicCache(ObjectCache):
     attempts: dict[str, tuple[RemovalAttempt, float]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     obstacles: dict[str, Obstacle] = field(default_factory=dict)
-    refusals: dict[str, int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
     generation: int = 0
-    selected_until: float = 0.0
+    foreign_until: float = 0.0
     fenced_pods: tuple[FencedPod, ...] | None = None
     ahead_since: float | None = None
     fence: OrderResult | None = None
@@ -97,22 +94,19 @@ class TopicCache(ObjectCache):
         self.ahead_since = now if self.ahead_since is None else self.ahead_since
         return now - self.ahead_since
 
-    def refused(self, name: str, delay_seconds: float) -> float:
-        """Count a refusal of an object; the delay before the next attempt."""
-        count = self.refusals.get(name, 0)
-        self.refusals[name] = min(count + 1, REFUSALS_COUNTED_MAX)
-        delay: float = min(delay_seconds * 2**count, OBSTACLE_SECONDS_MAX)
-        return delay
+    def obstruct(self, name: str, message: str, now: float, seconds: float) -> Obstacle:
+        """Note a failed write: the delay before the next one doubles with each failure."""
+        count = self.failures.get(name, 0)
+        self.failures[name] = count + 1
+        delay = min(seconds * 2 ** min(count, DOUBLINGS_MAX), OBSTACLE_SECONDS_MAX)
+        found = Obstacle(message, now + delay)
+        self.obstacles[name] = found
+        return found
 
-    def written_again(self, name: str) -> None:
-        """Note that the API server accepted an object."""
-        self.obstacles.pop(name, None)
-        self.refusals.pop(name, None)
-
-    def retry_all(self) -> None:
-        """Drop all obstacles, so that every refused write is repeated at once."""
+    def forget_obstacles(self) -> None:
+        """Try everything again at once."""
         self.obstacles.clear()
-        self.refusals.clear()
+        self.failures.clear()
 
     def keep_obstacles(self, names: Container[str]) -> None:
         """Drop the obstacles of objects that neither exist nor are wanted any more."""

@@ -19,7 +19,7 @@ from onewriter_operator.kinds import (
     named,
 )
 from onewriter_operator.kube import ApiRefused
-from onewriter_operator.objects import KubeObject, TopicObject, mapping, parse, parse_topic_status
+from onewriter_operator.objects import KubeObject, TopicObject, parse, parse_topic_status
 from onewriter_operator.plan import leader
 from onewriter_operator.plan.actions import (
     Action,
@@ -45,7 +45,6 @@ from onewriter_operator.reconcile.answered_actions import AnsweredActions, has_a
 from onewriter_operator.reconcile.api_calls import ApiFails, api_answer, enforce, unless_gone
 from onewriter_operator.reconcile.cache import (
     DELETION_SECONDS,
-    SELECTED_SECONDS,
     Obstacle,
     TopicCache,
 )
@@ -61,15 +60,18 @@ REPLANS_MAX: Final = 3
 """How often one reconcile may meet a new obstacle and plan again."""
 
 REFUSED_SECONDS: Final = 60.0
-"""First delay after a write that the API server refused, or of an object that the topic does not own."""
+"""Delay after a write that the API server refused, or of an object that the topic does not own. It doubles with
+each refusal."""
 
 FAILING_SECONDS: Final = 5.0
-"""First delay after a write at which the API server failed."""
+"""Delay after a write at which the API server failed, which doubles with each failure."""
+
+FOREIGN_SECONDS: Final = 10.0
+"""After a selector was removed from the leader Service: time for Kubernetes to stop writing slices for it."""
+
+FOREIGN_POLL_SECONDS: Final = 2.0
 
 FOREIGN_PODS: Final = "other pods than the writer's"
-
-SLICES_SECONDS: Final = 2.0
-"""Interval of the search for slices of a Service that had a selector."""
 
 log = structlog.get_logger(__name__)
 
@@ -132,7 +134,6 @@ class TopicReconciler:
             self._forget(key)
             return GONE
         cache = self._cache_of(topic)
-        await self._find_slices(topic, cache)
         plan = await self._settled_plan(key, cache)
         topic = self._context.store.topic(key)
         if topic is None:
@@ -142,16 +143,6 @@ class TopicReconciler:
         if is_obstructed and replans:
             return await self.reconcile(key, replans - 1)
         return await self._carry_out(topic, cache, plan, later)
-
-    async def _find_slices(self, topic: TopicObject, cache: TopicCache) -> None:
-        """Find the slices that Kubernetes made while the leader Service had a selector."""
-        wanted = topic.spec.leader_service
-        if wanted is None or asyncio.get_running_loop().time() >= cache.selected_until:
-            return
-        labels = f"{SERVICE_NAME_LABEL}={wanted.name}"
-        listed = await api_answer(self._context.kube.list(SLICE, topic.key.namespace, labels))
-        for document in listed:
-            self._context.store.put(document)
 
     # ------------------------------------------------------------ facts and plan
 
@@ -167,10 +158,10 @@ class TopicReconciler:
             cache.reconcile_at, cache.stored = asked, None
             cache.pods.clear()
             cache.attempts.clear()
-            cache.retry_all()
+            cache.forget_obstacles()
         if topic.generation != cache.generation:
             cache.generation = topic.generation
-            cache.retry_all()
+            cache.forget_obstacles()
         # The results of removed orders are dropped: a later order is new, whatever its text.
         cache.fence = cache.fence if topic.annotation(FENCE) else None
         cache.handover = cache.handover if topic.annotation(HANDOVER) else None
@@ -344,11 +335,11 @@ class TopicReconciler:
         elif cache.stored is not None and _is_elsewhere(topic, cache.stored):
             cache.stored = None  # an administrator may reassign it
             after.append(REFUSED_SECONDS)
+        if await self._remove_foreign_slices(topic, cache):
+            after.append(FOREIGN_POLL_SECONDS)
         if later is not None:
             raise later
         now = asyncio.get_running_loop().time()
-        if now < cache.selected_until:
-            after.append(SLICES_SECONDS)
         after += [each.until - now for each in cache.present_obstacles(now).values()]
         return min(after, default=None)
 
@@ -371,7 +362,6 @@ class TopicReconciler:
                 continue
             if obstacle is not None:
                 log.warning("dependent.refused", object=_title(action), reason=obstacle.message)
-                cache.obstacles[_title(action)] = obstacle
                 return None, True
         return later, False
 
@@ -400,21 +390,24 @@ class TopicReconciler:
         self, topic: TopicObject, cache: TopicCache, action: Apply | Remove
     ) -> Obstacle | None:
         """Write or remove one object; its obstacle, if any. Raises RetryLater for a temporary failure."""
-        now = asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time()
+        title = _title(action)
         self._await_repair(topic, cache, action)
         try:
             if isinstance(action, Apply):
-                is_free = await self._apply(topic, cache, action)
-                return None if is_free else Obstacle("", now() + REFUSED_SECONDS, is_foreign=True)
+                if await self._apply(topic, cache, action):
+                    return None
+                cache.obstacles[title] = foreign = Obstacle(
+                    "", now + REFUSED_SECONDS, is_foreign=True
+                )
+                return foreign
             await self._remove(action)
+            cache.failures.pop(title, None)
         except ApiFails as failure:
-            delay = cache.refused(_title(action), FAILING_SECONDS)
-            return Obstacle(str(failure), now() + delay)
+            return cache.obstruct(title, str(failure), now, self._failing_seconds)
         except ApiRefused as refused:
-            delay = cache.refused(_title(action), REFUSED_SECONDS)
             hint = "" if isinstance(action, Apply) else f"; delete it: it leads to {FOREIGN_PODS}"
-            return Obstacle(f"{refused}{hint}", now() + delay)
-        cache.written_again(_title(action))
+            return cache.obstruct(title, f"{refused}{hint}", now, REFUSED_SECONDS)
         return None
 
     def _await_repair(self, topic: TopicObject, cache: TopicCache, action: Apply | Remove) -> None:
@@ -449,12 +442,32 @@ class TopicReconciler:
             there = await api_answer(self._context.kube.get(action.kind, key.namespace, key.name))
             if there is not None and not parse(there).is_owned_by(topic.uid):
                 return False
-        known = self._context.store.get(key)
+        former = self._context.store.get(key)
+        if former is not None and (former.document.get("spec") or {}).get("selector"):
+            cache.foreign_until = asyncio.get_running_loop().time() + FOREIGN_SECONDS
         written = await api_answer(enforce(self._context.kube, action.kind, wanted, action.version))
-        if known is not None and action.kind is SERVICE and _has_selector(known):
-            cache.selected_until = asyncio.get_running_loop().time() + SELECTED_SECONDS
+        cache.obstacles.pop(named(key), None)
+        cache.failures.pop(named(key), None)
         cache.written[named(key)] = digest(wanted)
         self._context.store.put(written)
+        return True
+
+    async def _remove_foreign_slices(self, topic: TopicObject, cache: TopicCache) -> bool:
+        """Delete the slices that Kubernetes wrote for a selector of others; whether to look again later.
+
+        Kubernetes does not delete them when the selector is removed.
+        """
+        wanted = topic.spec.leader_service
+        if wanted is None or asyncio.get_running_loop().time() >= cache.foreign_until:
+            return False
+        labels = f"{SERVICE_NAME_LABEL}={wanted.name}"
+        namespace = topic.key.namespace
+        for each in map(parse, await api_answer(self._context.kube.list(SLICE, namespace, labels))):
+            if not each.is_owned_by(topic.uid):
+                log.warning("slice.foreign", object=named(each.key))
+                await unless_gone(
+                    self._context.kube.delete(SLICE, namespace, each.key.name, each.uid)
+                )
         return True
 
     async def _set_finalizers(self, topic: TopicObject, action: SetFinalizers) -> None:
@@ -467,10 +480,6 @@ class TopicReconciler:
 
 def _title(action: Apply | Remove) -> str:
     return named(action.key if isinstance(action, Remove) else key_of(action.document))
-
-
-def _has_selector(service: KubeObject) -> bool:
-    return bool(mapping(service.document.get("spec")).get("selector"))
 
 
 def _is_elsewhere(topic: TopicObject, stored: StoredTopic) -> bool:
