@@ -76,8 +76,11 @@ class _DependentFacts(TypedDict):
 class TopicReconciler:
     """Reconciles one ExclusiveTopic at a time."""
 
-    def __init__(self, context: ReconcileContext) -> None:
+    def __init__(
+        self, context: ReconcileContext, *, failing_seconds: float = FAILING_SECONDS
+    ) -> None:
         self._context = context
+        self._failing_seconds = failing_seconds
         self._answered = AnsweredActions(context)
         self._caches: dict[str, TopicCache] = {}
         self._uid_of: dict[Key, str] = {}
@@ -364,7 +367,7 @@ class TopicReconciler:
             kind = _KINDS[key.kind]
             await unless_gone(self._context.kube.delete(kind, key.namespace, key.name, action.uid))
         except ApiFails as failure:
-            return Obstacle(str(failure), now() + FAILING_SECONDS)
+            return Obstacle(str(failure), now() + self._failing_seconds)
         except ApiRefused as refused:
             return Obstacle(str(refused), now() + REFUSED_SECONDS)
         return None
