@@ -40,9 +40,9 @@ from onewriter_broker.http.onewriter.publish_body import PARTS_MAX
 from onewriter_broker.http.onewriter.staging import PUBLISH_BODY_BYTES_MAX
 from onewriter_broker.http.site import BODY_BYTES_MAX
 from onewriter_broker.testing.in_process import InProcessBroker, in_process_broker
-from onewriter_broker.topic.publish.staged_rows import MAGIC, PART_FRAMES_MAX
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX
 from onewriter_core.errors import ProtocolError
+from onewriter_core.log_format.staged_rows import MAGIC, PART_FRAMES_MAX
 from onewriter_core.wire.client import ClientConnection
 from onewriter_core.wire.command_limits import HANDSHAKE_LENGTH_MAX, LENGTHS_MAX
 from onewriter_core.wire.commands import class_of, encode_command, type_name

@@ -82,16 +82,16 @@ def test_a_leader_without_a_kubelet_writes_on_and_is_fenced_all_the_same(
 
 def test_a_leader_on_a_drained_node_hands_over(world: World, faults: Faults) -> None:
     node = losable(world, faults)
-    cast = [world.writers(kind, f"drained-{kind}") for kind in KINDS]
-    formers = [writers.leads_on(node) for writers in cast]
+    all_writers = [world.writers(kind, f"drained-{kind}") for kind in KINDS]
+    formers = [writers.leads_on(node) for writers in all_writers]
     with drained(world, node):
-        for writers, former in zip(cast, formers, strict=True):
+        for writers, former in zip(all_writers, formers, strict=True):
             now = writers.settled()
             assert now.node != node
             assert now.epoch > former.epoch
             assert writers.outcomes() == {}, "a drain is no reason to evict anybody else"
             writers.wrote()
-    until(world.installation.is_ready, world.installation.story)
+    until(world.installation.is_ready, world.installation.diagnostics)
 
 
 @contextmanager

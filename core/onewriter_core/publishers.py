@@ -38,6 +38,12 @@ def publisher_of(identity: Identity) -> Publisher:
     return Publisher() if identity.is_anonymous else Publisher(identity.subject, identity.pod_uid)
 
 
+def publish_of(name: str) -> tuple[str, int]:
+    """App and version of the ``publish`` of a block. Version -1: brokers do not write such a name."""
+    app, _, version = name.rpartition("/")
+    return app, int(version) if version.isascii() and version.isdecimal() else -1
+
+
 def encode_publisher(publisher: Publisher) -> str:
     """A publisher as in the field ``by`` of blocks; empty: it is anonymous."""
     document = {"subject": publisher.subject, "podUID": publisher.pod_uid}

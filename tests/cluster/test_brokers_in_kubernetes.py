@@ -285,10 +285,10 @@ def test_without_the_api_server_writing_and_taking_over_go_on(lab: Lab) -> None:
         answered = refusal(attempt)
         assert answered.code is ServerError.SERVICE_NOT_READY
         assert "cannot be verified" in answered.text
-    thief = refusal(
+    intruder = refusal(
         lambda: lab.connect(tokens[3]).producer(TOPIC, EXCLUSIVE, name="w1", epoch=epoch)
     )
-    assert thief.code is ServerError.PRODUCER_FENCED, "another pod is nobody's return"
+    assert intruder.code is ServerError.PRODUCER_FENCED, "another pod is nobody's return"
     back = again.producer(TOPIC, EXCLUSIVE, name="w1", epoch=epoch, reconnects=1)
     assert back.epoch == epoch
     back.publish(b"resumed")

@@ -13,7 +13,7 @@ import yaml
 from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.operators import wait_until
 from tests.cluster.worlds import API, World, endpoints, leads_to, one_world, pod
-from tests.unit.kube.fake_broker import contender, status
+from tests.unit.kube.fake_broker import producer_group, status
 
 Json = dict[str, Any]
 
@@ -341,7 +341,7 @@ def test_the_service_leads_only_to_the_writer(world: World) -> None:
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80, "targetPort": 8080}]})
     pods = [pod(world, f"writer-{number}") for number in (1, 2)]
     for number, found in enumerate(pods, 1):
-        writer = contender(f"w{number}", None, f"writer-{number}", epoch=number)
+        writer = producer_group(f"w{number}", None, f"writer-{number}", epoch=number)
         writer["podUID"] = found["metadata"]["uid"]
         world.broker.serve(world.name("orders"), status(number, holders=[writer]))
         leads_to(world, [found["status"]["podIP"]], number)
@@ -359,7 +359,7 @@ def test_a_writer_under_deletion_is_a_terminating_endpoint_with_any_labels(
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
     found = pod(world, "writer-1", labels={label: "primary"})
     patch_finalizers(world, ["example.com/wait"])  # its deletion waits for this finalizer
-    writer = contender("w1", None, "writer-1", epoch=1) | {"podUID": found["metadata"]["uid"]}
+    writer = producer_group("w1", None, "writer-1", epoch=1) | {"podUID": found["metadata"]["uid"]}
     world.broker.serve(world.name("orders"), status(1, holders=[writer]))
     leads_to(world, [found["status"]["podIP"]], 1)
     assert is_terminating(world) == [False]

@@ -27,11 +27,11 @@ from tests.integration.test_atomic_publish import Reader, holder
 
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_broker.topic.publish import staged_rows
+from onewriter_core.log_format.limits import PUBLISH_VERSION_MAX
 from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
 from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE, Grant
 from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.parts import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
-from onewriter_pipeline.publish.staging import VERSION_MAX
 
 LONG_APP = "a" * 200
 
@@ -58,7 +58,7 @@ async def test_the_log_of_each_part_is_known_before_the_publish(frame_rows: int,
     keys = [None if number % 7 == 0 else "k" * (number * 40) for number in range(100)]
     batch = pa.record_batch({"value": pa.array([b"v" * 100] * 100), "__key": keys})
     (part,) = pack([batch], frame_rows=frame_rows)
-    now, latest = 1_800_000_000_000, VERSION_MAX - 1
+    now, latest = 1_800_000_000_000, PUBLISH_VERSION_MAX - 1
     made = [len(entry) async for _, entry in staged_rows.entries(part.body, app, latest, now)]
     assert len(made) == part.entries
     most = part.entry_bytes + part.entries * (ENTRY_HEAD_BYTES + len(app))
@@ -69,15 +69,15 @@ def test_the_largest_row_with_a_key_is_published(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     key = "k" * 10_000
-    room = ROW_AND_KEY_BYTES_MAX - 2 * len(key) - 20
-    batch = pa.record_batch({"value": [b"1".zfill(room)], "__key": [key]})
-    target, version = target_of(broker, topic), VERSION_MAX - 1
+    value_bytes = ROW_AND_KEY_BYTES_MAX - 2 * len(key) - 20
+    batch = pa.record_batch({"value": [b"1".zfill(value_bytes)], "__key": [key]})
+    target, version = target_of(broker, topic), PUBLISH_VERSION_MAX - 1
     logs = transfer.stage(target, LONG_APP, version, (0, 0), [batch])
     assert ROW_AND_KEY_BYTES_MAX - 10 < logs[0].parts[0].entry_bytes <= ROW_AND_KEY_BYTES_MAX
     with lead_session() as led:
         led.publish(target, LONG_APP, version, logs, {full(topic): 0})
     (message,) = Reader(stock(broker.service_url), topic).all()
-    assert (len(message.data()), message.partition_key()) == (room, key)
+    assert (len(message.data()), message.partition_key()) == (value_bytes, key)
 
 
 def test_a_batch_is_finished_though_a_later_one_was_begun(

@@ -55,14 +55,11 @@ MUTANTS = (
     Mutant(
         "the-audit-ignores-who-published",
         ("S15",),
-        "onewriter_pipeline.audit.observer:Observer._note_publisher",
+        "onewriter_core.audit.blocks:BlockObserver._publish",
         "The pipeline's audit does not look at whom blocks name as their publisher.",
-        "if named == self._named:",
-        "if True:",
-        (
-            "tests/unit/pipeline/audit/test_audit_observer.py",
-            "tests/spark/test_spark_audit_mutants.py",
-        ),
+        "if head.by is not None and named != self._named:",
+        "if False:",
+        ("tests/unit/pipeline/audit",),
     ),
     Mutant(
         "a-superseded-driver-goes-on",

@@ -31,7 +31,7 @@ from onewriter_core.wire.encoding import encode_send_header
 from onewriter_pipeline.audit import facts, live
 from onewriter_pipeline.audit.audit import Audit, AuditReport
 from onewriter_pipeline.audit.repeats import Doubtful
-from onewriter_pipeline.audit.tasks import PRINTS_HERE_MAX, gathered, printed
+from onewriter_pipeline.audit.tasks import PRINTS_HERE_MAX, Repeat, gathered, repeated
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.cli import run
@@ -98,8 +98,8 @@ SIZES = ((0, 1), (None, 1), (None, PRINTS_HERE_MAX + 1))
 
 def all_facts(
     spark: SparkSession, broker: LocalBrokers, topic: str, size: int | None, prints_max: int
-) -> tuple[str, int]:
-    """All facts of a log, and the number of prints of Shared producers."""
+) -> tuple[str, tuple[Repeat, ...]]:
+    """All facts of a log, and the entries of Shared producers that are read twice."""
     access = Access(broker.http_url)
     with Broker(access) as http:
         parts = live.parts_of([http.segments(topic)], 2)
@@ -108,9 +108,10 @@ def all_facts(
     producers = {row["producer"] for row in observed.to_pylist() if row["kind"] == facts.SPREAD}
     name = f"persistent://public/default/{topic}"
     again = live.printing(parts, {name: Doubtful(producers, prints_max)})
-    with printed(spark, observe, again, size, prints_max) as prints:
-        assert prints is not None
-        return "\n".join(sorted(map(str, observed.to_pylist()))), prints.count()
+    assert repeated(spark, observe, again, size, prints_max) == []
+    twice = sorted(repeated(spark, observe, again * 2, size, prints_max), key=str)
+    assert len(twice) == 40
+    return "\n".join(sorted(map(str, observed.to_pylist()))), tuple(twice)
 
 
 def test_atomic_publishes_under_an_epoch_pass_in_the_table_too(
@@ -237,7 +238,7 @@ def verified(url: str, topic: str, buckets: int) -> set[str]:
     return {found["predicate"] for log in report["logs"] for found in log["violations"]}
 
 
-@pytest.mark.full  # test_spark_audit_mutants.py: audit and verify agree on every falsification
+@pytest.mark.full  # tests/unit/pipeline/audit/test_falsified_logs.py: they agree on every falsification
 def test_audit_and_verify_find_modified_entries(
     spark: SparkSession, stored: LocalBrokers, valkey: StoreServer, stock: StockClients
 ) -> None:

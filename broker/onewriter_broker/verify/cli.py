@@ -23,8 +23,8 @@ from onewriter_broker.logs import configure_logging
 from onewriter_broker.process import redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_option import without_password
-from onewriter_broker.verify.findings import PREDICATES
 from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, verify
+from onewriter_core.audit.findings import PREDICATES
 from onewriter_core.command import EXIT_REFUSED, output_option
 from onewriter_core.errors import ConfigurationError, Refused, ServerError, Undecided
 from onewriter_core.ids import InvalidTopicName, TopicName
@@ -190,7 +190,7 @@ def _as_json(reports: Sequence[LogReport]) -> str:
                         for violation in report.findings.violations
                     ],
                     "furtherViolations": report.findings.further,
-                    "notes": [note.sentence for note in report.findings.notes],
+                    "notes": report.findings.notes,
                 }
                 for report in reports
             ],
@@ -236,5 +236,5 @@ def _details(report: LogReport) -> list[str]:
         lines.append(f"      violates: {PREDICATES[violation.predicate]}")
     if findings.further:
         lines.append(f"  and {findings.further} more")
-    lines += [f"  note: {note.sentence}" for note in findings.notes]
+    lines += [f"  note: {note}" for note in findings.notes]
     return lines

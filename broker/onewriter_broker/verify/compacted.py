@@ -17,7 +17,7 @@ from onewriter_broker.log.store.compacted import View, chain
 from onewriter_broker.log.topic_log.batches import Chunk, content_of, without
 from onewriter_broker.log.topic_log.log import last_position, payloads
 from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, Newest
-from onewriter_broker.verify.findings import Findings, Note, Violation
+from onewriter_core.audit.findings import Finding, Findings
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.chain import CHAIN_START
 from onewriter_core.log_format.field_names import COMPACTED, TRIMMED
@@ -45,16 +45,16 @@ async def check_compacted(
         view = View.parse(text)
         await _check_whole(store, name, view)
         if TRIMMED in state:
-            findings.note(Note(log, f"the compacted view was not compared up to {state[TRIMMED]}"))
+            findings.note(f"the compacted view was not compared up to {state[TRIMMED]}")
         else:
             await _check_fold(store, name, view)
     except CompactionRefused:
-        findings.note(Note(log, f"more than {KEYS_MAX} keys: the view was not compared"))
+        findings.note(f"more than {KEYS_MAX} keys: the view was not compared")
     except (MalformedBlock, _Differs) as error:
         if await store.compacted.named(name) == text:
-            findings.add(iter([Violation("S7", log, (COMPACTED,), str(error))]))
+            findings.add([Finding(log, "S7", (COMPACTED,), str(error))])
         else:
-            findings.note(Note(log, "the log was compacted meanwhile: its view was not compared"))
+            findings.note("the log was compacted meanwhile: its view was not compared")
 
 
 async def _entries_of(

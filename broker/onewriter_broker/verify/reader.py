@@ -9,7 +9,7 @@ is read last, and only increases.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -18,12 +18,15 @@ from onewriter_broker.log.store.api import Block, LogStore, StoredBlock, Unit
 from onewriter_broker.log.store.blocks import READ_BYTES, MalformedBlock
 from onewriter_broker.log.topic_log.log import last_position, stored_bytes
 from onewriter_broker.topic.registry.catalog import CatalogEntry
-from onewriter_broker.verify.audit import BucketAudit, check_audit
 from onewriter_broker.verify.compacted import check_compacted
-from onewriter_broker.verify.findings import DEFAULT_LIMITS, Findings, Limits, Note, Violation
-from onewriter_broker.verify.logs import LogChecker, Stored
+from onewriter_broker.verify.observer import LogObserver
+from onewriter_core.audit.facts import number_of
+from onewriter_core.audit.findings import DEFAULT_LIMITS, AuditLimits, Finding, Findings
+from onewriter_core.audit.grants import BucketAudit, check_audit
+from onewriter_core.audit.logs import LogChecker, StoredState
 from onewriter_core.errors import Undecided
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position, TopicName, bucket_of
+from onewriter_core.log_format.field_names import TRIMMED, VERSION_PREFIX
 
 READ_BLOCKS_MAX = 256
 """Blocks that one read asks for at most."""
@@ -84,7 +87,7 @@ async def verify(
     logs: Sequence[TopicName],
     buckets: int,
     progress: Progress,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: AuditLimits = DEFAULT_LIMITS,
 ) -> list[LogReport]:
     """Check these logs with their buckets' audits; one report each, bucket by bucket.
 
@@ -104,32 +107,51 @@ async def _verify_bucket(
     bucket: int,
     names: Sequence[TopicName],
     progress: Progress,
-    limits: Limits,
+    limits: AuditLimits,
 ) -> list[LogReport]:
     reports = {str(name): LogReport(str(name), Findings(limits=limits)) for name in names}
     audit = BucketAudit(limits=limits)
     after = await _read_audit(store, bucket, audit, "", reports)
-    settled = {
-        name: log.newest.ledger for name, log in audit.logs.items() if log.newest is not None
-    }
+    audit.settle(list(reports))
     ends = {str(name): await _end(store, name) for name in names}
     await _read_audit(store, bucket, audit, after, reports)
     for name in names:
         report = reports[str(name)]
-        checker = LogChecker(str(name), audit, settled.get(str(name), 0))
-        await _read_log(store, name, ends[str(name)], checker, report, progress)
+        checker, observer = LogChecker(report.log, audit), LogObserver(report.log)
+        await _read_log(store, name, ends[str(name)], checker, observer, report, progress)
         state = await _patiently(partial(store.read_state, name))
         observed = await _patiently(partial(store.observe, [bucket]))
-        report.findings.add(checker.finish(Stored(state, observed.units.get(bucket, Unit()))))
+        unit = observed.units.get(bucket, Unit())
+        report.findings.add(checker.finish(stored_state(state, unit)))
         await _patiently(partial(check_compacted, store, name, state, report.findings))
         for note in (*audit.notes, *checker.notes):
-            report.findings.note(Note(report.log, note))
+            report.findings.note(note)
+        if observer.open_publish:
+            report.findings.note(
+                f"publish {observer.open_publish} is not whole: it is being written, or the next"
+                " fence drops it"
+            )
         report.first, report.last = checker.first, checker.last
-        report.ledgers, report.blocks = checker.ledgers, checker.blocks
-        report.entries = checker.entries
+        report.ledgers, report.entries = checker.ledgers, checker.entries
         known = audit.logs.get(report.log)
         report.audit_records = 0 if known is None else len(known.fences)
     return list(reports.values())
+
+
+def stored_state(state: Mapping[str, str], unit: Unit) -> StoredState:
+    """The stored fields of a log's state, with the record of its bucket, as the audit compares them."""
+    trimmed = state.get(TRIMMED)
+    return StoredState(
+        epoch=number_of(state.get("epoch", "")) or 0,
+        ledger=number_of(state.get("ledger", "")) or 0,
+        bucket_ledger=unit.last_ledger,
+        published={
+            name.removeprefix(VERSION_PREFIX): number_of(state[name]) or 0
+            for name in sorted(state)
+            if name.startswith(VERSION_PREFIX)
+        },
+        trimmed=Position.parse(trimmed) if trimmed else None,
+    )
 
 
 async def _read_audit(
@@ -142,7 +164,7 @@ async def _read_audit(
         )
         for violation in check_audit(records, audit):
             if violation.log in reports:
-                reports[violation.log].findings.add(iter([violation]))
+                reports[violation.log].findings.add([violation])
         if records:
             after = records[-1][0]
         if len(records) < READ_RECORDS:  # the end, even if more records keep coming
@@ -154,6 +176,7 @@ async def _read_log(
     name: TopicName,
     end: Position,
     checker: LogChecker,
+    observer: LogObserver,
     report: LogReport,
     progress: Progress,
 ) -> None:
@@ -165,20 +188,21 @@ async def _read_log(
             if count > 1:
                 count = 1  # check everything before it
                 continue
-            report.findings.add(iter([_unreadable(report.log, malformed)]))
-            report.findings.note(Note(report.log, f"nothing behind {checker.last} was checked"))
+            report.findings.add([_unreadable(report.log, malformed)])
+            report.findings.note(f"nothing behind {checker.last} was checked")
             return
         if not blocks:
             return
         if await _was_trimmed(store, name, checker, blocks[0]):
             checker.cut()
+            observer.cut()
             report.findings.note(
-                Note(
-                    report.log, f"trimmed during the check: checked again from {blocks[0].position}"
-                )
+                f"trimmed during the check: checked again from {blocks[0].position}"
             )
+        report.blocks += len(blocks)
         for block in blocks:
-            report.findings.add(checker.feed(block))
+            for fact in observer.facts(block):
+                report.findings.add(checker.feed(fact))
         progress(report.log, checker.entries)
         ledger, entry = last_position(blocks[-1])
         start = Position(ledger, entry + 1)
@@ -203,8 +227,8 @@ async def _was_trimmed(
     return not begins or begins[0].position > last
 
 
-def _unreadable(log: str, malformed: MalformedBlock) -> Violation:
-    return Violation("S7", log, (), f"a block cannot be read: {malformed}")
+def _unreadable(log: str, malformed: MalformedBlock) -> Finding:
+    return Finding(log, "S7", (), f"a block cannot be read: {malformed}")
 
 
 async def _end(store: LogStore, name: TopicName) -> Position:

@@ -30,3 +30,6 @@ limits above needs more: 512 blocks may be full by entries, and of the others an
 
 PUBLISH_ENTRY_BYTES_MAX: Final = 1024 * 1024
 """Payload bytes of one entry of an atomic publish: a call carries no more."""
+
+PUBLISH_VERSION_MAX: Final = 10**15
+"""Versions of atomic publishes are below this number."""

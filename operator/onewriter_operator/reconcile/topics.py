@@ -175,7 +175,7 @@ class TopicReconciler:
                 return replace(plan, actions=tuple(a for a in plan.actions if not has_answer(a)))
             for question in asking:
                 done.add(question)
-                await self._answered.perform(topic, facts.standing.topic, cache, question)
+                await self._answered.perform(topic, facts.acceptance.topic, cache, question)
         raise RetryLater(f"not settled within {ROUNDS_MAX} rounds")
 
     def _facts(self, topic: TopicObject, cache: TopicCache) -> TopicFacts:
@@ -348,8 +348,12 @@ class TopicReconciler:
                 self._context.metrics.removed.labels(pod.outcome).inc()
         former = before.epoch or 0
         for each in shown.transitions:
-            if former and each.epoch > former and each.leaderless_ms is not None:
+            if not former or each.epoch <= former:
+                continue
+            if each.leaderless_ms is not None:
                 self._context.metrics.failover.observe(each.leaderless_ms / 1000)
+            if each.outage_ms is not None:
+                self._context.metrics.outage.labels(each.cause).observe(each.outage_ms / 1000)
         for drift in plan.drift:
             self._context.metrics.drift.labels(drift.partition("/")[0].partition(",")[0]).inc()
         self._context.metrics.topic(topic.key, shown)

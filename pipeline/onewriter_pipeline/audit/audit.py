@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onewriter_core.audit.findings import Finding
+from onewriter_core.audit.logs import LogChecker
+from onewriter_core.audit.records import LossRecord
+from onewriter_core.audit.sequences import stored_twice
 from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
-from onewriter_pipeline.audit.judge import FINDINGS_MAX, Finding, Judge, small
-from onewriter_pipeline.audit.records import Records
+from onewriter_pipeline.audit.kept import Kept
 from onewriter_pipeline.audit.repeats import doubtful
-from onewriter_pipeline.audit.tasks import gathered, printed
+from onewriter_pipeline.audit.tasks import Repeat, gathered, repeated
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.names import position_of
@@ -27,7 +30,7 @@ from onewriter_pipeline.tables.layout import MESSAGES, SegmentRow
 from onewriter_pipeline.tables.tables import Tables
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 LIVE: Final = "live"
 TABLE: Final = "table"
@@ -36,12 +39,13 @@ BOTH: Final = "both"
 TENURES_SHOWN: Final = 20
 """Tenures in the text of a report; its JSON has all."""
 
-UNREADABLE_SHOWN: Final = 5
+FINDINGS_MAX: Final = 10_000
+"""Findings in a report. The report says if there are more."""
 
 
 @dataclass(slots=True)
 class AuditReport:
-    """The result of an audit of one tier. Its rows are those of the queries in ``audit.history``."""
+    """The result of an audit of one tier. ``audit.history`` describes its rows."""
 
     tier: str
     findings: list[Finding] = field(default_factory=list)
@@ -134,10 +138,9 @@ class Audit:
 
     def run(self, spark: SparkSession, tier: str) -> list[AuditReport]:
         """Audit ``live``, ``table`` or ``both``. Raises PipelineError."""
-        with small(spark) as own:
-            if tier == BOTH:
-                return self.both(own)
-            return [self.live(own) if tier == LIVE else self.table(own)]
+        if tier == BOTH:
+            return self.both(spark)
+        return [self.live(spark) if tier == LIVE else self.table(spark)]
 
     def live(self, spark: SparkSession) -> AuditReport:
         """Audit the live logs. Raises PipelineError."""
@@ -150,13 +153,13 @@ class Audit:
             observe, size = partial(live.observe, self.access), live.bytes_of(around.held.values())
             observed = gathered(spark, observe, parts, size)
             live.observe_after(broker, around)
-            report.notes += [*_nothing(logs), *around.notes, *unread(observed)]
+            report.notes += [*_nothing(logs), *around.notes]
             unclear = doubtful(observed)
             again = live.printing(parts, unclear)
             count = sum(each.entries for each in unclear.values())
-            with printed(spark, observe, again, size, count) as prints:
-                report.read_seconds = time.monotonic() - began
-                judge(spark, report, observed, prints, around.records, around.logs)
+            repeats = repeated(spark, observe, again, size, count)
+        report.read_seconds = time.monotonic() - began
+        judge(report, logs, observed, around.kept, repeats)
         return report
 
     def table(self, spark: SparkSession) -> AuditReport:
@@ -167,7 +170,7 @@ class Audit:
         messages = tables.existing(MESSAGES)
         state, stored = messages.snapshot()
         offsets, logs = state.offsets, selected(self.selection, state.offsets)
-        records = table_files.kept_records(tables)
+        kept = table_files.kept_records(tables)
         segments = [row for row in tables.segments(logs) if row.batch < state.next_batch]
         publishes = table_segments.publishes_of(segments)
         files = table_files.files_of(messages.place, stored, logs, publishes)
@@ -184,9 +187,11 @@ class Audit:
             pa.concat_tables([observed, pa.Table.from_pylist(said, facts.FACTS)])
         )
         report.read_seconds = time.monotonic() - began
-        buckets = {row["log"]: row["bucket"] for row in records.rows if row.get("log")}
-        known = table_segments.logs_of(offsets, buckets, logs)
-        judge(spark, report, observed, None, records, known)
+        for log in logs:
+            end = position_of(offsets[log])
+            kept.of(log).log(log).settled_ledger = table_segments.settled_ledger(end)
+        kept.findings += table_files.twice_in(observed)
+        judge(report, logs, observed, kept)
         return report
 
     def both(self, spark: SparkSession) -> list[AuditReport]:
@@ -210,57 +215,62 @@ def _nothing(logs: Sequence[str]) -> Iterator[str]:
         yield "no topic matches; nothing was audited"
 
 
-def unread(observed: pa.Table) -> Iterator[str]:
-    """Notes about entries whose metadata cannot be read, by log."""
-    mine = observed.filter(pc.equal(observed["kind"], facts.UNREAD))
-    for row in mine.group_by("log").aggregate([("entries", "sum")]).sort_by("log").to_pylist():
-        yield (
-            f"{row['log']}: {row['entries_sum']} entries have metadata that cannot be read: their order"
-            " was not checked"
-        )
-
-
 def judge(
-    spark: SparkSession,
     report: AuditReport,
+    logs: Sequence[str],
     observed: pa.Table,
-    prints: DataFrame | None,
-    records: Records,
-    logs: Sequence[dict[str, Any]],
+    kept: Kept,
+    repeats: Sequence[Repeat] = (),
+    findings_max: int = FINDINGS_MAX,
 ) -> None:
-    """Fill a report from facts and audit records."""
+    """Fill a report from the facts about these logs, and from what is known besides."""
     began = time.monotonic()
-    wanted = {row["log"] for row in logs}
-    judging = Judge(spark, records.table(), logs, observed, prints)
-    try:
-        found = [each for each in judging.findings() if each.log in wanted]
-        tenures = judging.rows(history.TIMELINE)
-        load = judging.rows(history.LOAD)
-    finally:
-        judging.close()
+    wanted = set(logs)
+    found = [each for each in kept.findings if each.log in wanted]
+    found += _stored_twice(observed, repeats)
+    of_log = facts.facts_in(observed)
+    for log in sorted(wanted):
+        checker = LogChecker(log, kept.of(log))
+        for fact in of_log.pop(log, ()):
+            found += checker.feed(fact)
+        found += checker.finish(kept.states.get(log))
+        report.notes += [f"{log}: {note}" for note in checker.notes]
     report.topics = history.extents(observed, wanted)
-    report.timeline = [row for row in tenures if row["topic"] in wanted]
+    report.timeline = history.timeline(kept, wanted)
     report.leaderless = history.leaderless(report.timeline)
-    report.holders = history.holders(load)
-    if len(found) > FINDINGS_MAX:
-        report.notes.append(f"there are more findings than the {FINDINGS_MAX} that are listed")
-    report.findings += found[:FINDINGS_MAX]
-    report.losses = [
-        _loss(row) for row in records.rows if row["kind"] == "loss" and row["log"] in wanted
-    ]
-    report.records = records.count
-    if records.unreadable:
-        shown = ", ".join(records.unreadable[:UNREADABLE_SHOWN])
-        report.notes.append(f"{len(records.unreadable)} audit records cannot be read: {shown}")
+    report.holders = history.holders(history.load(observed))
+    if len(found) > findings_max:
+        report.notes.append(f"there are more findings than the {findings_max} that are listed")
+    report.findings += sorted(found)[:findings_max]
+    report.losses = [_loss(each) for log in sorted(wanted) for each in _losses(kept, log)]
+    report.records = kept.records
+    report.notes += kept.notes()
     report.judge_seconds = time.monotonic() - began
 
 
-def _loss(row: dict[str, Any]) -> dict[str, Any]:
+def _stored_twice(observed: pa.Table, repeats: Sequence[Repeat]) -> Iterator[Finding]:
+    """Repeats in ledgers without a single holder; in other ledgers the order of the numbers shows them."""
+    if not repeats:
+        return
+    markers = observed.filter(pc.equal(observed["kind"], facts.MARKER)).to_pylist()
+    held = {(row["log"], row["ledger"]) for row in markers if row["epoch"] and row["producer"]}
+    for each in repeats:
+        places = [place for place in each.positions if (each.log, place.ledger) not in held]
+        for again in places[1:]:
+            yield stored_twice(each.log, each.producer, each.sequence_id, places[0], again)
+
+
+def _losses(kept: Kept, log: str) -> Sequence[LossRecord]:
+    known = kept.of(log).logs.get(log)
+    return () if known is None else known.losses
+
+
+def _loss(loss: LossRecord) -> dict[str, Any]:
     return {
-        "log": row["log"],
-        "after": f"{row['after_ledger']}-{row['after_entry']}",
-        "last": f"{row['last_ledger']}-{row['last_entry']}",
-        "timeMs": row["time_ms"],
+        "log": loss.log,
+        "after": str(loss.after),
+        "last": str(loss.last),
+        "timeMs": loss.time_ms,
     }
 
 

@@ -4,42 +4,75 @@ wrote.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from onewriter_core.audit.grants import LogAudit
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts
+from onewriter_pipeline.audit.kept import Kept
 
-TIMELINE: Final = """
-    SELECT f.log AS topic, f.ledger AS epoch, f.producer, f.subject, f.host, f.cause, f.time_ms AS since_ms,
-        lead(f.time_ms) OVER (PARTITION BY f.log ORDER BY f.ordinal) AS until_ms,
-        lead(f.cause) OVER (PARTITION BY f.log ORDER BY f.ordinal) AS ended_by,
-        coalesce(f.leaderless_ms, r.leaderless_ms) AS leaderless_ms,
-        f.broker
-    FROM first_fences f
-    LEFT JOIN (
-        SELECT topic, ledger, max(leaderless_ms) AS leaderless_ms FROM ready GROUP BY topic, ledger
-    ) r ON r.topic = f.topic AND r.ledger = f.ledger
-    WHERE f.changes_hands
-    ORDER BY topic, epoch"""
-"""Tenures: from a grant, or from a fence without a new holder, to the next."""
 
-LOAD: Final = """
-    SELECT m.log AS topic, coalesce(m.producer, '(shared)') AS producer, m.epoch, m.ledger,
-        sum(r.entries) AS entries, sum(r.messages) AS messages, sum(r.bytes) AS bytes
-    FROM along r JOIN markers m ON m.log = r.log AND m.ledger = r.ledger
-    WHERE r.kind = 'run'
-    GROUP BY m.log, m.producer, m.epoch, m.ledger
-    ORDER BY topic, m.ledger"""
-"""What was written, by ledger."""
+def timeline(kept: Kept, logs: Iterable[str]) -> list[dict[str, Any]]:
+    """Tenures: from a grant, or from a fence without a new holder, to the next."""
+    found: list[dict[str, Any]] = []
+    for log in sorted(logs):
+        audit = kept.of(log)
+        known = audit.logs.get(log, LogAudit())
+        fences = [each for each in known.fences.values() if each.changes_hands]
+        for fence, after in itertools.zip_longest(fences, fences[1:]):
+            ready_ms = audit.ready.get((str(fence.topic), fence.ledger))
+            found.append(
+                {
+                    "topic": log,
+                    "epoch": fence.ledger,
+                    "producer": fence.producer,
+                    "subject": fence.subject,
+                    "host": fence.host,
+                    "cause": fence.cause,
+                    "since_ms": fence.time_ms,
+                    "until_ms": None if after is None else after.time_ms,
+                    "ended_by": None if after is None else after.cause,
+                    "leaderless_ms": ready_ms
+                    if fence.leaderless_ms is None
+                    else fence.leaderless_ms,
+                    "broker": fence.broker,
+                }
+            )
+    return found
+
+
+def load(observed: pa.Table) -> list[dict[str, Any]]:
+    """What was written, by ledger, from facts."""
+    columns = ["log", "ledger", "epoch", "producer"]
+    marked = observed.filter(pc.equal(observed["kind"], facts.MARKER)).select(columns)
+    held = {(row["log"], row["ledger"]): row for row in marked.to_pylist()}
+    runs = observed.filter(pc.equal(observed["kind"], facts.RUN))
+    sums = [("entries", "sum"), ("messages", "sum"), ("bytes", "sum")]
+    written = runs.group_by(["log", "ledger"]).aggregate(sums)
+    found = []
+    for row in written.sort_by([("log", "ascending"), ("ledger", "ascending")]).to_pylist():
+        marker = held.get((row["log"], row["ledger"]))
+        if marker is not None:
+            found.append(
+                {
+                    "topic": row["log"],
+                    "producer": marker["producer"] or "(shared)",
+                    "epoch": marker["epoch"],
+                    "ledger": row["ledger"],
+                    **{name: row[f"{name}_sum"] for name, _ in sums},
+                }
+            )
+    return found
 
 
 def leaderless(timeline: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Periods without a writer, by the cause that ended the previous tenure; from rows of TIMELINE."""
+    """Periods without a writer, by the cause that ended the previous tenure; from ``timeline``."""
     windows: dict[str, list[int]] = {}
     for row in timeline:
         if row["leaderless_ms"] is not None:
@@ -56,10 +89,10 @@ def leaderless(timeline: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def holders(load: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What each holder wrote, the largest amount first; from rows of LOAD."""
+def holders(written: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What each holder wrote, the largest amount first; from ``load``."""
     mine: dict[str, list[Mapping[str, Any]]] = {}
-    for row in load:
+    for row in written:
         mine.setdefault(row["producer"], []).append(row)
     found = [
         {

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 
 from onewriter_core.ids import EARLIEST, Position, TopicName, bucket_of
+from onewriter_pipeline.audit.kept import Kept
 from onewriter_pipeline.audit.observer import Observer
-from onewriter_pipeline.audit.records import Records
 from onewriter_pipeline.audit.repeats import Doubtful
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.frames import MarkerFrame
-from onewriter_pipeline.brokers.segments import LogState, Segment, Segments
+from onewriter_pipeline.brokers.segments import Segment, Segments
 from onewriter_pipeline.errors import Away, Damaged, LogEnds, Trimmed
 from onewriter_pipeline.read.offsets import END_OF_LOG, divided, runs_between, tasks_for
 
@@ -39,11 +39,10 @@ class LogPart:
 
 @dataclass(slots=True)
 class Observations:
-    """What the brokers know besides the blocks: audit records, and rows of LOGS, by log."""
+    """What the brokers know besides the blocks: audit records, and the states of the logs."""
 
-    records: Records = field(default_factory=Records)
+    kept: Kept = field(default_factory=Kept)
     held: dict[str, Segments] = field(default_factory=dict)
-    logs: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -54,18 +53,13 @@ def observe_before(broker: Broker, logs: Sequence[str]) -> Observations:
     the rest of the audit after the logs.
     """
     found = Observations()
-    count = broker.buckets()
-    buckets = {log: bucket_of(TopicName.parse(log), count) for log in logs}
-    for bucket in sorted(set(buckets.values())):
-        found.records.add(bucket, broker.audit(bucket))
-    settled: dict[str, int] = {}
-    for row in found.records.rows:
-        if row["kind"] == "fenced":
-            settled[row["log"]] = max(settled.get(row["log"], 0), row["ledger"])
+    kept, count = found.kept, broker.buckets()
+    kept.buckets = {log: bucket_of(TopicName.parse(log), count) for log in logs}
+    for bucket in sorted(set(kept.buckets.values())):
+        kept.add(bucket, broker.audit(bucket))
     for log in logs:
+        kept.of(log).settle([log])
         found.held[log] = _segments(broker, log, found.notes)
-        known = {"log": log, "bucket": buckets[log], "settled": settled.get(log, 0)}
-        found.logs.append(known)
     return found
 
 
@@ -74,27 +68,12 @@ def observe_after(broker: Broker, found: Observations) -> None:
 
     The order matters: the state includes what the blocks show, and the audit includes any request to forget an app.
     """
-    for row in found.logs:
-        held = found.held[row["log"]]
+    kept = found.kept
+    for log, held in found.held.items():
         if held.end < END_OF_LOG:
-            row.update(state_columns(broker.state(row["log"], held.end.previous)))
-    newest: dict[int, str] = {}
-    for known in found.records.rows:
-        newest[known["bucket"]] = known["id"]
-    for bucket in sorted({row["bucket"] for row in found.logs}):
-        found.records.add(bucket, broker.audit(bucket, newest.get(bucket, "")))
-
-
-def state_columns(state: LogState) -> dict[str, Any]:
-    """The columns of LOGS for the state in the store."""
-    return {
-        "state_epoch": state.epoch,
-        "state_ledger": state.ledger,
-        "bucket_ledger": state.bucket_ledger,
-        "published": list(state.published.items()),
-        "trimmed_ledger": None if state.trimmed is None else state.trimmed.ledger,
-        "trimmed_entry": None if state.trimmed is None else state.trimmed.entry,
-    }
+            kept.states[log] = broker.state(log, held.end.previous)
+    for bucket in sorted(set(kept.buckets.values())):
+        kept.add(bucket, broker.audit(bucket, kept.audits[bucket].last_id))
 
 
 def _segments(broker: Broker, log: str, notes: list[str]) -> Segments:

@@ -5,29 +5,29 @@ chunk.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from onewriter_core.audit.blocks import BlockFact, BlockHead, BlockObserver
+from onewriter_core.audit.facts import NamedPublisher, PublishRun, marker_of
+from onewriter_core.audit.findings import Finding
 from onewriter_core.ids import EARLIEST, Position
-from onewriter_core.log_format.chain import CHAIN_START, chain_packed
-from onewriter_core.publishers import decode_publisher
+from onewriter_core.log_format.chain import chain_packed
+from onewriter_core.publishers import publish_of
 from onewriter_pipeline.audit import facts
 from onewriter_pipeline.binaries import Bools, Signed
 from onewriter_pipeline.brokers.frames import BlockFrame, Chunk, Gatherer, MarkerFrame
 from onewriter_pipeline.decode.entries import Damage, Entries, Metadata, read_entries
 from onewriter_pipeline.decode.words import PADDING, words_of
-from onewriter_pipeline.tables.publishes import publish_of
 
 ORDINALS: Final = 1 << 40
 """Ordinals per task; a task reads fewer blocks."""
-
-TEXT_SHOWN_MAX: Final = 200
-"""Characters of a damaged publisher name that a sentence quotes."""
 
 
 def chained(previous: bytes, block: BlockFrame) -> bytes:
@@ -39,18 +39,17 @@ def chained(previous: bytes, block: BlockFrame) -> bytes:
 def _are(data: bytes, starts: Signed, stops: Signed, text: bytes) -> Bools:
     """For each ``i``, whether ``data[starts[i] : stops[i]]`` equals a text."""
     found: Bools = stops - starts == len(text)
-    letters = np.frombuffer(data, np.uint8)
+    characters = np.frombuffer(data, np.uint8)
     at = starts[found][:, None] + np.arange(len(text))
-    found[found] = (letters[at] == np.frombuffer(text, np.uint8)).all(axis=1)
+    found[found] = (characters[at] == np.frombuffer(text, np.uint8)).all(axis=1)
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """An atomic publish whose last block has not come yet."""
-
-    name: str
-    since: Position
+def head_of(block: BlockFrame) -> BlockHead:
+    """A block without its entries."""
+    return BlockHead(
+        block.first, block.last, block.chain, block.publish, block.ends_publish, block.by
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +83,18 @@ class Observer:
         self._gatherer = Gatherer(EARLIEST)
         self._blocks: list[_Block] = []
         self._rows: list[dict[str, Any]] = []
-        self._ledger = 0
-        self._next = 0
-        self._chain: bytes | None = None
-        self._open: _Open | None = None
-        self._named: tuple[int, str, str] | None = None
+        self._heads = BlockObserver(log)
 
     # ------------------------------------------------------------ feeding
 
     def seed(self, block: BlockFrame) -> None:
         """The block before the first observed one; the hash chain continues from it."""
-        self._follow(block)
-        if block.publish and not block.ends_publish:
-            self._open = _Open(block.publish, block.first)
+        self._heads.seed(head_of(block))
 
     def block(self, block: BlockFrame) -> Iterator[pa.RecordBatch]:
         """The next block."""
         self._ordinal += 1
-        self._check_chain(block)
-        self._check_publish(block)
+        self._note(self._heads.block(head_of(block), partial(chained, block=block)))
         self._gatherer.add(block)
         self._blocks.append(_Block(self._ordinal, len(block.lengths), block.publish))
         if self._gatherer.is_due:
@@ -111,32 +103,28 @@ class Observer:
     def marker(self, marker: MarkerFrame) -> None:
         """The next marker."""
         self._ordinal += 1
-        self._torn(marker.position)
-        fields = marker.fields
-        epoch = fields.get("epoch", "")
-        holder = fields.get("producer", "")
-        self._exclusive[marker.ledger] = bool(epoch.isdecimal() and holder)
-        self._ledger, self._next, self._chain = marker.ledger, 1, CHAIN_START
-        time = fields.get("t", "")
+        self._note(self._heads.marker(marker.position))
+        fact = marker_of(marker.position, marker.fields)
+        self._exclusive[marker.ledger] = bool(fact.epoch and fact.producer)
         self._add(
             facts.MARKER,
             ledger=marker.ledger,
             first=0,
             last=0,
-            epoch=int(epoch) if epoch.isdecimal() else None,
-            producer=holder or None,
-            subject=fields.get("subject") or "",
-            owner=fields.get("owner"),
-            time_ms=int(time) if time.isdecimal() else None,
+            epoch=fact.epoch,
+            producer=fact.producer or None,
+            subject=fact.subject,
+            owner=fact.owner,
+            time_ms=fact.time_ms,
         )
 
     def cut(self, first: Position) -> None:
         """Entries are missing: the log continues at ``first``."""
         self._ordinal += 1
-        self._chain, self._open, self._next = None, None, 0
+        self._heads.cut()
         self._add(facts.CUT, ledger=first.ledger, first=first.entry, last=first.entry)
 
-    def fault(self, predicate: str, sentence: str, *where: Position) -> None:
+    def fault(self, predicate: str, sentence: str, *where: Position | str) -> None:
         """Add a violation at these positions."""
         place = ",".join(map(str, where))
         self._add(facts.FAULT, predicate=predicate, place=place, sentence=sentence)
@@ -156,80 +144,28 @@ class Observer:
         columns.setdefault("ordinal", self._ordinal)
         self._rows.append({"log": self._log, "kind": kind} | columns)
 
-    def _follow(self, block: BlockFrame) -> None:
-        self._ledger = block.first.ledger
-        self._next, self._chain = block.last.entry + 1, block.chain
-
-    def _check_chain(self, block: BlockFrame) -> None:
-        ledger, entry = block.first
-        if ledger != self._ledger and self._ledger:
-            self._chain = None
-        follows = self._chain is not None and entry == self._next
-        if follows and chained(self._chain or CHAIN_START, block) != block.chain:
-            self.fault(
-                "S7",
-                f"the entries {block.first} to {block.last} are not those that were written: their"
-                " hash does not follow on the one before",
-                block.first,
-                block.last,
-            )
-        if ledger >= self._ledger:
-            self._follow(block)
-
-    def _check_publish(self, block: BlockFrame) -> None:
-        if self._open is not None and block.publish != self._open.name:
-            self._torn(block.first)
-        if not block.publish:
-            return
-        self._note_publisher(block)
-        since = block.first if self._open is None else self._open.since
-        self._open = _Open(block.publish, since)
-        if block.ends_publish:
-            self._open = None
-            app, version = publish_of(block.publish)
-            self._add(
-                facts.PUBLISH,
-                ledger=since.ledger,
-                first=since.entry,
-                producer=app,
-                sequence=version,
-                last_sequence=version,
-            )
-
-    def _note_publisher(self, block: BlockFrame) -> None:
-        """Add the publisher of a block if it differs from that of the previous block."""
-        app, _ = publish_of(block.publish)
-        named = None if block.by is None else (block.first.ledger, app, block.by)
-        if named == self._named:
-            return
-        self._named = named
-        if block.by is None:
-            return
-        publisher = decode_publisher(block.by)
-        if publisher is None:
-            text = f"{block.by[:TEXT_SHOWN_MAX]!r}"
-            sentence = f"publish {block.publish} names a publisher that cannot be read: {text}"
-            self.fault("S15", sentence, block.first)
-            return
-        self._add(
-            facts.PUBLISHER,
-            ledger=block.first.ledger,
-            first=block.first.entry,
-            producer=app,
-            uuid=block.publish,
-            subject=publisher.subject,
-            pod_uid=publisher.pod_uid,
-        )
-
-    def _torn(self, position: Position) -> None:
-        if self._open is not None:
-            self.fault(
-                "S15",
-                f"only a part of publish {self._open.name} is before {position}",
-                self._open.since,
-                position,
-            )
-            self._open = None
+    def _note(self, found: Iterable[BlockFact]) -> None:
+        for fact in found:
+            match fact:
+                case Finding():
+                    self.fault(fact.predicate, fact.sentence, *fact.where)
+                case PublishRun():
+                    self._add(
+                        facts.PUBLISH,
+                        ledger=fact.first.ledger,
+                        first=fact.first.entry,
+                        producer=fact.app,
+                        sequence=fact.version,
+                        last_sequence=fact.last_version,
+                    )
+                case NamedPublisher():
+                    self._add(
+                        facts.PUBLISHER,
+                        ledger=fact.position.ledger,
+                        first=fact.position.entry,
+                        uuid=fact.publish,
+                        subject=fact.by,
+                    )
 
     # ------------------------------------------------------------ many entries
 
@@ -443,12 +379,12 @@ def names_of(data: bytes, starts: Signed, stops: Signed, which: Signed) -> tuple
     lengths = stops[which] - starts[which]
     for length in np.unique(lengths).tolist():
         mine = np.flatnonzero(lengths == length)
-        letters = buffer[starts[which[mine]][:, None] + np.arange(length)]
-        if not length or (letters == letters[0]).all():
+        characters = buffer[starts[which[mine]][:, None] + np.arange(length)]
+        if not length or (characters == characters[0]).all():
             codes[mine] = len(names)
-            names.append(letters[0].tobytes().decode(errors="replace"))
+            names.append(characters[0].tobytes().decode(errors="replace"))
             continue
-        words = letters.view(f"V{length}").ravel()
+        words = characters.view(f"V{length}").ravel()
         found, inverse = np.unique(words, return_inverse=True)
         codes[mine] = len(names) + inverse
         names += [each.tobytes().decode(errors="replace") for each in found]

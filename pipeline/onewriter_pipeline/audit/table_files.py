@@ -6,15 +6,18 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from onewriter_core.audit.findings import Finding
 from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.records import Records
+from onewriter_pipeline.audit.kept import Kept
 from onewriter_pipeline.binaries import Signed
 from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.schema import BATCH_INDEX, ENTRY, LEDGER, PRODUCER, PUBLISH_TIME, SEQUENCE
@@ -217,26 +220,39 @@ def _numbers(column: pa.Array) -> Signed:
     return np.asarray(filled.to_numpy(zero_copy_only=False), np.int64)
 
 
-def kept_records(tables: Tables) -> Records:
+def kept_records(tables: Tables) -> Kept:
     """The audit records in the tables, by bucket, in order. Raises TableError."""
-    records = Records()
+    kept = Kept()
     table = tables.opened(AUDIT)
     if table is None:
-        return records
+        return kept
     rows: list[tuple[int, tuple[int, int], str]] = []
     files = table.place.files()
     for file in table.files():
         with table_errors(table.place):
             read = pq.read_table(file.path, columns=["bucket", "id", "record"], filesystem=files)
         rows += [(row["bucket"], _order(row["id"]), row["record"]) for row in read.to_pylist()]
-    by_bucket: dict[int, list[Mapping[str, Any]]] = {}
-    for bucket, _, record in sorted(rows):
-        by_bucket.setdefault(bucket, []).append(json.loads(record))
-    for bucket, found in by_bucket.items():
-        records.add(bucket, found)
-    return records
+    for bucket, of_bucket in itertools.groupby(sorted(rows), key=itemgetter(0)):
+        kept.add(bucket, (json.loads(record) for _, _, record in of_bucket))
+    kept.buckets = {log: bucket for bucket, audit in kept.audits.items() for log in audit.logs}
+    return kept
 
 
 def _order(record_id: str) -> tuple[int, int]:
     time, _, number = record_id.partition("-")
     return int(time), int(number or 0)
+
+
+def twice_in(observed: pa.Table) -> Iterator[Finding]:
+    """Entries whose messages are in several files, from facts of files."""
+    kept = observed.filter(pc.equal(observed["kind"], facts.KEPT))
+    columns = ("log", "ledger", "first", "chunk", "last", "last_chunk")
+    rows = sorted(zip(*(kept[name].to_pylist() for name in columns), strict=True))
+    for (log, ledger), of_ledger in itertools.groupby(rows, key=itemgetter(0, 1)):
+        end = (-1, -1)
+        for _, _, first, chunk, last, last_chunk in of_ledger:
+            if (first, chunk) <= end:
+                place = str(Position(ledger, first))
+                sentence = f"messages of entry {place} are stored twice in the table"
+                yield Finding(log, "S5", (place,), sentence)
+            end = max(end, (last, last_chunk))

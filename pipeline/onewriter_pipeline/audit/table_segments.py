@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.audit import facts
 from onewriter_pipeline.audit.table_files import Publish
-from onewriter_pipeline.brokers.names import position_of
 from onewriter_pipeline.tables.layout import SegmentRow
 from onewriter_pipeline.tables.publishes import PublishRun, extended, torn
 
@@ -183,13 +182,6 @@ def counted_of(table: pa.Table) -> dict[tuple[str, int], tuple[int, int]]:
     }
 
 
-def logs_of(
-    offsets: Mapping[str, str], buckets: Mapping[str, int], logs: Iterable[str]
-) -> list[dict[str, Any]]:
-    """Rows of LOGS: each fence up to the end of the table must have a marker."""
-    found = []
-    for log in logs:
-        end: Position = position_of(offsets[log])
-        settled = end.ledger if end.entry > 1 else end.ledger - 1
-        found.append({"log": log, "bucket": buckets.get(log, 0), "settled": settled})
-    return found
+def settled_ledger(end: Position) -> int:
+    """The highest ledger whose marker a table must have that ends there."""
+    return end.ledger if end.entry > 1 else end.ledger - 1

@@ -1,14 +1,14 @@
 """Runs the tasks that observe parts of logs and tables.
 
 Small amounts are observed in this process, larger ones by Spark's executors, which send their facts to the driver.
-A large number of prints stays on the executors, as a DataFrame.
+A large number of prints is compared on the executors.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
+from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts
 from onewriter_pipeline.engine import Runner, in_process, on_spark
 from onewriter_pipeline.errors import PipelineError
@@ -32,7 +33,11 @@ HERE_BYTES: Final = 32 * 1024 * 1024
 PRINTS_HERE_MAX: Final = 100_000
 """Prints that are sent to the driver; a larger number stays on the executors."""
 
-_PRINT_COLUMNS: Final = ["log", "ledger", "first", "producer", "sequence", "print"]
+REPEATS_MAX: Final = 10_000
+"""Entries that are stored twice and are reported."""
+
+_SAME: Final = ["log", "producer", "sequence", "print"]
+"""Entries that do not differ in these columns are the same."""
 
 _FORMAT: Final = "onewriter_facts_"
 """Prefix of a format's name. A unique suffix keeps concurrent sessions apart."""
@@ -55,24 +60,51 @@ def gathered(
     return pa.concat_tables([facts.FACTS.empty_table(), *read])
 
 
-@contextmanager
-def printed(
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """One entry at several positions of a log."""
+
+    log: str
+    producer: str
+    sequence_id: int
+    positions: tuple[Position, ...]
+
+
+def repeated(
     spark: SparkSession, observe: Observe, tasks: Sequence[Any], size_bytes: int | None, prints: int
-) -> Iterator[DataFrame | None]:
-    """The prints among the facts of tasks; None if there are none. ``prints``: their approximate number.
+) -> list[Repeat]:
+    """The entries that are stored twice, from the prints among the facts of tasks. ``prints``: their approximate
+    number.
 
     Raises as ``gathered`` does. With more than PRINTS_HERE_MAX, raises errors of Spark.
     """
+    if not tasks:
+        return []
     if prints > PRINTS_HERE_MAX:
-        frame = _frame(spark, observe, tasks)
-        try:
-            yield frame.filter(f"kind = '{facts.PRINT}'")
-        finally:
-            frame.unpersist()
-        return
-    found = gathered(spark, observe, tasks, size_bytes) if tasks else facts.FACTS.empty_table()
-    mine = found.filter(pc.equal(found["kind"], facts.PRINT)).select(_PRINT_COLUMNS)
-    yield spark.createDataFrame(mine).coalesce(1) if len(mine) else None
+        return _repeated_there(spark, observe, tasks)
+    found = gathered(spark, observe, tasks, size_bytes)
+    mine = found.filter(pc.equal(found["kind"], facts.PRINT))
+    sums = [("ledger", "list"), ("first", "list"), ("first", "count")]
+    groups = mine.select([*_SAME, "ledger", "first"]).group_by(_SAME).aggregate(sums)
+    return [
+        _repeat(row, zip(row["ledger_list"], row["first_list"], strict=True))
+        for row in groups.filter(pc.greater(groups["first_count"], 1)).to_pylist()
+    ]
+
+
+def _repeated_there(spark: SparkSession, observe: Observe, tasks: Sequence[Any]) -> list[Repeat]:
+    from pyspark.sql import functions  # noqa: PLC0415 - most audits compare few prints
+
+    frame = _frame(spark, observe, tasks)
+    places = functions.collect_list(functions.struct("ledger", "first")).alias("places")
+    groups = frame.filter(f"kind = '{facts.PRINT}'").groupBy(*_SAME).agg(places)
+    rows = groups.filter("size(places) > 1").limit(REPEATS_MAX).collect()
+    return [_repeat(row, row["places"]) for row in rows]
+
+
+def _repeat(row: Any, places: Iterable[tuple[int, int]]) -> Repeat:
+    positions = tuple(sorted(Position(*place) for place in places))
+    return Repeat(row["log"], row["producer"], row["sequence"], positions)
 
 
 def _observed(observe: Observe, task: Any) -> bytes | PipelineError:
@@ -108,7 +140,7 @@ class FactsReader(DataSourceReader):
 
 
 def _frame(spark: SparkSession, observe: Observe, tasks: Sequence[Any]) -> DataFrame:
-    """The facts of all tasks, cached until they are unpersisted. An error of a task ends the job."""
+    """The facts of all tasks. An error of a task ends the job."""
     format_name = _FORMAT + uuid.uuid4().hex
 
     class Facts(DataSource):
@@ -126,4 +158,4 @@ def _frame(spark: SparkSession, observe: Observe, tasks: Sequence[Any]) -> DataF
             return FactsReader(observe, tasks)
 
     spark.dataSource.register(Facts)
-    return spark.read.format(format_name).load().persist()
+    return spark.read.format(format_name).load()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Final, Self
 from urllib.parse import quote
 
+from onewriter_core.audit.logs import StoredState
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_pipeline.brokers.connection import (
@@ -38,7 +39,7 @@ from onewriter_pipeline.brokers.names import (
     shown,
     topic_path,
 )
-from onewriter_pipeline.brokers.segments import LogState, Segment, Segments, Trim, segment_of
+from onewriter_pipeline.brokers.segments import Segment, Segments, Trim, segment_of
 from onewriter_pipeline.errors import Damaged, LogEnds, PipelineError
 
 PAGES_MAX: Final = 100_000
@@ -138,14 +139,14 @@ class Broker:
                 after = position_of(page["next"])
         raise Damaged(f"{name} has more segments than a client reads")
 
-    def state(self, log: str, after: Position) -> LogState:
+    def state(self, log: str, after: Position) -> StoredState:
         """The state of a log in the store now. ``after`` is any position of the log; near its end is cheapest."""
         name = log_name(log)
         query = {"after": shown(after), "state": "true"}
         answer = self._ask(name, "GET", "/segments", query=query)
         with understood():
             said = answer["state"]
-            return LogState(
+            return StoredState(
                 int(said["epoch"]),
                 int(said["ledger"]),
                 int(said["bucketLedger"]),

@@ -11,7 +11,7 @@ from onewriter_pipeline.brokers.names import behind, position_of
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class BlockRun:
     """Consecutive blocks of a segment; ``newest_ms`` is the time of the newest block."""
 
     first: Position
@@ -48,7 +48,7 @@ class Segment:
     oldest_ms: int | None
     newest_ms: int | None
     chain: str | None
-    stretches: tuple[Stretch, ...]
+    block_runs: tuple[BlockRun, ...]
 
     @property
     def end(self) -> Position:
@@ -70,22 +70,6 @@ class Segments:
     first: Position
     end: Position
     segments: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LogState:
-    """The state of a log in the store, besides its blocks; all fields are zero if it is lost.
-
-    ``epoch``, ``ledger``: the highest of the log; ``bucket_ledger``: the highest of its bucket; ``published``: the
-    newest version of each app that published atomically; ``trimmed``: the log was trimmed below this position;
-    None: never.
-    """
-
-    epoch: int
-    ledger: int
-    bucket_ledger: int
-    published: Mapping[str, int]
-    trimmed: Position | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +108,8 @@ def segment_of(said: Mapping[str, Any]) -> Segment:
         oldest_ms=said["oldestMs"],
         newest_ms=said["newestMs"],
         chain=said["chain"],
-        stretches=tuple(
-            Stretch(
+        block_runs=tuple(
+            BlockRun(
                 position_of(each["first"]),
                 int(each["entries"]),
                 int(each["messages"]),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from onewriter_core.log_format.staged_rows import KEY_TAG, SIZE_TAG
 from onewriter_pipeline.binaries import (
     Binaries,
     Bools,
@@ -35,8 +36,6 @@ ROW_COLUMNS: Final = frozenset({VALUE, KEY, EVENT_TIME, PROPERTIES, TOPIC})
 _PROPERTY_TAG: Final = 0x0A
 _PROPERTY_KEY_TAG: Final = 0x0A
 _PROPERTY_VALUE_TAG: Final = 0x12
-_KEY_TAG: Final = 0x12
-_SIZE_TAG: Final = 0x18
 _TIME_TAG: Final = 0x28
 _KEY_IS_BASE64_TAG: Final = 0x30
 _NULL_VALUE_TAG: Final = 0x48
@@ -138,7 +137,7 @@ def _head_of_keys(batch: pa.RecordBatch) -> tuple[_Pieces, Signed]:
         has_key, lengths = _valid(keys), binaries(keys).lengths
         found.key_sizes = np.where(has_key, lengths, 0)
         prefix = Heads(batch.num_rows)
-        prefix.byte(_KEY_TAG, has_key)
+        prefix.byte(KEY_TAG, has_key)
         prefix.varint(lengths, has_key)
         found.pieces += [prefix.to_arrow(), keys]
         sizes += np.where(has_key, 1 + varint_sizes(lengths) + lengths, 0)
@@ -149,7 +148,7 @@ def _tail(batch: pa.RecordBatch, values: Any, is_base64: Bools | None) -> tuple[
     """The size of the value and the metadata after it, and their length."""
     lengths, is_null = binaries(values).lengths, ~_valid(values)
     tail = Heads(batch.num_rows)
-    tail.byte(_SIZE_TAG)
+    tail.byte(SIZE_TAG)
     tail.varint(lengths)
     sizes = 1 + varint_sizes(lengths)
     times = _milliseconds(batch)

@@ -1,35 +1,28 @@
 """Packs rows of Arrow batches into the parts that are staged: frames of messages.
 
-docs/http.md describes the format. A frame becomes one entry of the log. The task that has the rows packs them, and
-brokers never unpack them.
+``onewriter_core.log_format.staged_rows`` defines their form. A frame becomes one entry of the log. The task that has
+the rows packs them, and brokers never unpack them.
 """
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from onewriter_core.log_format.limits import PUBLISH_ENTRY_BYTES_MAX
+from onewriter_core.log_format.staged_rows import FRAME, FRAME_BYTES_MAX, MAGIC, PART_FRAMES_MAX
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.publish.messages import encoded_with_keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAGIC: Final = b"OWR1"
-
 PART_BYTES: Final = 8 * 1024 * 1024
 """Size at which a part is complete. It limits the memory of a writer."""
 
-PART_FRAMES: Final = 32_768
-"""Frames in one part. Brokers reject a part with more."""
-
-ROW_FRAME_BYTES_MAX: Final = 1024 * 1024 - 4096
-"""Bytes of one frame, and so of the largest row. Brokers reject a larger frame."""
-
-ROW_AND_KEY_BYTES_MAX: Final = 1024 * 1024 - 256
+ROW_AND_KEY_BYTES_MAX: Final = PUBLISH_ENTRY_BYTES_MAX - 256
 """Bytes of a row that is an entry of its own, with its key, which counts twice. Brokers reject a larger entry."""
 
 ENTRY_HEAD_BYTES: Final = 40
@@ -38,8 +31,6 @@ ENTRY_HEAD_BYTES: Final = 40
 FRAME_BYTES: Final = 128 * 1024
 FRAME_ROWS: Final = 1000
 """Limits of a frame, as in the batches of Pulsar's clients."""
-
-_FRAME: Final = struct.Struct("<II")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +87,12 @@ class Packer:
         _check_sizes(int(messages.lengths.max(initial=0)))
         data, row, last = messages.data.data, 0, len(bounds) - 1
         while row < last:
-            room = min(last, row + self._frame_rows - self._frame.rows)
+            available = min(last, row + self._frame_rows - self._frame.rows)
             fits = bounds[row] + FRAME_BYTES - self._frame.size
-            stop = bisect_right(bounds, fits, row, room + 1) - 1
+            stop = bisect_right(bounds, fits, row, available + 1) - 1
             if stop <= row and self._frame.rows:
                 self._close()
-                if self._size >= self._part_bytes or self._frames >= PART_FRAMES:
+                if self._size >= self._part_bytes or self._frames >= PART_FRAMES_MAX:
                     yield self._part()
                 continue
             stop = max(stop, row + 1)
@@ -132,9 +123,9 @@ class Packer:
                 f"a row has {frame.size} bytes and a key of {key}, and at most {ROW_AND_KEY_BYTES_MAX}"
                 " of both together can be published"
             )
-        self._pieces.append(_FRAME.pack(4 + frame.size, frame.rows))
+        self._pieces.append(FRAME.pack(4 + frame.size, frame.rows))
         self._pieces += frame.pieces
-        self._size += _FRAME.size + frame.size
+        self._size += FRAME.size + frame.size
         self._frames += 1
         self._rows += frame.rows
         self._entry_bytes += frame.size + key
@@ -146,7 +137,5 @@ class Packer:
 
 
 def _check_sizes(largest: int) -> None:
-    if largest > ROW_FRAME_BYTES_MAX:
-        raise Invalid(
-            f"a row has {largest} bytes, and at most {ROW_FRAME_BYTES_MAX} can be published"
-        )
+    if largest > FRAME_BYTES_MAX:
+        raise Invalid(f"a row has {largest} bytes, and at most {FRAME_BYTES_MAX} can be published")

@@ -7,7 +7,6 @@ whatever happened to the first attempt. docs/exactly-once.md gives the argument 
 from __future__ import annotations
 
 import logging
-import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote
 
 from onewriter_core.ids import Position, TopicName
+from onewriter_core.log_format.limits import PUBLISH_VERSION_MAX
+from onewriter_core.publish_rights import is_app
 from onewriter_pipeline.brokers.connection import Access, Connection, understood
 from onewriter_pipeline.brokers.names import log_name, position_of, topic_path
 from onewriter_pipeline.errors import (
@@ -33,9 +34,6 @@ from onewriter_pipeline.publish.parts import FRAME_ROWS, PackedPart, Packer
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION_MAX: Final = 10**15
-"""Versions are below this number."""
-
 DISCARD_SECONDS: Final = 5.0
 """How long a failed task tries to drop what it staged; the rest expires."""
 
@@ -48,7 +46,6 @@ OVERTAKEN: Final = (
 )
 """Advice for a conflict with a later version of an app."""
 
-_APP: Final = re.compile(r"[A-Za-z0-9._:-]{1,200}")
 
 log = logging.getLogger("onewriter")
 
@@ -94,14 +91,16 @@ class Publication:
 
 def check_app(app: str) -> None:
     """Raise Invalid for an invalid name of an app."""
-    if not _APP.fullmatch(app):
+    if not is_app(app):
         raise Invalid(f"{app[:60]!r} is not a valid app: use 1 to 200 letters, digits, or . _ : -")
 
 
 def check_version(version: int) -> None:
     """Raise Invalid for a version that is too high."""
-    if not 0 <= version < VERSION_MAX:
-        raise Invalid(f"{version} is not a valid version: use a whole number below {VERSION_MAX}")
+    if not 0 <= version < PUBLISH_VERSION_MAX:
+        raise Invalid(
+            f"{version} is not a valid version: use a whole number below {PUBLISH_VERSION_MAX}"
+        )
 
 
 def staged_path(name: TopicName, app: str, version: int) -> str:

@@ -15,7 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from onewriter_core.ids import TopicName
-from onewriter_core.log_format.limits import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX
+from onewriter_core.log_format.limits import (
+    PUBLISH_BYTES_MAX,
+    PUBLISH_ENTRIES_MAX,
+    PUBLISH_VERSION_MAX,
+)
 from onewriter_pipeline.brokers.connection import Access, Connection, understood
 from onewriter_pipeline.brokers.names import log_name
 from onewriter_pipeline.errors import Away, Conflict, Invalid, MissingPart
@@ -25,7 +29,6 @@ from onewriter_pipeline.publish.parts import ENTRY_HEAD_BYTES, FRAME_ROWS
 from onewriter_pipeline.publish.router import LOGS_MAX, Router, check_topics
 from onewriter_pipeline.publish.staging import (
     OVERTAKEN,
-    VERSION_MAX,
     Part,
     Publication,
     Stager,
@@ -129,7 +132,7 @@ def stage(
                         stagers[log] = opened(log)
                         _check_logs(stagers)
                     stagers[log].add(rows)
-                _make_room(stagers.values())
+                _make_space(stagers.values())
             for stager in stagers.values():
                 stager.flush()
         except Exception as error:
@@ -168,7 +171,7 @@ def discard(target: PublishTarget, app: str, version: int, staged: Iterable[Stag
             staging.discard(parts)
 
 
-def _make_room(stagers: Iterable[Stager]) -> None:
+def _make_space(stagers: Iterable[Stager]) -> None:
     stagers = list(stagers)
     while sum(stager.pending for stager in stagers) > PENDING_BYTES_MAX:
         max(stagers, key=lambda stager: stager.pending).flush()
@@ -228,7 +231,7 @@ def _telling(errors: Mapping[str, BaseException]) -> tuple[str, BaseException]:
 def _ask_all(target: PublishTarget, app: str, version: int, logs: Sequence[str]) -> None:
     """Ask all logs before publishing to the first one. Raises PipelineError if one refuses."""
     # At-least-once publishes choose their versions later, so none of them can be a duplicate.
-    number = version if target.guarantee == EXACTLY_ONCE else VERSION_MAX - 1
+    number = version if target.guarantee == EXACTLY_ONCE else PUBLISH_VERSION_MAX - 1
 
     def ask(log: str) -> None:
         with Staging(target.access, log, target.app(app), number, target.grant(log)) as staging:

@@ -10,18 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from onewriter_core.publishers import publish_of
 from onewriter_pipeline.brokers.frames import Chunk
 
 PUBLISH_RUNS_MAX: Final = 1_000
 """Runs that are stored for a part of a ledger. If there are more, the table stores only that fact."""
-
-
-def publish_of(name: str) -> tuple[str, int]:
-    """App and version of a block's ``publish``. Version -1: brokers do not write such a name, and no entry matches
-    it.
-    """
-    app, _, version = name.rpartition("/")
-    return app, int(version) if version.isascii() and version.isdecimal() else -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from onewriter_core.authorization import Action, AskedProducer, Granted
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.log_format.field_names import OWNER_PREFIX, VERSION_PREFIX
+from onewriter_core.log_format.limits import PUBLISH_VERSION_MAX
 from onewriter_core.publish_rights import is_app
 from onewriter_core.topic.model import WHOLE, AccessMode
 
@@ -41,9 +42,6 @@ PUBLISH_BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 
 UPLOADS: Final = Capacity(places=8, each=3, kept=0, waiting=64)
 """Parts that are received concurrently: each may use PART_BYTES_MAX of memory."""
-
-VERSION_MAX: Final = 10**15
-"""A version is a number of at most 15 digits."""
 
 _TOPIC: Final = "/onewriter/v1/topics/{tenant}/{namespace}/{topic:[^/]+}"
 _VERSION: Final = _TOPIC + "/staged/{app}/{version}"
@@ -383,7 +381,7 @@ async def _body(request: web.Request, bytes_max: int) -> bytes:
 def _names(request: web.Request) -> tuple[TopicName, str, int]:
     text = request.match_info["version"]
     if not NUMBER.fullmatch(text):
-        raise Refusal(400, f"version is a whole number below {VERSION_MAX}")
+        raise Refusal(400, f"version is a whole number below {PUBLISH_VERSION_MAX}")
     return topic_of(request), _app(request), int(text)
 
 

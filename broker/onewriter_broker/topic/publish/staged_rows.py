@@ -1,8 +1,7 @@
-"""The rows of a staged part, in the form in which executors pack them, and the entries that they become.
+"""Checks the rows of a staged part, and creates the entries that they become.
 
-A part is ``OWR1`` followed by frames. A frame is the size of the rest of the frame and the number of rows, both
-unsigned 32-bit little-endian, then that number of messages in the form of an uncompressed Pulsar batch. A frame
-becomes one entry. The broker only creates the entry's metadata, so it never parses and reassembles the rows.
+``onewriter_core.log_format.staged_rows`` defines their form. A frame becomes one entry. The broker only creates the
+entry's metadata, so it never parses and reassembles the rows.
 """
 
 from __future__ import annotations
@@ -17,21 +16,18 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from onewriter_core.errors import ProtocolError
-from onewriter_core.log_format.limits import PUBLISH_ENTRY_BYTES_MAX
+from onewriter_core.log_format.staged_rows import (
+    FRAME,
+    FRAME_BYTES_MAX,
+    FRAME_ROWS_MAX,
+    KEY_TAG,
+    MAGIC,
+    PART_FRAMES_MAX,
+    SIZE_TAG,
+)
 from onewriter_core.wire.messages import build_entry
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Send
-
-MAGIC: Final = b"OWR1"
-
-FRAME_BYTES_MAX: Final = PUBLISH_ENTRY_BYTES_MAX - 4096
-"""Size limit of the messages of one frame. The rest of an entry is for its metadata."""
-
-FRAME_ROWS_MAX: Final = 10_000
-"""Limit on the messages in one frame. Pulsar's clients put 1000 into a batch."""
-
-PART_FRAMES_MAX: Final = 32_768
-"""Limit on the frames of one part. Each frame becomes an entry, which takes memory in addition to its bytes."""
 
 BYTES_PER_TICK: Final = 1024 * 1024
 """Bytes summed up between two yields to the event loop: a millisecond."""
@@ -54,13 +50,10 @@ they are full."""
 FRAMES_PER_TICK: Final = 2_000
 """Frames counted between two yields to the event loop: about a millisecond."""
 
-_KEY_TAG: Final = 0x12
-_SIZE_TAG: Final = 0x18
 _VARINT_CONTINUES: Final = 0x80
 _PADDING: Final = bytes(4)
 """Bytes that the check may read after the end of a frame."""
 
-_FRAME: Final = struct.Struct("<II")
 _SIZE: Final = struct.Struct(">I")
 
 
@@ -83,10 +76,10 @@ def frames(body: bytes) -> Iterator[tuple[int, memoryview]]:
         raise ProtocolError(f"a part begins with {MAGIC.decode()}")
     view, at = memoryview(body), len(MAGIC)
     while at < len(view):
-        if len(view) - at < _FRAME.size:
+        if len(view) - at < FRAME.size:
             raise ProtocolError("a part is cut short")
-        size, rows = _FRAME.unpack_from(view, at)
-        start, stop = at + _FRAME.size, at + 4 + size
+        size, rows = FRAME.unpack_from(view, at)
+        start, stop = at + FRAME.size, at + 4 + size
         if stop > len(view) or stop <= start:
             raise ProtocolError("a part is cut short")
         if stop - start > FRAME_BYTES_MAX or not 0 < rows <= FRAME_ROWS_MAX:
@@ -191,11 +184,11 @@ def _end_of_plain(data: bytes, start: int, stop: int) -> int:
     Most messages have no more, and checking a few bytes takes half the time of a call of protobuf.
     """
     at = start
-    if data[at] == _KEY_TAG and data[at + 1] < _VARINT_CONTINUES:
+    if data[at] == KEY_TAG and data[at + 1] < _VARINT_CONTINUES:
         at += 2 + data[at + 1]
         if not data[start:at].isascii():
             return 0
-    if at + 2 > stop or data[at] != _SIZE_TAG:
+    if at + 2 > stop or data[at] != SIZE_TAG:
         return 0
     size, at = data[at + 1], at + 2
     if size >= _VARINT_CONTINUES:

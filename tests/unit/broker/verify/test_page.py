@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from onewriter_broker.verify.findings import PREDICATES
+from onewriter_core.audit.findings import PREDICATES
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = (ROOT / "docs" / "invariants.md").read_text()

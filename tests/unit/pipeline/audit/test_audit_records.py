@@ -1,7 +1,8 @@
-"""Audit records as rows, facts about tables, and the balance of hosts. Without a JVM."""
+"""Audit records, facts about tables, the history of holders, and the balance of hosts. Without a JVM."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from onewriter_core.audit.findings import Finding
+from onewriter_core.audit.records import FenceRecord, parse_record
 from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
-from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit, AuditReport, unread
-from onewriter_pipeline.audit.checks import LOGS, NAMES, tables_of
-from onewriter_pipeline.audit.judge import Finding
-from onewriter_pipeline.audit.records import RECORDS, Records
-from onewriter_pipeline.audit.tasks import gathered, printed
+from onewriter_pipeline.audit.audit import BOTH, LIVE, TABLE, Audit, AuditReport, judge
+from onewriter_pipeline.audit.kept import Kept
+from onewriter_pipeline.audit.tasks import Repeat, gathered, repeated
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.errors import Invalid, TableError, Trimmed
 from onewriter_pipeline.jobs.offload_audit import audit_row
@@ -49,44 +50,36 @@ def fence(**more: Any) -> dict[str, Any]:
     return known | said | more
 
 
-def test_fence_has_a_row_for_each_log() -> None:
-    records = Records()
-    records.add(3, [fence(partitions="0,1", previous={"0": ["5-9", 9, 90]})])
-    first, second = records.rows
-    assert (first["log"], first["is_first"], first["last_entry"]) == (f"{LOG}-partition-0", True, 9)
-    assert (second["log"], second["is_first"], second["last_entry"]) == (
-        *(f"{LOG}-partition-1", False),
-        None,
-    )
-    assert (first["bucket"], first["partitions"], first["changes_hands"]) == (3, 2, True)
-    assert (first["fence_kind"], first["incarnation"]) == ("grant", "i")
-    assert records.table().schema == RECORDS
+def test_records_of_brokers_and_of_the_store_are_read_alike() -> None:
+    waiter = {"priority": 1, "arrival": 2, "slots": [0]}
+    record = fence(partitions="0,1", arrival=1, load=3, nextWaiter=waiter, pod="p:1", previous={})
+    shown = parse_record("7-0", record)
+    stored = {
+        name: json.dumps(value) if isinstance(value, dict) else str(value)
+        for name, value in record.items()
+        if name not in {"id", "timeMs"}
+    }
+    assert shown == parse_record("7-0", stored | {"t": "9"})
+    assert isinstance(shown, FenceRecord)
+    assert (shown.host, shown.time_ms, shown.partitions) == ("p", 9, (0, 1))
+    assert shown.next_waiter is not None
+    assert shown.next_waiter.partitions == (0,)
 
 
 def test_other_kinds_and_unreadable_records() -> None:
-    records = Records()
+    kept = Kept()
     loss = {"id": "8-0", "kind": "loss", "log": LOG, "after": "5-3", "last": "5-9"}
     ready = {"id": "9-0", "kind": "ready", "topic": LOG, "ledger": 7, "leaderlessMs": 12}
     resume = {"id": "9-1", "kind": "resume", "topic": LOG, "ledger": 7, "epoch": 7}
-    records.add(
-        0, [loss, ready, resume, {"id": "9-2", "kind": "own"}, fence(id="9-3", previous=[])]
-    )
-    assert [row["kind"] for row in records.rows] == ["loss", "ready", "resumed"]
-    assert (records.rows[0]["after_entry"], records.rows[1]["leaderless_ms"]) == (3, 12)
-    assert (records.unreadable, records.count) == (["9-3"], 5)
-
-
-@pytest.mark.parametrize(
-    ("partitions", "slots", "fits"),
-    [("", None, True), ("1", None, False), ("0,1", [0], True), ("0", [0, 1], False)],
-)
-def test_next_waiter_could_have_received_the_grant(
-    partitions: str, slots: list[int] | None, fits: bool
-) -> None:
-    waiter = {"priority": 1, "arrival": 2} | ({} if slots is None else {"slots": slots})
-    records = Records()
-    records.add(0, [fence(partitions=partitions, arrival=1, nextWaiter=waiter, previous={})])
-    assert records.rows[0]["waiting"] == {"priority": 1, "arrival": 2, "load": None, "fits": fits}
+    wrong = [fence(id=f"9-{number}", previous=[]) for number in (3, 4)]
+    kept.add(0, [loss, ready, resume, {"id": "9-2", "kind": "own"}, *wrong])
+    kept.buckets[LOG] = 0
+    assert (kept.records, kept.of(LOG).last_id, kept.findings) == (6, "9-4", [])
+    assert kept.of(LOG).ready == {(LOG, 7): 12}
+    assert [str(each.after) for each in kept.of(LOG).logs[LOG].losses] == ["5-3"]
+    first, count = kept.notes()
+    assert "audit record 9-3 cannot be read" in first
+    assert count == "bucket 0: 2 audit records cannot be read"
 
 
 # ------------------------------------------------------------ tables
@@ -183,11 +176,11 @@ def test_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
 
 def test_missing_file_of_the_audit_table_is_a_table_error(tmp_path: Path) -> None:
     tables = Tables(str(tmp_path))
-    assert table_files.kept_records(tables).count == 0
+    assert table_files.kept_records(tables).records == 0
     table = tables.made(AUDIT)
     file = write_rows(table.place, AUDIT.columns, [audit_row(0, fence())])
     table.commit(table.state(), [file], {"0": "7-0"})
-    assert [row["log"] for row in table_files.kept_records(tables).rows] == [LOG]
+    assert table_files.kept_records(tables).buckets == {LOG: 0}
     (tmp_path / "audit" / file.path).unlink()
     with pytest.raises(TableError, match=f"{tmp_path}/audit: "):
         table_files.kept_records(tables)
@@ -271,11 +264,45 @@ def test_unknown_publishes_are_noted() -> None:
 def test_unreadable_entries_are_noted_by_log() -> None:
     other = {"log": f"{LOG}-2", "kind": facts.UNREAD, "entries": 3}
     mine = {"log": LOG, "kind": facts.UNREAD, "entries": 1}
-    rows = [mine, other, mine, {"log": LOG, "kind": facts.RUN, "entries": 9}]
+    observed = pa.Table.from_pylist([mine, other, mine], facts.FACTS)
+    report = AuditReport(LIVE)
+    judge(report, [LOG, f"{LOG}-2"], observed, Kept())
     sentence = "entries have metadata that cannot be read: their order was not checked"
-    reported = [f"{LOG}: 2 {sentence}", f"{LOG}-2: 3 {sentence}"]
-    assert list(unread(pa.Table.from_pylist(rows, facts.FACTS))) == reported
-    assert list(unread(facts.FACTS.empty_table())) == []
+    assert report.notes == [f"{LOG}: 2 {sentence}", f"{LOG}-2: 3 {sentence}"]
+
+
+def test_repeats_count_in_ledgers_without_a_single_holder() -> None:
+    held = {"log": LOG, "kind": facts.MARKER, "ledger": 5, "epoch": 5, "producer": "a", "last": 0}
+    shared = {"log": LOG, "kind": facts.MARKER, "ordinal": 1, "ledger": 6, "last": 0}
+    observed = pa.Table.from_pylist([held, shared], facts.FACTS)
+    places = (Position(5, 1), Position(6, 1), Position(6, 10), Position(6, 11))
+    report = AuditReport(LIVE)
+    judge(report, [LOG], observed, Kept(), [Repeat(LOG, "x", 7, places)])
+    assert [(each.predicate, each.where) for each in report.findings] == [
+        ("S6", ("6-1", "6-10")),
+        ("S6", ("6-1", "6-11")),
+    ]
+    assert report.findings[0].sentence == "sequence id 7 of x is stored twice"
+
+
+def test_findings_beyond_the_limit_are_counted() -> None:
+    fault = {"log": LOG, "kind": facts.FAULT, "predicate": "S5", "place": "5-1", "sentence": "s"}
+    report = AuditReport(LIVE)
+    judge(report, [LOG], pa.Table.from_pylist([fault] * 3, facts.FACTS), Kept(), findings_max=2)
+    assert len(report.findings) == 2
+    assert report.notes == ["there are more findings than the 2 that are listed"]
+
+
+def test_messages_of_two_files_are_stored_twice() -> None:
+    def kept(first: int, last: int, chunk: int = -1, last_chunk: int = -1) -> dict[str, Any]:
+        places = {"first": first, "last": last, "chunk": chunk, "last_chunk": last_chunk}
+        return {"log": LOG, "kind": facts.KEPT, "ledger": 5} | places
+
+    apart = pa.Table.from_pylist([kept(4, 9, 2, -1), kept(1, 4, -1, 1)], facts.FACTS)
+    assert list(table_files.twice_in(apart)) == []
+    again = pa.Table.from_pylist([kept(5, 9), kept(1, 9), kept(10, 11)], facts.FACTS)
+    (finding,) = table_files.twice_in(again)
+    assert (finding.predicate, finding.where) == ("S5", ("5-5",))
 
 
 def test_part_with_too_many_holes_is_a_fault(
@@ -306,8 +333,7 @@ def test_small_logs_are_observed_in_process_and_errors_keep_their_type() -> None
     spark = cast("Any", None)
     observed = gathered(spark, lambda count: iter([batch] * count), [1, 2], 9)
     assert (len(observed), observed.schema) == (6, facts.FACTS)
-    with printed(spark, lambda _: iter([batch]), [1], 9, 1) as prints:
-        assert prints is None
+    assert repeated(spark, lambda _: iter([batch]), [1], 9, 1) == []
 
     def broken(_: int) -> Iterator[pa.RecordBatch]:
         yield batch
@@ -317,30 +343,32 @@ def test_small_logs_are_observed_in_process_and_errors_keep_their_type() -> None
         gathered(spark, broken, [1], 9)
 
 
-def test_tables_of_checks_are_selected_by_kind() -> None:
-    records = Records()
-    loss = {"id": "8-0", "kind": "loss", "log": LOG, "after": "5-3", "last": "5-9"}
-    waits = {"arrival": 1, "nextWaiter": {"priority": 1, "arrival": 2}}
-    records.add(3, [fence(), fence(id="7-1"), fence(id="8-1", ledger=8, **waits), loss])
+def test_timeline_has_the_grants_of_each_log() -> None:
+    kept = Kept(buckets={LOG: 3})
+    ready = {"id": "8-0", "kind": "ready", "topic": LOG, "ledger": 8, "leaderlessMs": 12}
+    roll = fence(id="7-1", kind="roll", ledger=6, epoch=5, oldEpoch=5)
+    grants = [fence(ledger=5, epoch=5, oldEpoch=0), roll, fence(ledger=8, epoch=8, timeMs=20)]
+    kept.add(3, [*grants, ready])
+    rows = history.timeline(kept, [LOG, "another"])
+    assert [(row["epoch"], row["since_ms"], row["until_ms"]) for row in rows] == [
+        (5, 9, 20),
+        (8, 20, None),
+    ]
+    assert [row["leaderless_ms"] for row in rows] == [None, 12]
     marker = {"log": LOG, "kind": facts.MARKER, "ledger": 5, "epoch": 5, "producer": "a"}
-    observed = pa.Table.from_pylist(
-        [marker, marker | {"epoch": None}, {"log": LOG, "kind": facts.CUT}], facts.FACTS
-    )
-    logs = pa.Table.from_pylist([{"log": LOG}, {"log": LOG, "state_ledger": 0}], LOGS)
-    found = tables_of(observed, records.table(), logs)
-    sizes = {name: len(found[name]) for name in NAMES if len(found[name])}
-    assert sizes == {
-        "along": 3,
-        "markers": 2,
-        "held": 1,
-        "fence_records": 3,
-        "first_fences": 2,
-        "choices": 1,
-        "losses": 1,
-        "logs": 2,
-        "remembered": 1,
-    }
-    assert found["first_fences"]["id"].to_pylist() == ["7-0", "8-1"]
+    run = {"log": LOG, "kind": facts.RUN, "ledger": 5, "entries": 1, "messages": 2, "bytes": 3}
+    observed = pa.Table.from_pylist([marker, run, run, run | {"ledger": 9}], facts.FACTS)
+    assert history.load(observed) == [
+        {
+            "topic": LOG,
+            "producer": "a",
+            "epoch": 5,
+            "ledger": 5,
+            "entries": 2,
+            "messages": 4,
+            "bytes": 6,
+        }
+    ]
 
 
 def test_periods_without_a_writer_and_load_of_holders_are_summed() -> None:

@@ -11,13 +11,13 @@ from tests.unit.pipeline.brokers.test_frames import STORED, block
 from tests.unit.pipeline.scripted_broker import Answer, Request, Script, scripted_broker
 
 from onewriter_broker.http.onewriter import packed
+from onewriter_core.audit.logs import StoredState
 from onewriter_core.ids import Position
 from onewriter_core.log_format import packed_stream
 from onewriter_pipeline.brokers import connection as connection_module
 from onewriter_pipeline.brokers.broker import Broker
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.frames import BlockFrame
-from onewriter_pipeline.brokers.segments import LogState
 from onewriter_pipeline.errors import (
     Away,
     Conflict,
@@ -331,7 +331,7 @@ def test_state_is_requested_at_the_end_of_the_log(access: Any) -> None:
     said = {"epoch": 5, "ledger": 7, "bucketLedger": 9, "published": {"app": 3}, "trimmed": None}
     script = answers(page(state=said), page(state=said | {"trimmed": "7:2"}), page())
     with scripted_broker(script) as served, Broker(access(served.url)) as broker:
-        assert broker.state("orders", END) == LogState(5, 7, 9, {"app": 3})
+        assert broker.state("orders", END) == StoredState(5, 7, 9, {"app": 3})
         assert served.asked[0].query == {"after": "7:6", "state": "true"}
         assert broker.state("orders", END).trimmed == (7, 2)
         with pytest.raises(Damaged, match="another version"):

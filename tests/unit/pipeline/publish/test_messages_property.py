@@ -14,11 +14,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from onewriter_core.log_format.staged_rows import MAGIC
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_pipeline.binaries import binaries, texts, varint_sizes
 from onewriter_pipeline.errors import Invalid
 from onewriter_pipeline.publish.messages import encoded, key_texts
-from onewriter_pipeline.publish.parts import FRAME_BYTES, MAGIC, PackedPart, pack
+from onewriter_pipeline.publish.parts import FRAME_BYTES, PackedPart, pack
 
 Row = dict[str, Any]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from onewriter_core.log_format.staged_rows import FRAME_BYTES_MAX, MAGIC
 from onewriter_core.wire.messages import iterate_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_pipeline.errors import Invalid
@@ -19,8 +20,6 @@ from onewriter_pipeline.publish import parts as parts_module
 from onewriter_pipeline.publish.parts import (
     FRAME_BYTES,
     FRAME_ROWS,
-    MAGIC,
-    ROW_FRAME_BYTES_MAX,
     PackedPart,
     pack,
 )
@@ -113,7 +112,7 @@ def test_parts_have_all_rows_in_order_for_any_batches() -> None:
 
 
 def test_part_has_at_most_the_frames_that_a_broker_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "PART_FRAMES", 4)
+    monkeypatch.setattr(parts_module, "PART_FRAMES_MAX", 4)
     parts = list(pack([batch(value=[b"x"] * 9)], frame_rows=1))
     assert [(part.rows, len(list(frames(part)))) for part in parts] == [(4, 4), (4, 4), (1, 1)]
 
@@ -133,9 +132,9 @@ def test_no_rows_make_no_part() -> None:
         (batch(value=[b""], __eventTime=["now"]), "timestamp or milliseconds"),
         (batch(value=[b""], __eventTime=[-1]), "before 1970"),
         (batch(value=[b""], __messageProperties=["a"]), "map of strings"),
-        (batch(value=[b"x" * (ROW_FRAME_BYTES_MAX + 1)]), "a row has"),
+        (batch(value=[b"x" * (FRAME_BYTES_MAX + 1)]), "a row has"),
         (
-            batch(value=[b"x" * (ROW_FRAME_BYTES_MAX - 10_000)], __key=["k" * 9_000]),
+            batch(value=[b"x" * (FRAME_BYTES_MAX - 10_000)], __key=["k" * 9_000]),
             "a key of 9000",
         ),
     ],

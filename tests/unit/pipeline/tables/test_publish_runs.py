@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from onewriter_core.ids import Position
+from onewriter_core.publishers import publish_of
 from onewriter_pipeline.brokers.frames import BlockFrame, Chunk, Gatherer
 from onewriter_pipeline.jobs.offload import PUBLISHES_MAX, within_publishes_max
 from onewriter_pipeline.tables.layout import SegmentRow
@@ -16,7 +17,6 @@ from onewriter_pipeline.tables.publishes import (
     PUBLISH_RUNS_MAX,
     PublishRun,
     joined,
-    publish_of,
     publish_runs_of,
     torn,
 )

@@ -26,6 +26,7 @@ from onewriter_broker.topic.publish.staging import (
 from onewriter_core.errors import ProtocolError, Refused, ServerError
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_core.log_format.limits import PUBLISH_BYTES_MAX, PUBLISH_ENTRIES_MAX
+from onewriter_core.log_format.staged_rows import FRAME_BYTES_MAX, FRAME_ROWS_MAX, MAGIC
 from onewriter_core.wire.messages import (
     build_batch,
     entry_checksum_ok,
@@ -52,7 +53,7 @@ def frame(*contents: bytes, key: str = "", rows: int | None = None) -> bytes:
 
 
 def body(*frames: bytes) -> bytes:
-    return staged_rows.MAGIC + b"".join(frames)
+    return MAGIC + b"".join(frames)
 
 
 class World:
@@ -110,8 +111,8 @@ async def test_frames_become_entries_that_clients_read() -> None:
         body(frame(b"a", rows=2)),
         body(frame(b"a", b"b", rows=1)),
         body(frame(b"a", rows=0)),
-        body(frame(b"a", rows=staged_rows.FRAME_ROWS_MAX + 1)),
-        body(frame(b"a" * staged_rows.FRAME_BYTES_MAX)),
+        body(frame(b"a", rows=FRAME_ROWS_MAX + 1)),
+        body(frame(b"a" * FRAME_BYTES_MAX)),
         body((3).to_bytes(4, "little") + (1).to_bytes(4, "little")),
         body((8).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"\0\0\0\0"),
         body((9).to_bytes(4, "little") + (1).to_bytes(4, "little") + b"\0\0\0\x01\xff"),

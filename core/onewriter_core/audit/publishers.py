@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from onewriter_broker.log.store.api import Block
-from onewriter_broker.log.store.blocks import publish_of
-from onewriter_broker.verify.audit import BucketAudit, LogAudit
-from onewriter_broker.verify.findings import Violation
-from onewriter_core.publishers import EVERY_POD, Publisher, decode_publisher
+from onewriter_core.audit.facts import NamedPublisher
+from onewriter_core.audit.findings import Finding
+from onewriter_core.audit.grants import BucketAudit, LogAudit
+from onewriter_core.publishers import EVERY_POD, Publisher, decode_publisher, publish_of
 
 TEXT_SHOWN_MAX = 200
 """Characters of a damaged field ``by`` that a sentence quotes."""
@@ -30,20 +29,14 @@ class PublisherChecker:
     log: str
     audit: BucketAudit
     notes: list[str] = field(default_factory=list)
-    _last: tuple[str, str] | None = None
-    """The publish, and the publisher, of the last block that was reported."""
 
-    def block(self, block: Block, epoch: int | None, owner: str) -> Iterator[Violation]:
-        """Check the next block of a publish, in a ledger of this epoch (None: no epoch) that ``owner`` wrote."""
-        named = (block.publish, block.by)
-        if named == self._last:
-            return  # another block of a publish that was reported
-        sentence = self._wrong(block, epoch, owner)
-        self._last = named if sentence else None
+    def named(self, named: NamedPublisher, epoch: int | None, owner: str) -> Iterator[Finding]:
+        """Check a publisher in a ledger of this epoch (None: no epoch) that ``owner`` wrote."""
+        sentence = self._wrong(named, epoch, owner)
         if sentence:
-            yield Violation("S15", self.log, (str(block.position),), sentence)
+            yield Finding(self.log, "S15", (str(named.position),), sentence)
 
-    def _wrong(self, block: Block, epoch: int | None, owner: str) -> str:
+    def _wrong(self, block: NamedPublisher, epoch: int | None, owner: str) -> str:
         """What is wrong with the publisher that a block names; empty if nothing is."""
         if not block.by and owner not in self.audit.recorders:
             return ""  # a broker of an earlier release

@@ -1,6 +1,7 @@
-"""The audit records of a bucket as values: parses what tenures.py and the runner write.
+"""The audit records of a bucket as values. ``grants`` checks them. docs/log-format.md describes the fields.
 
-audit.py checks them. docs/log-format.md describes the fields.
+Records come from the store, where each field is a text, or from a broker's HTTP interface, where numbers and documents
+are parsed.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from onewriter_core.ids import InvalidTopicName, Position, TopicName
 from onewriter_core.publishers import CAPABILITY, PUBLISHER, Publisher
 from onewriter_core.topic.model import WHOLE, Purpose
 
 FENCES = frozenset(purpose.value for purpose in Purpose)
+
+READY = "ready"
+"""The kind of the record that says when the holder of a new epoch could write."""
 
 
 class UnreadableRecord(ValueError):
@@ -40,7 +45,8 @@ class FenceRecord:
     ``partitions`` are in the fence's order. ``epoch`` and ``old_epoch`` are those of the first one; the epoch
     of a grant or a deposition is that of every partition. ``producer`` is empty without a holder.
     ``promoted`` and ``next_waiter`` are set if a waiter was promoted. ``acknowledged`` is, per partition, the
-    last acknowledged position at the time of the fence.
+    last acknowledged position at the time of the fence. ``host``: where the holder runs, as far as it is known.
+    ``leaderless_ms``: how long the topic was without a writer before; None: unknown.
     """
 
     record_id: str
@@ -61,6 +67,8 @@ class FenceRecord:
     promoted: Waiter | None
     next_waiter: Waiter | None
     acknowledged: Mapping[int, Position]
+    host: str
+    leaderless_ms: int | None
 
     @property
     def changes_hands(self) -> bool:
@@ -91,6 +99,7 @@ class LossRecord:
     log: str
     after: Position
     last: Position
+    time_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +129,26 @@ class PublisherRecord:
     is_passed_on: bool
 
 
-Record = FenceRecord | ResumeRecord | LossRecord | ForgetRecord | PublisherRecord
+@dataclass(frozen=True, slots=True)
+class ReadyRecord:
+    """The holder of a ledger could write ``leaderless_ms`` after the topic lost its previous one."""
+
+    record_id: str
+    topic: TopicName
+    ledger: int
+    leaderless_ms: int | None
 
 
-def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
+AuditRecord = FenceRecord | ResumeRecord | LossRecord | ForgetRecord | PublisherRecord | ReadyRecord
+
+
+def parse_record(record_id: str, fields: Mapping[str, Any]) -> AuditRecord | None:
     """Parse one record; None for kinds that are irrelevant for the order. Raises UnreadableRecord."""
     kind = fields.get("kind", "")
     try:
         if kind == "loss":
             after, last = Position.parse(fields["after"]), Position.parse(fields["last"])
-            return LossRecord(record_id, fields["log"], after, last)
+            return LossRecord(record_id, fields["log"], after, last, _time(fields))
         if kind == "forget":
             return ForgetRecord(record_id, fields["log"], fields["app"])
         if kind == PUBLISHER:
@@ -142,6 +161,13 @@ def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
                 Publisher(fields.get("subject", ""), fields.get("podUID", "")),
                 fields["holder"],
                 fields["right"] == CAPABILITY,
+            )
+        if kind == READY:
+            return ReadyRecord(
+                record_id,
+                TopicName.parse(fields["topic"]),
+                int(fields["ledger"]),
+                _number(fields.get("leaderlessMs")),
             )
         if kind not in FENCES:
             return None
@@ -160,20 +186,14 @@ def parse_record(record_id: str, fields: Mapping[str, str]) -> Record | None:
 
 
 def _fence(
-    record_id: str, kind: Purpose, topic: TopicName, fields: Mapping[str, str]
+    record_id: str, kind: Purpose, topic: TopicName, fields: Mapping[str, Any]
 ) -> FenceRecord:
-    fenced = fields["partitions"]
-    mode = fields.get("mode", "")
-    promoted = None
-    if "arrival" in fields:
-        load = int(fields["load"]) if "load" in fields else None
-        promoted = Waiter(int(fields.get("priority", "0")), int(fields["arrival"]), None, load)
+    fenced = str(fields["partitions"])
+    promoted = _waiter(fields, None) if "arrival" in fields else None
     next_waiter = None
     if "nextWaiter" in fields:
-        waiter = json.loads(fields["nextWaiter"])
-        partitions = tuple(waiter["slots"]) if "slots" in waiter else None
-        load = int(waiter["load"]) if "load" in waiter else None
-        next_waiter = Waiter(int(waiter["priority"]), int(waiter["arrival"]), partitions, load)
+        waiter = _document(fields["nextWaiter"])
+        next_waiter = _waiter(waiter, tuple(waiter["slots"]) if "slots" in waiter else None)
     return FenceRecord(
         record_id=record_id,
         kind=kind,
@@ -183,9 +203,9 @@ def _fence(
         epoch=int(fields["epoch"]),
         old_epoch=int(fields["oldEpoch"]),
         broker=fields["broker"],
-        time_ms=int(fields["t"]),
+        time_ms=int(fields["timeMs"] if "timeMs" in fields else fields["t"]),
         cause=fields.get("cause", ""),
-        mode=mode,
+        mode=fields.get("mode", ""),
         producer=fields.get("producer", ""),
         subject=fields.get("subject", ""),
         incarnation=fields.get("incarnation", ""),
@@ -194,6 +214,29 @@ def _fence(
         next_waiter=next_waiter,
         acknowledged={
             int(partition): Position.parse(summary[0])
-            for partition, summary in json.loads(fields["previous"]).items()
+            for partition, summary in _document(fields["previous"]).items()
         },
+        host=fields.get("host") or fields.get("node") or _pod(fields),
+        leaderless_ms=_number(fields.get("leaderlessMs")),
     )
+
+
+def _waiter(fields: Mapping[str, Any], partitions: tuple[int, ...] | None) -> Waiter:
+    priority, arrival = int(fields.get("priority", 0)), int(fields["arrival"])
+    return Waiter(priority, arrival, partitions, _number(fields.get("load")))
+
+
+def _document(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _pod(fields: Mapping[str, Any]) -> str:
+    return str(fields.get("pod") or fields.get("address") or "").rsplit(":", 1)[0]
+
+
+def _number(value: Any) -> int | None:
+    return None if value is None or value == "" else int(value)
+
+
+def _time(fields: Mapping[str, Any]) -> int | None:
+    return _number(fields.get("timeMs", fields.get("t")))

@@ -1,11 +1,8 @@
-"""The findings of checkers: violations of predicates, and notes on what was not checked.
-
-Their wording is here and in the checkers, so that every program that checks logs says the same.
-"""
+"""The findings of an audit: violations of predicates, and notes on what was not checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,7 +22,7 @@ PREDICATES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AuditLimits:
     """How much of a log one check keeps in memory and lists."""
 
     violations_max: int = 100
@@ -37,28 +34,20 @@ class Limits:
     silent for the longest time are dropped first."""
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS: Final = AuditLimits()
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One predicate does not hold at one place.
+@dataclass(frozen=True, slots=True, order=True)
+class Finding:
+    """One predicate does not hold at one place of a log.
 
-    ``log`` is the log's full topic name. ``where`` names the offending places: positions
-    (``7-12``), audit records (``audit 1700000000000-0``) or ``state``.
+    ``log`` is the full topic name of the log. ``where`` names the places: positions (``7-12``), audit records
+    (``audit 1700000000000-0``) or ``state``.
     """
 
+    log: str
     predicate: str
-    log: str
     where: tuple[str, ...]
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that is not a violation, but that readers of a report must know."""
-
-    log: str
     sentence: str
 
 
@@ -69,17 +58,17 @@ class Findings:
     ``further`` counts violations beyond the limit. Equal notes are kept once.
     """
 
-    violations: list[Violation] = field(default_factory=list)
-    notes: list[Note] = field(default_factory=list)
+    violations: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     further: int = 0
-    limits: Limits = DEFAULT_LIMITS
+    limits: AuditLimits = DEFAULT_LIMITS
 
     @property
     def holds(self) -> bool:
         """Whether no checked predicate is violated."""
         return not self.violations
 
-    def add(self, violations: Iterator[Violation]) -> None:
+    def add(self, violations: Iterable[Finding]) -> None:
         """Add violations, up to the bound."""
         for violation in violations:
             if len(self.violations) < self.limits.violations_max:
@@ -87,7 +76,7 @@ class Findings:
             else:
                 self.further += 1
 
-    def note(self, note: Note) -> None:
+    def note(self, note: str) -> None:
         """Add a note, unless there is an equal one."""
         if note not in self.notes:
             self.notes.append(note)

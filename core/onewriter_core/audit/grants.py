@@ -1,4 +1,4 @@
-"""Checks a bucket's audit: the order of fences, one holder per epoch, the right waiter promoted.
+"""Checks the audit of a bucket: the order of fences, one holder per epoch, the right waiter promoted.
 
 Pure. It gets the bucket's records, oldest first, and collects for each log what the log's own check compares
 its markers with. Records of fences were written atomically with the markers, so their order is the order of
@@ -7,21 +7,23 @@ the fences. Resumes and losses are written later, so their place in the stream i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from onewriter_broker.verify.findings import DEFAULT_LIMITS, Limits, Violation
-from onewriter_broker.verify.records import (
+from onewriter_core.audit.findings import DEFAULT_LIMITS, AuditLimits, Finding
+from onewriter_core.audit.records import (
     FenceRecord,
     ForgetRecord,
     LossRecord,
     PublisherRecord,
+    ReadyRecord,
     ResumeRecord,
     UnreadableRecord,
     Waiter,
     parse_record,
 )
-from onewriter_core.ids import Position
+from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_core.publishers import Publisher
 from onewriter_core.topic.model import AccessMode, Departure, PromotionPolicy, Purpose
 
@@ -47,6 +49,17 @@ class LogAudit:
     epoch_record: str = ""
     holder: tuple[int, str, str] | None = None
     """Epoch, producer and subject of the newest holder."""
+    settled_ledger: int = NUMBER_MAX
+    """The highest ledger whose marker must be in the log: later ones were fenced during the check."""
+    settled: tuple[int, int] | None = None
+    """The highest epoch and ledger that the state of the log must know. None: those of all records."""
+
+    @property
+    def remembered(self) -> tuple[int, int]:
+        """The highest epoch and ledger in the audit that the state of the log must know."""
+        if self.settled is not None:
+            return self.settled
+        return self.epoch, 0 if self.newest is None else self.newest.ledger
 
     def reaches_back_to(self, epoch: int) -> bool:
         """Whether the audit has all records since an epoch was granted: they follow its grant."""
@@ -71,21 +84,35 @@ class BucketAudit:
     newest_ledger: int = 0
     recorders: set[str] = field(default_factory=set)
     """Brokers that record the publishers."""
+    ready: dict[tuple[str, int], int] = field(default_factory=dict)
+    """By topic and ledger, how long the topic was without a writer before, in milliseconds."""
     records: int = 0
+    last_id: str = ""
+    """The id of the newest record."""
     is_cut: bool = False
     """There are records that were not checked."""
     unreadable: int = 0
     notes: list[str] = field(default_factory=list)
-    limits: Limits = DEFAULT_LIMITS
+    limits: AuditLimits = DEFAULT_LIMITS
 
     def log(self, name: str) -> LogAudit:
         """What is known about a log; creates it if it is new."""
         return self.logs.setdefault(name, LogAudit())
 
+    def settle(self, names: Sequence[str]) -> None:
+        """Note that all records of these logs so far must be visible in the logs and their states.
+
+        Records that are read later may be newer than what was read of the logs.
+        """
+        for name in names:
+            log = self.log(name)
+            log.settled = log.remembered
+            log.settled_ledger = log.settled[1]
+
 
 def check_audit(
-    records: Iterable[tuple[str, Mapping[str, str]]], audit: BucketAudit
-) -> Iterator[Violation]:
+    records: Iterable[tuple[str, Mapping[str, Any]]], audit: BucketAudit
+) -> Iterator[Finding]:
     """Check a bucket's records, oldest first, and collect them in ``audit``.
 
     May be called again with the following records.
@@ -100,6 +127,7 @@ def check_audit(
                 audit.notes.append(note)
             return
         audit.records += 1
+        audit.last_id = record_id
         try:
             record = parse_record(record_id, fields)
         except UnreadableRecord as unreadable:
@@ -118,11 +146,14 @@ def check_audit(
                 audit.log(record.log).forgotten.add(record.app)
             case PublisherRecord():
                 yield from _publisher(record, audit)
-            case None:
+            case ReadyRecord(leaderless_ms=int(leaderless_ms)):
+                key = (str(record.topic), record.ledger)
+                audit.ready[key] = max(audit.ready.get(key, 0), leaderless_ms)
+            case _:
                 pass
 
 
-def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
+def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Finding]:
     audit.oldest = audit.oldest or record
     audit.newest_ledger = max(audit.newest_ledger, record.ledger)
     yield from _given_once(record, audit)
@@ -135,9 +166,9 @@ def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
             if log.first_epoch is None:
                 log.first_epoch = record.epoch
         if log.newest is not None and record.ledger < log.newest.ledger:
-            yield Violation(
-                "S3",
+            yield Finding(
                 name,
+                "S3",
                 (_place(log.newest.record_id), _place(record.record_id)),
                 f"ledger {record.ledger} was fenced after ledger {log.newest.ledger}",
             )
@@ -145,7 +176,7 @@ def _fence(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
         log.newest = record
 
 
-def _given_once(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
+def _given_once(record: FenceRecord, audit: BucketAudit) -> Iterator[Finding]:
     """A ledger is granted once, to one broker."""
     other = audit.ledgers.setdefault(record.ledger, record)
     if other is record:
@@ -154,49 +185,49 @@ def _given_once(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
     for name in dict.fromkeys(
         [other.log_name(other.partitions[0]), record.log_name(record.partitions[0])]
     ):
-        yield Violation(
-            "S2",
+        yield Finding(
             name,
+            "S2",
             (_place(other.record_id), _place(record.record_id)),
             f"ledger {record.ledger} was handed out twice{to}",
         )
 
 
-def _epoch(record: FenceRecord, log: LogAudit, name: str, *, is_first: bool) -> Iterator[Violation]:
+def _epoch(record: FenceRecord, log: LogAudit, name: str, *, is_first: bool) -> Iterator[Finding]:
     """What must hold for a record's epoch, given the records before it."""
     places = (_place(log.epoch_record), _place(record.record_id))
     if is_first and record.old_epoch < log.epoch and not _repeats(record, log.newest):
-        yield Violation(
-            "S12",
+        yield Finding(
             name,
+            "S12",
             places,
             f"epoch {log.epoch} had been granted, but this fence knew only {record.old_epoch}",
         )
     holder = (record.epoch, record.producer, record.subject) if record.producer else None
     if record.kind is Purpose.GRANT and log.holder is not None and record.epoch == log.holder[0]:
-        yield Violation("S2", name, places, f"epoch {record.epoch} was granted twice")
+        yield Finding(name, "S2", places, f"epoch {record.epoch} was granted twice")
     elif record.epoch < log.epoch:
-        yield Violation(
-            "S3", name, places, f"epoch {record.epoch} was written after epoch {log.epoch}"
+        yield Finding(
+            name, "S3", places, f"epoch {record.epoch} was written after epoch {log.epoch}"
         )
     elif record.changes_hands and record.epoch != record.ledger:
-        yield Violation(
-            "S3",
+        yield Finding(
             name,
+            "S3",
             (_place(record.record_id),),
             f"epoch {record.epoch} began with ledger {record.ledger}: they must be one number",
         )
     elif record.epoch > record.ledger:
-        yield Violation(
-            "S3",
+        yield Finding(
             name,
+            "S3",
             (_place(record.record_id),),
             f"epoch {record.epoch} is above its ledger {record.ledger}",
         )
     elif holder and log.holder and holder[0] == log.holder[0] and holder != log.holder:
-        yield Violation(
-            "S2",
+        yield Finding(
             name,
+            "S2",
             places,
             f"epoch {record.epoch} was held by {log.holder[1]} and then by {record.producer}",
         )
@@ -216,7 +247,7 @@ def _repeats(record: FenceRecord, before: FenceRecord | None) -> bool:
     )
 
 
-def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Violation]:
+def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Finding]:
     """A resume is valid only under a ledger of the same epoch and holder, with nothing in between."""
     fence = audit.ledgers.get(record.ledger)
     if fence is None or fence.topic != record.topic:
@@ -226,22 +257,22 @@ def _resume(record: ResumeRecord, audit: BucketAudit) -> Iterator[Violation]:
     name = fence.log_name(fence.partitions[0])
     places = (_place(fence.record_id), _place(record.record_id))
     if record.epoch != fence.epoch:
-        yield Violation(
-            "S3",
+        yield Finding(
             name,
+            "S3",
             places,
             f"epoch {record.epoch} was resumed under ledger {record.ledger} of epoch {fence.epoch}",
         )
     elif record.producer and fence.producer and record.producer != fence.producer:
-        yield Violation(
-            "S2",
+        yield Finding(
             name,
+            "S2",
             places,
             f"epoch {record.epoch} of {fence.producer} was resumed by {record.producer}",
         )
 
 
-def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Violation]:
+def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Finding]:
     """A publisher under an epoch is its holder, or received the right from the holder."""
     log = audit.log(record.log)
     audit.recorders.add(record.broker)
@@ -249,9 +280,9 @@ def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Violatio
     grant = log.fences.get(record.epoch)
     if grant is None or not grant.changes_hands:
         if log.reaches_back_to(record.epoch):
-            yield Violation(
-                "S15",
+            yield Finding(
                 record.log,
+                "S15",
                 (_place(record.record_id),),
                 f"{record.publisher} published {record.app} under epoch {record.epoch}, which was"
                 " not granted",
@@ -260,24 +291,24 @@ def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Violatio
     places = (_place(grant.record_id), _place(record.record_id))
     holder = grant.subject if grant.producer else "no producer"
     if record.holder != holder:
-        yield Violation(
-            "S15",
+        yield Finding(
             record.log,
+            "S15",
             places,
             f"{record.app} was published under epoch {record.epoch} of {record.holder}, but that"
             f" was granted to {holder}",
         )
     elif not record.is_passed_on and str(record.publisher) != holder:
-        yield Violation(
-            "S15",
+        yield Finding(
             record.log,
+            "S15",
             places,
             f"{record.publisher} published {record.app} as the holder of epoch {record.epoch}, but"
             f" that was granted to {holder}",
         )
 
 
-def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
+def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Finding]:
     """The promoted waiter ranks before the best of those that were left waiting."""
     promoted, left = record.promoted, record.next_waiter
     if (
@@ -300,9 +331,9 @@ def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Violation]:
         return
     policies = [PromotionPolicy(record.policy)] if record.policy else list(PromotionPolicy)
     if all(_rank(left, policy) < _rank(promoted, policy) for policy in policies):
-        yield Violation(
-            "S11",
+        yield Finding(
             name,
+            "S11",
             (_place(record.record_id),),
             f"{record.producer} ({_described(promoted)}) was promoted before a waiter of"
             f" {_described(left)}",
