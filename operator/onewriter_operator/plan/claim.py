@@ -34,13 +34,8 @@ def plan_claim(facts: ClaimFacts) -> Plan:
     """Decide everything for one reconcile."""
     if facts.is_too_early:
         return Plan((RequeueAfter(SETTLING_SECONDS),), None)
-<<<<<<< HEAD
-    if facts.standing.is_passed_on and facts.is_moving:
-        return Plan((RequeueAfter(facts.limits.moving_seconds),), None)
-=======
     if facts.acceptance.is_passed_on and facts.is_moving:
-        return Plan((RequeueAfter(MOVING_SECONDS),), None)
->>>>>>> next
+        return Plan((RequeueAfter(facts.limits.moving_seconds),), None)
     producers, omitted = _producers(facts)
     before, generation = facts.declared.status, facts.declared.generation
     found: Json = {"observedGeneration": generation}
@@ -61,13 +56,8 @@ def plan_claim(facts: ClaimFacts) -> Plan:
     found["conditions"] = conditions.written(
         _verdicts(facts, producers), before.conditions, generation, facts.now
     )
-<<<<<<< HEAD
-    if facts.standing.is_passed_on and facts.is_settling_soon:
-        return Plan((RequeueAfter(facts.limits.patience_seconds),), None)
-=======
     if facts.acceptance.is_passed_on and facts.is_settling_soon:
-        return Plan((RequeueAfter(PATIENCE_SECONDS),), None)
->>>>>>> next
+        return Plan((RequeueAfter(facts.limits.patience_seconds),), None)
     return Plan(tuple(_events(before, parse_claim_status(found))), found)
 
 

@@ -14,11 +14,7 @@ from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.objects import DeclaredObject, TopicObject
-<<<<<<< HEAD
-from onewriter_operator.plan.facts import Applied, FleetState, PlanLimits, Standing
-=======
-from onewriter_operator.plan.facts import Acceptance, Applied, FleetState
->>>>>>> next
+from onewriter_operator.plan.facts import Acceptance, Applied, FleetState, PlanLimits
 from onewriter_operator.plan.view import TopicView
 from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods

@@ -8,14 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-<<<<<<< HEAD
 from tests.clock import skip
 from tests.unit.kube.brokers.fleet_world import KEY, QUICK, TOPIC, World, topic, until
-from tests.unit.kube.fake_broker import FakeBroker, contender, status
-=======
-from tests.unit.kube.brokers.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
 from tests.unit.kube.fake_broker import FakeBroker, producer_group, status
->>>>>>> next
 
 from onewriter_operator.brokers import client
 from onewriter_operator.brokers.client import (

@@ -6,13 +6,8 @@ import asyncio
 from dataclasses import replace
 
 from tests.clock import skip
-<<<<<<< HEAD
 from tests.unit.kube.brokers.fleet_world import QUICK, TOPIC, World, until
-from tests.unit.kube.fake_broker import FakeBroker, contender, status
-=======
-from tests.unit.kube.brokers.fleet_world import TOPIC, World, make_impatient, until
 from tests.unit.kube.fake_broker import FakeBroker, producer_group, status
->>>>>>> next
 
 from onewriter_operator.brokers.views import Views, claims_in
 from onewriter_operator.plan.view import parse_view

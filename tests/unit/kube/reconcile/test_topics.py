@@ -6,12 +6,8 @@ import copy
 from typing import Any, cast
 
 import pytest
-<<<<<<< HEAD
 from tests.clock import skip
-from tests.unit.kube.fake_broker import contender, status, transition
-=======
 from tests.unit.kube.fake_broker import producer_group, status, transition
->>>>>>> next
 
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
 from onewriter_operator.brokers.fleet import Fleet
