@@ -39,7 +39,7 @@ MUTANTS = (
         ("S13",),
         "onewriter_operator.plan.fenced:_Judge._due",
         "Several pods of a topic are removed at the same time.",
-        "self._wait = self._facts.limits.grace_seconds  # one at a time: the others are looked at again",
+        "self._wait = self._facts.limits.grace_seconds",
         "pass",
         (KUBE,),
     ),

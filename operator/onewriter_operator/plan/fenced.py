@@ -186,9 +186,8 @@ class _Judge:
             return pod
         is_deletion = self._policy == "Delete" and self._facts.may_delete_pods
         self.actions.append(RemovePod(namespace, pod.pod, pod.pod_uid, pod.identifier, is_deletion))
-        self._wait = (
-            self._facts.limits.grace_seconds
-        )  # one at a time: the others are looked at again
+        # One at a time: the others are looked at again.
+        self._wait = self._facts.limits.grace_seconds
         return pod
 
     def _blocked(self, pod: FencedPod, attempt: RemovalAttempt) -> FencedPod:
