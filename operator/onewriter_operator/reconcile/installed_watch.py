@@ -56,7 +56,7 @@ class InstalledWatch:
                 group.create_task(self._watch(f"{SECRET.kind}/{name}", opens_one))
 
     async def _watch(self, title: str, opens: Callable[[], AsyncGenerator[object, None]]) -> None:
-        pause = Backoff(RETRY_SECONDS_MAX)
+        pause = Backoff(seconds_max=RETRY_SECONDS_MAX)
         while True:
             try:
                 async with contextlib.aclosing(opens()) as events:

@@ -165,7 +165,7 @@ class OneWriterReconciler:
             group.create_task(self._write())
 
     async def _follow(self) -> None:
-        pause = Backoff(RETRY_SECONDS_MAX)
+        pause = Backoff(seconds_max=RETRY_SECONDS_MAX)
         namespace, name = self._configuration.namespace, self._configuration.release
         while True:
             try:
@@ -196,7 +196,7 @@ class OneWriterReconciler:
             log.warning("installation.object_unavailable", reason=reason)
 
     async def _write(self) -> None:
-        pause = Backoff(RETRY_SECONDS_MAX)
+        pause = Backoff(seconds_max=RETRY_SECONDS_MAX)
         after = EVERY_SECONDS
         while True:
             try:

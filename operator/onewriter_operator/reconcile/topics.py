@@ -98,8 +98,11 @@ class _DependentFacts(TypedDict):
 class TopicReconciler:
     """Reconciles one ExclusiveTopic at a time."""
 
-    def __init__(self, context: ReconcileContext) -> None:
+    def __init__(
+        self, context: ReconcileContext, *, failing_seconds: float = FAILING_SECONDS
+    ) -> None:
         self._context = context
+        self._failing_seconds = failing_seconds
         self._answered = AnsweredActions(context)
         self._repairs = RepairLimit(lambda: asyncio.get_running_loop().time())
         self._caches: dict[str, TopicCache] = {}
@@ -465,9 +468,13 @@ class TopicReconciler:
         for each in map(parse, await api_answer(self._context.kube.list(SLICE, namespace, labels))):
             if not each.is_owned_by(topic.uid):
                 log.warning("slice.foreign", object=named(each.key))
-                await unless_gone(
-                    self._context.kube.delete(SLICE, namespace, each.key.name, each.uid)
-                )
+                try:
+                    await unless_gone(
+                        self._context.kube.delete(SLICE, namespace, each.key.name, each.uid)
+                    )
+                except ApiRefused as refused:
+                    # The status reports slices of others that the operator may not delete.
+                    log.warning("slice.not_removed", object=named(each.key), reason=str(refused))
         return True
 
     async def _set_finalizers(self, topic: TopicObject, action: SetFinalizers) -> None:
