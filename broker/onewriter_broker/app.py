@@ -89,7 +89,7 @@ class Dependencies:
     """The durability that the store was found to promise (server_checks.judge)."""
     certificate: ServerCertificate | None = None
     """The certificate of the TLS ports; None if the broker serves only the plain ports."""
-    chores: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
+    background_tasks: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
     """Tasks of the dependencies that run as long as the broker."""
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
     """Wraps the protocol of each client's socket, for tests that cut connections."""
@@ -198,6 +198,7 @@ class Broker:
             lost=self._lost,
             left=self.accounting.left,
             moved=self._moved,
+            first_message=self._wrote_first,
             changed=self.watchers.changed,
             audit_tail=AuditTail(dependencies.store, now),
             loads=self.loads,
@@ -325,7 +326,10 @@ class Broker:
                     self.spawn(self.store_watch.run()),
                     self.spawn(self.sizes.run()),
                     self.spawn(self.sizes.measure()),
-                    *(self.spawn(chore()) for chore in self._dependencies.chores),
+                    *(
+                        self.spawn(background_task())
+                        for background_task in self._dependencies.background_tasks
+                    ),
                 ]
                 await self.http.start()
                 servers = [
@@ -460,3 +464,7 @@ class Broker:
         """Record a transition of a topic."""
         del name  # series per topic are read from the topics themselves
         self.metrics.moved(record)
+
+    def _wrote_first(self, cause: str, seconds: float) -> None:
+        """Record the first message of a holder."""
+        self.metrics.wrote_first(cause, seconds)

@@ -10,6 +10,9 @@ SECONDS: Final = (
 )  # fmt: skip
 """Bounds for durations."""
 
+OUTAGE_SECONDS: Final = (*SECONDS, 60.0, 120.0, 300.0, 1800.0)
+"""Bounds for the time without a writer."""
+
 COUNTS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0)
 """Bounds for numbers of things."""
 

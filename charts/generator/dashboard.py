@@ -94,9 +94,20 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 text="Epochs that ended without a release by the writer.",
             ),
             Panel(
-                "Without a writer, p99",
-                ((_p99("leaderless_seconds", "cause"), "{{cause}}"),),
+                "Outage, p99",
+                ((_p99("outage_seconds", "cause"), "{{cause}}"),),
                 unit="s",
+                text="Time in which no producer could write: from the former writer's last sign of life to the grant.",
+            ),
+            Panel(
+                "Parts of an outage, p99",
+                (
+                    (_p99("detection_seconds", "cause"), "detection {{cause}}"),
+                    (_p99("handover_seconds", "cause"), "handover {{cause}}"),
+                    (_p99("first_message_seconds", "cause"), "first message {{cause}}"),
+                ),
+                unit="s",
+                text="The first message of the new writer follows the outage.",
             ),
         ),
     ),

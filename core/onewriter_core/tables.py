@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 from rich import box
@@ -156,9 +156,19 @@ def _partitions(rows: Sequence[Json]) -> None:
     )
 
 
+TIMES: Final = ("OUTAGE MS", "DETECTION", "HANDOVER", "FIRST MESSAGE")
+"""Column titles of the times of a transition, all in milliseconds."""
+
+
+def times(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The columns of TIMES. Brokers of an earlier release do not report them."""
+    names = ("outageMs", "detectionMs", "handoverMs", "firstMessageMs")
+    return tuple(row.get(name) for name in names)
+
+
 def _transitions(rows: Sequence[Json]) -> None:
     table(
-        ("AT", "KIND", "CAUSE", "EPOCH", "OLD HOLDER", "HOLDER", "LEADERLESS MS"),
+        ("AT", "KIND", "CAUSE", "EPOCH", "OLD HOLDER", "HOLDER", *TIMES),
         (
             (
                 row["at"],
@@ -167,7 +177,7 @@ def _transitions(rows: Sequence[Json]) -> None:
                 f"{row['oldEpoch']} > {row['epoch']}",
                 (row["previous"] or {}).get("producerName"),
                 (row["holder"] or {}).get("producerName"),
-                row["leaderlessMs"],
+                *times(row),
             )
             for row in rows
         ),
@@ -205,7 +215,7 @@ def history(answer: Json) -> None:
             "PRODUCER",
             "SUBJECT",
             "ADDRESS",
-            "LEADERLESS MS",
+            *TIMES,
         ),
         (
             (
@@ -217,7 +227,7 @@ def history(answer: Json) -> None:
                 row.get("producer", row.get("app")),
                 row.get("subject"),
                 row.get("address"),
-                row.get("leaderlessMs"),
+                *times(row),
             )
             for row in answer["records"]
         ),

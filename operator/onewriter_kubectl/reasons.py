@@ -72,7 +72,7 @@ class Found:
 
 def why(found: Found) -> list[str]:
     """The sentences; empty ones separate groups."""
-    parts = (_holder(found), _story(found), _queue(found), _fenced(found), _obstacles(found))
+    parts = (_holder(found), _history(found), _queue(found), _fenced(found), _obstacles(found))
     said: list[str] = []
     for part in parts:
         if part:
@@ -120,7 +120,7 @@ def _described(holder: Document, now: float) -> str:
 # ------------------------------------------------------------ how it came to that
 
 
-def _story(found: Found) -> list[str]:
+def _history(found: Found) -> list[str]:
     """The last transition, and the ones before."""
     rows = _transitions(found)
     if not rows:
@@ -147,8 +147,9 @@ def _story(found: Found) -> list[str]:
 def _transitions(found: Found) -> list[Document]:
     """The transitions, newest first, with the former writer if known."""
     shown = list(status(found.topic).get("transitions") or ())
-    transitions = (found.live or {}).get("transitions") or ()
-    former = {(each.get("epoch"), each.get("at")): each.get("previous") for each in transitions}
+    reported = (found.live or {}).get("transitions") or ()
+    changes = [each for each in reported if each.get("kind") != "resume"]
+    former = {each.get("epoch"): each.get("previous") for each in changes}
     fenced = {
         (each.get("at"), each.get("cause")): each
         for each in status(found.topic).get("fencedPods") or ()
@@ -158,7 +159,7 @@ def _transitions(found: Found) -> list[Document]:
         if index and not row.get("producerName") and row.get("cause") == rows[-1].get("cause"):
             continue  # a fence whose successor is the previous sentence
         before: Document = next((e for e in shown[index + 1 :] if e.get("producerName")), {})
-        known = former.get((row.get("epoch"), row.get("at")))
+        known = former.get(row.get("epoch"))
         pod = fenced.get((row.get("at"), row.get("cause")))
         if known is None and pod is not None and before.get("pod") != pod.get("pod"):
             known = {"pod": pod.get("pod"), "epoch": pod.get("epoch")}
@@ -187,14 +188,34 @@ def _former(found: Document) -> str:
 
 
 def _gap(row: Document) -> str:
-    gap = row.get("leaderlessMs")
+    outage, leaderless = row.get("outageMs"), row.get("leaderlessMs")
     if not row.get("producerName"):
         return "No producer was granted the topic since."
-    if gap is None:
+    if outage is not None:
+        return _outage(row, outage)
+    if leaderless is None:
         return "The time without a writer is unknown."
-    if gap == 0:
+    if leaderless == 0 and row.get("cause") in {"Handover", "Released"}:
         return "There was no gap between the two writers."
-    return f"The topic had no writer for {gap} ms."
+    return (
+        f"The topic had no writer for {leaderless} ms. How long the former writer was silent before is"
+        " unknown."
+    )
+
+
+def _outage(row: Document, outage: int) -> str:
+    """The outage with its parts, and the first message of the new writer."""
+    if outage == 0:
+        said = "There was no gap between the two writers."
+    else:
+        said = (
+            f"No producer could write for {outage} ms: {row.get('detectionMs')} ms from the former writer's"
+            f" last sign of life to the fence, and {row.get('handoverMs')} ms until the grant."
+        )
+    first = row.get("firstMessageMs")
+    return (
+        said if first is None else f"{said} The first message followed {first} ms after the grant."
+    )
 
 
 # ------------------------------------------------------------ who is next

@@ -178,7 +178,7 @@ def _partitions(rows: Sequence[Document]) -> None:
 
 def _transitions(rows: Sequence[Document]) -> None:
     tables.table(
-        ("AT", "CAUSE", "EPOCH", "HOLDER", "POD", "LEADERLESS MS"),
+        ("AT", "CAUSE", "EPOCH", "HOLDER", "POD", *tables.TIMES),
         (
             (
                 row.get("at"),
@@ -186,7 +186,7 @@ def _transitions(rows: Sequence[Document]) -> None:
                 row.get("epoch"),
                 row.get("producerName"),
                 row.get("pod"),
-                row.get("leaderlessMs"),
+                *tables.times(row),
             )
             for row in rows
         ),

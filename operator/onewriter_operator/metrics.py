@@ -14,7 +14,7 @@ from onewriter_operator.objects import TopicStatus
 
 CONDITION_STATES: Final = {"True": 1.0, "False": 0.0, "Unknown": -1.0}
 
-_FAILOVER_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 30, 60)
+_FAILOVER_BUCKETS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 30, 60, 120, 300)
 
 
 class Metrics:
@@ -63,7 +63,14 @@ class Metrics:
         )
         self.failover = Histogram(
             "onewriter_failover_seconds",
-            "Time without a writer while a producer waited, per transition",
+            "Time without a writer, per transition, from when the former writer left or was found dead",
+            buckets=_FAILOVER_BUCKETS,
+            registry=self.registry,
+        )
+        self.outage = Histogram(
+            "onewriter_topic_outage_seconds",
+            "Time in which no producer could write, per transition: detection and handover",
+            ("cause",),
             buckets=_FAILOVER_BUCKETS,
             registry=self.registry,
         )

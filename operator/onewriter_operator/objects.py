@@ -237,7 +237,8 @@ class ShownTransition:
     epoch: int
     cause: str
     producer_name: str = ""
-    leaderless_ms: float | None = None
+    leaderless_ms: int | None = None
+    outage_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,12 +506,11 @@ def _leader_service(service: Json) -> LeaderService:
 
 
 def _shown_transition(found: Json) -> ShownTransition:
-    leaderless = found.get("leaderlessMs")
     return ShownTransition(
         number(found.get("epoch")),
         text(found.get("cause")),
         text(found.get("producerName")),
-        leaderless if isinstance(leaderless, int | float) else None,
+        *(optional_number(found.get(name)) for name in ("leaderlessMs", "outageMs")),
     )
 
 

@@ -13,11 +13,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pulsar import MessageId
 from pulsar import ProducerAccessMode as Mode
 from tests.integration.conftest import ATTENTIVE, ROUNDS, RawClients, StockClients
 from tests.integration.forked_brokers import forked_brokers
+from tests.integration.http_calls import OWN, Http
 from tests.integration.raw import (
     BROKERS_OWN_REQUEST,
     EXCLUSIVE,
@@ -31,6 +34,9 @@ from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import SendReceipt
+
+CLOCKS_MS = 1_000
+"""How far the wall clock of the clients and the monotonic clock of the broker may drift apart during a test."""
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "leader_election.py"
 
@@ -106,8 +112,47 @@ def test_the_leader_is_killed(
     assert len(stored) == len(set(stored))
 
 
+def published(brokers: LocalBrokers, stock: StockClients, topic: str) -> list[tuple[str, int]]:
+    """Each message with the wall clock of its client in milliseconds."""
+    reader = stock(brokers.service_url).create_reader(topic, MessageId.earliest)
+    found: list[tuple[str, int]] = []
+    while reader.has_message_available():
+        message = reader.read_next(60_000)
+        found.append((message.data().decode(), message.publish_timestamp()))
+    return found
+
+
+def check_reported_outage(brokers: LocalBrokers, stock: StockClients, topic: str) -> None:
+    """Compare the outage in the status and in the history with what the clients prove."""
+    http = Http(brokers.http_url)
+
+    def last() -> dict[str, Any]:
+        found: dict[str, Any] = http("GET", f"{OWN}/{topic}")[1]["transitions"][-1]
+        return found
+
+    eventually(lambda: last()["firstMessageMs"] is not None)
+    reported = last()
+    assert reported["cause"] == "Silent"
+    assert reported["detectionMs"] >= 1000 * float(ATTENTIVE["silent_after_seconds"])
+    assert reported["outageMs"] == reported["detectionMs"] + reported["handoverMs"]
+    # Its last sign of life is not earlier than its last message, and its successor publishes after the grant.
+    messages = published(brokers, stock, topic)
+    former = max(at for text, at in messages if text.startswith("ada "))
+    successor = min(at for text, at in messages if text.startswith("bob "))
+    assert reported["outageMs"] <= successor - former + CLOCKS_MS
+
+    def granted() -> dict[str, Any]:
+        records = http("GET", f"{OWN}/{topic}/history")[1]["records"]
+        return next(r for r in records if (r["kind"], r["epoch"]) == ("grant", reported["epoch"]))
+
+    names = ("detectionMs", "handoverMs", "outageMs", "firstMessageMs", "leaderlessMs", "at")
+    eventually(
+        lambda: [granted().get(name) for name in names] == [reported[name] for name in names]
+    )
+
+
 def test_the_leader_is_frozen_and_wakes_up(
-    attentive: LocalBrokers, topic: str, candidates: list[Candidate]
+    attentive: LocalBrokers, topic: str, candidates: list[Candidate], stock: StockClients
 ) -> None:
     leader, other = candidates
     leader.signal(signal.SIGSTOP)
@@ -124,6 +169,7 @@ def test_the_leader_is_frozen_and_wakes_up(
     assert leader.wrote in (wrote, of_leader)
     first_of_other = next(i for i, text in enumerate(stored) if text.startswith("bob "))
     assert all(text.startswith("bob ") for text in stored[first_of_other:])
+    check_reported_outage(attentive, stock, topic)
 
 
 def test_the_loser_is_told_at_once(broker: LocalBrokers, raw: RawClients, topic: str) -> None:

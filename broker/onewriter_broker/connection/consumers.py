@@ -288,8 +288,8 @@ class ConsumerCommands:
         self._link.write(encode_command(reply))
 
     @property
-    def has_room(self) -> bool:
-        return self._link.has_room
+    def has_space(self) -> bool:
+        return self._link.has_space
 
     def deliver_many(
         self, consumer_id: int, runs: Sequence[EntryRun], consumer_epoch: int | None
@@ -330,11 +330,11 @@ class ConsumerCommands:
         if self._consumers.remove(consumer_id) is not None:
             self._link.write(replies.close_consumer(consumer_id))
 
-    def room_made(self) -> None:
+    def space_freed(self) -> None:
         """The socket accepts data again."""
         for consumer in list(self._consumers.values()):
             if isinstance(consumer, ConsumerHandle):
-                consumer.room_made()
+                consumer.space_freed()
 
     def lost(self) -> None:
         """The connection is closed."""

@@ -42,6 +42,10 @@ def _close_late(topic: LoadedTopic, now: float) -> None:
     deadline = topic.progress_deadline_seconds
     for producer in list(topic.runner.producers.values()):
         is_writing = producer.is_active and producer.is_exclusive
-        if deadline and is_writing and producer.idle_seconds(now) > deadline:
+        if not deadline or not is_writing:
+            continue
+        idle_seconds = producer.idle_seconds(now)
+        if idle_seconds > deadline:
             producer.channel.producer_closed(producer)
-            topic.runner.gone(producer, Departure.PROGRESS_DEADLINE)
+            # Its client still answers pings. The sign of life that counts is its last message.
+            topic.runner.gone(producer, Departure.PROGRESS_DEADLINE, now - idle_seconds)

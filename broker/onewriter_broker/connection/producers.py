@@ -27,7 +27,7 @@ from onewriter_broker.connection.properties import (
     serve_seconds_of,
 )
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
-from onewriter_broker.connection.schemas import brought, version_for_producer
+from onewriter_broker.connection.schemas import schema_of, version_for_producer
 from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
@@ -143,7 +143,7 @@ class ProducerCommands:
             return
         topic = self._clients.topics.loaded.get(str(name.base))
         is_simple = (
-            not command.initial_subscription_name and guard is None and brought(command) is None
+            not command.initial_subscription_name and guard is None and schema_of(command) is None
         )
         if topic is not None and topic.has(name) and is_simple and not topic.requires_schema:
             self._register(command, name, topic, opening, asked)
@@ -195,7 +195,7 @@ class ProducerCommands:
                 rights.require(self._identity, Action.CHANGE_SUBSCRIPTION, name)
                 subscriptions = topic.subscriptions[topic.partition_of(name)]
                 await subscriptions.ensure(command.initial_subscription_name)
-            if topic.requires_schema or brought(command) is not None:
+            if topic.requires_schema or schema_of(command) is not None:
                 self._admission(name, mode_of(command), asked)
                 version = await version_for_producer(self._clients, topic, command, self._subject)
                 self._schema_versions[command.producer_id] = version
@@ -467,6 +467,10 @@ class ProducerCommands:
 
     def probe(self) -> None:
         self._link.write(replies.PING)
+
+    @property
+    def last_inbound(self) -> float:
+        return self._link.last_inbound
 
     @property
     def receives_queue_notices(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -24,7 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.distribution import SECONDS, Distribution
+from onewriter_broker.distribution import OUTAGE_SECONDS, SECONDS, Distribution
 from onewriter_broker.log.store.compacted import view_of
 from onewriter_broker.log.topic_log.losses import Loss
 from onewriter_broker.quotas.book import Quota
@@ -86,6 +86,11 @@ class Metrics:
         self.fenced: Counter[str] = Counter()
         """Epochs that ended involuntarily, by cause."""
         self._leaderless: dict[str, Distribution] = {}
+        self._detection: dict[str, Distribution] = {}
+        self._handover: dict[str, Distribution] = {}
+        # With a series for every cause: a counter that appears with its first event shows no increase.
+        self._outage = {each.value: Distribution(OUTAGE_SECONDS) for each in Departure}
+        self._first_message: dict[str, Distribution] = {}
         self._lag = Distribution(SECONDS)
         self._last_lag = 0.0
         self._lost_entries = 0
@@ -99,10 +104,16 @@ class Metrics:
         ends_an_epoch = record.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         if ends_an_epoch and record.former is not None and record.departure not in _NOT_FENCED:
             self.fenced[record.departure.value] += 1
-        if record.leaderless_seconds is not None:
-            cause = record.departure.value
-            spread = self._leaderless.setdefault(cause, Distribution(SECONDS))
-            spread.observe(record.leaderless_seconds)
+        cause = record.departure.value
+        _observe(self._leaderless, cause, record.leaderless_seconds)
+        if record.outage is not None:
+            _observe(self._detection, cause, record.outage.detection_seconds)
+            _observe(self._handover, cause, record.outage.handover_seconds)
+            _observe(self._outage, cause, record.outage.seconds)
+
+    def wrote_first(self, cause: str, seconds: float) -> None:
+        """Count the first message of a holder; ``cause``: why the tenure before it ended."""
+        _observe(self._first_message, cause, seconds)
 
     def lost(self, loss: Loss) -> None:
         """Count lost acknowledged entries."""
@@ -198,14 +209,16 @@ class Metrics:
             ["reason"],
             (((reason,), count) for reason, count in self.fenced.items()),
         )
-        leaderless = HistogramMetricFamily(
-            "onewriter_leaderless_seconds",
-            "Time without a writer before a grant.",
-            labels=["cause"],
-        )
-        for cause, spread in self._leaderless.items():
-            leaderless.add_metric([cause], spread.cumulative(), spread.total)
-        yield leaderless
+        text = "Time without a writer before a grant, from when the former writer left or was found dead."
+        yield _by_cause("leaderless", text, self._leaderless)
+        text = "Time in which no producer could write before a grant: detection and handover."
+        yield _by_cause("outage", text, self._outage)
+        text = "Time from the former writer's last sign of life to the end of its right to write."
+        yield _by_cause("detection", text, self._detection)
+        text = "Time from the end of the former writer's right to write to a grant."
+        yield _by_cause("handover", text, self._handover)
+        text = "Time from a grant to its holder's first message, if that follows within a minute."
+        yield _by_cause("first_message", text, self._first_message)
         yield _counter(
             "lost_entries", "Acknowledged entries that the store lost.", self._lost_entries
         )
@@ -403,3 +416,15 @@ def _counters(
     for names, value in values:
         family.add_metric(list(names), value)
     return family
+
+
+def _by_cause(name: str, text: str, spreads: Mapping[str, Distribution]) -> Metric:
+    family = HistogramMetricFamily(f"onewriter_{name}_seconds", text, labels=["cause"])
+    for cause, spread in spreads.items():
+        family.add_metric([cause], spread.cumulative(), spread.total)
+    return family
+
+
+def _observe(spreads: dict[str, Distribution], cause: str, seconds: float | None) -> None:
+    if seconds is not None:
+        spreads.setdefault(cause, Distribution(OUTAGE_SECONDS)).observe(seconds)

@@ -60,6 +60,8 @@ class TopicDependencies:
     """Reports what was acknowledged in a log that may be lost to another dataset."""
     moved: Callable[[TopicName, Record], None]
     """Reports a transition of a topic."""
+    first_message: Callable[[str, float], None] = lambda _cause, _seconds: None
+    """Reports the seconds between a grant and its holder's first message, with the cause of the transition."""
     changed: Callable[[TopicName], None] = lambda _name: None
     """Reports that a topic's status changed, or whether this broker serves it."""
     audit_tail: AuditTail | None = None

@@ -241,14 +241,15 @@ class Fencing:
         changed = {name: _alike(value) for name, value in found.items() if known.get(name) != value}
         topic_log.note_state(changed, known.keys() - found.keys())
 
-    async def remember_end(self, topic_log: TopicLog) -> None:
+    async def remember_end(self, topic_log: TopicLog) -> int | None:
         """Note the last entry before the first marker of this broker. It counts as acknowledged.
 
-        If the store loses it later, the broker can report the loss. Raises Undecided.
+        If the store loses it later, the broker can report the loss. Returns the time of that entry's block, by the
+        wall clock of the broker that wrote it; None: unknown. Raises Undecided.
         """
         binding = topic_log.binding
         if binding is None or len(topic_log.state) == 0 or topic_log.ends:
-            return
+            return None
         blocks = await topic_log.store.read_blocks(
             topic_log.name,
             EARLIEST,
@@ -257,9 +258,11 @@ class Fencing:
             reverse=True,
             replid=binding.replid,
         )
-        ends = [block.last for block in blocks if isinstance(block, Block)]
-        for end in ends[:1]:
-            topic_log.note_end(end)
+        newest = next((block for block in blocks if isinstance(block, Block)), None)
+        if newest is None:
+            return None
+        topic_log.note_end(newest.last)
+        return newest.time_ms
 
     async def record_use(self, ledger: int) -> None:
         """Record in the anchor that the bucket has data, before the first acknowledgement.

@@ -20,7 +20,7 @@ from onewriter_broker.log.store.api import BrokenKey
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
 from onewriter_broker.topic.fencing import Fencing
-from onewriter_broker.topic.history.presence import note
+from onewriter_broker.topic.history.presence import ending_of, note
 from onewriter_broker.topic.history.topic_history import TopicHistory
 from onewriter_broker.topic.producers.deduplication import Deduplications
 from onewriter_broker.topic.producers.leader_loads import may_promote
@@ -58,6 +58,7 @@ from onewriter_core.topic.lookups import tenure_of
 from onewriter_core.topic.machine import next_deadline, step
 from onewriter_core.topic.model import (
     Departure,
+    Ending,
     Partition,
     Purpose,
     Reserved,
@@ -121,7 +122,7 @@ class TopicRunner:
             limits=dependencies.limits.deduplication,
         )
         # Lists and plain dicts: an empty deque takes 0.6 KiB, and most topics are idle.
-        self.history = TopicHistory(name, bucket, dependencies, spawn)
+        self.history = TopicHistory(name, bucket, logs, dependencies, spawn)
         self._dependencies = dependencies
         self._fencing = Fencing(
             name, bucket, logs, dependencies, self.history.audit, self._sequences
@@ -187,20 +188,32 @@ class TopicRunner:
         ledger = await self._dependencies.ownership.reserve_ledger(self.bucket)
         known = {partition.number: partition for partition in partitions}
         stored = [number for number in numbers if self.logs[number].exists]
+        endings: dict[int, Ending | None] = {}
         opened = await self._fencing.write_markers(effect, known, ledger, flush=False)
         if opened is None:
             return None
+        fenced_at, wall_ms = self._dependencies.now(), self._dependencies.wall_ms()
         await self._fencing.record_use(opened)
         for number in stored:
             await self._fencing.read_state(self.logs[number])
         for number in numbers:
-            await self._fencing.remember_end(self.logs[number])
+            last_block_ms = await self._fencing.remember_end(self.logs[number])
+            endings[number] = ending_of(
+                self.logs[number].state,
+                known[number].vacant_since,
+                last_block_ms,
+                fenced_at,
+                wall_ms,
+            )
             await self.deduplications.open(number)
             if known[
                 number
             ].serve_seconds:  # the former broker may have assured the holder just before
                 self._assured_at[number] = self._dependencies.now()
-        return tuple(replace(partition, ledger=opened, is_open=True) for partition in partitions)
+        return tuple(
+            replace(partition, ledger=opened, is_open=True, ending=endings[partition.number])
+            for partition in partitions
+        )
 
     def start(self, partitions: tuple[Partition, ...]) -> None:
         """Serve partitions that were opened."""
@@ -321,12 +334,17 @@ class TopicRunner:
         producer.since_ms = self._dependencies.wall_ms()
         self.post(ProducerRequested(producer.request, self._dependencies.now()))
 
-    def gone(self, producer: Producer, departure: Departure) -> None:
-        """Handle the departure of a producer or waiter, or the loss of its connection."""
-        if self._topic_producers.stop(producer.request.registration) is not None:
-            self.post(
-                ProducerGone(producer.request.registration, departure, self._dependencies.now())
-            )
+    def gone(self, producer: Producer, departure: Departure, heard_at: float | None = None) -> None:
+        """Handle the departure of a producer or waiter, or the loss of its connection.
+
+        ``heard_at``: its last sign of life. None: the last byte of its connection, or for a producer that was
+        closed by its client, now.
+        """
+        registration, now = producer.request.registration, self._dependencies.now()
+        if heard_at is None:
+            heard_at = now if departure is Departure.CLOSED else producer.channel.last_inbound
+        if self._topic_producers.stop(registration) is not None:
+            self.post(ProducerGone(registration, departure, now, heard_at))
 
     async def administer(self, event: Event, identifier: str) -> Answer:
         """Post an administrator's request and wait for its answer.
@@ -465,10 +483,12 @@ class TopicRunner:
         ledger = await self._reserved_ledger(effect)
         if ledger is None:
             return
-        for registration in effect.stops:
-            if registration in self.producers:
-                self.producers[registration].is_active = False
-                self.producers[registration].is_stopped = True
+        stopped = [producer for each in effect.stops if (producer := self.producers.get(each))]
+        for producer in stopped:
+            producer.is_active = False
+            producer.is_stopped = True
+        stopped_at = self._dependencies.now()
+        heard_at = max((each.channel.last_inbound for each in stopped), default=None)
         changes_hands = effect.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         if changes_hands:
             for partition in effect.partitions:
@@ -482,7 +502,11 @@ class TopicRunner:
         assured_at = max(
             self._assured_at.get(partition, -math.inf) for partition in effect.partitions
         )
-        self.post(FenceStored(effect.number, opened, self._dependencies.now(), assured_at))
+        self.post(
+            FenceStored(
+                effect.number, opened, self._dependencies.now(), assured_at, stopped_at, heard_at
+            )
+        )
 
 
 def _tenure(partition: Partition) -> Tenure | None:

@@ -103,7 +103,15 @@ class Transition(ApiModel):
     pod: Word | None = None
     """Pod of that producer."""
     leaderless_ms: Number | None = None
-    """Time without a writer, in milliseconds; unset if unknown."""
+    """Time without a writer, in milliseconds, from when the former writer left or was found dead; unset if unknown."""
+    detection_ms: Number | None = None
+    """Time from the former writer's last sign of life to the end of its right to write, in milliseconds; unset if unknown."""
+    handover_ms: Number | None = None
+    """Time from the end of that right to the grant, in milliseconds; unset if unknown."""
+    outage_ms: Number | None = None
+    """Time in which no producer could write, in milliseconds: detection and handover; unset if unknown."""
+    first_message_ms: Number | None = None
+    """Time from the grant to this producer's first message, in milliseconds; unset if none followed within a minute."""
 
 
 class FencedPod(ApiModel):

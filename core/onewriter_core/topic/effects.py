@@ -11,6 +11,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.ids import Identity
 from onewriter_core.topic.model import (
     Departure,
+    Outage,
     ProducerGroup,
     PromotionPolicy,
     Purpose,
@@ -108,6 +109,8 @@ class Record:
 
     ``leaderless_seconds`` is None if no producer had written before, 0 if the holder changed without a gap.
     ``former`` is the previous tenure of the first partition, None if there was none that could be resumed.
+    ``outage`` is the time in which no producer could write before the grant; None: there was no writer before, or it is
+    unknown when its right ended.
     """
 
     partitions: tuple[int, ...]
@@ -119,6 +122,7 @@ class Record:
     departure: Departure
     leaderless_seconds: float | None
     former: Tenure | None = None
+    outage: Outage | None = None
 
 
 @dataclass(frozen=True, slots=True)

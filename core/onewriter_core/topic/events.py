@@ -20,11 +20,15 @@ class ProducerRequested:
 
 @dataclass(frozen=True, slots=True)
 class ProducerGone:
-    """A producer or waiter left, or was found dead. Only this registration is removed."""
+    """A producer or waiter left, or was found dead. Only this registration is removed.
+
+    ``heard_at``: its last sign of life; None: unknown.
+    """
 
     registration: str
     departure: Departure
     now: float
+    heard_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +36,16 @@ class FenceStored:
     """The ``Fence`` effect of that number is durable. ``ledger`` is the ledger that it opened.
 
     ``assured_at`` is the latest time at which the last holder of its partitions may have been assured that it
-    holds them. None: unknown, so it may be ``now``.
+    holds them. None: unknown, so it may be ``now``. ``stopped_at`` is when the fence stopped the writers of its
+    partitions (None: ``now``), and ``heard_at`` their last sign of life (None: unknown).
     """
 
     number: int
     ledger: int
     now: float
     assured_at: float | None = None
+    stopped_at: float | None = None
+    heard_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from onewriter_core.topic.effects import NEW_EPOCH, Answer, Close, Effect, Fence
 from onewriter_core.topic.events import FenceRefused, FenceStored
 from onewriter_core.topic.lookups import (
     leaderless_seconds,
+    outage_before,
     tenure_of,
     with_holder,
     with_partition,
@@ -23,6 +24,7 @@ from onewriter_core.topic.model import (
     DEPOSED_MAX,
     Departure,
     Draining,
+    Ending,
     FencePhase,
     Fencing,
     FencingFormerDataset,
@@ -150,15 +152,17 @@ def fence_stored(topic: Topic, event: FenceStored) -> Step:
     newest = max((max(s.ledger, s.epoch) for s in fenced), default=0)
     if ledger <= newest:
         raise ImpossibleStep(f"ledger {ledger} fenced after {newest}")
+    ending = _ending(pending, event)
     serves_until = _serves_until(fenced, now if event.assured_at is None else event.assured_at)
     if pending.purpose in {Purpose.GRANT, Purpose.SHARE} and serves_until > now:
-        return _drain(topic, phase, Draining(pending, ledger, serves_until, fenced[0]), now)
+        draining = Draining(pending, ledger, serves_until, fenced[0])
+        return _drain(topic, phase, draining, ending, now)
     topic = replace(topic, phase=Settled())
     match pending.purpose:
         case Purpose.GRANT:
-            return _granted(topic, phase, ledger, now)
+            return _granted(topic, phase, ledger, now, ending)
         case Purpose.DEPOSE:
-            return _vacated_by_order(topic, phase, ledger, now)
+            return _vacated_by_order(topic, phase, ledger, now, ending)
         case Purpose.SHARE:
             return _shared(topic, phase, ledger)
         case Purpose.RESUME:
@@ -169,13 +173,26 @@ def fence_stored(topic: Topic, event: FenceStored) -> Step:
             assert_never(pending.purpose)
 
 
+def _ending(pending: PendingFence, event: FenceStored) -> Ending:
+    """The end of the right of the writers that the fence stopped.
+
+    An ordered handover takes the holder as alive until then.
+    """
+    at = event.now if event.stopped_at is None else event.stopped_at
+    return Ending(at, at if pending.departure is Departure.HANDED_OVER else event.heard_at)
+
+
 def _serves_until(partitions: list[Partition], assured_at: float) -> float:
     """Until when a deposed holder may still act for the topic."""
     return assured_at + max((s.serve_seconds for s in partitions), default=0.0)
 
 
 def _drain(
-    topic: Topic, phase: Fencing | FencingFormerDataset, draining: Draining, now: float
+    topic: Topic,
+    phase: Fencing | FencingFormerDataset,
+    draining: Draining,
+    ending: Ending,
+    now: float,
 ) -> Step:
     """Close the former writers now. The new writer gets its grant when no former holder may serve."""
     pending = phase.fence
@@ -193,6 +210,7 @@ def _drain(
                 ownership=Vacant(),
                 departure=pending.departure if partition.number in written else partition.departure,
                 vacant_since=now if partition.number in written else partition.vacant_since,
+                ending=ending if partition.number in written else partition.ending,
                 deposed=_deposed(partition, pending.group, pending.departure, pending.purpose),
             ),
         )
@@ -209,7 +227,7 @@ def end_drain(topic: Topic, now: float) -> Step:
     topic = replace(topic, phase=Settled())
     if phase.fence.purpose is Purpose.SHARE:
         return _shared(topic, phase, phase.ledger)
-    return _granted(topic, phase, phase.ledger, now)
+    return _granted(topic, phase, phase.ledger, now, None)
 
 
 def _opens(phase: FencePhase, partition: Partition) -> bool:
@@ -225,7 +243,10 @@ def _opens(phase: FencePhase, partition: Partition) -> bool:
             assert_never(phase)
 
 
-def _granted(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
+def _granted(
+    topic: Topic, phase: FencePhase, ledger: int, now: float, ending: Ending | None
+) -> Step:
+    """Grant the fence's partitions. ``ending``: the end of the writers that the fence stopped just now."""
     pending = phase.fence
     group = _known(pending.group)
     present = _first_partition(topic, pending)
@@ -234,6 +255,7 @@ def _granted(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
     departure = pending.departure if was_held else first.departure
     takes_over = isinstance(present.ownership, Held | Shared)
     gap_seconds = 0.0 if takes_over else leaderless_seconds(present, now)
+    outage = outage_before(ending if takes_over else present.ending, now)
     topic, closes = _evicted(topic, pending, now)
     alive = bool(group.members)
     tenure = Tenure(ledger, group.producer_name, group.identity, group.admitted_by)
@@ -248,6 +270,7 @@ def _granted(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
                 ownership=Held(tenure, group.group_id) if alive else Vacant(tenure),
                 departure=Departure.NONE if alive else Departure.CONNECTION_LOST,
                 vacant_since=None if alive else now,
+                ending=None if alive else Ending(now, now),
                 deposed=_deposed(partition, group, pending.departure, pending.purpose),
                 serve_seconds=group.serve_seconds if alive else 0.0,
             ),
@@ -264,14 +287,18 @@ def _granted(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
         departure,
         gap_seconds,
         tenure_of(first),
+        outage,
     )
     answer = _answers(pending, ledger)
     return topic, (*closes, *grants(topic, group, resumed=False), record, *answer)
 
 
-def _vacated_by_order(topic: Topic, phase: FencePhase, ledger: int, now: float) -> Step:
+def _vacated_by_order(
+    topic: Topic, phase: FencePhase, ledger: int, now: float, ending: Ending
+) -> Step:
     pending = phase.fence
     first = _first_partition(topic, pending)
+    written = {s.number for s in topic.partitions if isinstance(s.ownership, Held | Shared)}
     topic, closes = _evicted(topic, pending, now)
     for partition in (s for s in topic.partitions if s.number in pending.partitions):
         topic = with_partition(
@@ -284,6 +311,7 @@ def _vacated_by_order(topic: Topic, phase: FencePhase, ledger: int, now: float) 
                 ownership=Vacant(),
                 departure=pending.departure,
                 vacant_since=now,
+                ending=ending if partition.number in written else partition.ending,
                 deposed=_deposed(partition, None, pending.departure, pending.purpose),
             ),
         )
@@ -307,7 +335,8 @@ def _shared(topic: Topic, phase: FencePhase, ledger: int) -> Step:
     partition = _first_partition(topic, pending)
     ownership = Shared(pending.newcomers) if pending.newcomers else Vacant()
     topic = with_partition(
-        topic, replace(partition, ownership=ownership, vacant_since=None, serve_seconds=0.0)
+        topic,
+        replace(partition, ownership=ownership, vacant_since=None, ending=None, serve_seconds=0.0),
     )
     return topic, tuple(grant_shared(partition, producer) for producer in pending.newcomers)
 
@@ -338,10 +367,11 @@ def resume(topic: Topic, partition: Partition, group: ProducerGroup, now: float)
         partition.departure,
         leaderless_seconds(partition, now),
         tenure,
+        outage_before(partition.ending, now),
     )
     topic = with_partition(
         with_holder(topic, group),
-        replace(partition, ownership=Held(tenure, group.group_id), vacant_since=None),
+        replace(partition, ownership=Held(tenure, group.group_id), vacant_since=None, ending=None),
     )
     return topic, (*grants(topic, group, resumed=True), record)
 

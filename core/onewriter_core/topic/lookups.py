@@ -10,11 +10,13 @@ from onewriter_core.topic.model import (
     Closed,
     Departure,
     Draining,
+    Ending,
     Fencing,
     FencingFormerDataset,
     Held,
     ImpossibleStep,
     Member,
+    Outage,
     Partition,
     PendingFence,
     ProducerGroup,
@@ -147,7 +149,13 @@ def without_member(topic: Topic, group_id: str, registration: str) -> Topic:
     return with_holder(topic, holder_of(topic, group_id).without(registration))
 
 
-def vacated(partition: Partition, tenure: Tenure, departure: Departure, now: float) -> Partition:
+def vacated(
+    partition: Partition,
+    tenure: Tenure,
+    departure: Departure,
+    now: float,
+    heard_at: float | None = None,
+) -> Partition:
     """The partition after its exclusive writer left. A grant that may be lost cannot be resumed."""
     may_resume = not (isinstance(partition.ownership, Held) and partition.ownership.may_be_lost)
     return replace(
@@ -155,19 +163,23 @@ def vacated(partition: Partition, tenure: Tenure, departure: Departure, now: flo
         ownership=Vacant(tenure if may_resume else None),
         departure=departure,
         vacant_since=now,
+        ending=Ending(now, heard_at),
         # A client stops serving before it closes its producer.
         serve_seconds=0.0 if departure is Departure.CLOSED else partition.serve_seconds,
     )
 
 
-def without_absentees(topic: Topic, departure: Departure, now: float) -> Topic:
+def without_absentees(
+    topic: Topic, departure: Departure, now: float, heard_at: float | None = None
+) -> Topic:
     """Remove holders without members, also from partitions whose producer never joined."""
     for holder in topic.holders:
         for partition in topic.partitions:
             match partition.ownership:
                 case Held(tenure, holder.group_id) if not holder.members:
                     if partition.number in holder.partitions:
-                        topic = with_partition(topic, vacated(partition, tenure, departure, now))
+                        vacant = vacated(partition, tenure, departure, now, heard_at)
+                        topic = with_partition(topic, vacant)
                 case _:
                     pass
     return replace(topic, holders=tuple(h for h in topic.holders if h.members))
@@ -192,6 +204,15 @@ def overlap(some: tuple[int, ...], others: tuple[int, ...]) -> bool:
 
 def leaderless_seconds(partition: Partition, now: float) -> float | None:
     return None if partition.vacant_since is None else now - partition.vacant_since
+
+
+def outage_before(ending: Ending | None, now: float) -> Outage | None:
+    """The outage before a grant at ``now``. None: unknown, or there was no writer."""
+    if ending is None:
+        return None
+    heard_at = ending.heard_at
+    detection = None if heard_at is None else max(0.0, ending.at - heard_at)
+    return Outage(detection, max(0.0, now - ending.at))
 
 
 def new_group(

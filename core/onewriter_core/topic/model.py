@@ -217,13 +217,44 @@ Ownership = Vacant | Reserved | Shared | Held
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a writer's right to write.
+
+    ``at``: when the writer left or was found dead, or when a fence stopped it. ``heard_at``: its last sign of life;
+    None: unknown.
+    """
+
+    at: float
+    heard_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """The time in which no producer could write before a grant, in seconds.
+
+    ``detection_seconds``: from the former writer's last sign of life to the end of its right; None: unknown.
+    ``handover_seconds``: from then to the grant.
+    """
+
+    detection_seconds: float | None
+    handover_seconds: float
+
+    @property
+    def seconds(self) -> float | None:
+        """The whole outage. None: unknown."""
+        if self.detection_seconds is None:
+            return None
+        return self.detection_seconds + self.handover_seconds
+
+
+@dataclass(frozen=True, slots=True)
 class Partition:
     """One partition and its ownership.
 
     ``epoch`` is the highest topic epoch ever granted here. ``ledger`` is the newest ledger that this broker
     fenced. ``is_open``: this broker fenced it in the present dataset and may append. ``departure`` and
-    ``vacant_since`` state how and when the last writer left, for the record of the next transition. ``deposed``
-    lists identities that lost a tenure without leaving. ``serve_seconds``: the last holder may act for the topic
+    ``vacant_since`` state how and when the last writer left, for the record of the next transition. ``ending`` is
+    the end of that writer's right; None: there is a writer, or the end is unknown. ``deposed`` lists identities that lost a tenure without leaving. ``serve_seconds``: the last holder may act for the topic
     for this time after its last assurance; 0: it may not, or it left by itself.
     """
 
@@ -234,6 +265,7 @@ class Partition:
     ownership: Ownership = Vacant()
     departure: Departure = Departure.NONE
     vacant_since: float | None = None
+    ending: Ending | None = None
     deposed: tuple[Identity, ...] = ()
     serve_seconds: float = 0.0
 

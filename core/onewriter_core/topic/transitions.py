@@ -218,6 +218,7 @@ def _start_or_defer(topic: Topic, request: Request, purpose: Purpose, partition:
 def gone(topic: Topic, event: ProducerGone) -> Step:
     """A producer left or was found dead. It frees what it holds, nothing else."""
     registration, departure, now = event.registration, event.departure, event.now
+    heard_at = event.heard_at
     topic = replace(
         topic,
         held_back=tuple(h for h in topic.held_back if h.request.registration != registration),
@@ -236,13 +237,14 @@ def gone(topic: Topic, event: ProducerGone) -> Step:
                 if Member(partition.number, registration) in [
                     replace(m, reconnects=0) for m in members
                 ]:
-                    topic = with_partition(topic, vacated(partition, tenure, departure, now))
+                    vacant = vacated(partition, tenure, departure, now, heard_at)
+                    topic = with_partition(topic, vacant)
                     topic = without_member(topic, group_id, registration)
             case Vacant() | Reserved():
                 pass
             case _:
                 assert_never(partition.ownership)
-    return without_absentees(topic, departure, now), ()
+    return without_absentees(topic, departure, now, heard_at), ()
 
 
 def gone_while_fencing(topic: Topic, event: ProducerGone) -> Step:

@@ -358,23 +358,23 @@ class Fleet:
 
     def _note_refusal(self, broker: _Broker, desired: Desired, refused: BrokerRefused) -> None:
         """Find the objects that the broker's errors name, and leave them out."""
-        blamed: dict[Key, tuple[str, str]] = {}
+        rejected: dict[Key, tuple[str, str]] = {}
         for key, digest in desired.pieces.items():
             said = [error for error in refused.errors if _names(error, key)]
             if said:
-                blamed[key] = (digest, "; ".join(said))
+                rejected[key] = (digest, "; ".join(said))
         log.warning(
             "desired.refused",
             broker=broker.client.name,
             errors=refused.errors[:10],
-            blamed=len(blamed),
+            rejected=len(rejected),
         )
-        if not blamed or len(broker.refused) + len(blamed) > REFUSED_PIECES_MAX:
+        if not rejected or len(broker.refused) + len(rejected) > REFUSED_PIECES_MAX:
             self._refuse_all(broker, "; ".join(refused.errors))
             return
-        broker.refused |= blamed
+        broker.refused |= rejected
         broker.is_wanted.set()
-        self._listener.applied(set(blamed))
+        self._listener.applied(set(rejected))
 
     def _refuse_all(self, broker: _Broker, reason: str) -> None:
         """Count the whole desired state as refused until it changes."""

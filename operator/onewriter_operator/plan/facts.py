@@ -20,7 +20,7 @@ from onewriter_operator.objects import (
 )
 from onewriter_operator.plan.view import TopicView
 
-StandingReason = Literal[
+AcceptanceReason = Literal[
     "Accepted",
     "Closing",
     "Invalid",
@@ -35,7 +35,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Acceptance:
     """Whether the brokers receive an object; ``reason`` and ``message`` say why not.
 
     ``Closing``: the brokers have the object and must admit no producer any more. ``topic`` is the
@@ -43,7 +43,7 @@ class Standing:
     ``is_kept``: the present spec is invalid, and the brokers keep the previous one.
     """
 
-    reason: StandingReason = "Accepted"
+    reason: AcceptanceReason = "Accepted"
     message: str = ""
     topic: str = ""
     rival: str = ""
@@ -176,7 +176,7 @@ class Facts:
 
     declared: DeclaredObject
     now: float
-    standing: Standing = Standing()
+    acceptance: Acceptance = Acceptance()
     applied: Applied = Applied()
     brokers: FleetState = FleetState()
     view: TopicView | None = None
@@ -221,7 +221,7 @@ class Facts:
         The status stays as it is: an operator that starts must not rewrite every status twice.
         """
         is_new = self.declared.status.observed_generation < 0
-        is_unheard = self.standing.is_passed_on and self.view is None
+        is_unheard = self.acceptance.is_passed_on and self.view is None
         return is_unheard and self.brokers.is_settling and not is_new
 
 

@@ -6,7 +6,7 @@ adds the answers to the facts and plans again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from onewriter_operator.objects import (
     FencedPod,
     KubeObject,
     TopicStatus,
+    mappings,
     parse_topic_status,
     present,
 )
@@ -88,14 +89,14 @@ def plan_topic(facts: TopicFacts) -> Plan:
     if facts.declared.is_going:
         return _deleting(facts)
     if needs_look_up(facts):
-        return Plan((LookUpTopic(facts.standing.topic),), None)
+        return Plan((LookUpTopic(facts.acceptance.topic),), None)
     if facts.is_too_early:
         return Plan((RequeueAfter(SETTLING_SECONDS),), None, facts.drift)
     problem = service_problem(facts)
     drift = list(dict.fromkeys((*facts.drift, *_status_drift(facts))))
     actions = [*_finalizer(facts)]
     fenced = FencedPlan(known_pods(facts), ())
-    if facts.standing.is_passed_on and not facts.declared.is_set(PAUSED):
+    if facts.acceptance.is_passed_on and not facts.declared.is_set(PAUSED):
         fenced = plan_fenced(facts)
         actions += [*plan_orders(facts), *fenced.actions]
         if problem is None or problem.reason == verdicts.SERVICE_REFUSED:
@@ -123,14 +124,14 @@ def plan_topic(facts: TopicFacts) -> Plan:
 
 def _wait_seconds(facts: TopicFacts) -> float | None:
     """How long the operator keeps the present status; None if it may write."""
-    if not facts.standing.is_passed_on:
+    if not facts.acceptance.is_passed_on:
         return None
     if facts.is_moving:
         return MOVING_SECONDS
     if _flickers(facts):
         return FLICKER_SECONDS
     is_unknown = facts.view is None and not _is_stored(facts) and not facts.epoch_seen
-    if facts.status_editor and is_unknown and facts.standing.reason == "Accepted":
+    if facts.status_editor and is_unknown and facts.acceptance.reason == "Accepted":
         # The true epoch is unknown: it may be neither the one that was written nor a lower one.
         return UNKNOWN_SECONDS
     return PATIENCE_SECONDS if facts.is_settling_soon else None
@@ -145,7 +146,7 @@ def needs_look_up(facts: TopicFacts) -> bool:
     is_new = facts.declared.status.observed_generation < 0
     return (
         # An administrator may have reassigned a topic that another namespace declared.
-        facts.standing.reason in {"Accepted", "DeclaredElsewhere"}
+        facts.acceptance.reason in {"Accepted", "DeclaredElsewhere"}
         and facts.stored is None
         and facts.brokers.synced > 0
         and (is_new or facts.view is None)
@@ -176,8 +177,8 @@ def _status(
     before = facts.declared.status
     generation = facts.declared.generation
     found: Json = {"observedGeneration": generation}
-    if facts.standing.topic:
-        found["topic"] = facts.standing.topic
+    if facts.acceptance.topic:
+        found["topic"] = facts.acceptance.topic
     epoch = epoch_of(facts)
     if epoch is not None:
         found["epoch"] = epoch
@@ -195,7 +196,7 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
     view = facts.view
     names = ("holder", "waiting", "partitions", "transitions")
     if view is None:
-        is_unknown = not facts.is_unserved and facts.standing.is_passed_on
+        is_unknown = not facts.is_unserved and facts.acceptance.is_passed_on
         kept = names if is_unknown else ("partitions", "transitions")
         found = {name: value for name, value in present(**before).items() if name in kept}
         if not is_unknown:
@@ -215,7 +216,8 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
     ]
     if partitions:
         found["partitions"] = partitions[:PARTITIONS_SHOWN_MAX]
-    transitions = shown_transitions(view) or before.get("transitions")
+    known = () if facts.status_editor else mappings(before.get("transitions"))
+    transitions = with_former(shown_transitions(view), known)
     if transitions:
         found["transitions"] = transitions
     return found
@@ -241,14 +243,29 @@ def shown_transitions(view: TopicView) -> list[Json]:
     return [_shown(each) for each in shown[:TRANSITIONS_SHOWN_MAX]]
 
 
+def with_former(shown: list[Json], known: Iterable[Json]) -> list[Json]:
+    """The transitions that brokers report, and those that the status showed before.
+
+    A broker knows only what its bucket's audit still has. A transition that was shown keeps its time, and the fields
+    that the broker has lost.
+    """
+    by_epoch = {each["epoch"]: each for each in reversed(shown)}
+    newest = max(by_epoch, default=None)
+    for each in known:
+        epoch = each.get("epoch")
+        if not isinstance(epoch, int) or (newest is not None and epoch > newest):
+            continue
+        by_epoch[epoch] = {**each, **by_epoch.get(epoch, {}), "at": each.get("at")}
+    found = sorted(by_epoch.values(), key=lambda each: int(each["epoch"]), reverse=True)
+    return found[:TRANSITIONS_SHOWN_MAX]
+
+
 def _shown(transition: TransitionView) -> Json:
     found: Json = {"epoch": transition.epoch, "cause": transition.cause, "at": transition.at}
     if transition.holder is not None:
         writer = transition.holder
         found |= present(producerName=writer.producer_name, pod=writer.pod)
-    if transition.leaderless_ms is not None:
-        found["leaderlessMs"] = transition.leaderless_ms
-    return found
+    return found | {name: value for name, value in transition.times() if value is not None}
 
 
 def _flickers(facts: TopicFacts) -> bool:
@@ -270,7 +287,10 @@ def _events(facts: TopicFacts, status: TopicStatus) -> list[Action]:
     if epoch > former and status.transitions and not facts.status_editor:
         last = status.transitions[0]
         writer = last.producer_name or "no producer"
-        events.append(EmitEvent("EpochAdvanced", f"Epoch {epoch} ({last.cause}): {writer} writes"))
+        note = f"Epoch {epoch} ({last.cause}): {writer} writes"
+        if last.outage_ms:
+            note += f". No producer could write for {last.outage_ms} ms"
+        events.append(EmitEvent("EpochAdvanced", note))
     known = {pod.identifier for pod in known_pods(facts)}
     for pod in status.fenced_pods:
         if pod.identifier not in known:
@@ -309,7 +329,7 @@ def _unmanaged(facts: TopicFacts) -> Plan:
 def _finalizer(facts: TopicFacts) -> list[Action]:
     """The object has a finalizer only if its log is to be deleted with it."""
     present = facts.declared.finalizers
-    is_wanted = facts.declared.spec.deletes_log and facts.standing.is_passed_on
+    is_wanted = facts.declared.spec.deletes_log and facts.acceptance.is_passed_on
     if is_wanted and TOPIC_FINALIZER not in present:
         return [SetFinalizers((*present, TOPIC_FINALIZER))]
     return [] if is_wanted else _release(facts)
@@ -331,10 +351,10 @@ def _deleting(facts: TopicFacts) -> Plan:
     )
     if TOPIC_FINALIZER not in facts.declared.finalizers:
         return Plan((), status)
-    if not facts.declared.spec.deletes_log or facts.standing.reason != "Closing":
+    if not facts.declared.spec.deletes_log or facts.acceptance.reason != "Closing":
         return Plan(tuple(_release(facts)), None)
     answer = facts.deletion
-    topic = facts.standing.topic
+    topic = facts.acceptance.topic
     if answer is not None and answer.answer == "Deleted":
         return Plan(
             (EmitEvent("TopicDeleted", f"The log of {topic} is gone"), *_release(facts)), None

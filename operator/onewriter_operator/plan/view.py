@@ -6,8 +6,10 @@ has its default, and a transition without epoch, cause or time is left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from onewriter_operator.objects import mapping, mappings, number, optional_number, text
 
@@ -33,6 +35,18 @@ class ProducerView:
         return bool(self.pod and self.pod_uid)
 
 
+TIMES: Final = MappingProxyType(
+    {
+        "leaderless_ms": "leaderlessMs",
+        "detection_ms": "detectionMs",
+        "handover_ms": "handoverMs",
+        "outage_ms": "outageMs",
+        "first_message_ms": "firstMessageMs",
+    }
+)
+"""The times of a transition by attribute. A broker of an earlier release reports the first one only."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionView:
     """One partition, or the topic itself (``partition`` None). ``holder`` is a producer's name."""
@@ -45,15 +59,23 @@ class PartitionView:
 
 @dataclass(frozen=True, slots=True)
 class TransitionView:
-    """One change of the holder."""
+    """One change of the holder. A time is None if it is unknown."""
 
     epoch: int
     cause: str
     at: str
     kind: str = "grant"
     leaderless_ms: int | None = None
+    detection_ms: int | None = None
+    handover_ms: int | None = None
+    outage_ms: int | None = None
+    first_message_ms: int | None = None
     holder: ProducerView | None = None
     previous: ProducerView | None = None
+
+    def times(self) -> Iterable[tuple[str, int | None]]:
+        """Its times by their names in the status."""
+        return ((name, getattr(self, attribute)) for attribute, name in TIMES.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +149,18 @@ def parse_view(status: object) -> TopicView:
                 text(each.get("cause")),
                 text(each.get("at")),
                 text(each.get("kind")) or "grant",
-                optional_number(each.get("leaderlessMs")),
-                _producer(each.get("holder")),
-                _producer(each.get("previous")),
+                holder=_producer(each.get("holder")),
+                previous=_producer(each.get("previous")),
+                **_times(each),
             )
             for each in mappings(status.get("transitions"))
             if each.get("epoch") is not None and each.get("cause") and each.get("at")
         ),
     )
+
+
+def _times(transition: Mapping[str, Any]) -> dict[str, int | None]:
+    return {attribute: optional_number(transition.get(name)) for attribute, name in TIMES.items()}
 
 
 def _producers(found: object) -> tuple[ProducerView, ...]:

@@ -135,8 +135,11 @@ def transition(
     gap: int | None,
     at: str = "2026-01-01T00:00:00.000Z",
 ) -> Json:
-    found = {"epoch": epoch, "cause": cause, "at": at, "producerName": producer, "pod": pod}
-    found["leaderlessMs"] = gap
+    found: Json = {"epoch": epoch, "cause": cause, "at": at, "producerName": producer, "pod": pod}
+    if gap is not None:
+        detection = 2_512 if cause == "Silent" else 0
+        found |= {"leaderlessMs": gap, "detectionMs": detection, "handoverMs": gap}
+        found["outageMs"] = detection + gap
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -16,7 +16,7 @@ from onewriter_broker.http.pulsar.stats import iso
 from onewriter_broker.log.store.api import LogStore
 from onewriter_broker.log.store.audit_windows import AuditRecord, newest_records
 from onewriter_broker.ticks import Ticks
-from onewriter_broker.topic.history.transitions import LEADERLESS_MS, READY
+from onewriter_broker.topic.history.transitions import OUTAGE_FIELDS, READY
 from onewriter_core.topic.model import Purpose
 
 READ_RECORDS: Final = 512
@@ -29,7 +29,7 @@ RECORDS_PER_TICK: Final = 50
 """Records that are handled in one tick of the event loop: one or two milliseconds."""
 
 _NUMBERS: Final = frozenset(
-    {"epoch", "oldEpoch", "ledger", "priority", "arrival", "leaderlessMs", "entries", "claimed"}
+    {"epoch", "oldEpoch", "ledger", "priority", "arrival", "entries", "claimed", *OUTAGE_FIELDS}
 )
 _DOCUMENTS: Final = frozenset({"previous", "nextWaiter", "former"})
 _NUMBER = re.compile(r"-?[0-9]{1,16}", re.ASCII)
@@ -105,14 +105,12 @@ def _is_of(fields: dict[str, str], topic: str) -> bool:
 
 
 def _add(records: list[dict[str, Any]], record: dict[str, Any]) -> None:
-    """Add a record. The time at which a winner could write is added to its grant instead, if that is in the
-    list.
-    """
+    """Add a record. The times of a winner are added to its grant instead, if that is in the list."""
     if record.get("kind") == READY:
         for granted in reversed(records):
             is_same = granted.get("ledger") == record.get("ledger")
             if is_same and granted.get("kind") == Purpose.GRANT.value:
-                granted[LEADERLESS_MS] = record.get(LEADERLESS_MS)
+                granted.update({name: record[name] for name in OUTAGE_FIELDS if name in record})
                 return
     records.append(record)
 

@@ -295,6 +295,10 @@ def transition(found: Transition) -> Json:
         "holder": _person(found.holder),
         "previous": _person(found.previous),
         "leaderlessMs": found.leaderless_ms,
+        "detectionMs": found.detection_ms,
+        "handoverMs": found.handover_ms,
+        "outageMs": found.outage_ms,
+        "firstMessageMs": found.first_message_ms,
         "partitions": list(found.partitions[:PARTITIONS_SHOWN_MAX]),
     }
 

@@ -16,8 +16,9 @@ from onewriter_broker.topic.history.transitions import (
     UNANSWERED,
     Transition,
     forced,
+    latest,
     read_back,
-    with_gap,
+    with_times,
 )
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.model import Purpose
@@ -33,6 +34,9 @@ SHARED_SECONDS: Final = 5.0
 
 BUCKETS_MAX: Final = 256
 """Most readings in memory. The oldest one is dropped for a new one."""
+
+_READ_MAX: Final = 4 * HISTORY_MAX
+"""Transitions of a topic in memory while an audit is read. Above this number, the oldest are dropped."""
 
 _FENCES: Final = frozenset(purpose.value for purpose in Purpose)
 
@@ -68,12 +72,16 @@ async def audited_marker(
     return marker
 
 
+_Recorded = tuple[str, Transition]
+"""A broker, and a transition that it recorded."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Reading:
     """The transitions in a bucket's audit by topic, oldest first, each with its broker."""
 
     at: float
-    transitions: Mapping[str, Sequence[tuple[str, Transition]]]
+    transitions: Mapping[str, Sequence[_Recorded]]
 
 
 class AuditTail:
@@ -99,11 +107,11 @@ class AuditTail:
             if reading is None or self._now() - reading.at > SHARED_SECONDS:
                 reading = await self._read(bucket)
         transitions = reading.transitions.get(str(name), ())
-        return [
+        return latest(
             transition
             for broker, transition in transitions
             if broker != incarnation or transition.at_ms < since_ms
-        ][-HISTORY_MAX:]
+        )
 
     async def _read(self, bucket: int) -> _Reading:
         at = self._now()
@@ -128,14 +136,14 @@ class AuditTail:
 
 async def _transitions_of(
     records: Sequence[Mapping[str, str]],
-) -> dict[str, list[tuple[str, Transition]]]:
-    by_topic: dict[str, list[tuple[str, Transition]]] = {}
+) -> dict[str, list[_Recorded]]:
+    by_topic: dict[str, list[_Recorded]] = {}
     ticks = Ticks(RECORDS_PER_TICK)
     for fields in records:
         await ticks.step()
         transitions = by_topic.setdefault(fields.get("topic", ""), [])
         if fields.get("kind") == READY:
-            transitions[:] = [(broker, with_gap(each, fields)) for broker, each in transitions]
+            transitions[:] = [(broker, with_times(each, fields)) for broker, each in transitions]
             continue
         if fields.get("kind") == UNANSWERED and fields.get("epoch", "").isdecimal():
             epoch = int(fields["epoch"])
@@ -144,5 +152,11 @@ async def _transitions_of(
         found = read_back(fields)
         if found is not None:
             transitions.append((fields.get("broker", ""), found))
-            del transitions[:-HISTORY_MAX]
+            if len(transitions) > _READ_MAX:
+                _drop_oldest(transitions)
     return by_topic
+
+
+def _drop_oldest(recorded: list[_Recorded]) -> None:
+    kept = {id(each) for each in latest(each for _, each in recorded)}
+    recorded[:] = [(broker, each) for broker, each in recorded if id(each) in kept]

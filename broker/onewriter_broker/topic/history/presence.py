@@ -15,12 +15,21 @@ import structlog
 
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
-from onewriter_broker.topic.history.tenures import ABSENT_SINCE, PRESENT, PRESENT_SINCE
+from onewriter_broker.topic.history.tenures import (
+    ABSENT_SINCE,
+    HEARD_AT,
+    PRESENT,
+    PRESENT_SINCE,
+)
 from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.topic.model import Partition, Shared, Topic
+from onewriter_core.topic.model import Ending, Partition, Shared, Topic
 
 UNSEEN_MS_MAX = 1_000
 """Brokers send two heartbeats per second. A record this much later than the last heartbeat is from another broker."""
+
+RECENT_BLOCK_SECONDS = 3.0
+"""A holder whose last block is at most this much older than its broker's last heartbeat may have been silent since
+that block. A holder whose last block is older was idle, or the broker would have found it silent."""
 
 log = structlog.get_logger(__name__)
 
@@ -40,7 +49,8 @@ def note(
             fields = {
                 PRESENT: present,
                 PRESENT_SINCE: str(dependencies.wall_ms()) if is_present else "",
-                ABSENT_SINCE: "" if is_present else _since(partition, dependencies),
+                ABSENT_SINCE: "" if is_present else _wall_ms(partition.vacant_since, dependencies),
+                HEARD_AT: "" if is_present else _wall_ms(_heard_at(partition), dependencies),
             }
             topic_log.note_state(fields)
             spawn(_save(topic_log, fields))
@@ -54,11 +64,15 @@ async def note_leaving(topic: Topic, logs: Mapping[int, TopicLog], wall_ms: int)
             await _save(topic_log, {ABSENT_SINCE: str(wall_ms)})
 
 
-def _since(partition: Partition, dependencies: TopicDependencies) -> str:
-    """When the partition's last writer left. Empty: unknown, because it left before this broker served the topic."""
-    if partition.vacant_since is None:
+def _heard_at(partition: Partition) -> float | None:
+    return None if partition.ending is None else partition.ending.heard_at
+
+
+def _wall_ms(moment: float | None, dependencies: TopicDependencies) -> str:
+    """A moment of this broker's clock as milliseconds of the wall clock. Empty: unknown."""
+    if moment is None:
         return ""
-    elapsed_seconds = dependencies.now() - partition.vacant_since
+    elapsed_seconds = dependencies.now() - moment
     return str(dependencies.wall_ms() - round(elapsed_seconds * 1000))
 
 
@@ -89,6 +103,36 @@ def absent_since(
     else:
         return None
     return now - max(0, wall_ms - since_ms) / 1000
+
+
+def ending_of(
+    state: Mapping[str, str],
+    vacant_since: float | None,
+    last_block_ms: int | None,
+    now: float,
+    wall_ms: int,
+) -> Ending | None:
+    """The end of the right of the last writer of a log that another broker served, on the clock of ``now``.
+
+    None: there was no writer, or it is unknown. ``now`` is when this broker fenced the log. ``vacant_since`` is from
+    ``absent_since``. The times of the other broker are those of its wall clock. A time in the future counts as now.
+    """
+
+    def moment(time_ms: int) -> float:
+        return now - max(0, wall_ms - time_ms) / 1000
+
+    if state.get(PRESENT) != "1":  # it had left, and the former broker recorded when
+        heard = state.get(HEARD_AT, "")
+        found = moment(int(heard)) if heard else None
+        return None if vacant_since is None else Ending(vacant_since, found)
+    if state.get(ABSENT_SINCE):  # it was alive when the former broker gave the topic away
+        return Ending(now, vacant_since)
+    heard_at, present_since = vacant_since, state.get(PRESENT_SINCE, "")
+    if last_block_ms is not None and present_since and last_block_ms >= int(present_since):
+        wrote_at = moment(last_block_ms)
+        if heard_at is None or wrote_at >= heard_at - RECENT_BLOCK_SECONDS:
+            heard_at = wrote_at
+    return Ending(now, heard_at)
 
 
 def _is_held(topic: Topic, partition: Partition) -> bool:

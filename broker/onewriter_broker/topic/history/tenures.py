@@ -43,6 +43,15 @@ LEADS: Final = "leads"
 """State field: the epoch of the tenure in ``holder``, or 0 without one. Guarded writes depend on it."""
 
 
+SINCE: Final = "since"
+"""State field: when the epoch was granted, or ended by an administrator, in milliseconds of the wall clock."""
+
+
+HEARD_AT: Final = "heardAt"
+"""State field: the last sign of life of the holder that is disconnected since ``absentSince``, in milliseconds of the
+wall clock. Empty or absent: unknown."""
+
+
 SERVES: Final = "serves"
 """State field: for how many milliseconds a holder may act as the leader after an assurance. It is the longest time
 of all holders whose time may not have passed when the field was written."""
@@ -92,12 +101,13 @@ def state_fields(fence: Fence, partition: Partition, ledger: int, time_ms: int) 
     if fence.purpose is Purpose.SHARE:
         fields[ABSENT_SINCE] = ""  # there are writers, and their times are not recorded
     if changes_hands:
-        fields["since"] = str(time_ms)
+        fields[SINCE] = str(time_ms)
         is_granted = fence.purpose is Purpose.GRANT
         fields |= {
             PRESENT: "1" if is_granted else "0",
             PRESENT_SINCE: str(time_ms) if is_granted else "",
             ABSENT_SINCE: "" if is_granted else str(time_ms),
+            HEARD_AT: "",
         }
         deposed = dict(fence.deposed)[partition.number]
         fields["deposed"] = json.dumps([[name.subject, name.pod_uid] for name in deposed])

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
 
 import structlog
 
 from onewriter_broker.log.store.api import Binding, BrokenKey, Outcome
+from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.dependencies import TopicDependencies
-from onewriter_broker.topic.history.tenures import group_fields
+from onewriter_broker.topic.history.first_message import FirstMessage
+from onewriter_broker.topic.history.tenures import SINCE, group_fields
 from onewriter_broker.topic.history.transitions import (
-    HISTORY_MAX,
-    LEADERLESS_MS,
     READY,
     UNANSWERED,
     Transition,
     forced,
+    latest,
+    milliseconds,
     noted,
 )
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.topic.effects import Record, Suspect
+from onewriter_core.topic.lookups import overlap
 from onewriter_core.topic.model import WHOLE, Purpose
 
 RECALL_SECONDS = 1.0
@@ -31,6 +35,9 @@ RECALL_ATTEMPTS_MAX = 30
 
 SUSPECT_SECONDS = 10.0
 """Time between two audit records of a topic about a claimed epoch that was never granted."""
+
+FIRST_MESSAGE_SECONDS_MAX = 60.0
+"""A first message that follows its grant later is not reported: the holder had nothing to write."""
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +51,8 @@ class TopicHistory:
     __slots__ = (
         "_bucket",
         "_dependencies",
+        "_first_messages",
+        "_logs",
         "_name",
         "_since_ms",
         "_spawn",
@@ -55,10 +64,13 @@ class TopicHistory:
         self,
         name: TopicName,
         bucket: int,
+        logs: Mapping[int, TopicLog],
         dependencies: TopicDependencies,
         spawn: Callable[[Coroutine[object, object, None]], asyncio.Task[None]],
     ) -> None:
         self.transitions: list[Transition] = []
+        self._logs = logs
+        self._first_messages: dict[tuple[int, ...], FirstMessage] = {}  # by partitions
         self._name = name
         self._bucket = bucket
         self._dependencies = dependencies
@@ -68,8 +80,8 @@ class TopicHistory:
 
     def record(self, record: Record) -> None:
         """Add a transition, log it, and audit it unless a fence did."""
-        self.transitions.append(noted(record, self._dependencies.wall_ms()))
-        del self.transitions[:-HISTORY_MAX]
+        transition = noted(record, self._time_ms(record))
+        self.transitions = latest([*self.transitions, transition])
         self._dependencies.moved(self._name, record)
         holder, former = record.holder, record.former
         log.info(
@@ -86,17 +98,66 @@ class TopicHistory:
             holder=None if holder is None else holder.producer_name,
             identity=None if holder is None else str(holder.identity),
             address=None if holder is None else holder.address,
-            leaderless_ms=milliseconds(record.leaderless_seconds),
+            leaderless_ms=transition.leaderless_ms,
+            detection_ms=transition.detection_ms,
+            handover_ms=transition.handover_ms,
+            outage_ms=transition.outage_ms,
         )
-        leaderless_ms = milliseconds(record.leaderless_seconds)
-        gap = {} if leaderless_ms is None else {LEADERLESS_MS: str(leaderless_ms)}
-        numbers = {"epoch": str(record.epoch), "ledger": str(record.ledger)} | gap
         if record.purpose is Purpose.RESUME and holder is not None:
             fields = {"kind": record.purpose.value, "cause": record.departure.value}
-            self.audit(fields | numbers | group_fields(holder))
-        elif record.purpose is Purpose.GRANT and record.leaderless_seconds:
-            # The record of the fence was written before the gap ended.
-            self.audit({"kind": READY} | numbers)
+            fields["t"] = str(transition.at_ms)
+            self.audit(fields | _times(transition) | group_fields(holder))
+        elif record.purpose is Purpose.GRANT and (record.outage or record.leaderless_seconds):
+            # The record of the fence was written before the outage ended.
+            self.audit({"kind": READY} | _times(transition))
+        self._await_first_message(record, transition)
+
+    def _time_ms(self, record: Record) -> int:
+        """The time of a transition: that of its fence, which the audit and the log's state have too."""
+        if record.purpose is not Purpose.RESUME and record.partitions:
+            fenced = self._logs[record.partitions[0]].state.get(SINCE)
+            if fenced:
+                return int(fenced)
+        return self._dependencies.wall_ms()
+
+    def _await_first_message(self, record: Record, transition: Transition) -> None:
+        """Measure until the holder's first message is acknowledged. A later transition ends the measurement."""
+        for partitions in [
+            each for each in self._first_messages if overlap(each, record.partitions)
+        ]:
+            self._first_messages.pop(partitions).cancel()
+        if record.holder is None:
+            return
+        logs = [self._logs[number] for number in record.partitions]
+        granted_at = self._dependencies.now()
+
+        def stored() -> None:
+            del self._first_messages[record.partitions]
+            seconds = self._dependencies.now() - granted_at
+            if seconds <= FIRST_MESSAGE_SECONDS_MAX:
+                self._wrote(transition, seconds)
+
+        self._first_messages[record.partitions] = FirstMessage(logs, transition.ledger, stored)
+
+    def _wrote(self, transition: Transition, seconds: float) -> None:
+        """Add the time of the first message to the transition, and to the audit of a change of the holder."""
+        measured = replace(transition, first_message_ms=milliseconds(seconds))
+        same = (transition.kind, transition.ledger, transition.at_ms)
+        for place, each in enumerate(self.transitions):
+            if (each.kind, each.ledger, each.at_ms) == same:
+                measured = replace(each, first_message_ms=milliseconds(seconds))
+                self.transitions[place] = measured
+        log.info(
+            "topic.first_message",
+            topic=str(self._name),
+            epoch=measured.epoch,
+            outage_ms=measured.outage_ms,
+            first_message_ms=measured.first_message_ms,
+        )
+        if measured.kind == Purpose.GRANT.value:
+            self.audit({"kind": READY} | _times(measured))
+        self._dependencies.first_message(measured.cause, seconds)
+        self._dependencies.changed(self._name)
 
     def suspect(self, suspect: Suspect) -> None:
         """Record a suspicious epoch at a limited rate, because the audit stream is limited."""
@@ -128,8 +189,7 @@ class TopicHistory:
                 log.info("story.unread", topic=str(self._name), reason=str(error))
                 await asyncio.sleep(RECALL_SECONDS)
             else:
-                self.transitions[:0] = before
-                del self.transitions[:-HISTORY_MAX]
+                self.transitions = latest([*before, *self.transitions])
                 self._dependencies.changed(self._name)
                 return
 
@@ -186,6 +246,7 @@ class TopicHistory:
         } | fields
 
 
-def milliseconds(seconds: float | None) -> int | None:
-    """Whole milliseconds, rounded; None stays None."""
-    return None if seconds is None else round(seconds * 1000)
+def _times(transition: Transition) -> dict[str, str]:
+    """What the audit records that follow a grant have in common."""
+    numbers = {"epoch": str(transition.epoch), "ledger": str(transition.ledger)}
+    return numbers | transition.times()

@@ -8,7 +8,7 @@ of a quiet topic in a busy bucket may be missing. The audit stream has all of th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -17,16 +17,33 @@ from onewriter_core.topic.effects import Record
 from onewriter_core.topic.model import WHOLE, Departure, ProducerGroup, Purpose, Tenure
 
 HISTORY_MAX: Final = 10
-"""The latest transitions that the broker keeps per topic."""
+"""The latest changes of the holder that the broker keeps per topic, and the latest resumes."""
 
 UNANSWERED: Final = "unanswered"
 """Kind of the audit record about a former writer that did not answer after a takeover."""
 
 READY: Final = "ready"
-"""Kind of the audit record that says that the winner may write, and how long the topic had no writer."""
+"""Kind of the audit records that say that the winner may write, and how long the topic had no writer.
+
+The first record is written at the grant, the second at the winner's first message. Both have all known times."""
 
 LEADERLESS_MS: Final = "leaderlessMs"
 """Field of an audit record: how long the topic had no writer before the winner could write."""
+
+DETECTION_MS: Final = "detectionMs"
+"""Field of an audit record: from the former holder's last sign of life to the end of its right to write."""
+
+HANDOVER_MS: Final = "handoverMs"
+"""Field of an audit record: from the end of the former holder's right to write to the grant."""
+
+OUTAGE_MS: Final = "outageMs"
+"""Field of an audit record: the sum of detection and handover."""
+
+FIRST_MESSAGE_MS: Final = "firstMessageMs"
+"""Field of an audit record: from the grant to the acknowledgement of the winner's first message."""
+
+OUTAGE_FIELDS: Final = (LEADERLESS_MS, DETECTION_MS, HANDOVER_MS, OUTAGE_MS, FIRST_MESSAGE_MS)
+"""The fields that an audit record of kind READY may have. A field is absent if the time is unknown."""
 
 FORCED: Final = "Forced"
 """Cause of a takeover whose former writer did not answer and may still act as the writer."""
@@ -49,7 +66,8 @@ class Writer:
 class Transition:
     """A change of a topic's holder, or a resume.
 
-    ``previous`` is the writer whose tenure ended; None for a resume. ``cause`` says why it ended.
+    ``previous`` is the writer whose tenure ended; None for a resume. ``cause`` says why it ended. ``detection_ms``,
+    ``handover_ms`` and ``first_message_ms``: the parts of the time without a message, None if unknown.
     """
 
     at_ms: int
@@ -62,12 +80,58 @@ class Transition:
     previous: Writer | None
     leaderless_ms: int | None
     partitions: tuple[int, ...]
+    detection_ms: int | None = None
+    handover_ms: int | None = None
+    first_message_ms: int | None = None
+
+    @property
+    def is_change_of_holder(self) -> bool:
+        return self.kind != Purpose.RESUME.value
+
+    @property
+    def outage_ms(self) -> int | None:
+        """The time in which no producer could write. None: unknown."""
+        if self.detection_ms is None or self.handover_ms is None:
+            return None
+        return self.detection_ms + self.handover_ms
+
+    def times(self) -> dict[str, str]:
+        """Its known times as fields of an audit record."""
+        values = (
+            self.leaderless_ms,
+            self.detection_ms,
+            self.handover_ms,
+            self.outage_ms,
+            self.first_message_ms,
+        )
+        known = zip(OUTAGE_FIELDS, values, strict=True)
+        return {name: str(value) for name, value in known if value is not None}
+
+
+def latest(transitions: Iterable[Transition]) -> list[Transition]:
+    """The latest changes of the holder and the latest resumes, HISTORY_MAX of each.
+
+    Resumes do not displace changes: a topic that moves often keeps its changes.
+    """
+    room = {True: HISTORY_MAX, False: HISTORY_MAX}
+    kept: list[Transition] = []
+    for each in reversed(list(transitions)):
+        if room[each.is_change_of_holder]:
+            room[each.is_change_of_holder] -= 1
+            kept.append(each)
+    return kept[::-1]
+
+
+def milliseconds(seconds: float | None) -> int | None:
+    """Whole milliseconds, rounded; None stays None."""
+    return None if seconds is None else round(seconds * 1000)
 
 
 def noted(record: Record, at_ms: int) -> Transition:
     """The transition in a Record effect of the topic machine."""
     is_resume = record.purpose is Purpose.RESUME
     former = None if is_resume else record.former
+    outage = record.outage
     return Transition(
         at_ms,
         record.purpose.value,
@@ -77,8 +141,10 @@ def noted(record: Record, at_ms: int) -> Transition:
         record.ledger,
         None if record.holder is None else _holder(record.holder, record.epoch),
         None if former is None else _former(former),
-        None if record.leaderless_seconds is None else round(record.leaderless_seconds * 1000),
+        milliseconds(record.leaderless_seconds),
         tuple(partition for partition in record.partitions if partition != WHOLE),
+        None if outage is None else milliseconds(outage.detection_seconds),
+        None if outage is None else milliseconds(outage.handover_seconds),
     )
 
 
@@ -166,9 +232,19 @@ def forced(transition: Transition, epoch: int) -> Transition:
     return replace(transition, cause=FORCED)
 
 
-def with_gap(transition: Transition, fields: Mapping[str, str]) -> Transition:
-    """The transition, with the gap before it if the record is about its ledger."""
-    gap = fields.get(LEADERLESS_MS, "")
-    if not gap.isdecimal() or str(transition.ledger) != fields.get("ledger"):
+def with_times(transition: Transition, fields: Mapping[str, str]) -> Transition:
+    """The transition, with the times of a record of kind READY if the record is about its ledger."""
+    if str(transition.ledger) != fields.get("ledger"):
         return transition
-    return replace(transition, leaderless_ms=int(gap))
+
+    def time(name: str, before: int | None) -> int | None:
+        value = fields.get(name, "")
+        return int(value) if value.isdecimal() else before
+
+    return replace(
+        transition,
+        leaderless_ms=time(LEADERLESS_MS, transition.leaderless_ms),
+        detection_ms=time(DETECTION_MS, transition.detection_ms),
+        handover_ms=time(HANDOVER_MS, transition.handover_ms),
+        first_message_ms=time(FIRST_MESSAGE_MS, transition.first_message_ms),
+    )

@@ -21,12 +21,13 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 class Line:
     """A Link that keeps what is written."""
 
-    has_room = True
+    has_space = True
     extensions_version = 0
 
     def __init__(self) -> None:
         self.detection: Detection | None = None
         self.may_only_resume = False
+        self.last_inbound = 0.0
         self.written: list[bytes | memoryview] = []
         self.work: list[Coroutine[object, object, None]] = []
         self.resumed = 0
@@ -52,7 +53,7 @@ class Line:
     def hold_back(self) -> None:
         raise AssertionError("there is room")
 
-    async def room(self) -> None: ...
+    async def wait_for_space(self) -> None: ...
 
     def go_on(self) -> None:
         self.resumed += 1

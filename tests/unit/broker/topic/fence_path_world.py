@@ -55,6 +55,7 @@ class FakeChannel:
     drops: list[str] = field(default_factory=list)
     client_version: str = "world"
     receives_queue_notices: bool = False
+    last_inbound: float = 0.0
     waiting: list[int] = field(default_factory=list)
     guards_refused: list[Outcome] = field(default_factory=list)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.unit.kube.brokers.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
-from tests.unit.kube.fake_broker import FakeBroker, contender, status
+from tests.unit.kube.fake_broker import FakeBroker, producer_group, status
 
 from onewriter_operator.brokers import client, lookups
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable, Credentials
@@ -35,7 +35,7 @@ async def test_questions_go_to_the_broker_that_serves_the_topic() -> None:
 async def test_a_handover_names_epoch_and_successor() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running(), World(one, two).running() as world:
-        two.served[TOPIC] = status(5, waiters=[contender("w2")])
+        two.served[TOPIC] = status(5, waiters=[producer_group("w2")])
         await until(lambda: world.fleet.view(TOPIC))
         await world.fleet.hand_over(TOPIC, 5, "w2")
         await world.fleet.hand_over(TOPIC, 5, "")

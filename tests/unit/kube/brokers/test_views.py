@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from tests.clock import skip
 from tests.unit.kube.brokers.fleet_world import TOPIC, World, make_impatient, until
-from tests.unit.kube.fake_broker import FakeBroker, contender, status
+from tests.unit.kube.fake_broker import FakeBroker, producer_group, status
 
 from onewriter_operator.brokers import fleet
 from onewriter_operator.brokers.views import Views, claims_in
@@ -21,7 +21,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_the_fleet_receives_the_topics_that_brokers_serve() -> None:
     broker = FakeBroker()
-    holder = contender("w1", "primary", "writer-0")
+    holder = producer_group("w1", "primary", "writer-0")
     async with broker.running(), World(broker).running() as world:
         await until(lambda: world.fleet.state().all_synced)
         broker.serve(TOPIC, status(1, "Vacant"))
@@ -46,7 +46,7 @@ async def test_the_broker_with_the_later_ledger_counts() -> None:
         view = world.fleet.view(TOPIC)
         assert view is not None
         assert (view.broker, view.status.epoch) == ("broker-1", 8)
-        frozen.serve(TOPIC, status(7, waiters=[contender("w2")]))
+        frozen.serve(TOPIC, status(7, waiters=[producer_group("w2")]))
         await asyncio.sleep(0.1)
         view = world.fleet.view(TOPIC)
         assert view is not None
@@ -113,7 +113,7 @@ def test_views_remember_who_served_last() -> None:
 def test_views_know_since_when_a_topic_is_as_it_is() -> None:
     views = Views()
     views.put("a", TOPIC, parse_view(status(1, "Held")), 10)
-    views.put("a", TOPIC, parse_view(status(1, "Held", waiters=[contender("w")])), 20)
+    views.put("a", TOPIC, parse_view(status(1, "Held", waiters=[producer_group("w")])), 20)
     found = views.best(TOPIC)
     assert found is not None
     assert found.since == 10
@@ -145,6 +145,10 @@ def test_views_remember_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPat
 
 
 def test_claims_of_a_view() -> None:
-    found = status(1, holders=[contender("a", "x")], waiters=[contender("b", "y"), contender("c")])
+    found = status(
+        1,
+        holders=[producer_group("a", "x")],
+        waiters=[producer_group("b", "y"), producer_group("c")],
+    )
     assert claims_in(parse_view(found)) == {"x", "y"}
     assert claims_in(None) == set()

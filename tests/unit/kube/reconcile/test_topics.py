@@ -6,7 +6,7 @@ import copy
 from typing import Any, cast
 
 import pytest
-from tests.unit.kube.fake_broker import contender, status, transition
+from tests.unit.kube.fake_broker import producer_group, status, transition
 
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
 from onewriter_operator.brokers.fleet import Fleet
@@ -181,10 +181,10 @@ class World:
 
     def fenced(self, **more: Any) -> None:
         """Fence the silent writer of epoch 2 in pod writer-0."""
-        former = contender("w0", "primary", "writer-0", epoch=2)
-        now = contender("w1", "primary", "writer-1", epoch=3)
-        story = [transition(3, "Silent", now, former)]
-        self.brokers.status = status(3, holders=[now], transitions=story, **more)
+        former = producer_group("w0", "primary", "writer-0", epoch=2)
+        now = producer_group("w1", "primary", "writer-1", epoch=3)
+        transitions = [transition(3, "Silent", now, former)]
+        self.brokers.status = status(3, holders=[now], transitions=transitions, **more)
         self.pod("writer-0")
 
     def pod(self, name: str) -> None:
@@ -348,7 +348,7 @@ async def test_a_pod_that_registered_again_is_not_removed_even_if_the_stream_lag
     world = World()
     world.fenced()
     assert world.brokers.status is not None
-    back = contender("w0", "primary", "writer-0", place=1)
+    back = producer_group("w0", "primary", "writer-0", place=1)
     world.brokers.answer = world.brokers.status | {"waiters": [back]}
     await world.reconcile()
     assert world.calls("evict") == []
@@ -394,7 +394,7 @@ async def test_a_missing_right_to_read_pods_is_reported() -> None:
 
 async def test_a_fence_that_no_broker_decides_is_asked_for_again() -> None:
     world = World(annotations={"onewriter.dev/fence": "3"})
-    world.brokers.status = status(3, holders=[contender("w1", epoch=3)])
+    world.brokers.status = status(3, holders=[producer_group("w1", epoch=3)])
     world.brokers.fence_answer = BrokerUnreachable("403: no right")
     assert await world.reconcile() == 5.0
     assert world.condition("WriterActive") == "True/Held"

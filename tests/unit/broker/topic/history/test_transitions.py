@@ -172,6 +172,17 @@ async def test_the_newest_are_kept_and_other_topics_left_out() -> None:
     assert [each.epoch for each in found] == list(range(20 - HISTORY_MAX, 20))
 
 
+async def test_resumes_do_not_displace_changes_of_the_holder() -> None:
+    resumes = [grant(99) | {"kind": "resume", "t": str(at)} for at in range(100, 100 + 60)]
+    fences = [grant(200) | {"kind": "refence", "t": str(at)} for at in range(200, 230)]
+    audit = Audit(*(grant(n) for n in range(1, 20)), *resumes, *fences)
+    told = await before(audit_tail(audit))
+    changes = [each.epoch for each in told if each.is_change_of_holder]
+    assert changes == list(range(20 - HISTORY_MAX, 20))
+    resumed = [each.at_ms for each in told if not each.is_change_of_holder]
+    assert resumed == list(range(160 - HISTORY_MAX, 160))
+
+
 async def test_a_takeover_without_an_answer_is_one_by_force_for_those_who_come_later() -> None:
     audit = Audit(grant(1), grant(2), grant(3, cause="Silent"))
     for epoch in ("2", "3", "x"):
