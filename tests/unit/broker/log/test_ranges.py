@@ -202,10 +202,10 @@ async def test_a_stored_range_shows_what_the_store_lost_after_the_broker_read_it
     server: FakeServer, falsified: str
 ) -> None:
     """The broker has these blocks in memory, and returns them to readers that do not ask for the store's."""
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
-    whole = await read_all(Range(story.log, Position(5, 0)))
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+    whole = await read_all(Range(history.log, Position(5, 0)))
     stored = stored_in(server.primary).logs[TOPIC].blocks
     del stored[whole.index(falsified)]
-    assert await read_all(Range(story.log, Position(5, 0))) == whole
+    assert await read_all(Range(history.log, Position(5, 0))) == whole
     with pytest.raises(Missing):
-        await read_all(Range(story.log, Position(5, 0), is_stored=True))
+        await read_all(Range(history.log, Position(5, 0), is_stored=True))
