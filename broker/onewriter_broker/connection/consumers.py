@@ -13,7 +13,7 @@ from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.topic_log.entries import Entry, EntryRun
-from onewriter_broker.quotas.book import Held, Part, Quota, QuotaExceeded
+from onewriter_broker.quotas.book import Held, Quota, QuotaExceeded, QuotaUnit
 from onewriter_broker.resources.records import OwnerEnd
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
@@ -122,7 +122,7 @@ class ConsumerCommands:
             return
         try:
             self._consumers.take(
-                command.consumer_id, Part(Quota.CONSUMERS_PER_SUBJECT, self._subject)
+                command.consumer_id, QuotaUnit(Quota.CONSUMERS_PER_SUBJECT, self._subject)
             )
         except QuotaExceeded as exceeded:
             self._link.write(error_reply(command.request_id, exceeded))

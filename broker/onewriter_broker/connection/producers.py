@@ -32,7 +32,7 @@ from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.quotas.book import Held, Part, Quota, namespace_key, subject_of
+from onewriter_broker.quotas.book import Held, Quota, QuotaUnit, namespace_key, subject_of
 from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
@@ -134,8 +134,8 @@ class ProducerCommands:
             self._check_store(name, command)
             self._producers.take(
                 command.producer_id,
-                Part(Quota.PRODUCERS_PER_SUBJECT, self._subject),
-                Part(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
+                QuotaUnit(Quota.PRODUCERS_PER_SUBJECT, self._subject),
+                QuotaUnit(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
             )
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]

@@ -1,7 +1,7 @@
 """Committed blocks of one log between two positions, read in parts.
 
 For readers of large parts of a log that need no cursor: bulk readers, the index of its ledgers. The result is
-complete: a gap in the log raises Missing.
+complete: a gap in the log raises EntriesMissing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ_BLOCKS_MAX = 32
 _NOTHING: Mapping[int, Position] = MappingProxyType({})
 
 
-class Missing(Undecided):
+class EntriesMissing(Undecided):
     """The log has no entry at a position at which it must have one.
 
     The entry was trimmed meanwhile, or the store lost it. ``asked``: everything before it was read;
@@ -141,7 +141,7 @@ class Range:
     async def read(self) -> list[StoredBlock]:
         """The next whole blocks; empty if there are no more.
 
-        The first block may begin before the range, and the last one may end after it. Raises Missing,
+        The first block may begin before the range, and the last one may end after it. Raises EntriesMissing,
         MalformedBlock (everything before that block was returned), Unavailable if this broker no longer
         serves the log, Undecided if the store does not answer.
         """
@@ -156,7 +156,7 @@ class Range:
             return []
         for block in blocks:
             if self._leaves_hole(block.position):
-                raise Missing(self.at, block.position)
+                raise EntriesMissing(self.at, block.position)
             self.at = behind(last_position(block))
         self._largest = max(map(stored_bytes, blocks))
         return blocks
@@ -185,7 +185,7 @@ class Range:
         return blocks
 
     async def _check_empty(self) -> None:
-        """No block was found up to the end: raises Missing if one may have been removed."""
+        """No block was found up to the end: raises EntriesMissing if one may have been removed."""
         log = self._log
         following = await log.read_blocks(self.at, log.committed, count=1)
         if following:
@@ -199,7 +199,7 @@ class Range:
             or lacks(log, self.at, found)
             or any(self.at <= end < self.end for end in log.ends)
         ):
-            raise Missing(self.at, found)
+            raise EntriesMissing(self.at, found)
 
     def _leaves_hole(self, found: Position) -> bool:
         """Like ``leaves_hole``; markers that were trimmed with everything before them leave no gap."""
