@@ -207,5 +207,5 @@ async def test_a_stored_range_shows_what_the_store_lost_after_the_broker_read_it
     stored = stored_in(server.primary).logs[TOPIC].blocks
     del stored[whole.index(falsified)]
     assert await read_all(Range(history.log, Position(5, 0))) == whole
-    with pytest.raises(Missing):
+    with pytest.raises(EntriesMissing):
         await read_all(Range(history.log, Position(5, 0), is_stored=True))
