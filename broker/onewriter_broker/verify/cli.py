@@ -157,12 +157,12 @@ class _Progress:
     """Writes the progress of a long check to standard error."""
 
     def __init__(self) -> None:
-        self._said_at = time.monotonic()
+        self._logged_at = time.monotonic()
 
     def __call__(self, log: str, entries: int) -> None:
         now = time.monotonic()
-        if now - self._said_at >= PROGRESS_SECONDS:
-            self._said_at = now
+        if now - self._logged_at >= PROGRESS_SECONDS:
+            self._logged_at = now
             click.echo(f"onewriter: {log}: {entries} entries checked", err=True)
 
 
