@@ -220,6 +220,7 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
 def holder(writer: ProducerView) -> Json:
     """The holder in the form of ``status.holder``."""
     return present(
+        name=writer.pod or writer.producer_name,
         producerName=writer.producer_name,
         claim=writer.claim,
         pod=writer.pod,
