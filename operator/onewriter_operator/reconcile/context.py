@@ -31,6 +31,7 @@ class CommonFacts(TypedDict):
     view: TopicView | None
     view_age_seconds: float
     bucket_waiting: str
+    durability_refusal: str | None
     is_lost: bool
     pending_seconds: float
     status_editor: str
@@ -70,6 +71,9 @@ class ReconcileContext:
             standing = self.declarations.standing(key)
         view = self.fleet.view(standing.topic) if standing.is_passed_on else None
         waiting = self.fleet.why_waiting(standing.topic) if standing.is_passed_on else ""
+        refusal = None
+        if standing.is_passed_on and isinstance(declared, TopicObject):
+            refusal = self.fleet.why_not_durable(standing.topic, declared.spec.durability)
         piece = self.declarations.piece(key)
         applied = self.fleet.applied(key, piece)
         if self.declarations.is_held_back(declared):
@@ -83,6 +87,7 @@ class ReconcileContext:
             "view": None if view is None else view.status,
             "view_age_seconds": self.fleet.age_seconds(standing.topic),
             "bucket_waiting": waiting,
+            "durability_refusal": refusal,
             "is_lost": self.fleet.is_lost(standing.topic),
             "pending_seconds": cache.pending_seconds(piece, asyncio.get_running_loop().time()),
             "status_editor": editor[0] if editor != cache.editor else "",
