@@ -94,7 +94,7 @@ def why(found: Found) -> list[str]:
 
 
 def _unserved(found: Found) -> list[str]:
-    """Why no producer can write now, whoever holds the topic. It comes first."""
+    """Why no producer can write now, even if the topic has a holder. It comes first."""
     is_known = condition(found.topic, "Serving").get("status") == "False"
     return _failing(found.topic, (_SERVING,)) if is_known else []
 
