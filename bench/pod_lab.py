@@ -30,7 +30,8 @@ NAMESPACE = "bench"
 ACCOUNT = "writer"
 DEPLOYMENT = "writers"
 TOKEN = "/run/onewriter/token"  # noqa: S105 - where it is
-URL = f"pulsar://{RELEASE}-broker.{RELEASE_NAMESPACE}.svc.cluster.local:6650"
+AUTHORITY = "/run/onewriter/ca.crt"
+URL = f"pulsar+ssl://{RELEASE}-broker.{RELEASE_NAMESPACE}.svc.cluster.local:6651"
 
 PODS_SECONDS = 120
 GRACE_SECONDS = 6
@@ -72,7 +73,8 @@ class PodLab:
         shutil.copytree(
             PROGRAMS, self._program / "bench" / "pods", ignore=shutil.ignore_patterns("__pycache__")
         )
-        self.cluster.apply(*_other_objects())
+        authority = {"ca.crt": self._installation.authority()}
+        self.cluster.apply(*_other_objects(), _config_map("brokers", authority))
 
     def declare(self, topic: str) -> None:
         """A topic that two pods of the account may write, and wait until it is Ready."""
@@ -118,7 +120,7 @@ class PodLab:
             self.cluster.kubectl(*wait, namespace=NAMESPACE)
             yield
         except BaseException as error:
-            error.add_note(self.story())
+            error.add_note(self.diagnostics())
             raise
         finally:
             delete = ("delete", f"deployment/{DEPLOYMENT}", "--cascade=foreground", "--timeout=60s")
@@ -128,7 +130,7 @@ class PodLab:
         """Have a pod deleted, and do not wait for it."""
         self.cluster.kubectl("delete", f"pod/{name}", "--wait=false", namespace=NAMESPACE)
 
-    def story(self) -> str:
+    def diagnostics(self) -> str:
         """What a person would look at."""
         asked = (
             ("get", "pods,xt,pclaim,lease", "-o", "wide"),
@@ -136,7 +138,10 @@ class PodLab:
             ("logs", f"--selector=app={DEPLOYMENT}", "--all-containers", "--prefix", "--tail=20"),
         )
         found = [self.cluster.kubectl(*each, check=False, namespace=NAMESPACE) for each in asked]
-        return "\n".join(each.stdout + each.stderr for each in found) + self._installation.story()
+        return (
+            "\n".join(each.stdout + each.stderr for each in found)
+            + self._installation.diagnostics()
+        )
 
     def _deployment(self, arguments: Sequence[str], led_topic: str | None) -> Json:
         labels = {"app": DEPLOYMENT}
@@ -181,7 +186,13 @@ class PodLab:
             "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "fsGroup": 65532},
             "topologySpreadConstraints": [apart],
             "containers": [container],
-            "volumes": [*volumes, {"name": "token", "projected": {"sources": [token]}}],
+            "volumes": [
+                *volumes,
+                {
+                    "name": "token",
+                    "projected": {"sources": [token, {"configMap": {"name": "brokers"}}]},
+                },
+            ],
         }
         return {
             "apiVersion": "apps/v1",
@@ -239,6 +250,11 @@ def _other_objects() -> list[Json]:
             "subjects": [{"kind": "ServiceAccount", **about}],
         },
     ]
+
+
+def _config_map(name: str, data: dict[str, str]) -> Json:
+    about = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": about, "data": data}
 
 
 def _topic(name: str) -> list[Json]:

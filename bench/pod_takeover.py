@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.pod_lab import TOKEN, URL, PodLab, Say
+from bench.pod_lab import AUTHORITY, TOKEN, URL, PodLab, Say
 from bench.pods.notes import stamps
 from bench.takeover import Fault, Round
 
@@ -272,7 +272,7 @@ class Stage:
 def topic_stage(pods: PodLab, topic: str, seed: int, say: Say) -> Iterator[Stage]:
     """Two pods with the stock Pulsar client and one topic."""
     pods.declare(topic)
-    options = (f"--url={URL}", f"--token={TOKEN}")
+    options = (f"--url={URL}", f"--token={TOKEN}", f"--authority={AUTHORITY}")
     with pods.pods("topic", [topic], TOPIC_PACE_SECONDS, options):
         yield Stage(pods, [topic], TOPIC_SETTLE_SECONDS, seed, say)
 

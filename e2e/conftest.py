@@ -74,7 +74,9 @@ def faults(tested: TestedCluster) -> Iterator[Faults]:
 @pytest.fixture(autouse=True)
 def everything_is_ready(installation: Installation) -> None:
     """Wait before each test until the installation is healthy again."""
-    until(lambda: installation.is_ready() and installation.has_its_nodes(), installation.story)
+    until(
+        lambda: installation.is_ready() and installation.has_its_nodes(), installation.diagnostics
+    )
 
 
 @pytest.hookimpl(wrapper=True)
@@ -98,7 +100,7 @@ def pytest_runtest_makereport(
     world = getattr(item, "funcargs", {}).get("world")
     if report.failed and isinstance(world, World):
         item.config.pluginmanager.hook.pytest_timeout_cancel_timer(item=item)
-        report.sections.append(("the cluster", world.story()))
+        report.sections.append(("the cluster", world.diagnostics()))
     return report
 
 

@@ -98,9 +98,9 @@ class Installation:
         try:
             done = commands.run([*command, *where, *arguments], seconds=COMMAND_SECONDS)
         except commands.CommandHangs as error:
-            raise ClusterError(f"{error}\n{self.story()}") from None
+            raise ClusterError(f"{error}\n{self.diagnostics()}") from None
         if done.returncode != 0:
-            raise ClusterError(f"helm {' '.join(arguments)}: {done.stderr}\n{self.story()}")
+            raise ClusterError(f"helm {' '.join(arguments)}: {done.stderr}\n{self.diagnostics()}")
         return done.stdout
 
     def install(self) -> None:
@@ -195,7 +195,7 @@ class Installation:
         deadline = time.monotonic() + WAIT_SECONDS
         while (found := self.api.get("configmaps", NAMESPACE, f"{RELEASE}-broker-ca")) is None:
             if time.monotonic() > deadline:
-                raise ClusterError(f"no authority was published\n{self.story()}")
+                raise ClusterError(f"no authority was published\n{self.diagnostics()}")
             time.sleep(POLL_SECONDS)
         return str(found["data"]["ca.crt"])
 
@@ -241,7 +241,7 @@ class Installation:
             if is_ready(pod) and pod["spec"]["nodeName"] in nodes
         ]
         if not ready:
-            raise ClusterError(f"no broker is ready\n{self.story()}")
+            raise ClusterError(f"no broker is ready\n{self.diagnostics()}")
         where = ("exec", "--stdin", ready[0], "--container=broker", "--")
         return self.cluster.kubectl(
             *(*where, *command),
@@ -259,7 +259,7 @@ class Installation:
             raise ClusterError(f"read_log.py: {done.stderr}")
         return log.stored(done.stdout)
 
-    def story(self) -> str:
+    def diagnostics(self) -> str:
         """Diagnostics for a failure."""
         asked = (
             ("get", "nodes"),
@@ -270,7 +270,7 @@ class Installation:
                 for part in ("operator", "broker", "valkey", "readiness")
             ),
         )
-        return self.cluster.story(*asked, namespace=NAMESPACE)
+        return self.cluster.diagnostics(*asked, namespace=NAMESPACE)
 
 
 def is_ready(one: Json) -> bool:

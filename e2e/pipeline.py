@@ -98,7 +98,7 @@ class Run:
             found = [pod for pod in self.pods() if pod["status"]["phase"] == "Running"]
             return found[-1] if found else None
 
-        return until(running, self.story)
+        return until(running, self.diagnostics)
 
     def executors(self, driver: Json) -> list[Json]:
         """Return the pods that a driver has made."""
@@ -130,13 +130,13 @@ class Run:
             ]
             return next((each for each in kinds if each in {"Complete", "Failed"}), "")
 
-        assert until(ended, self.story, RUN_SECONDS) == "Complete", self.story()
+        assert until(ended, self.diagnostics, RUN_SECONDS) == "Complete", self.diagnostics()
         return self.said()
 
-    def story(self) -> str:
+    def diagnostics(self) -> str:
         """Return diagnostics for a failure."""
         asked = (
             ("describe", "pods", f"--selector=job-name={self.name}"),
             ("logs", f"--selector=job-name={self.name}", "--tail=40", "--prefix"),
         )
-        return self._installation.cluster.story(*asked, namespace=NAMESPACE)
+        return self._installation.cluster.diagnostics(*asked, namespace=NAMESPACE)

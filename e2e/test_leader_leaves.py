@@ -10,21 +10,21 @@ from e2e.writers import Writers, WritingPod
 
 
 @pytest.fixture(scope="module")
-def cast(world: World) -> list[Writers]:
+def all_writers(world: World) -> list[Writers]:
     """Writers with the stock client, and writers with the sidecar."""
     return [world.writers(kind, spec=PATIENT) for kind in KINDS]
 
 
-def settled(cast: list[Writers]) -> list[WritingPod]:
-    return [writers.settled() for writers in cast]
+def settled(all_writers: list[Writers]) -> list[WritingPod]:
+    return [writers.settled() for writers in all_writers]
 
 
-def test_a_deleted_leader_hands_over(world: World, cast: list[Writers]) -> None:
-    formers = settled(cast)
-    for writers, former in zip(cast, formers, strict=True):
+def test_a_deleted_leader_hands_over(world: World, all_writers: list[Writers]) -> None:
+    formers = settled(all_writers)
+    for writers, former in zip(all_writers, formers, strict=True):
         writers.wrote()
         world.api.delete("pods", world.namespace, former.name)
-    for writers, former in zip(cast, formers, strict=True):
+    for writers, former in zip(all_writers, formers, strict=True):
         writers.succeeded(former)
         writers.until_condition("WriterActive", "True/Held")
         transition = writers.last_transition()
@@ -38,12 +38,12 @@ def test_a_deleted_leader_hands_over(world: World, cast: list[Writers]) -> None:
 
 
 def test_a_writer_that_crashes_comes_back_and_waits(
-    world: World, cast: list[Writers], faults: Faults
+    world: World, all_writers: list[Writers], faults: Faults
 ) -> None:
-    formers = settled(cast)
-    for writers, former in zip(cast, formers, strict=True):
+    formers = settled(all_writers)
+    for writers, former in zip(all_writers, formers, strict=True):
         faults.kill(former.pod, holder_of_the_topic(writers))
-    for writers, former in zip(cast, formers, strict=True):
+    for writers, former in zip(all_writers, formers, strict=True):
         now = writers.succeeded(former)
         assert writers.last_transition()["cause"] == "ConnectionLost"
         assert writers.settled().uid == now.uid
@@ -60,12 +60,14 @@ def holder_of_the_topic(writers: Writers) -> str:
     return "onewriter-sidecar" if writers.name == SIDECAR else "writer"
 
 
-def test_a_fence_in_words_deposes_and_lets_the_pod_live(world: World, cast: list[Writers]) -> None:
-    formers = settled(cast)
-    for writers, former in zip(cast, formers, strict=True):
+def test_a_fence_in_words_deposes_and_lets_the_pod_live(
+    world: World, all_writers: list[Writers]
+) -> None:
+    formers = settled(all_writers)
+    for writers, former in zip(all_writers, formers, strict=True):
         order = {"metadata": {"annotations": {"onewriter.dev/fence": str(former.epoch)}}}
         world.api.patch("exclusivetopics", world.namespace, writers.name, order)
-    for writers, former in zip(cast, formers, strict=True):
+    for writers, former in zip(all_writers, formers, strict=True):
         writers.succeeded(former)
         writers.until_outcome(former, "CameBack")
         writers.until_event("FencedByOrder")
@@ -76,9 +78,9 @@ def test_a_fence_in_words_deposes_and_lets_the_pod_live(world: World, cast: list
 
 
 def test_an_application_that_crashes_keeps_its_sidecars_topic(
-    cast: list[Writers], faults: Faults
+    all_writers: list[Writers], faults: Faults
 ) -> None:
-    writers = next(each for each in cast if each.name == SIDECAR)
+    writers = next(each for each in all_writers if each.name == SIDECAR)
     before = writers.settled()
     faults.kill(before.pod, "writer")
     writers.wrote()

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from e2e.faults import API_PORTS, STORE_PORTS, Faults
 from e2e.installation import NAMESPACE, Installation
-from e2e.manifests import SIDECAR, STOCK, Json
+from e2e.manifests import PATIENT, PATIENT_WITH_SILENCE, SIDECAR, STOCK, Json
 from e2e.world import World
 from e2e.writers import Writers, WritingPod, until
 
@@ -23,13 +23,13 @@ operator in time, as on a busy machine.
 @pytest.fixture(scope="module")
 def stock(world: World) -> Writers:
     """Writers with Pulsar's own client."""
-    return world.writers(STOCK)
+    return world.writers(STOCK, spec=PATIENT_WITH_SILENCE)
 
 
 @pytest.fixture(scope="module")
 def sidecar(world: World) -> Writers:
     """Writers with the sidecar."""
-    return world.writers(SIDECAR)
+    return world.writers(SIDECAR, spec=PATIENT_WITH_SILENCE)
 
 
 def evicted_once(writers: Writers, stale: WritingPod, successor: WritingPod) -> None:
@@ -83,7 +83,7 @@ def only_labelled_pods_wait(world: World) -> Writers:
     assert 'failed calling webhook "inject.onewriter.dev"' in answer["message"]
     status, answer = world.tried(STOCK)
     assert status == 201, answer
-    late = world.writers(SIDECAR, "late")
+    late = world.writers(SIDECAR, "late", spec=PATIENT)
     until(lambda: any("inject.onewriter.dev" in each for each in late.not_created()))
     assert late.pods() == []
     return late
@@ -96,26 +96,28 @@ def has_sidecar(pod: Json) -> bool:
 def test_an_operator_that_is_frozen_past_its_lease_and_wakes_does_nothing_twice(
     installation: Installation, stock: Writers, sidecar: Writers, faults: Faults
 ) -> None:
-    cast = (stock, sidecar)
-    formers = [writers.settled() for writers in cast]
-    before = [writers.changed_at(*STEADY) for writers in cast]
+    all_writers = (stock, sidecar)
+    formers = [writers.settled() for writers in all_writers]
+    before = [writers.changed_at(*STEADY) for writers in all_writers]
     frozen = installation.pod(until(installation.leading_operator))
     for former in formers:
         faults.freeze(former.pod)
-    for writers, former in zip(cast, formers, strict=True):
+    for writers, former in zip(all_writers, formers, strict=True):
         writers.until_outcome(former, "Pending", "Evicted")  # if one took longer than its grace
     faults.freeze(frozen)
     name = frozen["metadata"]["name"]
     until(lambda: installation.leading_operator() != name, installation.leading_operator)
-    successors = [writers.succeeded(former) for writers, former in zip(cast, formers, strict=True)]
-    for writers, former in zip(cast, formers, strict=True):
+    successors = [
+        writers.succeeded(former) for writers, former in zip(all_writers, formers, strict=True)
+    ]
+    for writers, former in zip(all_writers, formers, strict=True):
         writers.until_outcome(former, "Evicted")
     faults.thaw(frozen)  # it believes that it leads, and that it still has to evict both
     until(lambda: "operator.ends" in previous_words(installation, name))
-    for writers, former, successor in zip(cast, formers, successors, strict=True):
+    for writers, former, successor in zip(all_writers, formers, successors, strict=True):
         evicted_once(writers, former, successor)
         writers.until_condition("Ready", "True/Ready")
-    assert [writers.changed_at(*STEADY) for writers in cast] == before
+    assert [writers.changed_at(*STEADY) for writers in all_writers] == before
 
 
 def previous_words(installation: Installation, operator: str) -> str:
@@ -140,7 +142,7 @@ def test_a_store_that_hangs_and_dies_costs_no_writer_its_topic(
 
     formers = [former, sidecar.settled()]
     world.api.delete("pods", NAMESPACE, store["metadata"]["name"])
-    until(lambda: is_replaced(installation, store), installation.story)
+    until(lambda: is_replaced(installation, store), installation.diagnostics)
     for writers, each in zip((stock, sidecar), formers, strict=True):
         writers.wrote()
         goes_on(writers, each)
@@ -212,13 +214,13 @@ def waiting_reasons(installation: Installation, broker: str) -> list[str]:
 def test_a_broker_that_loses_the_store_loses_its_topics_and_appends_nothing(
     installation: Installation, stock: Writers, sidecar: Writers, faults: Faults
 ) -> None:
-    cast = (stock, sidecar)
-    formers = [writers.settled() for writers in cast]
-    outcomes = [writers.outcomes() for writers in cast]
+    all_writers = (stock, sidecar)
+    formers = [writers.settled() for writers in all_writers]
+    outcomes = [writers.outcomes() for writers in all_writers]
     broker = installation.owner(stock.topic)
     heal = faults.cut_off(installation.pod(broker), STORE_PORTS)
     until(lambda: installation.owner(stock.topic) not in {"", broker})
-    for writers in cast:
+    for writers in all_writers:
         writers.wrote()
     assert "the store does not answer" in installation.readiness(broker)["problems"]
     crashed = stock.settled()
@@ -227,7 +229,7 @@ def test_a_broker_that_loses_the_store_loses_its_topics_and_appends_nothing(
     crashed_and_back(stock, crashed, stock.succeeded(crashed))
     heal()
     until(lambda: installation.readiness(broker)["ready"])
-    for writers, former in zip(cast, formers, strict=True):
+    for writers, former in zip(all_writers, formers, strict=True):
         assert writers.settled().epoch >= former.epoch
         writers.wrote()
-    assert [writers.outcomes() for writers in cast] == outcomes, "nobody was stale"
+    assert [writers.outcomes() for writers in all_writers] == outcomes, "nobody was stale"

@@ -50,7 +50,7 @@ class History:
             phase = str(pod.get("status", {}).get("phase"))
             return phase if phase in {"Succeeded", "Failed"} else ""
 
-        phase = until(ended, self.world.story)
+        phase = until(ended, self.world.diagnostics)
         said = until(
             lambda: self.world.api.log(self.world.namespace, name, "writer", seconds=ANSWER_SECONDS)
         )
@@ -118,9 +118,9 @@ def test_executors_do_the_work_and_go_with_their_driver(
     history.write(1)
     run = pipeline.start("offload")
     driver = run.driver()
-    made = until(lambda: run.executors(driver), run.story)
+    made = until(lambda: run.executors(driver), run.diagnostics)
     assert all(pod["metadata"]["namespace"] == NAMESPACE for pod in made)
     run.succeeded()
-    until(lambda: run.executors(driver) == [], run.story)
+    until(lambda: run.executors(driver) == [], run.diagnostics)
     table = pipeline.table(history.topic)
     assert table["numbers"] == list(range(history.written)), "what was trimmed is there still"

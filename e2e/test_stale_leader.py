@@ -9,17 +9,17 @@ from datetime import datetime
 import pytest
 from e2e import manifests
 from e2e.faults import Faults
-from e2e.manifests import KINDS
+from e2e.manifests import KINDS, PATIENT_WITH_SILENCE
 from e2e.world import World
 from e2e.writers import Writers, WritingPod, until
 
-from onewriter_operator.plan.fenced import GRACE_SECONDS
+from onewriter_operator.plan.facts import GRACE_SECONDS
 
 
 @pytest.fixture(scope="module")
-def cast(world: World) -> list[Writers]:
+def all_writers(world: World) -> list[Writers]:
     """Writers with the stock client, and writers with the sidecar."""
-    return [world.writers(kind) for kind in KINDS]
+    return [world.writers(kind, spec=PATIENT_WITH_SILENCE) for kind in KINDS]
 
 
 def fenced_then_evicted(writers: Writers, former: WritingPod) -> None:
@@ -40,51 +40,51 @@ def fenced_then_evicted(writers: Writers, former: WritingPod) -> None:
 
 @pytest.mark.parametrize("fault", [Faults.freeze, Faults.cut_off])
 def test_a_silent_leader_is_fenced_and_then_evicted(
-    cast: list[Writers], faults: Faults, fault: Callable[[Faults, manifests.Json], object]
+    all_writers: list[Writers], faults: Faults, fault: Callable[[Faults, manifests.Json], object]
 ) -> None:
-    formers = [writers.settled() for writers in cast]
+    formers = [writers.settled() for writers in all_writers]
     for former in formers:
         fault(faults, former.pod)
-    for writers, former in zip(cast, formers, strict=True):
+    for writers, former in zip(all_writers, formers, strict=True):
         fenced_then_evicted(writers, former)
 
 
 @contextmanager
-def nobody_evicted(world: World, *cast: Writers) -> Iterator[None]:
+def nobody_evicted(world: World, *all_writers: Writers) -> Iterator[None]:
     """Budgets that forbid evictions, so that a test does not depend on the speed of the machine."""
-    for writers in cast:
+    for writers in all_writers:
         world.apply(manifests.budget(writers.name, available=2))
     try:
         yield
     finally:
-        for writers in cast:
+        for writers in all_writers:
             world.api.delete("poddisruptionbudgets", world.namespace, writers.name)
 
 
 def test_a_writer_that_wakes_in_time_is_refused_and_keeps_its_pod(
-    world: World, cast: list[Writers], faults: Faults
+    world: World, all_writers: list[Writers], faults: Faults
 ) -> None:
-    with nobody_evicted(world, *cast):
-        formers = [writers.settled() for writers in cast]
-        wakes_in_time(cast, formers, faults)
-    for writers, former in zip(cast, formers, strict=True):
+    with nobody_evicted(world, *all_writers):
+        formers = [writers.settled() for writers in all_writers]
+        wakes_in_time(all_writers, formers, faults)
+    for writers, former in zip(all_writers, formers, strict=True):
         assert writers.is_there(former.uid)
 
 
-def wakes_in_time(cast: list[Writers], formers: list[WritingPod], faults: Faults) -> None:
+def wakes_in_time(all_writers: list[Writers], formers: list[WritingPod], faults: Faults) -> None:
     """Freeze each leader until another pod leads."""
     for former in formers:
         faults.freeze(former.pod)
-    for writers, former in zip(cast, formers, strict=True):
+    for writers, former in zip(all_writers, formers, strict=True):
         writers.succeeded(former)
         faults.thaw(former.pod)
-    for writers, former in zip(cast, formers, strict=True):
+    for writers, former in zip(all_writers, formers, strict=True):
         writers.until_outcome(former, "CameBack")
         writers.refused(former)
 
 
 def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Faults) -> None:
-    writers = world.writers(name="guarded")
+    writers = world.writers(name="guarded", spec=PATIENT_WITH_SILENCE)
     world.apply(manifests.budget("guarded", available=2))
     former = writers.settled()
     faults.freeze(former.pod)
@@ -99,7 +99,7 @@ def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Fau
 
 
 def test_a_successor_of_the_same_name_is_never_evicted(world: World, faults: Faults) -> None:
-    writers = world.writers(name="stateful", stateful=True)
+    writers = world.writers(name="stateful", stateful=True, spec=PATIENT_WITH_SILENCE)
     former = writers.settled()
     with nobody_evicted(world, writers):
         faults.freeze(former.pod)

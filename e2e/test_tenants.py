@@ -101,7 +101,7 @@ def topic_of(world: World) -> str:
     return f"persistent://{world.namespace}/default/ledger"
 
 
-def heir(world: World) -> Json:
+def recreated_topic(world: World) -> Json:
     """The other team's object for the topic. Deleting it would even delete the log."""
     return manifests.topic("heir", topic=topic_of(world), deletionPolicy="Delete")
 
@@ -159,7 +159,7 @@ def test_a_pod_of_another_team_neither_reads_nor_changes_it(
 def test_an_editor_of_another_namespace_declares_and_changes_nothing_here(
     world: World, owner: Team, rival: Team
 ) -> None:
-    said = rival.asks("create", document=heir(world))
+    said = rival.asks("create", document=recreated_topic(world))
     assert f"does not belong to namespace {rival.namespace}" in said
     assert NO_RIGHT in rival.asks("create", of=owner.namespace, document=manifests.claim("theirs"))
     for command in (
@@ -180,14 +180,14 @@ def test_an_object_that_got_past_the_policy_adopts_and_deletes_nothing(
 ) -> None:
     """Like an object that is older than the policy: while the owner's object exists, and after its deletion."""
     with without_policy(world):
-        until(lambda: rival.asks("create", document=heir(world)) == "")
+        until(lambda: rival.asks("create", document=recreated_topic(world)) == "")
     assert rival.asks("create", document=manifests.claim("heir")) == ""
     until_word(world, rival.namespace, "heir", "NotThisTenant")
     assert owner.asks("delete", "xt,pclaim", "ledger") == ""
     until_word(world, rival.namespace, "heir", "NotThisTenant")
     is_shut_out(rival, topic_of(world))
     assert rival.asks("delete", "xt", "heir") == ""
-    until(lambda: "does not belong" in rival.asks("create", document=heir(world)))
+    until(lambda: "does not belong" in rival.asks("create", document=recreated_topic(world)))
     assert owner.asks("create", document=manifests.topic("ledger")) == ""
     assert owner.asks("create", document=manifests.claim("ledger")) == ""
     until_word(world, owner.namespace, "ledger", "Ready")

@@ -16,15 +16,15 @@ def first_writing_pod(writers: Writers) -> WritingPod:
 
 def test_two_pods_that_take_turns_are_left_alone(world: World) -> None:
     """One pair closes its producers and waits again. The sidecars of the other pair hand over."""
-    cast = [
+    all_writers = [
         world.writers(kind, spec=PATIENT, TURN_SECONDS="0.2", INTERVAL_SECONDS="0.05")
         for kind in KINDS
     ]
-    firsts = [first_writing_pod(writers) for writers in cast]
-    pods = [{pod["metadata"]["uid"] for pod in writers.pods()} for writers in cast]
-    for writers, first in zip(cast, firsts, strict=True):
+    firsts = [first_writing_pod(writers) for writers in all_writers]
+    pods = [{pod["metadata"]["uid"] for pod in writers.pods()} for writers in all_writers]
+    for writers, first in zip(all_writers, firsts, strict=True):
         writers.until_epoch(first.epoch + TURNS)
-    for writers, uids in zip(cast, pods, strict=True):
+    for writers, uids in zip(all_writers, pods, strict=True):
         assert {pod["metadata"]["uid"] for pod in writers.pods()} == uids
         assert writers.outcomes() == {}
         assert writers.events("WriterFenced") == []

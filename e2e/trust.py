@@ -147,7 +147,9 @@ def measure(
     installation: Installation, writers: Writers, faults: Faults, fault: str, inject: Inject
 ) -> Outage:
     """Inject one fault, wait until writing continues, and collect what was seen and reported."""
-    until(lambda: installation.is_ready() and installation.has_its_nodes(), installation.story)
+    until(
+        lambda: installation.is_ready() and installation.has_its_nodes(), installation.diagnostics
+    )
     stage = Stage(installation, writers, faults)
     former = writers.settled()
     writers.wrote(LINES_BEFORE)

@@ -112,7 +112,7 @@ class World:
         for each in self._cast:
             each.check(stored[each.topic], self.tally)
 
-    def story(self) -> str:
+    def diagnostics(self) -> str:
         """Diagnostics for a failure."""
         asked = (
             ("get", "xt,pclaim,pods,pdb", "-o", "wide"),
@@ -122,5 +122,5 @@ class World:
                 for each in self._cast
             ),
         )
-        reported = self.cluster.story(*asked, namespace=self.namespace)
-        return f"{reported}\n{self.installation.story()}"
+        reported = self.cluster.diagnostics(*asked, namespace=self.namespace)
+        return f"{reported}\n{self.installation.diagnostics()}"

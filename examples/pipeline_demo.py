@@ -105,12 +105,12 @@ def send(producer: Any, topic: str, numbers: Iterable[int]) -> None:
 
 
 def write_until_killed(
-    url: str, topic: str, name: str, first: int, end: int, story: Connection
+    url: str, topic: str, name: str, first: int, end: int, events: Connection
 ) -> None:
     """A writer in a process of its own: it says when all of its messages are acknowledged."""
     producer = produce(connected(url), topic, name, Mode.Exclusive)
     send(producer, topic, range(first, end))
-    story.send("acknowledged")
+    events.send("acknowledged")
     time.sleep(GRANTED_SECONDS)
 
 

@@ -304,12 +304,12 @@ def failure_lines(runs: Iterable[Run]) -> list[str]:
             lines += [f"{name}: {test}: pytest ended while it ran" for test in counts.running]
         not_named += counts.failed - len(counts.failures)
         commands += [f"{name}: {failure}" for failure in run.failures]
-    room = max(FAILURE_LINES_SHOWN - len(commands) - 1, 0)
-    not_named += len(lines) - len(lines[:room])
+    space = max(FAILURE_LINES_SHOWN - len(commands) - 1, 0)
+    not_named += len(lines) - len(lines[:space])
     more = (
         [f"and {not_named} more failed tests: see {LOGS.relative_to(ROOT)}/"] if not_named else []
     )
-    return [*lines[:room], *more, *commands]
+    return [*lines[:space], *more, *commands]
 
 
 def total_line(runs: Iterable[Run], seconds: float) -> str:

@@ -116,8 +116,8 @@ class StoreServer:
                     return
             except (redis.exceptions.RedisError, OSError):
                 if self._process.poll() is not None or time.monotonic() > deadline:
-                    story = (self.folder / "server.log").read_text(errors="replace")
-                    raise RuntimeError(f"{self.kind} did not start:\n{story[-2000:]}") from None
+                    log_text = (self.folder / "server.log").read_text(errors="replace")
+                    raise RuntimeError(f"{self.kind} did not start:\n{log_text[-2000:]}") from None
             time.sleep(0.005)
 
     def command(self, *words: str | bytes | int) -> Any:

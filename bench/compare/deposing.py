@@ -167,7 +167,7 @@ def _loser(stage: Stage) -> Findings:
     loser = connection.producer(stage.topic, EXCLUSIVE, name="A")
     elsewhere = f"{stage.topic}-elsewhere"
     connection.lookup(elsewhere)
-    bystander = connection.producer(elsewhere, SHARED, name="bystander")
+    other_client = connection.producer(elsewhere, SHARED, name="bystander")
     winner = stage.client().producer(stage.topic, FENCING, name="B")
 
     def is_notified() -> bool:
@@ -182,7 +182,7 @@ def _loser(stage: Stage) -> Findings:
     return {
         "not-told": not was_notified,
         "cut": is_cut,
-        "bystander": not writes(bystander),
+        "bystander": not writes(other_client),
         "late": sum(entry.content == b"late" for entry in stage.log()),
     }
 

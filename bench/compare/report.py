@@ -154,7 +154,7 @@ def _summary(scenarios: list[Scenario], theirs: Results, ours: Results) -> Itera
 def _scenario(scenario: Scenario, theirs: Results, ours: Results) -> Iterator[str]:
     yield f"### {scenario.key}"
     yield ""
-    yield f"**{scenario.title}.** {scenario.story}"
+    yield f"**{scenario.title}.** {scenario.description}"
     yield ""
     yield f"| | {theirs.name} | {ours.name} |"
     yield "|---|---|---|"

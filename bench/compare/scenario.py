@@ -48,7 +48,7 @@ class Scenario:
 
     key: str
     title: str
-    story: str
+    description: str
     measures: tuple[Measure, ...]
     play: Callable[[Stage], Findings]
     rounds_max: int = 1000

@@ -15,10 +15,13 @@ _NO_CREATION_TIMEOUT_SECONDS = 2**31 - 1
 """Else the C++ client gives up waiting after its operation timeout, 30 s by default."""
 
 
-def compete(topic: str, url: str, token: Path, pace_seconds: float, notes: Notes) -> None:
+def compete(
+    topic: str, url: str, authority: Path, token: Path, pace_seconds: float, notes: Notes
+) -> None:
     """Wait for the topic, then publish at a pace until asked to leave."""
     client = pulsar.Client(
         url,
+        tls_trust_certs_file_path=str(authority),
         authentication=pulsar.AuthenticationToken(token.read_text),
         operation_timeout_seconds=_NO_CREATION_TIMEOUT_SECONDS,
         logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
@@ -48,11 +51,12 @@ def main() -> None:
     """Compete for a topic."""
     parser = arguments(main.__doc__)
     parser.add_argument("--url", required=True, help="of the brokers")
+    parser.add_argument("--authority", type=Path, required=True, help="of the brokers, a PEM file")
     parser.add_argument("--token", type=Path, required=True, help="a file that is renewed")
     given = parser.parse_args()
     topic = f"persistent://{given.namespace}/default/{given.seat}"
     with Notes(given.notes) as notes:
-        compete(topic, given.url, given.token, given.pace_seconds, notes)
+        compete(topic, given.url, given.authority, given.token, given.pace_seconds, notes)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ class Dependencies:
     """The durability that the store was found to promise (server_checks.judge)."""
     certificate: ServerCertificate | None = None
     """The certificate of the TLS ports; None if the broker serves only the plain ports."""
-    chores: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
+    background_tasks: Sequence[Callable[[], Coroutine[object, object, None]]] = ()
     """Tasks of the dependencies that run as long as the broker."""
     through: Callable[[asyncio.BufferedProtocol], asyncio.BaseProtocol] = lambda inner: inner
     """Wraps the protocol of each client's socket, for tests that cut connections."""
@@ -326,7 +326,10 @@ class Broker:
                     self.spawn(self.store_watch.run()),
                     self.spawn(self.sizes.run()),
                     self.spawn(self.sizes.measure()),
-                    *(self.spawn(chore()) for chore in self._dependencies.chores),
+                    *(
+                        self.spawn(background_task())
+                        for background_task in self._dependencies.background_tasks
+                    ),
                 ]
                 await self.http.start()
                 servers = [

@@ -54,7 +54,7 @@ SERVICE_ACCOUNT_AUDIENCE = "onewriter"
 COMMIT_SECONDS = 0.02
 """Duration of one question whether replicas or the disk have caught up. All writes wait for it."""
 
-Chore = Callable[[], Coroutine[object, object, None]]
+BackgroundTask = Callable[[], Coroutine[object, object, None]]
 """Runs beside a broker until it is cancelled."""
 
 log = structlog.get_logger(__name__)
@@ -112,7 +112,7 @@ def open_anchor(settings: Settings, api: KubernetesApi | None) -> Anchor:
     return KubernetesAnchor(api, settings.anchor_name, settings.kubernetes_namespace)
 
 
-def reviewing(settings: Settings, api: KubernetesApi) -> tuple[Authenticator, Chore]:
+def reviewing(settings: Settings, api: KubernetesApi) -> tuple[Authenticator, BackgroundTask]:
     """The authenticator if the API server reviews tokens (and keys, if there are any), and its background
     tasks.
     """
@@ -164,10 +164,10 @@ async def dependencies_of(settings: Settings, api: KubernetesApi | None) -> Depe
     """The dependencies of the broker. Raises ConfigurationError."""
     initial = read_initial(settings)
     certificate = certificate_of(settings)
-    chores: list[Chore] = []
+    background_tasks: list[BackgroundTask] = []
     if api is not None and settings.token_review:
-        judge, chore = reviewing(settings, api)
-        chores.append(chore)
+        judge, background_task = reviewing(settings, api)
+        background_tasks.append(background_task)
     else:
         judge = authenticator(settings) or AnonymousAuthenticator()
     anchor = open_anchor(settings, api)
@@ -180,7 +180,7 @@ async def dependencies_of(settings: Settings, api: KubernetesApi | None) -> Depe
         desired=initial,
         single_node=is_single_node(settings),
         certificate=certificate,
-        chores=chores,
+        background_tasks=background_tasks,
     )
 
 

@@ -23,7 +23,7 @@ INTERVAL_SECONDS = 0.5
 FULL_ABOVE = 0.9
 """The store counts as almost full above this share of its memory limit,"""
 
-ROOM_BELOW = 0.85
+SPACE_BELOW = 0.85
 """and has room again below this share."""
 
 COMPACT_BELOW = 0.97
@@ -87,7 +87,7 @@ class StoreWatch:
                 self._is_away = True
             await asyncio.sleep(self._interval_seconds)
 
-    def room_bytes(self, *, is_needed: bool) -> float:
+    def free_bytes(self, *, is_needed: bool) -> float:
         """Bytes that a compaction may write, by the latest observation; infinite without a limit.
 
         ``is_needed``: the compaction is a precondition for freeing memory.
@@ -98,13 +98,13 @@ class StoreWatch:
         if self.is_full and not is_needed:
             return 0.0
         share = COMPACT_BELOW if is_needed else FULL_ABOVE
-        room = max(0.0, share * seen.memory_bytes_max - seen.memory_bytes_used)
-        return room / self._brokers() if is_needed else room
+        free_bytes = max(0.0, share * seen.memory_bytes_max - seen.memory_bytes_used)
+        return free_bytes / self._brokers() if is_needed else free_bytes
 
-    async def observed_room_bytes(self, *, is_needed: bool) -> float:
+    async def observed_free_bytes(self, *, is_needed: bool) -> float:
         """The same, by an observation made now. Raises Undecided."""
         self.observe(await self._store.observe([]))
-        return self.room_bytes(is_needed=is_needed)
+        return self.free_bytes(is_needed=is_needed)
 
     def observe(self, seen: Observation) -> None:
         """Handle one observation."""
@@ -136,7 +136,7 @@ class StoreWatch:
 
 def nearly_full(seen: Observation, *, was_full: bool) -> bool:
     """Whether producers should be held back; False for a store without a limit."""
-    share = ROOM_BELOW if was_full else FULL_ABOVE
+    share = SPACE_BELOW if was_full else FULL_ABOVE
     return seen.memory_bytes_max > 0 and seen.memory_bytes_used > share * seen.memory_bytes_max
 
 

@@ -78,7 +78,7 @@ def why(found: Found) -> list[str]:
     parts = (
         _unserved(found),
         _holder(found),
-        _story(found),
+        _history(found),
         _queue(found),
         _fenced(found),
         _obstacles(found),
@@ -139,7 +139,7 @@ def _described(holder: Document, now: float) -> str:
 # ------------------------------------------------------------ how it came to that
 
 
-def _story(found: Found) -> list[str]:
+def _history(found: Found) -> list[str]:
     """The last transition, and the ones before."""
     rows = _transitions(found)
     if not rows:

@@ -1,9 +1,10 @@
 """Injection of the sidecar into labelled pods: builds the JSON patch of a pod. Pure.
 
-A pod requests it with the label ``onewriter.dev/inject: "true"`` and names its topic with the annotation
-``onewriter.dev/topic``. The sidecar is a native one (an init container with ``restartPolicy: Always``):
+A pod requests it with the label ``onewriter.dev/inject: "true"``. With the annotation ``onewriter.dev/topic`` the
+sidecar leads that topic; with ``onewriter.dev/relay: "true"`` it relays stock Pulsar clients. The sidecar is a native one (an init container with ``restartPolicy: Always``):
 later containers wait until it has started, its readiness counts for the pod, and it ends after them.
-Injection is idempotent and does not change the containers of the pod or of other injectors.
+Injection is idempotent. It does not change the containers of the pod or of other injectors, except that a relay's
+address is added to their environment.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from onewriter_core.kubernetes_names import (
     INJECT_LABEL,
     PRIORITY_ANNOTATION,
     READY_WHEN_ANNOTATION,
+    RELAY_ANNOTATION,
     TOPIC_ANNOTATION,
 )
 from onewriter_operator.kinds import Json
@@ -32,6 +34,9 @@ TOKEN_DIRECTORY: Final = "/run/onewriter/token"  # noqa: S105 - a directory
 CA_DIRECTORY: Final = "/run/onewriter/broker-ca"
 
 HEALTH_PORT: Final = 6681
+RELAY_PORT: Final = 6650
+SERVICE_URL: Final = "ONEWRITER_SERVICE_URL"
+"""The variable with the relay's address in the other containers."""
 TOKEN_SECONDS: Final = 600
 """Shortest lifetime of a projected token in Kubernetes."""
 
@@ -81,6 +86,10 @@ def patch_of(pod: Json, namespace: str, injection: Injection) -> list[Json]:
     patch = _Patch(pod)
     patch.append("/spec/initContainers", _container(pod, namespace, injection))
     patch.append("/spec/volumes", _token(injection.audience))
+    if _has_relay(pod):
+        url = {"name": SERVICE_URL, "value": f"pulsar://127.0.0.1:{RELAY_PORT}"}
+        for number in range(len(mappings(_spec(pod).get("containers")))):
+            patch.append(f"/spec/containers/{number}/env", url)
     if injection.authority:
         patch.append("/spec/volumes", _authority())
         patch.put("/metadata/annotations", CA_ANNOTATION, injection.authority)
@@ -96,7 +105,10 @@ def topic_name(pod: Json, namespace: str) -> str:
     """
     named = _annotation(pod, TOPIC_ANNOTATION)
     if not named:
-        raise NotInjectable(f"annotation {TOPIC_ANNOTATION} is missing: which topic is to be led?")
+        raise NotInjectable(
+            f"annotation {TOPIC_ANNOTATION} is missing: which topic is to be led? For a sidecar that only relays "
+            f'stock clients, set {RELAY_ANNOTATION}: "true"'
+        )
     tenant = "public" if namespace == "default" else namespace
     full = named if "://" in named else f"persistent://{tenant}/default/{named}"
     try:
@@ -124,6 +136,29 @@ def _annotation(pod: Json, name: str) -> str:
     return text(_metadata(pod, "annotations").get(name)).strip()
 
 
+def _has_relay(pod: Json) -> bool:
+    """Whether the pod requests a relay. Raises NotInjectable."""
+    asked = _annotation(pod, RELAY_ANNOTATION)
+    if asked not in {"", "true", "false"}:
+        raise NotInjectable(f"annotation {RELAY_ANNOTATION} must be true or false")
+    if asked == "true" and _spec(pod).get("hostNetwork"):
+        raise NotInjectable(
+            f"annotation {RELAY_ANNOTATION}: a pod with hostNetwork shares the node's loopback with others, which "
+            "could write with the pod's token"
+        )
+    return asked == "true"
+
+
+def _leads(pod: Json) -> bool:
+    """Whether the sidecar leads a topic: always, unless it only relays. Raises NotInjectable."""
+    if _annotation(pod, TOPIC_ANNOTATION) or not _has_relay(pod):
+        return True
+    for each in (PRIORITY_ANNOTATION, READY_WHEN_ANNOTATION):
+        if _annotation(pod, each):
+            raise NotInjectable(f"annotation {each} needs {TOPIC_ANNOTATION}")
+    return False
+
+
 def _spec(pod: Json) -> Json:
     return mapping(pod.get("spec"))
 
@@ -132,7 +167,7 @@ def _spec(pod: Json) -> Json:
 
 
 def _container(pod: Json, namespace: str, injection: Injection) -> Json:
-    return {
+    container: Json = {
         "name": CONTAINER,
         "image": injection.image,
         "imagePullPolicy": injection.pull_policy,
@@ -142,7 +177,6 @@ def _container(pod: Json, namespace: str, injection: Injection) -> Json:
         "ports": [{"name": "onewriter", "containerPort": HEALTH_PORT}],
         "startupProbe": _probe("/healthz", period_seconds=1, failures=60),
         "readinessProbe": _probe("/readyz", period_seconds=2, failures=2),
-        "lifecycle": {"preStop": {"exec": {"command": ["/bin/sh", "-c", PRE_STOP]}}},
         "resources": dict(injection.resources),
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -162,15 +196,21 @@ def _container(pod: Json, namespace: str, injection: Injection) -> Json:
             ),
         ],
     }
+    if _leads(pod):
+        container["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", PRE_STOP]}}}
+    return container
 
 
 def _environment(pod: Json, namespace: str, injection: Injection) -> list[Json]:
     values = {
-        "TOPIC": topic_name(pod, namespace),
         "SERVICE_URL": injection.service_url,
         "TOKEN_FILE": f"{TOKEN_DIRECTORY}/token",
         "HEALTH_PORT": str(HEALTH_PORT),
     }
+    if _leads(pod):
+        values["TOPIC"] = topic_name(pod, namespace)
+    if _has_relay(pod):
+        values["RELAY_PORT"] = str(RELAY_PORT)
     if injection.authority:
         values["TLS_CA_FILE"] = f"{CA_DIRECTORY}/ca.crt"
     priority = _annotation(pod, PRIORITY_ANNOTATION)
@@ -245,5 +285,5 @@ class _Patch:
     def _at(self, path: str) -> Any:
         found: Any = self._pod
         for part in path.strip("/").split("/"):
-            found = (found or {}).get(part)
+            found = found[int(part)] if isinstance(found, list) else (found or {}).get(part)
         return found

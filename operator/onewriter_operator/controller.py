@@ -56,7 +56,7 @@ class Controller:
         self._declarations.start()
         for key in self._all_keys():
             self._is_news(key)
-            self._names[key] = self._declarations.standing(key).topic
+            self._names[key] = self._declarations.acceptance(key).topic
             self._queue.add(key)
         self._fleet.declare()
 
@@ -95,9 +95,9 @@ class Controller:
 
     def _requeue_affected(self, key: Key) -> None:
         """Reconcile a topic's claims, and the other objects of its present and former Pulsar topic."""
-        topics = {self._names.pop(key, ""), self._declarations.standing(key).topic} - {""}
+        topics = {self._names.pop(key, ""), self._declarations.acceptance(key).topic} - {""}
         if key in self._known:
-            self._names[key] = self._declarations.standing(key).topic
+            self._names[key] = self._declarations.acceptance(key).topic
         for topic in topics:
             for rival in self._declarations.keys_of(topic):
                 self._queue.add(rival)

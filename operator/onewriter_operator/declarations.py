@@ -37,7 +37,7 @@ from onewriter_operator.objects import (
     TopicObject,
     mapping,
 )
-from onewriter_operator.plan.facts import Standing
+from onewriter_operator.plan.facts import Acceptance
 from onewriter_operator.store import Store
 
 BODY_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -80,19 +80,19 @@ class Declarations:
         self._admitted: set[str] = set()
         self._awaited: set[str] = set()
         self._selecting: set[Key] = set()
-        self._standings: dict[Key, Standing] = {}
+        self._acceptances: dict[Key, Acceptance] = {}
         store.listen(self._changed)
 
     # ------------------------------------------------------------ one object
 
-    def standing(self, key: Key) -> Standing:
+    def acceptance(self, key: Key) -> Acceptance:
         """Whether the brokers receive an object, and as which topic."""
         found = self._store.declared(key)
         if found is None:
-            return Standing("TopicMissing", f"there is no {key.kind} {key}")
+            return Acceptance("TopicMissing", f"there is no {key.kind} {key}")
         if isinstance(found, TopicObject):
-            return self._topic_standing(found)
-        return self._claim_standing(found)
+            return self._topic_acceptance(found)
+        return self._claim_acceptance(found)
 
     def keys_of(self, topic: str) -> list[Key]:
         """The ExclusiveTopics for a Pulsar topic."""
@@ -112,7 +112,7 @@ class Declarations:
         else:
             self._declared_by.pop(topic, None)
         for key in self._by_topic.get(topic, ()):
-            self._standings.pop(key, None)
+            self._acceptances.pop(key, None)
         return True
 
     def admit(self, topic: TopicObject) -> None:
@@ -133,7 +133,7 @@ class Declarations:
             for each in self._store.topics()
             if each.uid in self._awaited
             and not self.is_admitted(each)
-            and self._topic_standing(each).reason == "Accepted"
+            and self._topic_acceptance(each).reason == "Accepted"
         }
         return bool(self._awaited)
 
@@ -199,7 +199,7 @@ class Declarations:
             topic = "" if found is None else self._validated(found).topic
             former = self._topic_of.pop(key, "")
             for each in (key, *self._by_topic.get(former, ()), *self._by_topic.get(topic, ())):
-                self._standings.pop(each, None)
+                self._acceptances.pop(each, None)
             if former and former != topic:
                 self._by_topic[former].discard(key)
                 if not self._by_topic[former]:
@@ -249,19 +249,19 @@ class Declarations:
             known = self._validations[found.uid] = replace(known, topic=known.topic or former)
         return known
 
-    def _topic_standing(self, topic: TopicObject) -> Standing:
-        known = self._standings.get(topic.key)
+    def _topic_acceptance(self, topic: TopicObject) -> Acceptance:
+        known = self._acceptances.get(topic.key)
         if known is None:
-            known = self._standings[topic.key] = self._judged(topic)
+            known = self._acceptances[topic.key] = self._judged(topic)
         return known
 
-    def _judged(self, topic: TopicObject) -> Standing:
+    def _judged(self, topic: TopicObject) -> Acceptance:
         read, key = self._validated(topic), topic.key
         is_kept = bool(read.problem and read.topic) and topic.uid in self._held
         if read.problem and not is_kept:
-            return Standing("Invalid", read.problem, read.topic)
+            return Acceptance("Invalid", read.problem, read.topic)
         if refusal := self._tenant_refusal(topic, read.topic):
-            return Standing("NotThisTenant", refusal, read.topic)
+            return Acceptance("NotThisTenant", refusal, read.topic)
         namespace, first = key.namespace, self._declared_by.get(read.topic, "")
         if first and first != namespace:
             message = (
@@ -269,7 +269,7 @@ class Declarations:
                 " without an object, until an administrator reassigns it"
                 f" (kubectl onewriter reassign {key.name} --to {namespace})"
             )
-            return Standing("DeclaredElsewhere", message, read.topic)
+            return Acceptance("DeclaredElsewhere", message, read.topic)
         rivals = [
             found
             for each in self._by_topic.get(read.topic, ())
@@ -281,39 +281,39 @@ class Declarations:
         if oldest.key != key:
             rival = str(oldest.key)
             message = f"ExclusiveTopic {rival} is older and has {read.topic}"
-            return Standing("ResourceConflict", message, read.topic, rival)
+            return Acceptance("ResourceConflict", message, read.topic, rival)
         if topic.is_going and topic.spec.deletes_log:
-            return Standing("Closing", "it is being deleted together with its log", read.topic)
+            return Acceptance("Closing", "it is being deleted together with its log", read.topic)
         if is_kept:
             message = f"{read.problem}; brokers continue with the previous spec"
-            return Standing("Invalid", message, read.topic, is_kept=True)
-        return Standing("Accepted", "", read.topic)
+            return Acceptance("Invalid", message, read.topic, is_kept=True)
+        return Acceptance("Accepted", "", read.topic)
 
     def _tenant_refusal(self, found: TopicObject, topic: str) -> str:
         """Why the object's namespace may not declare the topic; empty when it may."""
         return self._tenancy.refusal(found.key.namespace, TopicName.parse(topic))
 
-    def _claim_standing(self, claim: ClaimObject) -> Standing:
+    def _claim_acceptance(self, claim: ClaimObject) -> Acceptance:
         read = self._validated(claim)
         is_kept = claim.uid in self._held
         if read.problem and not is_kept:
-            return Standing("Invalid", read.problem)
+            return Acceptance("Invalid", read.problem)
         key = claim.topic_key
         topic = self._store.topic(key)
         if topic is None:
             message = f"there is no ExclusiveTopic {key.name} in namespace {key.namespace}"
-            return Standing("TopicMissing", message)
-        found = self._topic_standing(topic)
+            return Acceptance("TopicMissing", message)
+        found = self._topic_acceptance(topic)
         is_served = found.is_kept or found.reason == "Accepted"
         if is_served and read.problem:
-            return Standing("Invalid", read.problem, found.topic, is_kept=True)
+            return Acceptance("Invalid", read.problem, found.topic, is_kept=True)
         if is_served:
-            return Standing("Accepted", "", found.topic)
+            return Acceptance("Accepted", "", found.topic)
         message = f"ExclusiveTopic {key.name}: {found.message}"
-        return Standing("NotServed", message, found.topic)
+        return Acceptance("NotServed", message, found.topic)
 
     def _is_passed_on(self, found: DeclaredObject) -> bool:
-        if not self.standing(found.key).is_passed_on:
+        if not self.acceptance(found.key).is_passed_on:
             return False
         return isinstance(found, ClaimObject) or self.is_admitted(found)
 
@@ -323,7 +323,8 @@ class Declarations:
         if _is_paused(declared) or self._validated(declared).problem:
             source = self._held.get(declared.uid, declared)
         is_closing = (
-            isinstance(declared, TopicObject) and self._topic_standing(declared).reason == "Closing"
+            isinstance(declared, TopicObject)
+            and self._topic_acceptance(declared).reason == "Closing"
         )
         tag = f"{source.uid}/{source.generation}/{is_closing}"
         known = self._pieces.get(key)

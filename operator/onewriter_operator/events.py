@@ -74,7 +74,12 @@ class Recorder:
         instance: str,
         wall_clock: Callable[[], float],
         dropped: Callable[[], None] = lambda: None,
+        *,
+        alike_max: int = ALIKE_MAX,
+        remembered_max: int = REMEMBERED_MAX,
     ) -> None:
+        self._alike_max = alike_max
+        self._remembered_max = remembered_max
         self._kube = kube
         self._instance = instance
         self._wall_clock = wall_clock
@@ -104,7 +109,7 @@ class Recorder:
             namespace = about.key.namespace or "default"
             self._series[same] = _Series("", namespace, 1, now, 0, now)
             self._series.move_to_end(same)
-            while len(self._series) > REMEMBERED_MAX:
+            while len(self._series) > self._remembered_max:
                 self._series.popitem(last=False)
         try:
             self._waiting.put_nowait((same, _event(about, event)))
@@ -116,13 +121,13 @@ class Recorder:
         now = asyncio.get_running_loop().time()
         which = (about.uid, event.reason)
         recent = [at for at in self._recent.get(which, ()) if now - at < SERIES_SECONDS]
-        if len(recent) < ALIKE_MAX:
+        if len(recent) < self._alike_max:
             recent.append(now)
         self._recent[which] = recent
         self._recent.move_to_end(which)
-        while len(self._recent) > REMEMBERED_MAX:
+        while len(self._recent) > self._remembered_max:
             self._recent.popitem(last=False)
-        return len(recent) >= ALIKE_MAX
+        return len(recent) >= self._alike_max
 
     async def run(self) -> None:
         """Write the queued Events until cancelled."""

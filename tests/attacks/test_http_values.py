@@ -18,9 +18,9 @@ def test_a_value_of_another_type_is_refused(
 ) -> None:
     broker = guarded()
     wire_as(broker, raw, "reader").subscribe("orders", "billing", pb.CommandSubscribe.SHARED)
-    boss = http_as(broker, ADMINISTRATOR)
+    administrator = http_as(broker, ADMINISTRATOR)
     answers = {
-        path: boss(method, path, body)
+        path: administrator(method, path, body)
         for method, path, body in (
             ("PUT", "/admin/v2/namespaces/public/default/schemaCompatibilityStrategy", value),
             (
@@ -34,9 +34,9 @@ def test_a_value_of_another_type_is_refused(
 
 
 def test_a_body_of_many_lists_is_refused_by_its_brackets(guarded: GuardedBrokers) -> None:
-    boss = http_as(guarded(), ADMINISTRATOR)
+    administrator = http_as(guarded(), ADMINISTRATOR)
     body = b"[" + b"[]," * 80_000 + b"[]]"
     for path in ("/admin/v2/namespaces/public/default/retention", "/onewriter/v1/topics"):
-        status, said = boss("POST", path, body)
+        status, said = administrator("POST", path, body)
         assert status == 400
         assert "objects and lists" in said["reason"]

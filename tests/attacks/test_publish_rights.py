@@ -239,11 +239,11 @@ def test_the_epoch_alone_is_no_right(payments: Payments, subject: str) -> None:
 def test_a_stolen_registration_counts_for_the_holder_alone(
     payments: Payments, subject: str
 ) -> None:
-    thief = payments.caller(subject, Onewriter_Registration=payments.writer.registration)
-    refused(thief.publish(staged_by_holder(payments)))
+    intruder = payments.caller(subject, Onewriter_Registration=payments.writer.registration)
+    refused(intruder.publish(staged_by_holder(payments)))
     if subject != STANDBY:  # which may produce, and so stage
-        refused(thief.stage())
-    assert thief.ask("PUT", f"staged/{APP}/1/p/w", part_of(b"evil"))[0] == 403
+        refused(intruder.stage())
+    assert intruder.ask("PUT", f"staged/{APP}/1/p/w", part_of(b"evil"))[0] == 403
     assert payments.stored() == 0
 
 
@@ -362,8 +362,8 @@ def test_strangers_cannot_change_the_version_of_an_app(payments: Payments) -> No
             status, said = caller.publish(part, version=version, epoch=epoch_of(successor))
             assert (status, "another subject's app" in said["reason"]) == (403, True), said
             assert WRITER not in said["reason"]
-    boss = payments.caller(ADMINISTRATOR, Onewriter_Capability=capability)
-    status, said = boss.publish(version=3, epoch=epoch_of(successor))
+    administrator = payments.caller(ADMINISTRATOR, Onewriter_Capability=capability)
+    status, said = administrator.publish(version=3, epoch=epoch_of(successor))
     assert (status, f"bound to {WRITER}" in said["reason"]) == (403, True), said
     status, part = attacker.stage(app="own")
     assert attacker.publish(part, app="own", epoch=epoch_of(successor))[0] == 200
@@ -383,8 +383,8 @@ def test_a_subject_cannot_use_up_the_apps_of_a_topic(payments: Payments) -> None
         status, said = holder.publish(part, app=app)
         assert (status == 200) == (number < APPS_PER_SUBJECT_MAX), said
     assert f"{APPS_PER_SUBJECT_MAX} names already" in said["reason"]
-    boss = payments.caller(ADMINISTRATOR)
-    assert boss.ask("DELETE", "published/junk-0")[0] == 200
+    administrator = payments.caller(ADMINISTRATOR)
+    assert administrator.ask("DELETE", "published/junk-0")[0] == 200
     assert holder.publish(part, app=app)[0] == 200
     successor = payments.take_over(STANDBY)
     other = payments.caller(STANDBY, Onewriter_Registration=successor.registration)
@@ -416,8 +416,11 @@ def test_the_stager_the_holder_and_an_administrator_drop_parts(payments: Payment
         assert status == 200
     one = {"dropped": 1}
     assert own.ask("POST", f"staged/{APP}/1/discard", {"parts": [parts["a"]]}) == (200, one)
-    boss = payments.caller(ADMINISTRATOR)
-    assert boss.ask("POST", f"staged/{APP}/1/discard", {"parts": [parts["b"]]}) == (200, one)
+    administrator = payments.caller(ADMINISTRATOR)
+    assert administrator.ask("POST", f"staged/{APP}/1/discard", {"parts": [parts["b"]]}) == (
+        200,
+        one,
+    )
     assert payments.holder().ask("DELETE", f"staged/{APP}/1") == (200, one)
 
 

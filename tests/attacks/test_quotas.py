@@ -33,7 +33,7 @@ def granted(client: RawClient, topics: list[str], setting: str) -> int:
     return count
 
 
-def bystander_publishes(client: RawClient) -> None:
+def other_client_publishes(client: RawClient) -> None:
     client.producer("calm", EXCLUSIVE).publish(b"still served")
 
 
@@ -43,7 +43,7 @@ def test_a_subject_cannot_take_all_connections(guarded: GuardedBrokers, raw: Raw
         wire_as(broker, raw, "greedy")
     with pytest.raises(RefusedByBroker, match="quota_connections_per_subject"):
         wire_as(broker, raw, "greedy")
-    bystander_publishes(wire_as(broker, raw, "bystander"))
+    other_client_publishes(wire_as(broker, raw, "bystander"))
 
 
 def test_clients_without_a_token_count_by_the_host_that_they_come_from(raw: RawClients) -> None:
@@ -64,7 +64,7 @@ def test_a_subject_cannot_create_thousands_of_topics(
     again = wire_as(broker, raw, "greedy")
     assert granted(again, [f"more-{number}" for number in range(5)], setting) == 0
     assert granted(again, ["many-0"], setting) == 1, "what is there may be used"
-    bystander_publishes(wire_as(broker, raw, "bystander"))
+    other_client_publishes(wire_as(broker, raw, "bystander"))
 
 
 def test_partitions_by_name_count_like_topics(guarded: GuardedBrokers, raw: RawClients) -> None:
@@ -99,7 +99,7 @@ def test_a_subject_cannot_take_all_producers(guarded: GuardedBrokers, raw: RawCl
     first, second = (wire_as(broker, raw, "greedy") for _ in range(2))
     assert granted(first, ["t"] * 3, setting) == 3
     assert granted(second, ["t"] * 3, setting) == 1
-    bystander_publishes(wire_as(broker, raw, "bystander"))
+    other_client_publishes(wire_as(broker, raw, "bystander"))
 
 
 def test_producers_on_one_namespace_leave_room_on_others(

@@ -76,11 +76,11 @@ def test_staged_parts_count_for_their_namespace(guarded: GuardedBrokers, raw: Ra
     assert status == 200, answer
     assert greedy("DELETE", f"{OWN}/greedy/staged/app/1")[0] == 200
 
-    def has_room() -> bool:
+    def has_space() -> bool:
         try:
             wire_as(broker, raw, "greedy").producer("another").publish(b"x")
         except RefusedByBroker:
             return False
         return True
 
-    eventually(has_room)
+    eventually(has_space)

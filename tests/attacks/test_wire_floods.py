@@ -166,11 +166,11 @@ def test_a_client_that_reads_no_answers_is_not_read_either(raw: RawClients) -> N
 
 def test_a_guarded_broker_serves_on_beside_floods(guarded: GuardedBrokers, raw: RawClients) -> None:
     broker = guarded()
-    bystander = wire_as(broker, raw, "bystander").producer("bystander")
+    other_client = wire_as(broker, raw, "bystander").producer("bystander")
     clients = [raw(address_of(broker), token=token_of(f"flood{n}")) for n in range(5)]
     for client in clients:
         client.write(producer_frame(4_000) + encode_command(pb.CommandPing()) * 500)
-    bystander.publish(b"served")
+    other_client.publish(b"served")
     for client in clients:
         client.expect(pb.CommandProducerSuccess)
         for _ in range(500):

@@ -36,11 +36,11 @@ def test_a_connected_consumer_is_closed_when_its_name_is_removed(
     guarded: GuardedBrokers, raw: RawClients
 ) -> None:
     broker = guarded(consumers_default="namespace", require_declared=True)
-    boss = http_as(broker, ADMINISTRATOR)
+    administrator = http_as(broker, ADMINISTRATOR)
 
     def declare(revision: int, *subjects: str) -> None:
         body = {"revision": str(revision), "topics": [orders(*subjects)], "claims": []}
-        assert boss("PUT", "/onewriter/v1/desired", body)[0] == 200
+        assert administrator("PUT", "/onewriter/v1/desired", body)[0] == 200
 
     declare(1, AUDITOR, "alice")
     writer = wire_as(broker, raw, OWN).producer(TOPIC, pb.EXCLUSIVE)

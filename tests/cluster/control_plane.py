@@ -84,7 +84,7 @@ class Cluster:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr}")
         return done
 
-    def story(self, *questions: Sequence[str], namespace: str = "") -> str:
+    def diagnostics(self, *questions: Sequence[str], namespace: str = "") -> str:
         """Return kubectl's output for each of these command lines, or that there was none in time."""
 
         def answer(words: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import yaml
 from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.operators import wait_until
 from tests.cluster.worlds import API, World, endpoints, leads_to, one_world, pod
-from tests.unit.kube.fake_broker import contender, status
+from tests.unit.kube.fake_broker import producer_group, status
 
 Json = dict[str, Any]
 
@@ -341,7 +341,7 @@ def test_the_service_leads_only_to_the_writer(world: World) -> None:
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80, "targetPort": 8080}]})
     pods = [pod(world, f"writer-{number}") for number in (1, 2)]
     for number, found in enumerate(pods, 1):
-        writer = contender(f"w{number}", None, f"writer-{number}", epoch=number)
+        writer = producer_group(f"w{number}", None, f"writer-{number}", epoch=number)
         writer["podUID"] = found["metadata"]["uid"]
         world.broker.serve(world.name("orders"), status(number, holders=[writer]))
         leads_to(world, [found["status"]["podIP"]], number)
@@ -359,7 +359,7 @@ def test_a_writer_under_deletion_is_a_terminating_endpoint_with_any_labels(
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
     found = pod(world, "writer-1", labels={label: "primary"})
     patch_finalizers(world, ["example.com/wait"])  # its deletion waits for this finalizer
-    writer = contender("w1", None, "writer-1", epoch=1) | {"podUID": found["metadata"]["uid"]}
+    writer = producer_group("w1", None, "writer-1", epoch=1) | {"podUID": found["metadata"]["uid"]}
     world.broker.serve(world.name("orders"), status(1, holders=[writer]))
     leads_to(world, [found["status"]["podIP"]], 1)
     assert is_terminating(world) == [False]
@@ -379,6 +379,35 @@ def patch_finalizers(world: World, finalizers: list[str]) -> None:
 def is_terminating(world: World) -> list[bool]:
     found = world.get("endpointslice", "leader-leader-ipv4").get("endpoints") or ()
     return [each["conditions"]["terminating"] for each in found]
+
+
+def test_a_selector_that_others_add_is_removed_with_its_slices(world: World) -> None:
+    """Kubernetes writes slices of all pods that a selector selects, and leaves them when it is removed."""
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
+    wait_until(lambda: "leader-leader-ipv4" in world.names("endpointslice"))
+    foreign = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "leader-abcde",
+            "labels": {
+                "kubernetes.io/service-name": "leader",
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+            },
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.9"]}],
+        "ports": [{"port": 80, "protocol": "TCP"}],
+    }
+    world.apply(foreign)
+    world.cluster.kubectl(
+        *("patch", "service", "leader", "--type=json", "-p"),
+        '[{"op": "add", "path": "/spec/selector", "value": {"app": "stock"}}]',
+        namespace=world.namespace,
+    )
+    wait_until(lambda: not world.get("service", "leader")["spec"].get("selector"))
+    wait_until(lambda: list(world.names("endpointslice")) == ["leader-leader-ipv4"])
+    world.until("Drifted", "True/Repaired")
 
 
 def test_a_leader_service_that_was_changed_or_deleted_comes_back(world: World) -> None:

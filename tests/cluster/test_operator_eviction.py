@@ -16,7 +16,7 @@ from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.plugin import CRDS
 from tests.cluster.worlds import World, one_world
-from tests.unit.kube.fake_broker import contender, status, transition
+from tests.unit.kube.fake_broker import producer_group, status, transition
 
 Json = dict[str, Any]
 
@@ -53,18 +53,21 @@ def own_world(control_plane: ControlPlane, tmp_path: Path) -> Iterator[World]:
 QUICK_FENCING = """
 import os
 import pathlib
-from onewriter_operator.plan import fenced
+from onewriter_operator.app import OperatorLimits
+from onewriter_operator.cli import serve
+from onewriter_operator.plan.facts import PlanLimits
 lasts = pathlib.Path(os.environ["ONEWRITER_OPERATOR_CONFIGURATION"]).with_suffix(".grace")
 class Grace(float):
     def __sub__(self, passed):
         left = float(self) - passed
         return max(left, 0.5) if lasts.exists() else left
-fenced.GRACE_SECONDS = Grace(1.0)
-fenced.RETRY_SECONDS_MIN = 0.5
-fenced.RETRY_SECONDS_MAX = 1.0
-fenced.FAILED_RETRY_SECONDS = 1.0
-from onewriter_operator.cli import operator
-operator()
+plan = PlanLimits(
+    grace_seconds=Grace(1.0),
+    eviction_retry_seconds_min=0.5,
+    eviction_retry_seconds_max=1.0,
+    eviction_failed_seconds=1.0,
+)
+serve(OperatorLimits(plan=plan))
 """
 """The operator with a short grace; the plan tables check the ten seconds. A file makes it longer."""
 
@@ -125,9 +128,9 @@ def budget(world: World, name: str = "writers", **spec: Any) -> None:
 
 def fence(world: World, name: str, uid: str, *, cause: str = "Silent", epoch: int = 2) -> None:
     """Let the broker report that the writer in a pod was fenced, and its successor."""
-    former = contender("w", "primary", name, epoch=epoch)
+    former = producer_group("w", "primary", name, epoch=epoch)
     former["podUID"] = uid
-    later = contender("next", "primary", "next", epoch=epoch + 1)
+    later = producer_group("next", "primary", "next", epoch=epoch + 1)
     found = status(
         epoch + 1, holders=[later], transitions=[transition(epoch + 1, cause, later, former)]
     )
@@ -176,7 +179,7 @@ def test_a_writer_that_was_not_stale_keeps_its_pod(world: World, cause: str) -> 
 def test_a_writer_that_returns_in_time_keeps_its_pod(world: World) -> None:
     declare(world)
     uid = pod(world, "writer-0")
-    back = contender("w", "primary", "writer-0", place=1)
+    back = producer_group("w", "primary", "writer-0", place=1)
     back["podUID"] = uid
 
     def registered() -> None:
@@ -272,7 +275,7 @@ def test_a_restarted_operator_forgets_no_pod_and_evicts_none_twice(own_world: Wo
         fence(world, "writer-0", uids["writer-0"])
         wait_until(lambda: outcomes(world) == {"writer-0": "Pending"})
         world.operator.kill()
-    later = contender("later", "primary", "later", epoch=40)
+    later = producer_group("later", "primary", "later", epoch=40)
     world.broker.serve(world.name("orders"), status(40, holders=[later]))  # not in the history
     world.operator.start()
     wait_until(lambda: outcomes(world) == {"writer-0": "Evicted"})
@@ -312,10 +315,14 @@ def test_two_pods_of_one_claim_that_take_turns_are_left_alone(world: World) -> N
     uids = [pod(world, f"writer-{number}") for number in (0, 1)]
     for turn in range(300):
         names = (f"writer-{turn % 2}", f"writer-{(turn + 1) % 2}")
-        former = contender("w", "primary", names[0], epoch=turn + 1) | {"podUID": uids[turn % 2]}
-        now = contender("w", "primary", names[1], epoch=turn + 2) | {"podUID": uids[(turn + 1) % 2]}
-        story = [transition(turn + 2, "TakenOver", now, former)]
-        found = status(turn + 2, holders=[now], waiters=[former], transitions=story)
+        former = producer_group("w", "primary", names[0], epoch=turn + 1) | {
+            "podUID": uids[turn % 2]
+        }
+        now = producer_group("w", "primary", names[1], epoch=turn + 2) | {
+            "podUID": uids[(turn + 1) % 2]
+        }
+        transitions = [transition(turn + 2, "TakenOver", now, former)]
+        found = status(turn + 2, holders=[now], waiters=[former], transitions=transitions)
         world.broker.serve(world.name("orders"), found)
     wait_until(lambda: world.status().get("epoch") == 301)
     visited_after_grace(world)

@@ -20,7 +20,7 @@ from tests.cluster.pki import Authority
 from tests.cluster.test_operator_eviction import QUICK_FENCING, fence, outcomes
 from tests.cluster.test_operator_eviction import pod as ready_pod
 from tests.cluster.worlds import World, leads_to
-from tests.unit.kube.fake_broker import ThreadedBroker, contender, status
+from tests.unit.kube.fake_broker import ThreadedBroker, producer_group, status
 
 Json = dict[str, Any]
 
@@ -120,7 +120,7 @@ def test_the_charts_rights_are_enough_for_all_that_it_does(world: Installed) -> 
     world.until("Ready", "True/Ready")
     world.until("Ready", "True/Ready", "pclaim", "primary")
     uid = ready_pod(world, "writer-1")
-    writer = contender("w1", "primary", "writer-1", epoch=1) | {"podUID": uid}
+    writer = producer_group("w1", "primary", "writer-1", epoch=1) | {"podUID": uid}
     world.broker.serve(world.name("orders"), status(1, holders=[writer]))
     leads_to(world, ["10.1.0.9"], 1)
     fence(world, "writer-1", uid, epoch=1)

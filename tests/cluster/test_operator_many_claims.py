@@ -12,7 +12,7 @@ import pytest
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.worlds import World, broker, claim_document, epoch_is
-from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+from tests.unit.kube.fake_broker import ThreadedBroker, producer_group, status, transition
 
 from onewriter_core.api.status import PRODUCERS_SHOWN_MAX
 from onewriter_operator.kinds import CLAIM
@@ -67,13 +67,14 @@ async def create_claims(world: World) -> None:
 
 def crowd(epoch: int, writer: str, former: Json | None = None) -> Json:
     """Return a broker's report of a topic for which all others wait."""
-    holder = contender(f"w-{writer}", writer, epoch=epoch)
+    holder = producer_group(f"w-{writer}", writer, epoch=epoch)
     others = [name for name in NAMES if name != writer]
     waiters = [
-        contender(f"w-{name}", name, place=place) for place, name in enumerate(others[:SHOWN], 1)
+        producer_group(f"w-{name}", name, place=place)
+        for place, name in enumerate(others[:SHOWN], 1)
     ]
-    story = [transition(epoch, "Released" if former else "Initial", holder, former)]
-    found = status(epoch, holders=[holder], waiters=waiters, transitions=story)
+    transitions = [transition(epoch, "Released" if former else "Initial", holder, former)]
+    found = status(epoch, holders=[holder], waiters=waiters, transitions=transitions)
     return found | {"waiting": len(others), "waitersOmitted": len(others) - SHOWN}
 
 
@@ -142,8 +143,8 @@ def test_a_thousand_producers_of_one_claim_are_counted_and_not_all_listed(world:
     world.topic()
     world.claim()
     names = [f"w{number}" for number in range(CLAIMS)]
-    waiters = [contender(name, "primary", place=at) for at, name in enumerate(names[1:], 1)]
-    holder = contender(names[0], "primary", epoch=1)
+    waiters = [producer_group(name, "primary", place=at) for at, name in enumerate(names[1:], 1)]
+    holder = producer_group(names[0], "primary", epoch=1)
     world.broker.serve(world.name("orders"), status(1, holders=[holder], waiters=waiters))
     world.until("Granted", "True/Granted", "pclaim", "primary")
     found = world.status("pclaim", "primary")

@@ -20,7 +20,7 @@ from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.worlds import World
 from tests.servers import running_server
-from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+from tests.unit.kube.fake_broker import ThreadedBroker, producer_group, status, transition
 
 from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_broker.verbs.adopt import adopt as adopt_command
@@ -385,9 +385,9 @@ def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> N
         owner = brokers.owner_of(name)
         real_url = brokers.http_urls[owner]
         with ThreadedBroker() as fake:
-            writer = contender("two", epoch=2, since="2026-01-01T00:00:00.000Z")
-            story = [transition(2, "Released", writer, contender("one", epoch=1))]
-            fake.serve(name, status(2, holders=[writer], transitions=story))
+            writer = producer_group("two", epoch=2, since="2026-01-01T00:00:00.000Z")
+            transitions = [transition(2, "Released", writer, producer_group("one", epoch=1))]
+            fake.serve(name, status(2, holders=[writer], transitions=transitions))
             fake.do(lambda: fake.fake.report_buckets([0, 1], {}))
             for path in (f"/onewriter/v1/topics/{plain}",):
                 real, ours = call("GET", real_url + path), call("GET", fake.url + path)

@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.control_plane import WAIT_SECONDS, ControlPlane
 from tests.cluster.operators import PROGRAM, OperatorProcess, running, wait_until
 from tests.cluster.reading import Reader
-from tests.unit.kube.fake_broker import ThreadedBroker, contender, status, transition
+from tests.unit.kube.fake_broker import ThreadedBroker, producer_group, status, transition
 
 Json = dict[str, Any]
 
@@ -134,7 +134,7 @@ class World:
     def writes(self, topic: str = "orders", *, claim: str = "primary", **more: Any) -> None:
         """Let the broker serve a topic with a writer under a claim."""
         epoch = more.pop("epoch", 1)
-        writer = contender(f"w{epoch}", claim, f"writer-{epoch}", epoch=epoch)
+        writer = producer_group(f"w{epoch}", claim, f"writer-{epoch}", epoch=epoch)
         found = status(
             epoch,
             holders=[writer],

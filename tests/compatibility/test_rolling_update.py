@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 from tests.compatibility.releases import RELEASES, MixedBrokers, archive_of
-from tests.integration.continuous_writer import ContinuousWriter, check, reported_losses, story_of
+from tests.integration.continuous_writer import (
+    ContinuousWriter,
+    check,
+    reported_losses,
+    stored_topic,
+)
 from tests.servers import StoreServer, running_server
 
 ACKNOWLEDGED_PER_STEP = 100
@@ -93,8 +98,8 @@ def test_an_update_and_a_downgrade_under_writers_lose_nothing(
             all_go_on()
         for writer in writers:
             writer.stop()
-            story = story_of(store.url, writer.topic)
-            assert check(writer, story, reported_losses([brokers], writer.topic)) == 0
+            stored = stored_topic(store.url, writer.topic)
+            assert check(writer, stored, reported_losses([brokers], writer.topic)) == 0
             assert writer.epochs == sorted(writer.epochs)
     program = "from onewriter_broker.verify.cli import verify_command; verify_command()"
     done = subprocess.run(

@@ -14,6 +14,7 @@ from tests.conformance.log_store_worlds import BUCKETS, World, Writer, topics_of
 
 from onewriter_broker.log.store.api import (
     Append,
+    EpochStatus,
     Fence,
     FencedLog,
     Guard,
@@ -22,7 +23,6 @@ from onewriter_broker.log.store.api import (
     Outcome,
     OwnedRecord,
     OwnWrite,
-    Standing,
 )
 from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import EARLIEST, TopicName
@@ -321,11 +321,11 @@ async def test_generations_of_a_dropped_ownership_record_are_over(mine: Writer) 
 async def test_a_check_says_what_the_log_stands_for(mine: Writer) -> None:
     await leads(mine, 7)
     token = mine.binding.token(7)
-    assert await mine.store.check(mine.binding, GUARDING, token) == Standing(7, 7)
+    assert await mine.store.check(mine.binding, GUARDING, token) == EpochStatus(7, 7)
     await leads(mine, 8, tenure=7)
     assert await mine.store.check(mine.binding, GUARDING, token) is Outcome.FENCED
     token = mine.binding.token(8)
-    assert await mine.store.check(mine.binding, GUARDING, token, marks=True) == Standing(8, 7)
+    assert await mine.store.check(mine.binding, GUARDING, token, marks=True) == EpochStatus(8, 7)
 
 
 async def test_a_check_of_somebody_deposed_is_refused(world: World, mine: Writer) -> None:

@@ -24,7 +24,7 @@ async def zombie_and_successor(world: World, store: LogStore) -> tuple[Writer, W
     return zombie, successor
 
 
-async def stored_story(store: LogStore) -> object:
+async def stored_history(store: LogStore) -> object:
     return (
         await store.read_blocks(TOPIC, EARLIEST, count=100),
         await store.read_state(TOPIC),
@@ -40,7 +40,7 @@ async def test_zombie_broker_changes_nothing(world: World, store: LogStore, show
     used = zombie if shown == "its own" else successor
     late = used.appending(TOPIC, b"late")
     late = dataclasses.replace(late, binding=zombie.binding, never_sent=True)
-    before = await stored_story(store)
+    before = await stored_history(store)
     assert await store.append([late]) == [Outcome.FENCED]
     assert await Writer(store, zombie.binding, 7).fence(TOPIC) is Outcome.FENCED
     assert await store.stamp(zombie.binding) is Outcome.FENCED
@@ -51,7 +51,7 @@ async def test_zombie_broker_changes_nothing(world: World, store: LogStore, show
     assert await store.set_catalog(zombie.binding, {"topic": "{}"}) is Outcome.FENCED
     assert await store.set_catalog(zombie.binding, {}) is Outcome.FENCED
     assert await store.write_audit(zombie.binding, {"event": "lie"}) is Outcome.FENCED
-    assert await stored_story(store) == before
+    assert await stored_history(store) == before
 
 
 async def test_calls_from_before_a_loss_of_the_bucket_do_not_count_afterwards(
@@ -62,7 +62,7 @@ async def test_calls_from_before_a_loss_of_the_bucket_do_not_count_afterwards(
     await first.fence(TOPIC)
     await writer(world, store, owner="broker-b", version=2, ledger=6)
     again = await writer(world, store, version=3, ledger=7)
-    before = await stored_story(store)
+    before = await stored_history(store)
     assert await store.set_catalog(first.binding, {"topic": "{}"}) is Outcome.REFENCE
     assert await store.write_audit(first.binding, {"event": "late"}) is Outcome.REFENCE
     assert await Writer(store, first.binding, 8).fence(TOPIC) is Outcome.REFENCE
@@ -73,7 +73,7 @@ async def test_calls_from_before_a_loss_of_the_bucket_do_not_count_afterwards(
     late = first.appending(TOPIC, b"late", never_sent=True)
     assert await store.append([late]) == [Outcome.REFENCE]
     assert await store.stamp(first.binding) is Outcome.FENCED
-    assert await stored_story(store) == before
+    assert await stored_history(store) == before
     assert await again.fence(TOPIC) is Outcome.DONE
 
 
@@ -82,13 +82,13 @@ async def test_the_token_of_an_older_ledger_changes_nothing(world: World, store:
     await older.fence(TOPIC)
     newer = Writer(store, older.binding, 6)
     await newer.fence(TOPIC)
-    before = await stored_story(store)
+    before = await stored_history(store)
     late = older.appending(TOPIC, b"late", never_sent=True)
     assert await store.append([late]) == [Outcome.FENCED]
     position = Position(6, 0)
     assert await store.trim(older.binding, TOPIC, older.token, position, {}) is Outcome.FENCED
     assert await store.set_state(older.binding, TOPIC, older.token, {"a": "b"}) is Outcome.FENCED
-    assert await stored_story(store) == before
+    assert await stored_history(store) == before
 
 
 async def test_an_older_registration_of_the_dataset_changes_nothing(
@@ -97,7 +97,7 @@ async def test_an_older_registration_of_the_dataset_changes_nothing(
     older = await writer(world, store)
     await older.fence(TOPIC)
     await writer(world, store, generation=2, version=2)
-    before = await stored_story(store)
+    before = await stored_history(store)
     assert await store.append([older.appending(TOPIC, b"late")]) == [Outcome.REFENCE]
     assert await Writer(store, older.binding, 9).fence(TOPIC) is Outcome.REFENCE
-    assert await stored_story(store) == before
+    assert await stored_history(store) == before

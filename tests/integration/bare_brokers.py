@@ -6,7 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from tests.integration.continuous_writer import ContinuousWriter, check, reported_losses, story_of
+from tests.integration.continuous_writer import (
+    ContinuousWriter,
+    check,
+    reported_losses,
+    stored_topic,
+)
 from tests.integration.forked_brokers import forked_brokers
 
 from onewriter_broker.testing.processes import LocalBrokers
@@ -24,7 +29,7 @@ def bare_broker(url: str, **options: Any) -> Iterator[LocalBrokers]:
 def settle(writer: ContinuousWriter, brokers: list[LocalBrokers], url: str) -> int:
     """Stop the writer and check its log; return how many values the brokers reported as lost."""
     writer.stop()
-    found = story_of(url, writer.topic, buckets=brokers[0].buckets)
+    found = stored_topic(url, writer.topic, buckets=brokers[0].buckets)
     return check(writer, found, reported_losses(brokers, writer.topic))
 
 

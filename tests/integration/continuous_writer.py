@@ -198,41 +198,41 @@ def named_owner(brokers: LocalBrokers, topic: str) -> tuple[str, int]:
 
 
 @dataclass
-class Story:
+class StoredTopic:
     """A log as it is in the store: its markers' epochs by ledger, its entries in order."""
 
     epochs: dict[int, int] = field(default_factory=dict)
     entries: list[tuple[Position, bytes]] = field(default_factory=list)
 
 
-def story_of(url: str, topic: str, *, buckets: int = 64) -> Story:
+def stored_topic(url: str, topic: str, *, buckets: int = 64) -> StoredTopic:
     """Read a log directly from the store."""
 
-    async def read() -> Story:
+    async def read() -> StoredTopic:
         store = RedisLogStore(RedisSettings(url=url, buckets=buckets))
-        story, after = Story(), EARLIEST
+        stored, after = StoredTopic(), EARLIEST
         try:
             while blocks := await store.read_blocks(TopicName.parse(topic), after, count=500):
                 for block in blocks:
-                    _add(story, block)
+                    _add(stored, block)
                 last = last_position(blocks[-1])
                 after = Position(last.ledger, last.entry + 1)
         finally:
             await store.close()
-        return story
+        return stored
 
     return asyncio.run(read())
 
 
-def _add(story: Story, block: Block | Marker) -> None:
+def _add(stored: StoredTopic, block: Block | Marker) -> None:
     if isinstance(block, Marker):
         if "epoch" in block.fields:
-            story.epochs[block.position.ledger] = int(block.fields["epoch"])
+            stored.epochs[block.position.ledger] = int(block.fields["epoch"])
         return
     ledger, first = block.position
     for index, payload in enumerate(payloads(block)):
         position = Position(ledger, first + index)
-        story.entries.append((position, bytes(entry_payload(payload))))
+        stored.entries.append((position, bytes(entry_payload(payload))))
 
 
 def reported_losses(brokers: Iterable[LocalBrokers], topic: str) -> list[tuple[Position, Position]]:
@@ -246,23 +246,25 @@ def reported_losses(brokers: Iterable[LocalBrokers], topic: str) -> list[tuple[P
     ]
 
 
-def check(writer: ContinuousWriter, story: Story, lost: list[tuple[Position, Position]]) -> int:
+def check(
+    writer: ContinuousWriter, stored: StoredTopic, lost: list[tuple[Position, Position]]
+) -> int:
     """Compare the writer's records with the log; return the number of lost acknowledged values.
 
     Each acknowledged value is at its acknowledged position, or that position was reported lost and the log does
     not contain the value. No value is stored twice or before an earlier one, and no epoch falls.
     """
-    positions = [position for position, _ in story.entries]
-    values = [value for _, value in story.entries]
+    positions = [position for position, _ in stored.entries]
+    values = [value for _, value in stored.entries]
     assert positions == sorted(set(positions)), "an entry was appended below another"
     assert len(set(values)) == len(values), "a value stands twice"
     numbers = [int(value.rpartition(b"/")[2]) for value in values]
     assert numbers == sorted(numbers), "values changed places"
     assert writer.epochs == sorted(set(writer.epochs)), f"epochs went back: {writer.epochs}"
-    epochs = [epoch for _, epoch in sorted(story.epochs.items())]
-    assert epochs == sorted(epochs), f"epochs in the log went back: {story.epochs}"
-    assert all(epoch <= ledger for ledger, epoch in story.epochs.items())
-    there = dict(story.entries)
+    epochs = [epoch for _, epoch in sorted(stored.epochs.items())]
+    assert epochs == sorted(epochs), f"epochs in the log went back: {stored.epochs}"
+    assert all(epoch <= ledger for ledger, epoch in stored.epochs.items())
+    there = dict(stored.entries)
     missing = [(p, v) for v, p in writer.acked.items() if there.get(p) != v]
     silent = [(p, v) for p, v in missing if not any(a < p <= last for a, last in lost)]
     assert not silent, f"{len(silent)} acknowledged values lost silently: {silent[:3]}; {lost}"

@@ -368,7 +368,7 @@ def test_whom_no_claim_admits_stages_and_publishes_nothing() -> None:
 # --- brokers that die
 
 
-class Story:
+class Scenario:
     """A broker on the test's store that is killed while it publishes."""
 
     def __init__(self, brokers: LocalBrokers, store_url: str, topic: str, number: int = 0) -> None:
@@ -403,12 +403,12 @@ class Story:
         return True
 
 
-CUTS: dict[str, Callable[[Story, int], bool]] = {
-    "before its first block": lambda story, before: True,
-    "with its first block": lambda story, before: story.state("open") is not None,
-    "in the middle": lambda story, before: story.stored() > before + 15,
-    "towards its end": lambda story, before: story.stored() > before + 35,
-    "with its last block": lambda story, before: story.state(f"txn:{APP}") == b"2",
+CUTS: dict[str, Callable[[Scenario, int], bool]] = {
+    "before its first block": lambda scenario, before: True,
+    "with its first block": lambda scenario, before: scenario.state("open") is not None,
+    "in the middle": lambda scenario, before: scenario.stored() > before + 15,
+    "towards its end": lambda scenario, before: scenario.stored() > before + 35,
+    "with its last block": lambda scenario, before: scenario.state(f"txn:{APP}") == b"2",
 }
 # tests/conformance/test_log_store_publishes.py cuts a publish short at each block.
 FULL_CUTS = {"before its first block", "with its first block", "towards its end"}
@@ -423,17 +423,17 @@ def test_a_broker_dies_in_it_and_all_rows_are_there_once(
     with running_server() as server, bare_broker(server.url) as brokers:
         client = stock(brokers.service_url)
         publish(brokers.http_url, topic, 1, rows(0, 5))
-        story = Story(brokers, server.url, topic)
+        scenario = Scenario(brokers, server.url, topic)
         with staging(brokers.http_url, topic, 2) as opened, ThreadPoolExecutor(1) as pool:
-            parts, before = staged(opened, rows(5, ROWS, 1000)), story.stored()
+            parts, before = staged(opened, rows(5, ROWS, 1000)), scenario.stored()
             answer = pool.submit(opened.publish, parts)
-            if story.kill_when(lambda: CUTS[cut](story, before), answer):
+            if scenario.kill_when(lambda: CUTS[cut](scenario, before), answer):
                 brokers.restart(0)
             found = answer.result(timeout=120)
         assert found.rows == ROWS
         publish(brokers.http_url, topic, 3, rows(ROWS + 5, 5))
         assert Reader(client, topic).numbers() == list(range(ROWS + 10))
-        assert story.state("open") is None
+        assert scenario.state("open") is None
         checked = CliRunner().invoke(
             verify_command, [topic, "--redis-url", server.url, "--buckets", str(BUCKETS)]
         )
@@ -470,15 +470,15 @@ def test_another_broker_takes_over_in_the_middle(topic: str, stock: StockClients
         addresses = ",".join(brokers.http_urls)
         publish(addresses, topic, 1, rows(0, 5))
         owner = brokers.owner_of(topic)
-        story = Story(brokers, server.url, topic, owner)
+        scenario = Scenario(brokers, server.url, topic, owner)
         rows_before = 5
 
         def dies_in_the_middle(version: int) -> bool:
             """Return whether the broker was killed before the end of the publish."""
             with staging(addresses, topic, version) as opened, ThreadPoolExecutor(1) as pool:
-                parts, before = staged(opened, rows(rows_before, ROWS, 1000)), story.stored()
+                parts, before = staged(opened, rows(rows_before, ROWS, 1000)), scenario.stored()
                 answer = pool.submit(opened.publish, parts)
-                is_killed = story.kill_when(story.has_more_than(before + 10), answer)
+                is_killed = scenario.kill_when(scenario.has_more_than(before + 10), answer)
                 assert answer.result(timeout=120).rows == ROWS
             return is_killed
 

@@ -35,7 +35,7 @@ CONNECTS = 200 * ROUNDS
 
 
 @pytest.fixture
-def bystander(broker: LocalBrokers, raw: RawClients, topic: str) -> Iterator[RawProducer]:
+def other_client(broker: LocalBrokers, raw: RawClients, topic: str) -> Iterator[RawProducer]:
     """A holder with a waiter during the test. At the end nothing has happened to them."""
     process_id = broker.pid()
     producer = raw(broker.address()).producer(f"{topic}-bystander", EXCLUSIVE)
@@ -73,7 +73,7 @@ BROKEN_STREAMS = {
 
 @pytest.mark.parametrize("stream", BROKEN_STREAMS.values(), ids=BROKEN_STREAMS)
 @pytest.mark.parametrize("is_connected", [False, True], ids=["before CONNECT", "after"])
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.usefixtures("other_client")
 def test_a_broken_stream_ends_its_connection(
     broker: LocalBrokers, stream: bytes, is_connected: bool
 ) -> None:
@@ -93,7 +93,7 @@ OUT_OF_ORDER: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("command", OUT_OF_ORDER.values(), ids=OUT_OF_ORDER)
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.usefixtures("other_client")
 def test_a_command_out_of_order_ends_its_connection(
     broker: LocalBrokers, raw: RawClients, command: Callable[[], bytes]
 ) -> None:
@@ -102,7 +102,7 @@ def test_a_command_out_of_order_ends_its_connection(
     client.wait_closed()
 
 
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.usefixtures("other_client")
 def test_everything_but_connect_comes_too_early(broker: LocalBrokers) -> None:
     for command in (pb.CommandPing(), pb.CommandLookup(topic="t", request_id=1)):
         with unconnected(broker) as client:
@@ -110,7 +110,7 @@ def test_everything_but_connect_comes_too_early(broker: LocalBrokers) -> None:
             client.wait_closed()
 
 
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.usefixtures("other_client")
 def test_requests_for_what_is_not_there_are_answered(broker: LocalBrokers, raw: RawClients) -> None:
     client = raw(broker.address())
     no_such: list[Any] = [
@@ -149,7 +149,7 @@ def test_requests_for_what_is_not_there_are_answered(broker: LocalBrokers, raw: 
         ("non-persistent://public/default/t", ServerError.NOT_ALLOWED_ERROR),
     ],
 )
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.usefixtures("other_client")
 def test_a_topic_that_cannot_be_is_refused_by_name(
     broker: LocalBrokers, raw: RawClients, name: str, code: ServerError
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_topic_that_cannot_be_is_refused_by_name(
 
 
 def test_a_wrong_checksum_is_refused_and_the_producer_goes_on(
-    broker: LocalBrokers, raw: RawClients, topic: str, bystander: RawProducer
+    broker: LocalBrokers, raw: RawClients, topic: str, other_client: RawProducer
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE)
     producer.publish(b"good", 0)
@@ -200,7 +200,7 @@ DAMAGED_ENTRIES = {
 
 @pytest.mark.parametrize("entry", DAMAGED_ENTRIES.values(), ids=DAMAGED_ENTRIES)
 @pytest.mark.parametrize("is_chunk", [False, True], ids=["whole", "chunk"])
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.usefixtures("other_client")
 def test_a_damaged_entry_hurts_only_its_sender(
     broker: LocalBrokers, raw: RawClients, topic: str, entry: bytes, is_chunk: bool
 ) -> None:
@@ -223,7 +223,7 @@ def test_a_damaged_entry_hurts_only_its_sender(
     taker.publish(b"the topic lives")
 
 
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.usefixtures("other_client")
 def test_duplicate_ids_are_refused_and_disturb_nothing(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
@@ -250,7 +250,7 @@ def test_duplicate_ids_are_refused_and_disturb_nothing(
     waiter.ready()
 
 
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.usefixtures("other_client")
 def test_late_sends_of_a_closed_producer_are_ignored(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
@@ -262,8 +262,8 @@ def test_late_sends_of_a_closed_producer_are_ignored(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 10 * ROUNDS)
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.timeout(360 + 10 * ROUNDS)
+@pytest.mark.usefixtures("other_client")
 def test_thousands_connect_and_drop(broker: LocalBrokers, topic: str) -> None:
     hello = encode_command(pb.CommandConnect(client_version="hasty"))
     ask = encode_command(
@@ -347,8 +347,8 @@ def streams(draw: st.DrawFn) -> list[bytes]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 10 * ROUNDS)
-@pytest.mark.usefixtures("bystander")
+@pytest.mark.timeout(360 + 10 * ROUNDS)
+@pytest.mark.usefixtures("other_client")
 def test_after_any_stream_the_broker_still_serves(
     broker: LocalBrokers, pieces: list[bytes]
 ) -> None:

@@ -34,7 +34,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.ids import TopicName
 
 KEYS = Keys(BUCKETS)
-_stories = itertools.count(1)
+_numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def brokers(store: StoreServer) -> Iterator[LocalBrokers]:
 
 @pytest.fixture
 def topic() -> str:
-    return full(f"poisoned-{next(_stories)}")
+    return full(f"poisoned-{next(_numbers)}")
 
 
 @pytest.fixture

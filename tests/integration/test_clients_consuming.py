@@ -242,13 +242,13 @@ def test_dead_letters_find_their_topic_and_its_subscription(
     found: list[int] = []
 
     def all_three() -> bool:
-        undertaker = client.subscribe(f"{topic}-dead", "undertaker", ConsumerType.Shared)
+        dead_letters = client.subscribe(f"{topic}-dead", "undertaker", ConsumerType.Shared)
         try:
-            found[:] = [int(undertaker.receive(5_000).data()) for _ in range(3)]
+            found[:] = [int(dead_letters.receive(5_000).data()) for _ in range(3)]
         except pulsar.Timeout:
             return False
         finally:
-            undertaker.close()
+            dead_letters.close()
         return True
 
     time.sleep(0.5)

@@ -107,7 +107,7 @@ def test_a_topic_of_several_writers_is_read_whole_and_told_by_its_segments(
         chunks = list(pipeline.read(topic, segment.first, segment.end))
         assert sum(map(len, chunks)) == segment.messages == 700
         assert sum(len(chunk.payload) for chunk in chunks) == segment.bytes
-        assert sum(each.entries for each in segment.stretches) == 700
+        assert sum(each.entries for each in segment.block_runs) == 700
         blocks = [
             frame
             for frame in pipeline.frames(topic, segment.first, segment.end)
@@ -195,12 +195,12 @@ def test_reads_of_trimmed_entries_report_the_trim(
     with pytest.raises(Conflict, match=f"is {producer.epoch}, not 1"):
         pipeline.trim(topic, read.end, epoch=1)
     assert pipeline.trim(topic, read.end, epoch=epoch_of(producer)).limited_by == "ledger"
-    heir = raw(broker.address()).producer(topic, FENCING, name="bea")
-    fill(heir, [b"new"])
+    successor = raw(broker.address()).producer(topic, FENCING, name="bea")
+    fill(successor, [b"new"])
     ledger = pipeline.segments(topic).ledger
     with pytest.raises(Conflict, match="ledger"):
-        pipeline.trim(topic, read.end, epoch=epoch_of(heir), ledger=ledger + 1)
-    done = pipeline.trim(topic, read.end, epoch=epoch_of(heir), ledger=ledger)
+        pipeline.trim(topic, read.end, epoch=epoch_of(successor), ledger=ledger + 1)
+    done = pipeline.trim(topic, read.end, epoch=epoch_of(successor), ledger=ledger)
     assert (done.before, done.limited_by) == (read.end, None)
     kept = pipeline.segments(topic)
     assert kept.first == done.first > read.first
@@ -222,8 +222,8 @@ def test_entries_that_a_durable_subscription_lacks_are_not_trimmed(
     consumer = raw(broker.address()).subscribe(topic, "slow")
     producer = raw(broker.address()).producer(topic, EXCLUSIVE)
     fill(producer, [b"x"] * 10)
-    heir = raw(broker.address()).producer(topic, FENCING)
-    done = pipeline.trim(topic, pipeline.segments(topic).end, epoch=epoch_of(heir))
+    successor = raw(broker.address()).producer(topic, FENCING)
+    done = pipeline.trim(topic, pipeline.segments(topic).end, epoch=epoch_of(successor))
     assert (done.limited_by, done.name) == ("subscription", "slow")
     assert len(contents(pipeline.read(topic))) == 10
     assert consumer.contents(10) == [b"x"] * 10
@@ -235,9 +235,9 @@ def test_an_index_that_begins_behind_a_trimmed_marker_asks_the_audit(raw: RawCli
         producer = raw(brokers.address()).producer("aged", EXCLUSIVE, name="ada")
         for number in range(20):
             producer.publish(b"%d" % number)
-        heir = raw(brokers.address()).producer("aged", FENCING, name="bea")
+        successor = raw(brokers.address()).producer("aged", FENCING, name="bea")
         (old, *_) = [each for each in pipeline.segments("aged").segments if each.entries]
-        pipeline.trim("aged", Position(old.ledger, 15), epoch=epoch_of(heir))
+        pipeline.trim("aged", Position(old.ledger, 15), epoch=epoch_of(successor))
         brokers.kill()
         brokers.restart(0)
         (rest, *_) = pipeline.segments("aged").segments

@@ -295,11 +295,15 @@ def token(subject: str, **claims: object) -> str:
 
 def test_reading_needs_a_token_and_changing_an_administrators(guarded: LocalBrokers) -> None:
     nobody, reader = Http(guarded.http_url), Http(guarded.http_url, token("reader"))
-    boss = Http(guarded.http_url, token("boss"))
+    administrator = Http(guarded.http_url, token("boss"))
     expired = Http(guarded.http_url, token("boss", exp=int(time.time()) - 1))  # noqa: TID251 - JWT
     forged = Http(guarded.http_url, jwt.encode({"sub": "boss"}, SECRET[::-1], algorithm="HS256"))
     assert [nobody("GET", path)[0] for path in ("/healthz", "/readyz")] == [200] * 2
-    assert [client("GET", "/metrics")[0] for client in (nobody, reader, boss)] == [401, 403, 200]
+    assert [client("GET", "/metrics")[0] for client in (nobody, reader, administrator)] == [
+        401,
+        403,
+        200,
+    ]
     for stranger in (nobody, expired, forged):
         assert stranger("GET", "/onewriter/v1/topics")[0] == 401
         assert stranger("GET", f"{ADMIN}/tenants")[0] == 401
@@ -307,8 +311,8 @@ def test_reading_needs_a_token_and_changing_an_administrators(guarded: LocalBrok
     assert reader("GET", f"{OWN}/payments")[0] == 200
     assert reader("POST", f"{OWN}/payments/fence")[0] == 403
     assert reader("PUT", f"{ADMIN}/persistent/public/default/x")[0] == 403
-    assert boss("PUT", f"{ADMIN}/persistent/public/default/x")[0] == 204
-    assert boss("POST", f"{OWN}/payments/fence")[0] == 200
+    assert administrator("PUT", f"{ADMIN}/persistent/public/default/x")[0] == 204
+    assert administrator("POST", f"{OWN}/payments/fence")[0] == 200
 
 
 def test_status_shows_claims_and_partitions(guarded: LocalBrokers, raw: RawClients) -> None:

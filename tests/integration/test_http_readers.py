@@ -62,8 +62,10 @@ def test_a_subscription_that_follows_survives_its_broker(raw: RawClients) -> Non
         brokers.kill()
         brokers.restart(0)
         assert pipeline.segments("followed").ledger > old
-        heir = raw(brokers.address()).producer("followed", FENCING)
-        done = pipeline.trim("followed", heir.publish(b"x").position, epoch=epoch_of(heir))
+        successor = raw(brokers.address()).producer("followed", FENCING)
+        done = pipeline.trim(
+            "followed", successor.publish(b"x").position, epoch=epoch_of(successor)
+        )
         assert (done.limited_by, done.name) == ("subscription", "reader")
         assert done.before == (old, 301)
         assert pipeline.acknowledge("followed", "reader", Position(old, 3)) == (old, 301)
@@ -117,7 +119,7 @@ def test_blocks_may_be_asked_for_without_their_entries(
     assert {each[2] for each in heads} == {0}
     assert [each[2] for each in whole] == [sum(each[1]) for each in whole]
     (segment,) = [each for each in pipeline.segments(topic).segments if each.entries]
-    assert sum(each.messages for each in segment.stretches) == segment.messages == 20
+    assert sum(each.messages for each in segment.block_runs) == segment.messages == 20
 
 
 # ------------------------------------------------------------ trimming beyond a reader
@@ -132,8 +134,8 @@ def test_a_reader_at_the_end_of_a_ledger_that_was_cut_reads_on_after_a_restart(
         for number in range(600):
             producer.publish(b"%d" % number)
         had_read = pipeline.segments("cut").end
-        heir = raw(brokers.address()).producer("cut", FENCING)
-        heir.publish(b"new")
+        successor = raw(brokers.address()).producer("cut", FENCING)
+        successor.publish(b"new")
         middle = pipeline.segments("cut").ledger
         last = raw(brokers.address()).producer("cut", FENCING)
         last.publish(b"newer")

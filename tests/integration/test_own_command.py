@@ -171,10 +171,10 @@ def test_signals_are_passed_on_and_everything_is_given_back(
 
 
 def test_a_command_that_waits_for_an_answer_can_be_stopped(start: Start, resource: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        mute.settimeout(SECONDS_MAX)
-        process = start(resource, "--service-url", f"pulsar://127.0.0.1:{mute.getsockname()[1]}")
-        connection, _ = mute.accept()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(SECONDS_MAX)
+        process = start(resource, "--service-url", f"pulsar://127.0.0.1:{silent.getsockname()[1]}")
+        connection, _ = silent.accept()
         with connection:
             process.send_signal(signal.SIGTERM)
             assert process.wait(SECONDS_MAX) == 128 + signal.SIGTERM

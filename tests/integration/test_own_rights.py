@@ -90,9 +90,9 @@ def test_generation_0_needs_a_permission(guarded: LocalBrokers, raw: RawClients)
     assert lost(writer).current_generation == current + 1
     assert code(repairer, FREE, 0) is ServerError.AUTHORIZATION_ERROR, "no claim of that topic"
     assert code(repairer, "any text", 0) is ServerError.AUTHORIZATION_ERROR
-    boss = client_of(guarded, raw, "boss")
-    assert own(boss, "any text", 0, group="reset") == 1
-    assert own(boss, CLAIMED, 0, group="reset") == current + 2
+    administrator = client_of(guarded, raw, "boss")
+    assert own(administrator, "any text", 0, group="reset") == 1
+    assert own(administrator, CLAIMED, 0, group="reset") == current + 2
 
 
 def test_an_identity_is_the_tokens_and_no_other_names_it(
@@ -104,7 +104,8 @@ def test_an_identity_is_the_tokens_and_no_other_names_it(
     assert own(client_of(guarded, raw, "one"), "named", 1, identity="task") == 2
     owner = client_of(guarded, raw, "one")
     generation = own(owner, "guessed", nonce="known to all")
-    thief = client_of(guarded, raw, "two")
+    intruder = client_of(guarded, raw, "two")
     assert (
-        code(thief, "guessed", generation, nonce="known to all") is ServerError.AUTHORIZATION_ERROR
+        code(intruder, "guessed", generation, nonce="known to all")
+        is ServerError.AUTHORIZATION_ERROR
     )

@@ -18,7 +18,7 @@ from tests.integration.leaders import granted, shown
 from tests.integration.test_atomic_publish import (
     APP,
     Reader,
-    Story,
+    Scenario,
     holder,
     publish,
     rows,
@@ -43,10 +43,10 @@ ANSWER_SECONDS_MAX = 120.0
 ATTEMPTS_MAX = 10
 """Attempts: on a busy machine a test may read the store too late."""
 
-STOPS: dict[str, Callable[[Story, int], bool]] = {
-    "with its first block": lambda story, before: story.state("open") is not None,
-    "in the middle": lambda story, before: story.stored() > before + 60,
-    "with its last block": lambda story, before: story.state(f"txn:{APP}") == b"2",
+STOPS: dict[str, Callable[[Scenario, int], bool]] = {
+    "with its first block": lambda scenario, before: scenario.state("open") is not None,
+    "in the middle": lambda scenario, before: scenario.stored() > before + 60,
+    "with its last block": lambda scenario, before: scenario.state(f"txn:{APP}") == b"2",
 }
 
 
@@ -61,46 +61,46 @@ def test_a_store_that_stops_in_it_holds_nobody_up_for_ever_and_all_rows_are_ther
     with running_server() as server, bare_broker(server.url, settings=settings) as brokers:
         client = stock(brokers.service_url)
         publish(brokers.http_url, topic, 1, rows(0, 5))
-        story = Story(brokers, server.url, topic)
+        scenario = Scenario(brokers, server.url, topic)
         for version in range(2, 2 + ATTEMPTS_MAX):
             first = 5 + (version - 2) * ROWS
-            status = stopped_publish(story, server, version, first, STOPS[stop])
+            status = stopped_publish(scenario, server, version, first, STOPS[stop])
             if status == 503 or stop != "with its first block":
                 break  # otherwise the test stopped the store too late: nearly all was stored
         else:
             pytest.fail("the store was never stopped in time")
         publish(brokers.http_url, topic, version + 1, rows(first + ROWS, 5))
         assert Reader(client, topic).numbers() == list(range(first + ROWS + 5))
-        assert story.state("open") is None
+        assert scenario.state("open") is None
 
 
 def stopped_publish(
-    story: Story,
+    scenario: Scenario,
     server: StoreServer,
     version: int,
     first: int,
-    is_time: Callable[[Story, int], bool],
+    is_time: Callable[[Scenario, int], bool],
 ) -> int:
     """Publish rows, stop the store at that time, ask again afterwards; return the first answer's status."""
-    url, topic = story.brokers.http_url, story.topic
+    url, topic = scenario.brokers.http_url, scenario.topic
     with granted(url, topic, APP) as grant, staging(url, topic, version, grant=grant) as opened:
-        return _stopped(story, server, (opened, grant), version, first, is_time)
+        return _stopped(scenario, server, (opened, grant), version, first, is_time)
 
 
 def _stopped(
-    story: Story,
+    scenario: Scenario,
     server: StoreServer,
     under: tuple[Staging, Grant],
     version: int,
     first: int,
-    is_time: Callable[[Story, int], bool],
+    is_time: Callable[[Scenario, int], bool],
 ) -> int:
-    url, topic = story.brokers.http_url, story.topic
+    url, topic = scenario.brokers.http_url, scenario.topic
     opened, grant = under
     parts = staged(opened, rows(first, ROWS, ROW_BYTES))
     assert sum(part.bytes for part in parts) > TOPIC_MEMORY_BYTES, "it is a large one"
     body = {"epoch": grant.epoch, "parts": [asdict(part) for part in parts]}
-    before = story.stored()
+    before = scenario.stored()
 
     def ask() -> urllib3.BaseHTTPResponse:
         path = f"{url}{OWN}/{topic}/staged/{APP}/{version}/publish"
@@ -111,7 +111,7 @@ def _stopped(
 
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask)
-        while not is_time(story, before) and not asking.done():
+        while not is_time(scenario, before) and not asking.done():
             time.sleep(0.0005)
         server.pause()
         try:
@@ -141,14 +141,14 @@ def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
         sdk = stack.enter_context(onewriter.sync.Client(brokers.service_url))
         producer = stack.enter_context(sdk.lead(topic, announce=False))
         producer.send(b"1000000")
-        story = Story(brokers, server.url, topic)
+        scenario = Scenario(brokers, server.url, topic)
         grant = Grant(producer.epoch, producer.capability(APP))
         opened = stack.enter_context(staging(brokers.http_url, topic, 1, grant=grant))
         parts = staged(opened, rows(0, ROWS, ROW_BYTES))
-        before = story.stored()
+        before = scenario.stored()
         with ThreadPoolExecutor(2) as pool:
             asking = pool.submit(opened.publish, parts)
-            while not story.stored() > before + 30 and not asking.done():
+            while not scenario.stored() > before + 30 and not asking.done():
                 time.sleep(0.0005)
             server.pause()
             try:
@@ -164,7 +164,7 @@ def test_the_holder_goes_on_behind_a_publish_that_was_given_up(
         assert [n for n in found if n < ROWS] == list(range(ROWS)), "one behind the other"
         at = found.index(0)
         assert found[at : at + ROWS] == list(range(ROWS)), "nothing between"
-        assert int(story.state("epoch") or b"0") == producer.epoch
+        assert int(scenario.state("epoch") or b"0") == producer.epoch
 
 
 def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
@@ -178,7 +178,7 @@ def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
     ):
         http, pipeline = Http(brokers.http_url), Broker(Access(brokers.http_url))
         publish(brokers.http_url, topic, 1, rows(0, 5))
-        story = Story(brokers, server.url, topic)
+        scenario = Scenario(brokers, server.url, topic)
         sdk = stack.enter_context(onewriter.sync.Client(brokers.service_url))
         producer = stack.enter_context(sdk.lead(topic, announce=False))
         producer.send(b"1000000")
@@ -212,8 +212,8 @@ def test_while_the_store_may_take_it_yet_nobody_is_told_that_it_did_not(
         with pytest.raises(Trimmed):
             list(pipeline.frames(topic, had_read))
         assert http("DELETE", known) == (200, {"app": APP, "version": 3})
-        assert story.state(f"txn:{APP}") is None
-        story.note(f"txn:{APP}", "7")  # another broker's: this one does not have it in memory
+        assert scenario.state(f"txn:{APP}") is None
+        scenario.note(f"txn:{APP}", "7")  # another broker's: this one does not have it in memory
         assert http("DELETE", known) == (200, {"app": APP, "version": 7})
-        assert story.state(f"txn:{APP}") is None
+        assert scenario.state(f"txn:{APP}") is None
         assert http("DELETE", known)[0] == 404

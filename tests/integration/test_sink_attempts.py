@@ -344,9 +344,9 @@ def expected(error: type[Exception], text: str = "") -> Iterator[None]:
     assert text in found
 
 
-Story = Callable[[Log], None]
+Scenario = Callable[[Log], None]
 
-STORIES: Final[tuple[Story, ...]] = (
+SCENARIOS: Final[tuple[Scenario, ...]] = (
     attempts_that_end_before_and_behind_the_commit,
     partitions_stand_in_their_order,
     a_batch_is_played_again,
@@ -369,9 +369,9 @@ def log(broker: LocalBrokers, topic: str, stock: StockClients) -> Iterator[Log]:
         yield Log(broker, topic, stock(broker.service_url), Path(folder))
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_every_row_is_there_once(log: Log, story: Story) -> None:
-    story(log)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_every_row_is_there_once(log: Log, scenario: Scenario) -> None:
+    scenario(log)
 
 
 # ------------------------------------------------------------ sinks that are broken on purpose
@@ -535,7 +535,7 @@ def another_batch_is_committed(_: Log) -> Mutation:
 Mutation = contextlib.AbstractContextManager[Any]
 Mutant = Callable[[Log], Mutation]
 
-MUTANTS: Final[tuple[tuple[Mutant, tuple[Story, ...]], ...]] = (
+MUTANTS: Final[tuple[tuple[Mutant, tuple[Scenario, ...]], ...]] = (
     (names_without_attempt, (attempts_that_end_before_and_behind_the_commit,)),
     (an_app_for_each_driver, (a_batch_is_played_again, a_query_is_restarted)),
     (any_version_is_a_duplicate, (drivers_beside_one_another,)),
@@ -553,10 +553,10 @@ MUTANTS: Final[tuple[tuple[Mutant, tuple[Story, ...]], ...]] = (
 
 
 @pytest.mark.parametrize(
-    ("mutant", "story"),
-    [(mutant, story) for mutant, stories in MUTANTS for story in stories],
+    ("mutant", "scenario"),
+    [(mutant, scenario) for mutant, scenarios in MUTANTS for scenario in scenarios],
     ids=lambda each: each.__name__,
 )
-def test_a_sink_that_is_broken_is_found_out(log: Log, mutant: Mutant, story: Story) -> None:
+def test_a_sink_that_is_broken_is_found_out(log: Log, mutant: Mutant, scenario: Scenario) -> None:
     with mutant(log), pytest.raises((AssertionError, PipelineError)):
-        story(log)
+        scenario(log)

@@ -69,15 +69,15 @@ def test_the_largest_row_with_a_key_is_published(
     broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
     key = "k" * 10_000
-    room = ROW_AND_KEY_BYTES_MAX - 2 * len(key) - 20
-    batch = pa.record_batch({"value": [b"1".zfill(room)], "__key": [key]})
+    value_bytes = ROW_AND_KEY_BYTES_MAX - 2 * len(key) - 20
+    batch = pa.record_batch({"value": [b"1".zfill(value_bytes)], "__key": [key]})
     target, version = target_of(broker, topic), PUBLISH_VERSION_MAX - 1
     logs = transfer.stage(target, LONG_APP, version, (0, 0), [batch])
     assert ROW_AND_KEY_BYTES_MAX - 10 < logs[0].parts[0].entry_bytes <= ROW_AND_KEY_BYTES_MAX
     with lead_session() as led:
         led.publish(target, LONG_APP, version, logs, {full(topic): 0})
     (message,) = Reader(stock(broker.service_url), topic).all()
-    assert (len(message.data()), message.partition_key()) == (room, key)
+    assert (len(message.data()), message.partition_key()) == (value_bytes, key)
 
 
 def test_a_batch_is_finished_though_a_later_one_was_begun(

@@ -16,8 +16,8 @@ from tests.servers import StoreServer
 from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
-    Story,
-    an_eventful_life,
+    TopicHistory,
+    a_long_history,
     entry,
     nobody,
 )
@@ -39,7 +39,7 @@ LOG, STATE = KEYS.log(TOPIC), KEYS.state(TOPIC)
 AUDIT = KEYS.audit(KEYS.bucket(TOPIC))
 
 
-def live(url: str, life: Callable[[RedisLogStore], object] = an_eventful_life) -> None:
+def live(url: str, life: Callable[[RedisLogStore], object] = a_long_history) -> None:
     """Write a history to the server at ``url``, and close the store afterwards."""
 
     async def run() -> None:
@@ -131,13 +131,13 @@ def test_tampering_is_found_and_named(
 
 def test_retention_trims_a_real_log_and_the_rest_holds(valkey: StoreServer) -> None:
     async def life(store: RedisLogStore) -> None:
-        story = await an_eventful_life(store)
+        history = await a_long_history(store)
         for ledger in range(20):
             for number in range(30):
-                await story.publish(entry("carol", 100 + 30 * ledger + number))
-            await story.fence(Purpose.ROLL)
+                await history.publish(entry("carol", 100 + 30 * ledger + number))
+            await history.fence(Purpose.ROLL)
         retention, bound = Retention(), Policy(max_entries=50)
-        assert await retention.sweep(story.log, bound, nobody, story.clock_ms) > 300
+        assert await retention.sweep(history.log, bound, nobody, history.clock_ms) > 300
 
     live(valkey.url, life)
     assert 50 <= valkey.command("XLEN", LOG) < 300  # whole nodes of the stream are trimmed
@@ -148,9 +148,9 @@ def test_retention_trims_a_real_log_and_the_rest_holds(valkey: StoreServer) -> N
 
 def test_a_missing_front_that_no_trim_explains_is_found(valkey: StoreServer) -> None:
     async def life(store: RedisLogStore) -> None:
-        story: Story = await an_eventful_life(store)
-        await Retention().sweep(story.log, Policy(max_entries=10), nobody, story.clock_ms)
-        assert story.log.state[TRIMMED] == "7-2"
+        history: TopicHistory = await a_long_history(store)
+        await Retention().sweep(history.log, Policy(max_entries=10), nobody, history.clock_ms)
+        assert history.log.state[TRIMMED] == "7-2"
 
     live(valkey.url, life)
     assert verify("orders", "--redis-url", valkey.url).exit_code == 0
@@ -186,7 +186,7 @@ async def _written_by_up(data_dir: Path) -> str:
     await server.start()
     try:
         store = RedisLogStore(RedisSettings(url=server.url, buckets=BUCKETS))
-        await an_eventful_life(store)
+        await a_long_history(store)
         await store.close()
     finally:
         await server.stop()

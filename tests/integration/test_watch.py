@@ -94,10 +94,10 @@ def test_a_watch_sends_the_present_state_then_each_change(
     synced = next(line for line in watching.lines if line["type"] == "SYNCED")
     assert (synced["broker"].partition("~")[0], synced["revision"]) == ("broker-0", None)
     assert watching.status(topic)["holders"][0]["producerName"] == "holder"
-    heir = raw(broker.address()).waiter(topic, name="heir")
+    successor = raw(broker.address()).waiter(topic, name="heir")
     watching.wait(lambda _: watching.status(topic)["waiting"] == 1)
     holder.close()
-    heir.ready_at_last()
+    successor.ready_at_last()
     watching.wait(lambda _: (watching.status(topic)["holder"] or {}).get("producerName") == "heir")
     status = watching.status(topic)
     last = status["transitions"][-1]

@@ -87,7 +87,7 @@ class Violation(Generic[StateT, ActionT]):
     actions: tuple[ActionT, ...]
     states: tuple[StateT, ...]
 
-    def story(self, describe: Callable[[StateT], str] | None = None) -> str:
+    def trace(self, describe: Callable[[StateT], str] | None = None) -> str:
         """Return the run as numbered lines. ``describe`` adds a line about the state after each action."""
         lines = [f"broken: {self.broken}" + (f" ({self.detail})" if self.detail else "")]
         if describe is not None:
@@ -133,7 +133,7 @@ class Report(Generic[StateT, ActionT]):
         ``partial`` accepts a search that a bound ended.
         """
         if self.violation is not None:
-            raise AssertionError(f"{self.violation.story(describe)}\n({self})")
+            raise AssertionError(f"{self.violation.trace(describe)}\n({self})")
         if self.cut and not partial:
             raise AssertionError(f"the search is incomplete: {self}")
         if self.unreached:

@@ -144,7 +144,7 @@ def the_name_is_enough_to_return(
 def test_simpler_tables_are_found_wrong(naive: Decide, broken: str) -> None:
     violation = explored(OwnModel(naive)).violation
     assert violation is not None
-    assert violation.broken == broken, violation.story()
+    assert violation.broken == broken, violation.trace()
 
 
 def test_trusting_a_dataset_that_has_forgotten_grants_is_found_wrong() -> None:
@@ -164,7 +164,7 @@ def test_believing_a_replica_that_was_behind_a_drop_is_found_wrong() -> None:
     """The replica's record returns below the floor of the records that were dropped after it."""
     violation = explored(OwnModel(covers=lambda _floors, _generation: False)).violation
     assert violation is not None
-    assert violation.broken == "nobody returns behind a successor", violation.story()
+    assert violation.broken == "nobody returns behind a successor", violation.trace()
     assert any("lives on" in str(action) for action in violation.actions)
 
 

@@ -86,13 +86,13 @@ def examine(
     )
 
 
-def story(report: StorageReport) -> list[Action]:
+def trace(report: StorageReport) -> list[Action]:
     assert report.violation is not None, f"nothing was found: {report}"
     return list(report.violation.actions)
 
 
 def kinds(report: StorageReport) -> list[str]:
-    return [action.kind for action in story(report)]
+    return [action.kind for action in trace(report)]
 
 
 # ---- The protocol holds ---------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def test_without_the_owner_check_a_late_grant_slips_between_reading_and_fencing(
 
 def test_a_late_stamp_that_is_let_in_takes_the_bucket_back() -> None:
     found = examine(Rules(late_stamp_refused=False), OPEN_LEDGER, invariants="7")
-    stamps = [action.version for action in story(found) if action.kind == "stamp"]
+    stamps = [action.version for action in trace(found) if action.kind == "stamp"]
     assert stamps != sorted(stamps)
 
 

@@ -408,7 +408,7 @@ def test_forgetting_who_serves_lets_two_act_in_the_topics_name() -> None:
     world = World(SERVERS, rules=forgetting_who_serves)
     found = explore(world, always=[ALONE]).violation
     assert found is not None
-    assert "A is assured" in found.story() or "B is assured" in found.story()
+    assert "A is assured" in found.trace() or "B is assured" in found.trace()
 
 
 WAITERS = SCENARIOS["two waiters"].world
@@ -421,7 +421,7 @@ def test_queueing_without_the_check_lets_the_epoch_fall() -> None:
     assert found is not None
     assert found.states[-2].topic.epoch == 2
     assert found.states[-1].topic.epoch == 1
-    assert "with epoch 1  =>  queue" in found.story()
+    assert "with epoch 1  =>  queue" in found.trace()
 
 
 def test_queueing_without_the_check_lets_an_old_epoch_write_after_a_newer_one() -> None:

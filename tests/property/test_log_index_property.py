@@ -16,12 +16,12 @@ from tests.unit.broker.topic.retention.test_segments import (
     stored,
     trimmed,
 )
-from tests.unit.broker.verify.histories import BUCKETS, Story, entry, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TopicHistory, entry, waiter
 
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, lacks
+from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, behind, lacks
 from onewriter_broker.topic.retention.segments import SegmentIndexes, SegmentLimits
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
@@ -33,12 +33,12 @@ STEPS = 80
 class Reader:
     """Reads the log from some position, as the stream of its blocks does."""
 
-    def __init__(self, story: Story, start: Position, limits: SegmentLimits) -> None:
+    def __init__(self, history: TopicHistory, start: Position, limits: SegmentLimits) -> None:
         self._read_bytes_max = limits.read_bytes_max
         self.start = self.at = start
         self.read: list[Position] = []
         self.is_gone = False
-        self._story = story
+        self._story = history
 
     async def step(self, drawn: random.Random) -> None:
         """Read further for a while. If an entry has been trimmed, the reader gets an error and ends."""
@@ -47,7 +47,7 @@ class Reader:
             at = blocks.at
             try:
                 found = await blocks.read()
-            except Missing:
+            except EntriesMissing:
                 self.is_gone = True
                 return
             if not found:
@@ -77,43 +77,43 @@ async def test_an_index_and_readers_of_a_restless_log(seed: int) -> None:
         read_bytes_max=drawn.choice([1, 1_000, 1_000_000]),
     )
     server = FakeServer()
-    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     indexes, readers = SegmentIndexes(limits), list[Reader]()
     written: list[Position] = []
     after = EARLIEST
-    await story.fence(Purpose.GRANT, waiter("alice"))
+    await history.fence(Purpose.GRANT, waiter("alice"))
     for _ in range(STEPS):
         match drawn.randrange(10):
             case 0 | 1 | 2 | 3:
                 count = drawn.randrange(1, 5)
-                first = behind(Position(story.log.ledger, story.log.next_entry - 1))
-                await story.publish(
+                first = behind(Position(history.log.ledger, history.log.next_entry - 1))
+                await history.publish(
                     *(entry("alice", k, batch=drawn.randrange(4)) for k in range(count))
                 )
                 written += [Position(first.ledger, first.entry + k) for k in range(count)]
             case 4:
-                await story.fence(drawn.choice([Purpose.ROLL, Purpose.REFENCE]))
+                await history.fence(drawn.choice([Purpose.ROLL, Purpose.REFENCE]))
             case 5:
                 if written:
                     cut = drawn.choice(written)
-                    marker = Position(story.log.ledger, 0)
-                    await trimmed(story, min(marker, drawn.choice([cut, behind(cut)])))
+                    marker = Position(history.log.ledger, 0)
+                    await trimmed(history, min(marker, drawn.choice([cut, behind(cut)])))
             case 6:
-                story.log.forget_tail()
+                history.log.forget_tail()
                 if drawn.random() < 0.3:  # like a broker that has just begun to serve it
-                    story.log._ends.clear()
+                    history.log._ends.clear()
             case 7:
-                page = await indexes.page(story.log, story.binding.bucket, after)
+                page = await indexes.page(history.log, history.binding.bucket, after)
                 after = drawn.choice([page.next, EARLIEST])
             case _:
                 start = drawn.choice([EARLIEST, *written, *map(behind, written)])
                 first_kept = stored(server)[0].position
-                if not lacks(story.log, start, first_kept):
-                    readers.append(Reader(story, start, limits))
+                if not lacks(history.log, start, first_kept):
+                    readers.append(Reader(history, start, limits))
         for reader in readers:
             if not reader.is_gone and drawn.random() < 0.3:
                 await reader.step(drawn)
-    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, history)) == counted(stored(server))
     for reader in readers:
         assert reader.read == [each for each in written if reader.start <= each < reader.at]
-    assert story.log.committed >= max(written, default=EARLIEST)
+    assert history.log.committed >= max(written, default=EARLIEST)

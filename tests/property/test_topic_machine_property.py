@@ -93,7 +93,7 @@ class AnyTopic(RuleBasedStateMachine):
         self.topic = Topic(partitions, policy)
         check(self.topic)
 
-    def happens(self, what: Event) -> tuple[Effect, ...]:
+    def event(self, what: Event) -> tuple[Effect, ...]:
         before = self.topic
         after, effects = step(before, what)
         check(after)
@@ -110,7 +110,7 @@ class AnyTopic(RuleBasedStateMachine):
         self.registrations += 1
         request = replace(request, registration=f"r{self.registrations}")
         self.requests[request.registration] = request
-        return self.happens(ProducerRequested(request, self.now))
+        return self.event(ProducerRequested(request, self.now))
 
     @rule(
         who=st.sampled_from(PEOPLE),
@@ -187,13 +187,13 @@ class AnyTopic(RuleBasedStateMachine):
     def somebody_goes(self, data: st.DataObject, departure: Departure) -> None:
         known = [*places(self.topic), "r1", "nobody"]
         who = data.draw(st.sampled_from(known))
-        self.happens(ProducerGone(who, departure, self.now))
+        self.event(ProducerGone(who, departure, self.now))
         assert who not in places(self.topic)
 
     @rule(seconds=st.sampled_from([0.0, 0.5, 2.0, 4.0]))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
-        self.happens(ClockTicked(self.now))
+        self.event(ClockTicked(self.now))
         deadline = next_deadline(self.topic)
         assert deadline is None or deadline > self.now
 
@@ -203,9 +203,7 @@ class AnyTopic(RuleBasedStateMachine):
         assert self.topic.pending_fence is not None
         self.ledger += jump
         assured_at = None if assured_ago is None else self.now - assured_ago
-        self.happens(
-            FenceStored(self.topic.pending_fence.number, self.ledger, self.now, assured_at)
-        )
+        self.event(FenceStored(self.topic.pending_fence.number, self.ledger, self.now, assured_at))
 
     @property
     def is_fencing(self) -> bool:
@@ -222,7 +220,7 @@ class AnyTopic(RuleBasedStateMachine):
     @rule()
     def the_fence_is_refused(self) -> None:
         assert self.topic.pending_fence is not None
-        self.happens(FenceRefused(self.topic.pending_fence.number, "no ledger left", self.now))
+        self.event(FenceRefused(self.topic.pending_fence.number, "no ledger left", self.now))
 
     @rule(past=st.booleans())
     def a_fence_nobody_asked_for_is_loud(self, past: bool) -> None:
@@ -254,40 +252,40 @@ class AnyTopic(RuleBasedStateMachine):
 
     @rule(to=st.sampled_from(["", "bob", "nobody"]))
     def an_administrator_hands_over(self, to: str) -> None:
-        self.happens(HandoverRequested("admin-1", to, self.now))
+        self.event(HandoverRequested("admin-1", to, self.now))
 
     @rule(if_epoch=st.sampled_from([None, "present", "past"]))
     def an_administrator_fences(self, if_epoch: str | None) -> None:
         named = {None: None, "present": self.topic.epoch, "past": self.topic.epoch - 1}
-        self.happens(FenceRequested("admin-2", named[if_epoch], self.now))
+        self.event(FenceRequested("admin-2", named[if_epoch], self.now))
 
     @rule(partition=st.integers(-1, 3))
     def a_ledger_is_full(self, partition: int) -> None:
-        self.happens(LedgerFull(partition, self.now))
+        self.event(LedgerFull(partition, self.now))
 
     @rule(grants_known=st.booleans())
     def the_store_fails_over(self, grants_known: bool) -> None:
-        self.happens(DatasetChanged(grants_known, self.now))
+        self.event(DatasetChanged(grants_known, self.now))
 
     @precondition(
         lambda self: self.topic.partitions[0].number == 0 and len(self.topic.partitions) < 4
     )
     @rule()
     def partitions_are_added(self) -> None:
-        self.happens(PartitionsAdded((Partition(len(self.topic.partitions)),), self.now))
+        self.event(PartitionsAdded((Partition(len(self.topic.partitions)),), self.now))
 
     @rule(policy=st.sampled_from(PromotionPolicy))
     def the_policy_changes(self, policy: PromotionPolicy) -> None:
-        self.happens(PolicyChanged(policy, self.now))
+        self.event(PolicyChanged(policy, self.now))
 
     @rule(loads=st.dictionaries(st.sampled_from(HOSTS), st.integers(0, 2)))
     def hosts_lead_other_topics(self, loads: dict[str, int]) -> None:
-        self.happens(LoadsChanged(tuple(loads.items()), self.now))
+        self.event(LoadsChanged(tuple(loads.items()), self.now))
 
     @precondition(lambda self: self.registrations > 12)
     @rule()
     def the_broker_lets_it_go(self) -> None:
-        self.happens(Unloaded("the bucket moves", self.now))
+        self.event(Unloaded("the bucket moves", self.now))
         assert self.topic.is_closed
         assert not places(self.topic)
 
@@ -300,7 +298,7 @@ class AnyTopic(RuleBasedStateMachine):
             left := next(iter(places(self.topic)), None)
         ) is not None or self.topic.pending_fence:
             if left is not None:
-                self.happens(ProducerGone(left, Departure.CLOSED, self.now))
+                self.event(ProducerGone(left, Departure.CLOSED, self.now))
             if self.topic.pending_fence is not None:
                 self.the_fence_is_decided()
 

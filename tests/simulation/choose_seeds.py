@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from tests.simulation.story import simulate
+from tests.simulation.scenario import simulate
 from tests.simulation.test_simulation import SOMETIMES
 
 

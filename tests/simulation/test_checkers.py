@@ -12,7 +12,7 @@ from tests.script_bugs import plant
 from tests.simulation.checkers.predicates import PREDICATES, violated
 from tests.simulation.history import History
 from tests.simulation.mutants import MUTANTS, Mutant, NotHere
-from tests.simulation.story import simulate
+from tests.simulation.scenario import simulate
 
 SEEDS = range(40)
 """Seeds of the runs that mutants search for something to corrupt."""

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.simulation.story import simulate
+from tests.simulation.scenario import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import hashlib, sys
-from tests.simulation.story import simulate
+from tests.simulation.scenario import simulate
 print(hashlib.sha256(simulate(int(sys.argv[1])).to_text().encode()).hexdigest())
 """
 

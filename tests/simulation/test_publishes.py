@@ -82,7 +82,7 @@ def body_of(version: int) -> bytes:
     return b"".join(frames)
 
 
-Rooms = WeakKeyDictionary[Any, AtomicPublishes]
+Publishers = WeakKeyDictionary[Any, AtomicPublishes]
 """For each broker, its atomic publishes."""
 
 
@@ -179,9 +179,9 @@ class Driver:
     ``shares``: both drivers use the same Publishing of a broker; otherwise each attempt has its own.
     """
 
-    def __init__(self, world: World, name: str, rooms: Rooms, *, shares: bool) -> None:
+    def __init__(self, world: World, name: str, publishers: Publishers, *, shares: bool) -> None:
         self._world = world
-        self._rooms = rooms
+        self._publishers = publishers
         self._shares = shares
         self._name = name
         self._randomness = world.random(name)
@@ -238,20 +238,20 @@ class Driver:
         topic = await broker.topics.serve(TOPIC)
         key = f"{APP}/{version}/{self._name}/{attempt}"
         part: StagedPartRef = await broker.staging.keep(TOPIC, key, body_of(version))
-        room = self._rooms.get(broker)
-        if room is None:
-            room = AtomicPublishes(
+        publisher = self._publishers.get(broker)
+        if publisher is None:
+            publisher = AtomicPublishes(
                 broker.store, broker.appender, broker.staging, log_limits=SMALL.topic.log
             )
         if self._shares:
-            self._rooms[broker] = room
+            self._publishers[broker] = publisher
         leading = Leading(topic, self._randomness.choice(MODES), broker.appender.gathered)
         try:
             epoch = await leading.epoch
             asked = PublishRequest(
                 APP, version, epoch, [part], right=PublishRight(epoch, Identity())
             )
-            answer = await room.publish(TOPIC, topic, asked, self._world.wall_ms())
+            answer = await publisher.publish(TOPIC, topic, asked, self._world.wall_ms())
         except OnewriterError:
             leading.give_back()
             raise
@@ -282,12 +282,12 @@ async def kill_in_the_midst(world: World, randomness: random.Random) -> None:
         pause = randomness.uniform(*KILLS_APART_SECONDS)
 
 
-async def report(world: World, *, shares: bool = False) -> None:
+async def run_scenario(world: World, *, shares: bool = False) -> None:
     for number in range(2):
         world.add_client(f"consumer-{number}", people.consumer(REPLICATED_TOPIC))
     await asyncio.sleep(1.0)
-    rooms: Rooms = WeakKeyDictionary()
-    drivers = [Driver(world, f"driver-{number}", rooms, shares=shares) for number in range(2)]
+    publishers: Publishers = WeakKeyDictionary()
+    drivers = [Driver(world, f"driver-{number}", publishers, shares=shares) for number in range(2)]
     tasks = [world.background(driver.run()) for driver in drivers]
     administrator = people.Administrator(world, [REPLICATED_TOPIC], world.random("administrator"))
     killer = world.background(kill_in_the_midst(world, world.random("killer")))
@@ -301,7 +301,7 @@ async def report(world: World, *, shares: bool = False) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.sleep(ATTEMPT_SECONDS)
-    drivers.append(Driver(world, "last", rooms, shares=shares))
+    drivers.append(Driver(world, "last", publishers, shares=shares))
     final = world.background(drivers[-1].run())
     await asyncio.sleep(6.0)
     final.cancel()
@@ -350,7 +350,7 @@ def _version(value: str) -> int:
 
 
 def simulate(seed: int, *, shares: bool = False) -> History:
-    return run(seed, partial(report, shares=shares), brokers=2, limits=SMALL)
+    return run(seed, partial(run_scenario, shares=shares), brokers=2, limits=SMALL)
 
 
 @pytest.mark.timeout(1800)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests.simulation.checkers.predicates import violated
 from tests.simulation.history import History
-from tests.simulation.story import simulate
+from tests.simulation.scenario import simulate
 
 SEEDS_DEFAULT = 10
 SEEDS_PER_TEST = 10

@@ -299,12 +299,12 @@ def _logged_to(journal: Journal) -> Iterator[None]:
 
 def run(
     seed: int,
-    story: Callable[[World], Awaitable[None]],
+    scenario: Callable[[World], Awaitable[None]],
     *,
     brokers: int = 2,
     limits: BrokerLimits = BrokerLimits(),
 ) -> History:
-    """Run ``story`` in a world of its own and return what happened."""
+    """Run ``scenario`` in a world of its own and return what happened."""
     loop = VirtualLoop(random.Random(f"{seed}/scheduler"))
     world = World(loop, seed, brokers=brokers, limits=limits)
     journal = Journal(loop, world.recorder)
@@ -315,7 +315,7 @@ def run(
         for node in world.nodes:
             node.start()
         try:
-            await story(world)
+            await scenario(world)
         finally:
             await world.tear_down()
 

@@ -51,14 +51,14 @@ def newest_values(spark: SparkSession, options: dict[str, str]) -> list[tuple[by
         kept.unpersist()
 
 
-STORY = [("a", b"1"), ("b", b"1"), ("a", b"2"), ("c", b"1"), ("b", b"")]
+MESSAGES = [("a", b"1"), ("b", b"1"), ("a", b"2"), ("c", b"1"), ("b", b"")]
 NEWEST = [(b"a", b"2"), (b"c", b"1")]
 
 
 def test_snapshot_has_the_newest_message_of_each_key_and_can_be_published(
     spark: SparkSession, broker: LocalBrokers, topic: str, stock: StockClients, tmp_path: Path
 ) -> None:
-    keyed(broker, stock, topic, STORY)
+    keyed(broker, stock, topic, MESSAGES)
     access = Access(broker.http_url)
     assert newest_values(spark, reading(broker, topic)) == NEWEST
     place = str(tmp_path / "table")

@@ -1,7 +1,7 @@
-"""The anchor as the broker sees it: a record per bucket, changed only by compare-and-set.
+"""The interface of the anchor: a record per bucket, changed only by compare-and-set.
 
-It is the one assumption behind promise 1: a linearizable record. In Kubernetes an API object, on
-one machine a file, in tests memory; all pass the same contract suite.
+The guarantee of a single writer depends on one assumption: that this record is linearizable. In Kubernetes it is
+an API object, on one machine a file, in tests memory; all pass the same contract suite.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 PAST_REPLIDS_MAX = 16
-"""Datasets remembered as never adoptable again; a second line of defence, so a few suffice."""
+"""Number of former datasets that are recorded as not adoptable; a second line of defence, so a few suffice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where clients reach a broker."""
+    """The addresses at which clients reach a broker."""
 
     broker_url: str = ""
     http_url: str = ""
@@ -23,19 +23,19 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What counts for one bucket.
+    """The anchor's record of one bucket.
 
-    ``generation``: how often a dataset was registered; 0: never.
-    ``replid``: the dataset that counts. ``past_replids``: registered earlier, never adoptable again.
+    ``generation``: the number of registrations of datasets; 0: none yet.
+    ``replid``: the registered dataset. ``past_replids``: registered earlier, never adoptable again.
     ``owner``: incarnation of the broker process that may write; empty: the bucket has no owner.
-    ``addresses``: where that broker is.
+    ``addresses``: the addresses of that broker.
     ``ledger_high_water``: the highest ledger ever reserved; it never decreases.
-    ``last_ledger``: the last granted ledger that was recorded here, as far as the dataset that
-    counts can still hold it (a registration that had to do without it starts from what is there).
-    ``clean``: ``last_ledger`` is complete, because the last owner gave the bucket back in order.
-    ``known_since``: markers of this generation or a later one tell the last grant; an older marker
-    may have been followed by a grant that was lost with a dataset's tail (redis: a torn file, a
-    lagging replica), so no producer resumes by it. It never decreases.
+    ``last_ledger``: the last granted ledger that was recorded here, if the registered dataset can
+    still have it (a registration after its loss starts with the ledger that the dataset has).
+    ``clean``: ``last_ledger`` is complete, because the last owner released the bucket in order.
+    ``known_since``: markers of this generation or a later one show the last grant. After an older
+    marker a grant may have been lost with the end of a dataset (a torn file, a lagging replica), so
+    no producer resumes by it. It never decreases.
     """
 
     generation: int = 0
@@ -60,8 +60,8 @@ class Versioned:
 class Anchor(Protocol):
     """Linearizable compare-and-set over one record per bucket.
 
-    Raises Unavailable when the anchor cannot be reached; a failed or unreachable
-    ``compare_and_set`` may still have happened, so callers read again.
+    Raises Unavailable if the anchor cannot be reached. A failed ``compare_and_set`` may still have
+    been executed, so callers read again.
     """
 
     records_every_grant: bool
@@ -69,7 +69,7 @@ class Anchor(Protocol):
     that may return (anchors with cheap writes)."""
 
     async def read(self, bucket: int) -> Versioned:
-        """The newest record of a bucket; never a stale one."""
+        """The newest record of a bucket, never a stale one."""
         ...
 
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
@@ -80,5 +80,5 @@ class Anchor(Protocol):
         ...
 
     async def close(self) -> None:
-        """Release what the anchor holds."""
+        """Close connections and files."""
         ...

@@ -1,35 +1,35 @@
 """The anchor in files of one machine: compare-and-set without a lock.
 
-What lives here: the file protocol and its format. What does not: who may own what (buckets.py).
+This module contains the file protocol and its format. ownership/ decides who may own a bucket.
 
 Each bucket has a directory; each version of its record is one file there, ``<version>.json``,
 never changed once it has its name. The highest version is the record. A compare-and-set from
-version v writes a temporary file, syncs it, and **links** it to ``<v+1>.json``: of all who try,
-the file system lets one through. Then the directory is synced. Old versions are cleaned, lowest
+version v writes a temporary file, syncs it, and **links** it to ``<v+1>.json``: the file system lets
+only one of all attempts succeed. Then the directory is synced. Old versions are cleaned, lowest
 first; the newest ``VERSIONS_KEPT`` stay.
 
-Why a successful link alone does not win. A process may be paused after it read version v, while
-others continue and clean v+1 away. Its link then succeeds although it is far too late. So every file
+A successful link alone is not sufficient. A process may be paused after it read version v, while
+other processes continue and clean v+1. Its link then succeeds although it is too late. So every file
 carries a random *nonce* and its predecessor's nonce, and after linking the process lists the
 directory:
 
-* **mine is the highest version: won.** Had v+1 been linked before and cleaned, then at least
-  ``VERSIONS_KEPT`` higher ones exist from that moment on for ever (cleaning keeps the newest), and
-  the listing shows one of them. So mine was the first file of that name, and it is the record.
-* **v+2 exists and names my nonce as its predecessor: won**, and already replaced. Its writer saw
-  mine as the highest version, so mine had been the record.
-* **otherwise lost.** Mine is a stray below the newest versions; no reader uses it, because readers take
-  the highest; cleaning removes it. The one case where this answer is too modest: mine did count,
-  and more than ``VERSIONS_KEPT`` versions followed before the listing. The caller then gives up a
-  record that is long replaced, which costs a reserved block and nothing else.
+* **Its file is the highest version: success.** If v+1 had been linked and cleaned before, at least
+  ``VERSIONS_KEPT`` higher versions would exist from then on (cleaning keeps the newest), and the
+  listing would show one of them. So its file was the first of that name, and it is the record.
+* **v+2 exists and names its nonce as the predecessor: success**, but already replaced. The writer of
+  v+2 saw its file as the highest version, so it had been the record.
+* **Otherwise: failure.** Its file is below the newest versions; readers use the highest version, and
+  cleaning removes the file. This answer is wrong in one case: the file was the record, and more than
+  ``VERSIONS_KEPT`` versions followed before the listing. The caller then gives up a record that was
+  replaced long ago, which only wastes a reserved block.
 
-A stray cannot mislead a reader either: a reader lists, reads the highest file, and lists again. If
-the highest is the same, that file had the name without a break (versions only rise), so what was
-read is the record at the time of the second listing. Otherwise it starts over.
+A late file cannot mislead a reader either: a reader lists, reads the highest file, and lists again. If
+the highest version is the same, that file had the name all the time (versions only rise), so its
+contents are the record at the time of the second listing. Otherwise the reader starts again.
 
-One directory per bucket keeps a listing to one system call, during which the kernel lets no process
-change the directory. Needed from the file system: atomic ``link``, listings that are not cached
-(a local one: not NFS), and ``fsync`` on directories.
+With one directory per bucket a listing needs one system call, during which the kernel lets no process
+change the directory. The file system must have an atomic ``link``, listings that are not cached
+(local file systems, not NFS), and ``fsync`` on directories.
 
 Durability: the file is synced before it has its name and the directory before success is reported;
 a later version's sync covers the earlier ones, since they share the directory. After a failed sync
@@ -54,22 +54,22 @@ from onewriter_core.errors import ConfigurationError, Unavailable
 from onewriter_core.ids import NUMBER_MAX
 
 FORMAT = 1
-"""The file format's version; files of another one are refused."""
+"""The version of the file format; files of another version are refused."""
 
 VERSIONS_KEPT = 16
-"""The newest versions that cleaning leaves in a bucket's directory."""
+"""Number of newest versions that cleaning keeps in a bucket's directory."""
 
 FILE_BYTES_MAX = 64 * 1024
-"""A larger file is not one of ours."""
+"""Largest size of a version file; a larger file is invalid."""
 
 READ_ATTEMPTS_MAX = 100
-"""Listings in one read before giving up: each retry means that another process made progress."""
+"""Largest number of listings of one read; before each retry another process made progress."""
 
 STAGED_SECONDS_MAX = 3600
-"""A temporary file older than that belongs to a process that died; it is swept away."""
+"""An older temporary file belongs to a process that died, and is removed."""
 
 THREADS = 4
-"""File operations in flight at once, so that the takeover of many buckets shares disk syncs."""
+"""Largest number of concurrent file operations, so that the takeover of many buckets shares disk syncs."""
 
 _VERSION_FILE = re.compile(r"^([1-9][0-9]{0,15})\.json$")
 _STAGING = "staging"
@@ -94,7 +94,7 @@ def _no_checkpoint(_name: str) -> None:
 class FileAnchor:
     """The anchor of one machine, shared by all processes that open the same directory.
 
-    ``directory`` is created when it is missing at first. ``checkpoint`` is for tests: it is called with the
+    ``directory`` is created if it is missing at first. ``checkpoint`` is for tests: it is called with the
     name of the step about to be taken ("link", "verify", "clean", "confirm"), in the worker thread.
     """
 
@@ -114,20 +114,20 @@ class FileAnchor:
     async def read(self, bucket: int) -> Versioned:
         """The newest record of a bucket.
 
-        Raises Unavailable when the directory cannot be read, ConfigurationError naming the file
-        when its content is not a record.
+        Raises Unavailable if the directory cannot be read, ConfigurationError with the file's name
+        if its content is not a record.
         """
         return await self._in_thread(self._read, bucket)
 
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
         """Write version ``version + 1``; None if another process was first.
 
-        Raises Unavailable when the disk refuses; the record may then have been written.
+        Raises Unavailable if the disk fails; then the record may have been written.
         """
         return await self._in_thread(self._compare_and_set, bucket, version, record)
 
     async def close(self) -> None:
-        """Wait for what is in flight and end the threads; later calls raise Unavailable."""
+        """Wait for the operations in flight and end the threads; later calls raise Unavailable."""
         self._is_closed = True
         await asyncio.to_thread(self._threads.shutdown)
 
@@ -153,7 +153,7 @@ class FileAnchor:
             try:
                 entry = _load(directory, highest, bucket)
             except FileNotFoundError:
-                continue  # replaced and cleaned away meanwhile
+                continue  # replaced and cleaned meanwhile
             self._checkpoint("confirm")
             if max(_versions(directory), default=0) == highest:
                 return Versioned(highest, entry.record)
@@ -213,12 +213,12 @@ class FileAnchor:
         if not self._is_made:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._is_made = True
-        # From then on a missing directory was moved away: it does not count as an empty anchor.
+        # From then on a missing directory is an error: it does not count as an empty anchor.
         directory.mkdir(exist_ok=True)
         return directory
 
     def _establish(self, bucket: int) -> None:
-        """Once per bucket, before its first write from here: its directory survives a power cut."""
+        """Sync a bucket's directory before the first write of this process, so that it survives a power failure."""
         if bucket in self._established:
             return
         if not self._established:
@@ -230,7 +230,7 @@ class FileAnchor:
     def _sweep(self) -> None:
         staging = self._directory / _STAGING
         staging.mkdir(exist_ok=True)
-        os.utime(staging)  # the file system's own clock says what "old" is
+        os.utime(staging)  # ages are measured with the file system's clock
         oldest = staging.stat().st_mtime - STAGED_SECONDS_MAX
         for staged in staging.iterdir():
             try:

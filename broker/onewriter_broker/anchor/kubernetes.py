@@ -1,26 +1,27 @@
 """The anchor in Kubernetes: one BucketAnchor object holds the records of a shard's buckets.
 
-What lives here: which requests are made of reads and compare-and-sets, and what their answers mean.
-What does not: who may own what (ownership/), how the API server is reached (kubernetes_api.py), what
-the object looks like (onewriter_core.api.anchor).
+This module converts reads and compare-and-sets to requests, and interprets the answers. Elsewhere:
+who may own a bucket (ownership/), the connection to the API server (kubernetes_api.py), the format
+of the object (onewriter_core.api.anchor).
 
 The API server replaces an object only if it still has the resourceVersion that the request names,
-so a PUT is a compare-and-set over all records of the shard at once. Two things make it one over each
-record:
+so a PUT is a compare-and-set over all records of the shard. Two rules make it a compare-and-set over
+each record:
 
-* **Every record has a version of its own.** A change names the version of its bucket's record. A
-  PUT that is refused because *another* bucket's record changed (409) is made again from what is
-  there now; a change is lost only when its own record has another version.
-* **Changes that come together share a PUT.** One request is under way at a time; what is asked for
-  meanwhile is gathered into the next. So a broker that takes over another's buckets writes once.
+* **Every record has its own version.** A change names the version of its bucket's record. A PUT that
+  is refused because *another* bucket's record changed (409) is repeated with the present object; a
+  change fails only if its own record has another version.
+* **Concurrent changes share a PUT.** One request is under way at a time; changes that arrive meanwhile
+  are combined in the next one. So a broker that takes over another broker's buckets writes once.
 
 A read is one GET without a resourceVersion, which the API server answers from a quorum of etcd.
-Readers share a GET only if it goes out after each of them asked: it cannot be older than any of
-them. What an earlier request brought (``_known``) is used as the base of a PUT alone, where being
-out of date costs a 409 and nothing else, and to refuse a change: versions rise, so a record that had
-a later version once never has the one that the change names.
+Readers share a GET only if it is sent after each of their calls: its answer is not older than any of
+them. The object of an earlier answer (``_known``) is used only as the base of a PUT, where an outdated
+object only costs a 409, and to refuse a change: versions rise, so a record that had a later version
+never has the version that the change names.
 
-No answer, or a server's fault, leaves open whether a PUT happened: its changes end in Unavailable.
+Without an answer, or after a server error, it is unknown whether a PUT was executed: its changes end
+with Unavailable.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ from onewriter_core.errors import ConfigurationError, Unavailable
 from onewriter_core.ids import NUMBER_MAX
 
 WRITE_ATTEMPTS_MAX: Final = 10
-"""PUTs of one batch before it is given up: each refused one means that another process succeeded."""
+"""Largest number of PUTs of one batch; before each retry another process succeeded."""
 
 CHANGES_MAX: Final = 4_096
-"""Compare-and-sets that may wait for their PUT; more are refused."""
+"""Largest number of compare-and-sets that wait for a PUT; more are refused."""
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
@@ -56,7 +57,7 @@ _CONFLICT: Final = 409
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The object as one answer had it; without ``metadata`` there was none."""
+    """The object in an answer; without ``metadata`` it does not exist."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     records: Mapping[int, BucketRecord] = field(default_factory=dict)
@@ -75,7 +76,7 @@ NOTHING: Final = _Seen()
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """One compare-and-set that waits: its answer is the new version, or None."""
+    """A waiting compare-and-set: its result is the new version, or None."""
 
     bucket: int
     version: int
@@ -86,8 +87,8 @@ class _Change:
 class KubernetesAnchor:
     """The records of one shard, in the object ``name`` of ``namespace``.
 
-    Its owner needs the verbs get, create and update on ``bucketanchors`` there. The last granted
-    ledger is recorded when a bucket is given back in order (Record.clean), not with each grant.
+    Brokers need the verbs get, create and update on ``bucketanchors`` there. The last granted
+    ledger is recorded when a bucket is released in order (Record.clean), not with each grant.
     """
 
     records_every_grant = False
@@ -120,8 +121,8 @@ class KubernetesAnchor:
     async def read(self, bucket: int) -> Versioned:
         """The newest record of a bucket.
 
-        Raises Unavailable when the API server does not say, ConfigurationError naming the object
-        when its content is not a record.
+        Raises Unavailable if the API server does not answer, ConfigurationError with the object's name
+        if its content is not a record.
         """
         self._asked += 1
         mine = self._asked
@@ -137,7 +138,7 @@ class KubernetesAnchor:
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
         """Write version ``version + 1``; None if another process was first.
 
-        Raises Unavailable when the API server gives no answer; it may then have been written.
+        Raises Unavailable if the API server gives no answer; then the record may have been written.
         """
         desired = _encoded(bucket, version + 1, record)
         if len(self._changes) >= self._changes_max:
@@ -151,17 +152,17 @@ class KubernetesAnchor:
                     await asyncio.sleep(0)  # callers of the same tick share the request
                     await self._write_waiting()
         finally:
-            self._changes.pop(change, None)  # cancelled: it must not be made some time later
+            self._changes.pop(change, None)  # cancelled: the change must not be made later
         return await answer
 
     async def close(self) -> None:
-        """End the connections; later calls raise Unavailable."""
+        """Close the connections; later calls raise Unavailable."""
         await self._api.close()
 
     # ------------------------------------------------------------ reading
 
     async def _read_once(self) -> None:
-        """One GET for all who have asked by now; they share a failure, too."""
+        """Send one GET for all callers so far; they also share a failure."""
         covers = self._asked
         try:
             found: _Seen | Exception = await self._get()
@@ -176,7 +177,9 @@ class KubernetesAnchor:
             found = NOTHING
         else:
             found = self._seen(answer)
-        if writes == self._writes:  # else a PUT of ours brought something newer, perhaps
+        if (
+            writes == self._writes
+        ):  # otherwise a PUT of this broker may have returned a newer object
             self._known = found
         return found
 
@@ -207,7 +210,7 @@ class KubernetesAnchor:
     # ------------------------------------------------------------ writing
 
     async def _write_waiting(self) -> None:
-        """Decide all changes that wait now, in one PUT if any of them can be made."""
+        """Decide all waiting changes, in one PUT if any of them can be made."""
         changes = list(self._changes)
         self._changes.clear()
         try:
@@ -239,8 +242,8 @@ class KubernetesAnchor:
         raise Unavailable(f"BucketAnchor {self._namespace}/{self._name} keeps changing")
 
     async def _put(self, seen: _Seen, records: Mapping[int, BucketRecord]) -> _Seen | None:
-        """Replace the object as it was seen, or make it; None: it has changed since."""
-        self._known = None  # whatever happens to the request, until its answer is here
+        """Replace or create the object; None if it has changed since it was read."""
+        self._known = None  # unknown until the answer arrives
         document = self._document(seen, records)
         if seen.exists:
             answer = await self._api.send("PUT", self._path, document)
@@ -269,7 +272,7 @@ class KubernetesAnchor:
 
 
 def _applied(seen: _Seen, changes: list[_Change]) -> tuple[dict[int, BucketRecord], list[_Change]]:
-    """The records with every change that names its record's version, and these changes."""
+    """Apply every change that names its record's version. Returns the records and these changes."""
     records = dict(seen.records)
     made = []
     for change in changes:
@@ -283,11 +286,11 @@ def _applied(seen: _Seen, changes: list[_Change]) -> tuple[dict[int, BucketRecor
 def _fail(change: _Change, error: Exception) -> None:
     if not change.answer.done():
         change.answer.set_exception(type(error)(*error.args))
-        change.answer.exception()  # its asker may have gone
+        change.answer.exception()  # its caller may have been cancelled
 
 
 def _is_about(answer: Answer, name: str) -> bool:
-    """Whether a Status speaks of the object, not of a kind that the server does not know."""
+    """Whether a Status is about the object, and not about a kind that the server does not know."""
     details = answer.document.get("details")
     return isinstance(details, Mapping) and details.get("name") == name
 
@@ -321,7 +324,7 @@ def _versioned(seen: _Seen, bucket: int) -> Versioned:
 
 
 def _encoded(bucket: int, version: int, record: Record) -> BucketRecord:
-    """A record as the object holds it. Raises ConfigurationError for what it cannot hold."""
+    """A record in the form of the object. Raises ConfigurationError if the object cannot contain it."""
     if not 0 <= bucket < BUCKETS_PER_OBJECT_MAX:
         raise ConfigurationError(
             f"bucket {bucket}: the anchor in Kubernetes holds {BUCKETS_PER_OBJECT_MAX} buckets at"

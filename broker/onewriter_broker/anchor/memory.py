@@ -12,7 +12,7 @@ from onewriter_core.errors import Unavailable
 
 
 class MemoryAnchor:
-    """Compare-and-set over a dictionary; linearizable, because nothing suspends between the steps.
+    """Compare-and-set over a dictionary; linearizable, because no step suspends.
 
     ``reachable`` is for tests: False makes every call raise Unavailable.
     """
@@ -23,12 +23,12 @@ class MemoryAnchor:
         self._records: dict[int, Versioned] = {}
 
     async def read(self, bucket: int) -> Versioned:
-        """The newest record of a bucket; version 0 with an empty record when never written."""
+        """The newest record of a bucket; version 0 with an empty record if it was never written."""
         await self._reach()
         return self._records.get(bucket, Versioned(0, Record()))
 
     async def compare_and_set(self, bucket: int, version: int, record: Record) -> int | None:
-        """Replace the record if its version still is ``version``; None: another process was first."""
+        """Replace the record if its version still is ``version``; None if another process was first."""
         await self._reach()
         current = self._records.get(bucket)
         if (0 if current is None else current.version) != version:
@@ -37,9 +37,9 @@ class MemoryAnchor:
         return version + 1
 
     async def close(self) -> None:
-        """Nothing to release."""
+        """Do nothing."""
 
     async def _reach(self) -> None:
-        await asyncio.sleep(0)  # as with a real anchor, others run before the answer
+        await asyncio.sleep(0)  # as with a real anchor, other tasks run before the answer
         if not self.reachable:
             raise Unavailable("the anchor cannot be reached")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onewriter_broker.dispatch.positions import last_message_id
-from onewriter_broker.topic.epoch_checks import Prove, standing_of
+from onewriter_broker.topic.epoch_checks import Prove, epoch_status_of
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName
@@ -18,7 +18,7 @@ class Checks:
     """Answers CHECK for the topics that this broker serves. The session has checked the right
     (rights.py).
 
-    ``prove`` is the parameter of ``standing_of``.
+    ``prove`` is the parameter of ``epoch_status_of``.
     """
 
     def __init__(self, topics: Topics, prove: Prove) -> None:
@@ -43,15 +43,15 @@ class Checks:
             topic = await self._topics.serve(name)
         topic_log = topic.runner.logs[topic.partition_of(name)]
         message_id, _ = await last_message_id(topic_log)
-        standing = await standing_of(topic_log, self._prove)
+        epoch_status = await epoch_status_of(topic_log, self._prove)
         if topic.runner.topic.is_closed:
             raise Unavailable(f"{name} is moving to another broker; retry")
-        asked = command.epoch if command.HasField("epoch") else standing.epoch
-        is_current = asked == standing.leads != 0
+        asked = command.epoch if command.HasField("epoch") else epoch_status.epoch
+        is_current = asked == epoch_status.leads != 0
         write(
             replies.check_response(
                 command.request_id,
-                epoch=standing.epoch,
+                epoch=epoch_status.epoch,
                 # A fence may have been stored since the store was read.
                 is_current=is_current and topic.runner.assure(topic.partition_of(name), asked),
                 last_message_id=message_id,

@@ -13,7 +13,7 @@ from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.topic_log.entries import Entry, EntryRun
-from onewriter_broker.quotas.book import Held, Part, Quota, QuotaExceeded
+from onewriter_broker.quotas.book import Held, Quota, QuotaExceeded, QuotaUnit
 from onewriter_broker.resources.records import OwnerEnd
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
@@ -122,7 +122,7 @@ class ConsumerCommands:
             return
         try:
             self._consumers.take(
-                command.consumer_id, Part(Quota.CONSUMERS_PER_SUBJECT, self._subject)
+                command.consumer_id, QuotaUnit(Quota.CONSUMERS_PER_SUBJECT, self._subject)
             )
         except QuotaExceeded as exceeded:
             self._link.write(error_reply(command.request_id, exceeded))
@@ -288,8 +288,8 @@ class ConsumerCommands:
         self._link.write(encode_command(reply))
 
     @property
-    def has_room(self) -> bool:
-        return self._link.has_room
+    def has_space(self) -> bool:
+        return self._link.has_space
 
     def deliver_many(
         self, consumer_id: int, runs: Sequence[EntryRun], consumer_epoch: int | None
@@ -330,11 +330,11 @@ class ConsumerCommands:
         if self._consumers.remove(consumer_id) is not None:
             self._link.write(replies.close_consumer(consumer_id))
 
-    def room_made(self) -> None:
+    def space_freed(self) -> None:
         """The socket accepts data again."""
         for consumer in list(self._consumers.values()):
             if isinstance(consumer, ConsumerHandle):
-                consumer.room_made()
+                consumer.space_freed()
 
     def lost(self) -> None:
         """The connection is closed."""

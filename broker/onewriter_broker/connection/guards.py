@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from onewriter_broker.log.store.api import Guard, GuardKind
-from onewriter_broker.log.topic_log.guards import has_room, no_room, reserve_floor
+from onewriter_broker.log.topic_log.guards import has_space, no_space, reserve_floor
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.resources.ownerships import GuardStanding, Ownerships, standing_in
+from onewriter_broker.resources.ownerships import GenerationStatus, Ownerships, generation_status_in
 from onewriter_broker.resources.records import decode as decode_record
-from onewriter_broker.topic.epoch_checks import Prove, raise_floor, standing_of
+from onewriter_broker.topic.epoch_checks import Prove, epoch_status_of, raise_floor
 from onewriter_broker.topic.history.tenures import tenure_of
 from onewriter_broker.topic.registry.topics import Topics
 from onewriter_core.authorization import OwnedResource
@@ -85,7 +85,7 @@ def resolve(asked: AskedGuard, target: TopicName, buckets: int) -> Guard:
 
 class Guards:
     """Checks guards for the topics that this broker serves. ``prove`` is the parameter of
-    ``standing_of``.
+    ``epoch_status_of``.
     """
 
     def __init__(self, topics: Topics, ownerships: Ownerships, prove: Prove, buckets: int) -> None:
@@ -113,21 +113,21 @@ class Guards:
         """
         guard = resolve(asked, target.name, self._buckets)
         if guard.kind is GuardKind.FLOOR:
-            standing = await self._elsewhere(asked, target)
+            guard_status = await self._elsewhere(asked, target)
         elif guard.kind is GuardKind.EPOCH:
-            standing = await self._beside(TopicName.parse(guard.name))
+            guard_status = await self._beside(TopicName.parse(guard.name))
         else:
-            standing = await self._owned(asked)
+            guard_status = await self._owned(asked)
         if guarding_topic(asked) is None:  # the caller has checked the right to a topic
             name = canonical(asked.name)
-            require(OwnedResource(name, asked.group or "", standing.first_subject))
+            require(OwnedResource(name, asked.group or "", guard_status.first_subject))
         if guard.kind is GuardKind.FLOOR:
             self._check_floor(guard, target)
             # a resource that has only a floor will get no number
-            is_there = asked.group is None or standing.current > 0
-            if is_there and 0 < standing.highest < guard.number:
+            is_there = asked.group is None or guard_status.current > 0
+            if is_there and 0 < guard_status.highest < guard.number:
                 raise Unavailable(f"{asked.name} is not known here under {guard.number} yet")
-        _judge(asked, standing)
+        _judge(asked, guard_status)
         if guard.kind is GuardKind.FLOOR:
             await reserve_floor(target, guard, subject)
         return guard
@@ -144,29 +144,29 @@ class Guards:
             return
         if guard.kind is GuardKind.EPOCH:
             asked = AskedGuard(guard.name, guard.number)
-            standing = await self._beside(TopicName.parse(guard.name))
+            guard_status = await self._beside(TopicName.parse(guard.name))
         else:
             group, resource = split_field(guard.name)
             asked = AskedGuard(resource, guard.number, group)
-            standing = await self._owned(asked)
+            guard_status = await self._owned(asked)
             # The ownership's bucket is also the target's bucket: check that this broker still owns
             # it.
-            await standing_of(target, self._prove)
-        _judge(asked, standing)
+            await epoch_status_of(target, self._prove)
+        _judge(asked, guard_status)
 
-    async def _beside(self, name: TopicName) -> GuardStanding:
+    async def _beside(self, name: TopicName) -> GenerationStatus:
         """The tenure and the highest epoch of a topic that this broker serves."""
         topic = self._topics.loaded.get(str(name.base))
         if topic is None or not topic.has(name):
             entry = await self._topics.entry_of(name)
             partition = WHOLE if name.partition is None else name.partition
             if entry is None or partition not in entry.log_numbers:
-                return GuardStanding(0, 0)
+                return GenerationStatus(0, 0)
             topic = await self._topics.serve(name)
-        standing = await standing_of(topic.runner.logs[topic.partition_of(name)], self._prove)
-        return GuardStanding(standing.leads, standing.epoch)
+        epochs = await epoch_status_of(topic.runner.logs[topic.partition_of(name)], self._prove)
+        return GenerationStatus(epochs.leads, epochs.epoch)
 
-    async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> GuardStanding:
+    async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> GenerationStatus:
         """The tenure and the highest epoch of a topic that another broker may serve, read from the
         store.
         """
@@ -175,37 +175,39 @@ class Guards:
         state = await target.store.read_state(TopicName.parse(asked.name))
         tenure = tenure_of(state)
         current = 0 if tenure is None else tenure.epoch
-        return GuardStanding(current, int(state.get("epoch", "0")))
+        return GenerationStatus(current, int(state.get("epoch", "0")))
 
-    async def _owned(self, asked: AskedGuard) -> GuardStanding:
+    async def _owned(self, asked: AskedGuard) -> GenerationStatus:
         """The standing of an ownership whose bucket this broker serves."""
-        return await self._ownerships.standing(asked.group or "", canonical(asked.name))
+        return await self._ownerships.generation_status(asked.group or "", canonical(asked.name))
 
-    async def _owned_elsewhere(self, asked: AskedGuard, target: TopicLog) -> GuardStanding:
+    async def _owned_elsewhere(self, asked: AskedGuard, target: TopicLog) -> GenerationStatus:
         resource = canonical(asked.name)
         bucket = resource_bucket(resource, self._buckets)
         records = await target.store.read_owned(bucket)
         record = records.get(own_field(asked.group or "", resource))
         if record is not None:
-            return standing_in(decode_record(record, known_since=0, reserved_until=0.0).ownership)
+            return generation_status_in(
+                decode_record(record, known_since=0, reserved_until=0.0).ownership
+            )
         numbers = {name: each.generation for name, each in records.items()}
-        return GuardStanding(0, decode(numbers).of(asked.group or ""))
+        return GenerationStatus(0, decode(numbers).of(asked.group or ""))
 
     def _check_floor(self, guard: Guard, target: TopicLog) -> None:
         floor = int(target.state.get(guard.floor_field, "0"))
         if floor > guard.number:
             raise _over(guard.name, guard.number, floor)
         floors_max = target.limits.floors_max
-        if not has_room(target.state, guard, floors_max):
-            raise no_room(target.name, floors_max)
+        if not has_space(target.state, guard, floors_max):
+            raise no_space(target.name, floors_max)
 
 
-def _judge(asked: AskedGuard, standing: GuardStanding) -> None:
+def _judge(asked: AskedGuard, guard_status: GenerationStatus) -> None:
     """Raise Fenced or Refused unless the guard's number is the current one."""
-    if standing.current == asked.number:
+    if guard_status.current == asked.number:
         return
-    if standing.highest >= asked.number:
-        raise _over(asked.name, asked.number, standing.highest)
+    if guard_status.highest >= asked.number:
+        raise _over(asked.name, asked.number, guard_status.highest)
     what = "led" if asked.group is None else "owned"
     raise Refused(
         ServerError.NOT_ALLOWED_ERROR,

@@ -19,7 +19,7 @@ from onewriter_broker.auth.authentication import PEER, Authenticated
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.session import Session
 from onewriter_broker.connection.withdrawals import Reading
-from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
+from onewriter_broker.quotas.book import QuotaExceeded, QuotaUnit, connection_parts
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
@@ -117,7 +117,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_refreshing = False
         self._expiry: asyncio.TimerHandle | None = None
         self._connect_timer: asyncio.TimerHandle | None = None
-        self._counted: tuple[Part, ...] = ()
+        self._counted: tuple[QuotaUnit, ...] = ()
 
     # ------------------------------------------------------------ asyncio.BufferedProtocol
 
@@ -201,7 +201,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
                 continue
             left = limits.frames_between_readings
             readings -= 1
-            if session is not None and (session.must_wait or not self.has_room):
+            if session is not None and (session.must_wait or not self.has_space):
                 return True
             if not readings or self._clients.now() >= ends:
                 return True
@@ -210,7 +210,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def _go_on_later(self) -> None:
         session = self._session
         if session is not None and not session.has_steps:
-            self._is_stalled = session.must_wait or not self.has_room
+            self._is_stalled = session.must_wait or not self.has_space
         if self._is_stalled:
             self._update_reading()
         else:
@@ -225,7 +225,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         """Handle commands again in the next round, because what they waited for may have happened."""
         session = self._session
         if self._is_stalled and session is not None:
-            self._is_stalled = session.must_wait or not self.has_room
+            self._is_stalled = session.must_wait or not self.has_space
             if not self._is_stalled:
                 self._wait_for_round()
 
@@ -257,12 +257,12 @@ class ClientProtocol(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._is_write_paused = False
         self._update_reading()
-        self._room_made()
+        self._space_freed()
 
-    def _room_made(self) -> None:
+    def _space_freed(self) -> None:
         self._wake_waiters()
         if self._session is not None:
-            self._session.room_made()
+            self._session.space_freed()
         self.go_on()
 
     # ------------------------------------------------------------ the handshake
@@ -406,11 +406,11 @@ class ClientProtocol(asyncio.BufferedProtocol):
         return self._wire.extensions_version
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         return not self._is_write_paused and self._outgoing_bytes < self._outgoing_bytes_max
 
-    async def room(self) -> None:
-        while not self.has_room and not self._is_closing:
+    async def wait_for_space(self) -> None:
+        while not self.has_space and not self._is_closing:
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
             await waiter
@@ -442,7 +442,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
             self._written_bytes += flushed
             self._transport.writelines(outgoing)
         if was_full and not self._is_write_paused:
-            self._room_made()
+            self._space_freed()
 
     def close(self, reason: str) -> None:
         if self._is_closing:

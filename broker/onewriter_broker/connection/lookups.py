@@ -148,11 +148,11 @@ class Lookups:
         self,
         command: pb.CommandGetTopicsOfNamespace,
         write: Write,
-        room: Callable[[], Awaitable[None]],
+        wait_for_space: Callable[[], Awaitable[None]],
     ) -> None:
         """Answer GET_TOPICS_OF_NAMESPACE with the names of the logs that the client may see.
 
-        ``room`` returns once the client has read what it was sent. The answers of one connection
+        ``wait_for_space`` returns once the client has read what it was sent. The answers of one connection
         are sent one after another.
         """
         request_id = command.request_id
@@ -160,7 +160,7 @@ class Lookups:
             write(replies.topics_of_namespace(request_id, []))
             return
         async with self._listing:
-            await room()
+            await wait_for_space()
             try:
                 listed = await self._listings.logs_of(command.namespace)
                 names = await self._authorization.seen(self._identity, listed)

@@ -27,12 +27,12 @@ from onewriter_broker.connection.properties import (
     serve_seconds_of,
 )
 from onewriter_broker.connection.requests import Link, Opening, Requests, error_reply
-from onewriter_broker.connection.schemas import brought, version_for_producer
+from onewriter_broker.connection.schemas import schema_of, version_for_producer
 from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.quotas.book import Held, Part, Quota, namespace_key, subject_of
+from onewriter_broker.quotas.book import Held, Quota, QuotaUnit, namespace_key, subject_of
 from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
@@ -134,8 +134,8 @@ class ProducerCommands:
             self._check_store(name, command)
             self._producers.take(
                 command.producer_id,
-                Part(Quota.PRODUCERS_PER_SUBJECT, self._subject),
-                Part(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
+                QuotaUnit(Quota.PRODUCERS_PER_SUBJECT, self._subject),
+                QuotaUnit(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
             )
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]
@@ -143,7 +143,7 @@ class ProducerCommands:
             return
         topic = self._clients.topics.loaded.get(str(name.base))
         is_simple = (
-            not command.initial_subscription_name and guard is None and brought(command) is None
+            not command.initial_subscription_name and guard is None and schema_of(command) is None
         )
         if topic is not None and topic.has(name) and is_simple and not topic.requires_schema:
             self._register(command, name, topic, opening, asked)
@@ -195,7 +195,7 @@ class ProducerCommands:
                 rights.require(self._identity, Action.CHANGE_SUBSCRIPTION, name)
                 subscriptions = topic.subscriptions[topic.partition_of(name)]
                 await subscriptions.ensure(command.initial_subscription_name)
-            if topic.requires_schema or brought(command) is not None:
+            if topic.requires_schema or schema_of(command) is not None:
                 self._admission(name, mode_of(command), asked)
                 version = await version_for_producer(self._clients, topic, command, self._subject)
                 self._schema_versions[command.producer_id] = version

@@ -40,10 +40,10 @@ class Link(Protocol):
         ...
 
     @property
-    def has_room(self) -> bool: ...
+    def has_space(self) -> bool: ...
 
-    async def room(self) -> None:
-        """Return once ``has_room``, or when the connection is closed."""
+    async def wait_for_space(self) -> None:
+        """Return once ``has_space``, or when the connection is closed."""
         ...
 
     def is_silent_since(self, moment: float) -> bool:
@@ -122,10 +122,10 @@ class Requests:
         """Run a request that always answers by itself."""
         self._count += 1
         self._in_flight.begin(self._subject)
-        has_room = self._in_flight.has_room(self._subject)
-        if not has_room:
-            self._in_flight.wait(self._subject, self._room_made)
-        self.is_full = self._count >= self._requests_max or not has_room
+        has_space = self._in_flight.has_space(self._subject)
+        if not has_space:
+            self._in_flight.wait(self._subject, self._space_freed)
+        self.is_full = self._count >= self._requests_max or not has_space
         self._link.spawn(self._counted(work))
 
     async def _counted(self, work: Coroutine[object, object, None]) -> None:
@@ -134,20 +134,20 @@ class Requests:
         finally:
             self._count -= 1
             self._in_flight.end(self._subject)
-            self._room_made()
+            self._space_freed()
 
-    def _room_made(self) -> None:
+    def _space_freed(self) -> None:
         if not self.is_full or self._count > self._requests_max // 2:
             return
-        if self._in_flight.has_room(self._subject):
+        if self._in_flight.has_space(self._subject):
             self.is_full = False
             self._link.go_on()
         else:
-            self._in_flight.wait(self._subject, self._room_made)
+            self._in_flight.wait(self._subject, self._space_freed)
 
     def lost(self) -> None:
         """The connection is closed."""
-        self._in_flight.leave(self._subject, self._room_made)
+        self._in_flight.leave(self._subject, self._space_freed)
 
     async def _answered(self, request_id: int, work: Coroutine[object, object, None]) -> None:
         try:

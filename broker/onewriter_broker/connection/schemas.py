@@ -43,7 +43,7 @@ class WithSchema(Protocol):
     def schema(self) -> pb.Schema: ...
 
 
-def brought(command: WithSchema) -> Schema | None:
+def schema_of(command: WithSchema) -> Schema | None:
     """The schema that a command brings; None if it brings none that would be stored."""
     schema = command.schema
     return None if schema.type in NOT_KEPT else Schema.from_wire(schema)
@@ -62,7 +62,7 @@ async def version_for_producer(
 
     Raises Refused (INCOMPATIBLE_SCHEMA), Undecided and Unavailable.
     """
-    schema, schemas = brought(command), schemas_of(clients, topic, client)
+    schema, schemas = schema_of(command), schemas_of(clients, topic, client)
     if schema is None:
         schemas.check_without()
         return b""
@@ -82,7 +82,7 @@ async def check_consumer(
 
     Raises as ``version_for_producer``.
     """
-    schema = brought(command)
+    schema = schema_of(command)
     if schema is not None:
         may_add = clients.authorization.allows(identity, Action.CREATE_SCHEMA, topic.name)
         await schemas_of(clients, topic, client).check_consumer(schema, partition, may_add=may_add)
@@ -129,7 +129,7 @@ async def found(clients: Clients, command: pb.CommandGetSchema) -> bytes:
 async def made(clients: Clients, command: pb.CommandGetOrCreateSchema, client: str) -> bytes:
     """Answer GET_OR_CREATE_SCHEMA, which a producer sends to the topic's broker."""
     reply = pb.CommandGetOrCreateSchemaResponse(request_id=command.request_id)
-    schema = brought(command)
+    schema = schema_of(command)
     try:
         name = TopicName.parse(command.topic)
         if schema is None:

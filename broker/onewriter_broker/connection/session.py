@@ -183,7 +183,9 @@ class Session:
                 self._requests.beside(self._lookups.lookup(command, self._link.write))
             case pb.CommandGetTopicsOfNamespace():
                 self._requests.beside(
-                    self._lookups.topics_of_namespace(command, self._link.write, self._link.room)
+                    self._lookups.topics_of_namespace(
+                        command, self._link.write, self._link.wait_for_space
+                    )
                 )
             case pb.CommandGetSchema():
                 self._requests.run(command.request_id, self._schemas.find(command))
@@ -222,9 +224,9 @@ class Session:
                 raise ProtocolError(f"unexpected {type(command).__name__}")
         self._requests.run(command.request_id, work)
 
-    def room_made(self) -> None:
+    def space_freed(self) -> None:
         """The socket accepts data again."""
-        self._consumers.room_made()
+        self._consumers.space_freed()
 
     def silent(self) -> None:
         """Fence the topics of this connection now: the broker has received nothing from it for too

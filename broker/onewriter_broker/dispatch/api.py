@@ -52,8 +52,8 @@ class Channel(Protocol):
     """
 
     @property
-    def has_room(self) -> bool:
-        """False while the socket accepts no more; ``Consumer.room_made`` reports when it does again."""
+    def has_space(self) -> bool:
+        """False while the socket accepts no more; ``Consumer.space_freed`` reports when it does again."""
         ...
 
     @property

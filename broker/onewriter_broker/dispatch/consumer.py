@@ -68,7 +68,7 @@ class Consumer:
     def can_receive(self) -> bool:
         """Whether an entry may be sent to it now."""
         return (
-            self.permits > 0 and self.is_started and not self.is_blocked and self.channel.has_room
+            self.permits > 0 and self.is_started and not self.is_blocked and self.channel.has_space
         )
 
     def raise_epoch(self, epoch: int | None) -> None:

@@ -88,7 +88,7 @@ class ConsumerHandle:
         if consumer_epoch is not None and (present is None or consumer_epoch > present):
             self.subscription.redeliver(self.consumer, (), consumer_epoch)
 
-    def room_made(self) -> None:
+    def space_freed(self) -> None:
         """Continue to deliver, because its channel accepts data again."""
         if not self.consumer.is_closed:
             self.subscription.wake()

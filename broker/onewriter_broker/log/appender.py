@@ -43,14 +43,14 @@ RETRY_SECONDS = (0.02, 0.05, 0.1, 0.25, 0.5)
 """Pauses between attempts of an undecided call; the last one repeats."""
 
 JOINT_APPENDS_MAX = 10_000
-"""Requests to store entries of several logs together that wait for their turn."""
+"""Queued requests to store entries of several logs together."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
 class Statistics:
-    """What the metrics show of the append path."""
+    """Counters of the append path for the metrics."""
 
     calls: int = 0
     blocks: int = 0
@@ -67,7 +67,7 @@ class Statistics:
 
 @dataclass(slots=True, eq=False)
 class _FenceItem:
-    """A fence that waits for its turn; or ownerships, which are fenced as topics are."""
+    """A queued fence, or queued writes of ownerships, which are fenced like topics."""
 
     fence: Fence | OwnWrite
     logs: Sequence[TopicLog]
@@ -77,7 +77,7 @@ class _FenceItem:
 
     @property
     def kind(self) -> Kind:
-        """As durable as the ledgers before and behind it: nothing is committed out of order."""
+        """The durability of the ledgers before and after it: nothing is committed out of order."""
         wanted = {self.durability, *(topic_log.durability for topic_log in self.logs)}
         wanted |= {topic_log.wanted_durability for topic_log in self.logs}
         return max(wanted, key=list(Durability).index), self.fence.binding.replid
@@ -95,9 +95,9 @@ class Appender:
     """Appends and fences for one shard. ``run`` must be running; it ends when cancelled.
 
     ``deposed`` is called with a bucket whose writes were answered REFENCE, FENCED, UNKNOWN or
-    LOST: its ownership must be looked at before anything else is written there. ``broken`` is
-    called with a log that a broken key keeps from being written: it must be closed, which answers
-    what it was handed.
+    LOST: the caller checks its ownership before it writes anything else there. ``broken`` is
+    called with a log that cannot be written because of a broken key: the caller closes the log,
+    which answers its pending entries.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class Appender:
             self._wake_up()
 
     async def fence(self, fence: Fence, logs: Sequence[TopicLog], *, flush: bool) -> Outcome:
-        """Write the markers behind everything under way; DONE: they are durable.
+        """Write the markers after the call under way; DONE: they are durable.
 
-        Raises BrokenKey when a key that the fence touches is: nothing of it was written.
-        ``flush``: append first what the logs have gathered (the holder stays the same). When DONE the
-        logs are open at the new ledger; the caller moves their watermarks over the markers and
-        makes them writable.
+        Raises BrokenKey if the fence touches a broken key: nothing of the fence was written.
+        ``flush``: first append the entries that the logs have gathered (the holder stays the same).
+        After DONE the logs are open at the new ledger. The caller moves their watermarks past the
+        markers and makes the logs writable.
         """
         item = _FenceItem(fence, logs, flush, asyncio.get_running_loop().create_future())
         self._fences.append(item)
@@ -147,10 +147,10 @@ class Appender:
         return await item.done
 
     async def own(self, write: OwnWrite, durability: Durability) -> Outcome:
-        """Write records of ownerships in their turn among the fences; DONE: as durable as that.
+        """Write records of ownerships, in order with the fences; DONE: with this durability.
 
-        In turn, because ledgers must be opened in their order (BucketOwnership.reserve_ledger).
-        Raises BrokenKey: nothing of it was written.
+        Ledgers must be opened in their order (BucketOwnership.reserve_ledger).
+        Raises BrokenKey: nothing was written.
         """
         done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         item = _FenceItem(write, (), flush=False, done=done, durability=durability)
@@ -159,7 +159,7 @@ class Appender:
         return await item.done
 
     def abandon(self, topic_log: TopicLog, publish: Publish, why: str) -> bool:
-        """Give the memory of an atomic publish back; see ``publishing.abandon``.
+        """Release the memory of an atomic publish; see ``publishing.abandon``.
 
         A call under way with blocks of the publish continues: a fence is sent after it.
         """
@@ -167,16 +167,16 @@ class Appender:
         def is_meant(item: _StoredBlock | _FenceItem) -> bool:
             if not isinstance(item, _StoredBlock) or item.pending.publish is not publish:
                 return False
-            return not item.pending.block.commits  # this block's result decides about all of them
+            return not item.pending.block.commits  # the result of this block applies to all of them
 
         forgotten = self._commits.forget(is_meant)
         stored = [item.pending for item in forgotten if isinstance(item, _StoredBlock)]
         return abandon(topic_log, publish, why, stored)
 
     async def append_jointly(self, request: JointAppend) -> list[Position]:
-        """Store entries of several logs, all or none; where they stand. See JointAppend.
+        """Store entries of several logs, all or none, and return their positions. See JointAppend.
 
-        Raises Refused when JOINT_APPENDS_MAX wait for their turn already.
+        Raises Refused if JOINT_APPENDS_MAX requests are queued already.
         """
         if len(self._joint_appends) >= JOINT_APPENDS_MAX:
             text = f"{JOINT_APPENDS_MAX} requests wait to be stored"
@@ -186,9 +186,9 @@ class Appender:
         return await asyncio.shield(request.done)
 
     async def prove(self, durability: Durability, replid: str) -> None:
-        """Wait until what was written to that dataset before this call is as durable as that.
+        """Wait until everything that was written to the dataset before this call has the durability.
 
-        The appender combines this with the questions that it asks the store anyway. Raises Undecided: retry.
+        The appender combines this with the requests that it sends to the store anyway. Raises Undecided: retry.
         """
         await self._commits.prove(durability, replid)
 
@@ -197,7 +197,7 @@ class Appender:
             self._wake.set_result(None)
 
     async def run(self) -> None:
-        """Write for ever."""
+        """Send calls until cancelled."""
         try:
             while True:
                 if self._fences:
@@ -217,7 +217,7 @@ class Appender:
                 request.done.cancel()
 
     async def _rest(self, seconds: float | None) -> None:
-        """Wait until there is something to write or to ask, at most ``seconds``."""
+        """Wait until there is something to send, for at most ``seconds``."""
         if seconds == 0.0:
             return
         self._wake = asyncio.get_running_loop().create_future()
@@ -230,7 +230,7 @@ class Appender:
     # ------------------------------------------------------------ blocks
 
     def _gather(self, logs: Sequence[TopicLog]) -> list[tuple[TopicLog, PendingBlock]]:
-        """Blocks for the next call, the logs that waited longest first."""
+        """The blocks of the next call; the logs that have waited longest come first."""
         gathered: list[tuple[TopicLog, PendingBlock]] = []
         size = 0
         time_ms = self._wall_ms()
@@ -302,10 +302,10 @@ class Appender:
                     topic_log.stop_writes(was_refused=True)
                     self._deposed_from(topic_log, outcome)
                 case Outcome.FENCED | Outcome.UNKNOWN:
-                    # Should the bucket be ours still: fence again.
+                    # If this broker still owns the bucket, it fences again.
                     topic_log.stop_writes(was_refused=True)
                     if outcome is Outcome.UNKNOWN:
-                        topic_log.forget_tail()  # there may be a block that it does not have
+                        topic_log.forget_tail()  # the store may lack one of the blocks
                     topic_log.give_up(pending, is_definite=outcome is Outcome.FENCED)
                     self._deposed_from(topic_log, outcome)
                 case Outcome.STALE | Outcome.AHEAD | Outcome.HELD if (
@@ -333,7 +333,7 @@ class Appender:
         while True:
             appends = []
             for topic_log, pending in gathered:
-                if topic_log.binding is None:  # closed: its blocks were answered
+                if topic_log.binding is None:  # the log was closed, which answered its blocks
                     continue
                 appends.append(
                     Append(
@@ -364,9 +364,9 @@ class Appender:
     async def _decided_jointly(
         self, gathered: list[tuple[TopicLog, PendingBlock]]
     ) -> list[Outcome | BrokenKey]:
-        """Send the very same blocks until the store decides, whatever becomes of their logs.
+        """Send exactly the same blocks until the store decides, even if a log is closed meanwhile.
 
-        With one block fewer the next attempt could store what the one before it did not.
+        If an attempt had one block less, it could store blocks that the previous attempt did not store.
         """
         appends = [
             Append(
@@ -403,7 +403,7 @@ class Appender:
         await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
 
     async def _commit(self) -> None:
-        """Pass on what is durable enough by now; repeat writes whose connection was lost."""
+        """Report the items that are durable enough; repeat writes whose connection was lost."""
         lost = await self._commits.check()
         fences = [item for item in lost if isinstance(item, _FenceItem)]
         again = [item for item in lost if isinstance(item, _StoredBlock)]
@@ -434,7 +434,7 @@ class Appender:
     # ------------------------------------------------------------ fences
 
     async def _flush(self, logs: Sequence[TopicLog]) -> None:
-        """Append what waits now and nothing that arrives later: a busy log would delay the fence for ever."""
+        """Append the waiting entries, but none that arrive later: a busy log would delay the fence without end."""
         goals = [(each, each.entries_in + len(each.waiting)) for each in logs]
         while any(
             each.entries_in < goal and each.has_more and each.is_writable for each, goal in goals
@@ -446,7 +446,7 @@ class Appender:
         if item.flush:
             await self._flush(item.logs)
         if any(topic_log.is_closed for topic_log in item.logs):
-            # The broker that serves these logs now must not find a marker that no fence waits for.
+            # The broker that serves these logs now must not find a marker without a pending fence.
             if not item.done.done():
                 item.done.set_result(Outcome.REFENCE)
             return

@@ -4,7 +4,7 @@ All items that wait for one durability of one dataset share each question to the
 question delays the connection that appends use. Topics with a weaker durability do not wait for the
 replicas of others. An item that arrives while a question is under way is part of the next one.
 
-A *proof* belongs to a reader: what it read counts only if the store that it read from still has its
+A *proof* belongs to a reader: its result is valid only if the store that it read from still has its
 replicas. A proof is never written again. It ends with Undecided, and the reader retries.
 """
 
@@ -26,10 +26,10 @@ RETRY_SECONDS_MAX = 0.25
 """Pause before asking again whether replicas have caught up; doubles up to the second."""
 
 PROOF_ATTEMPTS_MAX = 3
-"""Answers "not yet" after which a proof ends with Undecided."""
+"""Number of "not yet" answers after which a proof ends with Undecided."""
 
 Kind = tuple[Durability, str]
-"""What is committed together: a durability, and the dataset it is promised of."""
+"""Items that are committed together: those of one durability and one dataset."""
 
 _Item = TypeVar("_Item")
 
@@ -45,7 +45,7 @@ class _Proof:
 class Commits(Generic[_Item]):
     """See the module. ``check`` must be called by one task, whenever ``pause_seconds`` is over.
 
-    ``pass_on`` is given the items that are durable enough, ``wake`` called when a proof has come.
+    ``pass_on`` receives the items that are durable enough. ``wake`` is called when a proof arrives.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Commits(Generic[_Item]):
         self._pass_on = pass_on
         self._items: dict[Kind, list[_Item]] = {}
         self._proofs: dict[Kind, dict[_Proof, None]] = {}
-        self._not_yet: dict[Kind, tuple[float, float]] = {}  # the pause, and until when
+        self._not_yet: dict[Kind, tuple[float, float]] = {}  # the pause, and its end
 
     @property
     def pause_seconds(self) -> float | None:
@@ -75,11 +75,11 @@ class Commits(Generic[_Item]):
         return max(0.0, min(self._paused_until(kind) - now for kind in self._kinds()))
 
     def later(self, kind: Kind, item: _Item) -> None:
-        """The item was stored; pass it on when it has this durability."""
+        """Add a stored item; it is passed on when it has this durability."""
         self._items.setdefault(kind, []).append(item)
 
     def forget(self, is_meant: Callable[[_Item], bool]) -> list[_Item]:
-        """Remove these items without asking about them; returns them."""
+        """Remove these items without a request to the store, and return them."""
         forgotten: list[_Item] = []
         for kind, items in list(self._items.items()):
             forgotten += [item for item in items if is_meant(item)]
@@ -89,7 +89,7 @@ class Commits(Generic[_Item]):
         return forgotten
 
     async def prove(self, durability: Durability, replid: str) -> None:
-        """Wait until what was written to that dataset before this call is as durable as that.
+        """Wait until everything that was written to the dataset before this call has the durability.
 
         Raises Undecided, ask again: the connection or the dataset was lost, its replicas do not
         answer, or ``proofs_max`` wait already.
@@ -108,10 +108,10 @@ class Commits(Generic[_Item]):
             self._forget(kind, proof)
 
     async def check(self) -> list[_Item]:
-        """Ask where no pause is; pass on what is durable enough.
+        """Ask the store about the items that are not pausing, and pass on those that are durable enough.
 
-        Returns the items of which nothing can be asked any more, because the connection that carried
-        them is gone: writing them again, same positions, says what counts.
+        Returns the items whose connection was lost, so that the store cannot be asked about them. The
+        caller writes them again at the same positions, which decides their result.
         """
         lost: list[_Item] = []
         for kind in self._kinds():
@@ -147,7 +147,7 @@ class Commits(Generic[_Item]):
                 self._settle(kind, proof, Undecided("the broker stops"))
 
     def _kinds(self) -> list[Kind]:
-        """Weaker durabilities first: they need not wait for the replicas of stronger ones."""
+        """Weaker durabilities come first: they do not wait for the replicas of stronger ones."""
         order = list(Durability)
         kinds = self._items.keys() | self._proofs.keys()
         return sorted(kinds, key=lambda kind: (order.index(kind[0]), kind[1]))
@@ -159,7 +159,7 @@ class Commits(Generic[_Item]):
         pause, _ = self._not_yet.get(kind, (0.0, 0.0))
         pause = min(max(2 * pause, RETRY_SECONDS), RETRY_SECONDS_MAX)
         for other in [other for other in self._not_yet if other[1] != kind[1]]:
-            del self._not_yet[other]  # of a dataset that was left
+            del self._not_yet[other]  # of a former dataset
         self._not_yet[kind] = (pause, self._now() + pause)
 
     def _settle(self, kind: Kind, proof: _Proof, error: Undecided | None = None) -> None:

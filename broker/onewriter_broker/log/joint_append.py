@@ -1,6 +1,6 @@
 """Entries of several logs of one bucket, stored all or none.
 
-The Appender sends them in a call of their own (scripts/together.lua), after the call under way and
+The appender sends them in a separate call (scripts/together.lua), after the call under way and
 after the entries that their logs had gathered. It does not gather them again if they were not stored:
 a second attempt could succeed for some of them only.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from onewriter_broker.log.store.api import Guard, Outcome
-from onewriter_broker.log.topic_log.guards import has_room, no_room
+from onewriter_broker.log.topic_log.guards import has_space, no_space
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry
 from onewriter_core.errors import (
@@ -29,7 +29,7 @@ from onewriter_core.wire.values import Send
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class JointEntry:
     """One entry for one log. Its log reports the result to it as to a Sender."""
 
     topic_log: TopicLog
@@ -42,7 +42,7 @@ class Part:
     _on_answered: Callable[[], None] = lambda: None
 
     def on_answered(self, callback: Callable[[], None]) -> None:
-        """Call it once it is answered."""
+        """Set the callback that runs once the entry is answered."""
         self._on_answered = callback
 
     def stored(self, _entries: Sequence[PendingEntry], first: Position, _size: int) -> None:
@@ -64,14 +64,14 @@ class Part:
 class JointAppend:
     """One request to store entries together. ``done`` ends when the results of all of them are known.
 
-    It gives their positions, or raises: Fenced where a guard is over, Unavailable where they are
-    certainly not stored for another reason and may be tried again, Undecided if the result is unknown,
-    Refused where a log has no room for another floor.
+    Its result is their positions, or an error: Fenced if a guard is over, Unavailable if they are
+    certainly not stored for another reason and may be retried, Undecided if the result is unknown,
+    Refused if a log has no space for another floor.
     The appender calls ``may_write`` directly before the call. Raises Refused for parts that cannot be stored
     together.
     """
 
-    def __init__(self, parts: Sequence[Part], may_write: Callable[[], bool]) -> None:
+    def __init__(self, parts: Sequence[JointEntry], may_write: Callable[[], bool]) -> None:
         self.parts = tuple(parts)
         self.logs = tuple(dict.fromkeys(part.topic_log for part in parts))
         self._may_write = may_write
@@ -86,7 +86,7 @@ class JointAppend:
             part.on_answered(self._part_answered)
 
     def form(self, time_ms: int) -> list[tuple[TopicLog, PendingBlock]]:
-        """The blocks, one per log; none if they cannot be written now: ``done`` has raised that."""
+        """The blocks, one per log; empty if they cannot be written now: ``done`` then has an error."""
         bindings = {topic_log.binding for topic_log in self.logs}
         is_open = all(each.is_writable and not each.is_publishing for each in self.logs)
         if not is_open or len(bindings) != 1 or not self._may_write():
@@ -94,8 +94,8 @@ class JointAppend:
             return []
         for part in self.parts:
             floors_max = part.topic_log.limits.floors_max
-            if not has_room(part.topic_log.state, part.guard, floors_max):
-                self.give_up(no_room(part.topic_log.name, floors_max))
+            if not has_space(part.topic_log.state, part.guard, floors_max):
+                self.give_up(no_space(part.topic_log.name, floors_max))
                 return []
         formed = []
         for topic_log in self.logs:
@@ -113,7 +113,7 @@ class JointAppend:
         self._outcomes.add(outcome)
 
     def give_up(self, reason: OnewriterError) -> None:
-        """No entry of it was written, and none will be."""
+        """End the request: none of its entries was or will be written."""
         if not self.done.done():
             self.done.set_exception(reason)
             self.done.exception()  # the caller may not wait any more
@@ -134,7 +134,7 @@ class JointAppend:
             )
 
 
-def _check_block(parts: Sequence[Part]) -> None:
+def _check_block(parts: Sequence[JointEntry]) -> None:
     if len({part.guard for part in parts}) > 1:
         text = "messages for one topic are stored together under one guard only"
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)

@@ -1,1 +1,1 @@
-"""Which broker may write to which bucket of which dataset, and who else is alive."""
+"""Bucket ownership: which broker may write to which bucket of which dataset, and which brokers are alive."""

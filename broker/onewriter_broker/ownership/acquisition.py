@@ -1,8 +1,8 @@
 """Acquisition of a bucket: the steps of the fencing protocol, in the order that makes them safe.
 
-The anchor first, then the store; compare-and-set, and only then the stamp. Any other order lets a
-broker with an old view make a stale branch look adoptable. Whether record and dataset go together
-is judged in adoption.py. buckets.py and held_bucket.py handle acquired buckets.
+The anchor comes first, then the store; the compare-and-set, and only then the stamp. In any other order, a
+broker with an old view could make a stale branch adoptable. adoption.py decides whether record and dataset
+match. buckets.py and held_bucket.py handle acquired buckets.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from onewriter_broker.ownership.adoption import (
 from onewriter_core.errors import Unavailable, Undecided
 
 ACQUIRE_ATTEMPTS_MAX = 5
-"""Rounds of read, observe, compare-and-set in one acquisition before it is put off."""
+"""Rounds of read, observe, compare-and-set in one acquisition before it is postponed."""
 
 FORCE_ATTEMPTS_MAX = 5
 """Rounds of read, observe, compare-and-set before ``adopt`` gives a bucket up."""
 
 BACKOFF_SECONDS = 0.02
 BACKOFF_SECONDS_MAX = 5.0
-"""Between attempts: doubling from the first to the second, each with jitter."""
+"""Pauses between attempts: they double from the first value to the second, with jitter."""
 
 _log = structlog.get_logger(__name__)
 
@@ -45,8 +45,8 @@ class Holding:
     """The right to serve one bucket.
 
     ``grants_known``: at this acquisition the dataset provably carried every grant ever answered.
-    ``known_since``: the rule for each topic, see ``may_resume``. ``last_seen_ms``: the last sign of life
-    of the process that owned the bucket before, by its wall clock; None: unknown, or there was no owner.
+    ``known_since``: the rule for each topic, see ``may_resume``. ``last_seen_ms``: the last heartbeat
+    of the former owner, on its wall clock; None if unknown, or if there was no owner.
     """
 
     binding: Binding
@@ -65,7 +65,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Acquisition:
-    """A bucket just taken: the record that says so and the block of ledgers reserved with it.
+    """A bucket that was just acquired: its record, and the block of ledgers reserved with it.
 
     ``last_ledger`` is the highest ledger that anchor or dataset knew then.
     """
@@ -77,7 +77,7 @@ class Acquisition:
 
 
 class BucketRefused(Unavailable):
-    """The dataset at hand and the bucket's record do not go together; a person must look."""
+    """The store's dataset does not match the bucket's record; an administrator must decide."""
 
     def __init__(self, verdict: Refuse) -> None:
         super().__init__(verdict.text)
@@ -85,13 +85,13 @@ class BucketRefused(Unavailable):
 
 
 def backoff_seconds(attempts: int, randomness: random.Random) -> float:
-    """How long to wait after ``attempts`` (from 1) failures in a row."""
+    """The pause after ``attempts`` (from 1) consecutive failures."""
     seconds = min(BACKOFF_SECONDS * 2.0 ** min(attempts - 1, 30), BACKOFF_SECONDS_MAX)
     return seconds * randomness.uniform(0.5, 1.0)
 
 
 class Acquirer:
-    """Takes buckets for one broker process.
+    """Acquires buckets for one broker process.
 
     ``me`` is its incarnation, ``single_node`` says that exactly one store is configured.
     """
@@ -119,10 +119,10 @@ class Acquirer:
     async def acquire(
         self, bucket: int, is_free: Callable[[Record], bool], remembered: int | None = None
     ) -> Acquisition | None:
-        """Take the bucket; None when its record says that it is not free.
+        """Acquire the bucket; None if it is not free according to its record.
 
-        ``remembered``: as in ``judge``. Raises BucketRefused; Undecided or Unavailable when anchor
-        or store are away or the race was lost ACQUIRE_ATTEMPTS_MAX times.
+        ``remembered``: as in ``judge``. Raises BucketRefused; Undecided or Unavailable if the anchor
+        or the store is unavailable, or if the race was lost ACQUIRE_ATTEMPTS_MAX times.
         """
         problem = "other brokers keep changing its record"
         for attempt in range(ACQUIRE_ATTEMPTS_MAX):
@@ -149,7 +149,7 @@ class Acquirer:
             if version is None:
                 continue
             binding = Binding(bucket, desired.replid, desired.generation, self._me, version)
-            # Seen without a record and judged to be so by right: nothing was granted yet.
+            # The dataset rightly has no record: nothing was granted yet.
             birthmark = node.units.get(bucket, Unit()).birthmark
             if await self._stamp(binding, birthmark) is not Outcome.DONE:
                 problem = "the store changed during the takeover"
@@ -195,7 +195,7 @@ class Acquirer:
         return f"{self._me}/{self._births}"
 
     async def _stamp(self, binding: Binding, birthmark: str) -> Outcome:
-        """Stamp, and again when the store gave no answer: it is idempotent."""
+        """Stamp, and repeat it if the store gave no answer: a stamp is idempotent."""
         for attempt in range(1, ACQUIRE_ATTEMPTS_MAX):
             try:
                 return await self._store.stamp(binding, birthmark=birthmark)
@@ -205,7 +205,7 @@ class Acquirer:
 
 
 def still_holds(binding: Binding, node: Observation) -> bool:
-    """Whether the store at hand would accept the binding's writes."""
+    """Whether the present store would accept the binding's writes."""
     unit = node.units.get(binding.bucket, Unit())
     return (
         node.is_primary
@@ -216,14 +216,14 @@ def still_holds(binding: Binding, node: Observation) -> bool:
 
 
 def is_unborn(node: Observation, bucket: int) -> bool:
-    """Whether the bucket has neither a record nor the mark that its first stamp must find."""
+    """Whether the bucket has neither a record nor the birthmark that its first stamp requires."""
     unit = node.units.get(bucket, Unit())
     return unit.generation == 0 and not unit.birthmark
 
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """What ``adopt --force`` did to one bucket; ``problem`` is empty when it was done."""
+    """The result of ``adopt --force`` for one bucket; ``problem`` is empty if it succeeded."""
 
     bucket: int
     generation: int
@@ -241,9 +241,9 @@ async def adopt_force(
     time_ms: int,
     single_node: bool,
 ) -> Forced:
-    """The escape hatch: what the store shows now counts from here on, lost or not.
+    """Force an adoption: the present dataset of the store becomes the registered one, even if data was lost.
 
-    Only for a bucket that brokers refuse; for any other it does nothing and says so. ``operator``
+    Only for a bucket that brokers refuse; for any other it does nothing and reports that. ``operator``
     identifies this call (and is not a broker's incarnation); ``reason`` and ``time_ms`` go into the
     bucket's audit stream. Afterwards the bucket has no owner, brokers acquire it as usual, and no
     earlier epoch resumes. Raises Undecided or Unavailable; calling it again is safe.
@@ -263,11 +263,11 @@ async def adopt_force(
             return _problem(unchanged, "nothing to force: brokers can take this bucket as it is")
         if not node.is_primary:
             return _problem(unchanged, "the store at hand is not a primary")
-        if is_unborn(node, bucket):  # whatever is missing is given up
+        if is_unborn(node, bucket):  # missing data is given up
             await store.bear(bucket, operator)
             node = await store.observe([bucket])
         desired = forced(current.record, bucket, node, owner=operator)
-        # A broker that takes the bucket between both readings looks like a loss: judge again.
+        # A broker that acquires the bucket between both readings would look like a loss: decide again.
         version = await anchor.compare_and_set(bucket, current.version, desired)
         if version is not None:
             break

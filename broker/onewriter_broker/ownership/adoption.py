@@ -1,9 +1,9 @@
-"""May this bucket's record and this dataset go together? Pure decisions of the fencing protocol.
+"""Decides whether a bucket's record and a dataset match. Pure functions of the fencing protocol.
 
-The anchor's record names the dataset that counts. A store that was promoted, restarted, emptied or
+The anchor's record names the registered dataset. A store that was promoted, restarted, emptied or
 exchanged shows another identity (``master_replid``); ``judge`` distinguishes a descendant of the
-registered dataset from a foreign one, and ``acquired`` returns the record for the compare-and-set. The order
-of the steps around them (anchor, node, compare-and-set, stamp) is buckets.py's.
+registered dataset from a foreign one, and ``acquired`` returns the record for the compare-and-set. acquisition.py
+performs the steps around them (anchor, node, compare-and-set, stamp) in order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LEDGERS_PER_BLOCK = 64
 
 
 class Reason(enum.Enum):
-    """Why a bucket is not taken with the dataset at hand."""
+    """The reason for which a bucket is not acquired with the present dataset."""
 
     NOT_PRIMARY = "not-primary"
     ANCHOR_BEHIND = "anchor-behind"
@@ -40,7 +40,7 @@ class SameDataset:
 
 @dataclass(frozen=True, slots=True)
 class FirstRegistration:
-    """Neither the anchor nor the dataset knows the bucket yet."""
+    """Neither the anchor nor the dataset has a record of the bucket yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The bucket stays unserved. ``text`` says why and what a person can do."""
+    """The bucket stays unserved. ``text`` gives the reason and the remedy."""
 
     reason: Reason
     text: str
 
     @property
     def is_transient(self) -> bool:
-        """Looking again soon may well give another answer; no alarm yet."""
+        """Whether a retry may soon give another result, so that no alarm is necessary yet."""
         return self.reason in {Reason.NOT_PRIMARY, Reason.ANCHOR_BEHIND}
 
 
@@ -85,8 +85,8 @@ def judge(
 
     ``record`` must have been read before the node was observed. ``records_every_grant`` is the
     anchor's property. ``single_node``: exactly one store is configured, so that (without replicas)
-    no second branch of the dataset can exist. ``remembered``: the last granted ledger by the memory
-    of the bucket's continuing owner; None for everybody else.
+    no second branch of the dataset can exist. ``remembered``: the last granted ledger in the memory
+    of the bucket's continuing owner; None for other brokers.
     """
     unit = node.units.get(bucket, Unit())
     if not node.is_primary:
@@ -114,7 +114,7 @@ def judge(
             f" only {record.generation}: was the anchor restored from a backup? {_FORCE}",
         )
     # On every anchor ``last_ledger`` is written before the first thing of a bucket is acknowledged
-    # (HeldBucket.record_use). As long as it is 0 the dataset holds nothing that could be missed: its
+    # (HeldBucket.record_use). While it is 0, the dataset has nothing that could be missing: its
     # first owner ended before the first stamp, or never served a topic.
     last_known = max(record.last_ledger, remembered or 0)
     if unit.generation == 0 and last_known != 0:
@@ -153,13 +153,13 @@ def acquired(
     owner: str,
     addresses: Addresses,
 ) -> Record:
-    """The record by which ``owner`` takes the bucket and reserves its first block of ledgers."""
+    """The record with which ``owner`` acquires the bucket and reserves its first block of ledgers."""
     unit = node.units.get(bucket, Unit())
     taken = replace(
         record,
         owner=owner,
         addresses=addresses,
-        # Above what the store has seen, too: an anchor restored from a backup has rewound.
+        # Also above the ledgers in the store: an anchor restored from a backup is older.
         ledger_high_water=max(record.ledger_high_water, unit.last_ledger) + LEDGERS_PER_BLOCK,
         clean=False,
     )
@@ -173,15 +173,15 @@ def acquired(
             return replace(
                 registered,
                 known_since=registered.generation,
-                last_ledger=unit.last_ledger,  # the loss is noted; from here on count what is there
+                last_ledger=unit.last_ledger,  # the loss is noted; from here on the present data counts
             )
 
 
 def forced(record: Record, bucket: int, node: Observation, *, owner: str) -> Record:
-    """The record of ``adopt --force``: what the node shows counts from now on.
+    """The record of ``adopt --force``: the node's dataset becomes the registered one.
 
-    It starts a new registration in which no earlier epoch can resume, above every number that
-    anchor or store have seen.
+    It starts a new registration in which no earlier epoch can resume, above every number in the
+    anchor or the store.
     """
     unit = node.units.get(bucket, Unit())
     generation = max(record.generation, unit.generation) + 1
@@ -197,7 +197,7 @@ def forced(record: Record, bucket: int, node: Observation, *, owner: str) -> Rec
 
 
 def _registered(record: Record, replid: str, generation: int) -> Record:
-    """``replid`` becomes the dataset that counts."""
+    """Register the dataset ``replid``."""
     past = record.past_replids
     if record.replid and record.replid != replid:
         past = (*past, record.replid)[-PAST_REPLIDS_MAX:]

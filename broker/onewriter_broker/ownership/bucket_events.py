@@ -10,24 +10,24 @@ from onewriter_broker.ownership.acquisition import Holding
 
 
 class LostReason(enum.Enum):
-    """Why a bucket is no longer held."""
+    """The reason for which a bucket is no longer held."""
 
     TAKEN = "taken"
     """Another broker owns it."""
     GIVEN_BACK = "given-back"
     """It was drained and released."""
     DATASET_REFUSED = "dataset-refused"
-    """The store shows a dataset that may not be adopted; the bucket waits for a person."""
+    """The store has a dataset that must not be adopted; the bucket waits for an administrator."""
 
 
 class Refenced(enum.Enum):
-    """What became of a bucket whose write was refused."""
+    """The state of a bucket after a refused write."""
 
     KEPT = "kept"
     """Owner and dataset are unchanged. After a reconnect the old ledger continues; after a
     rejected write, fence the topic again under the next ledger."""
     REBOUND = "rebound"
-    """Bound again, perhaps to another dataset: fence every topic again under the new holding."""
+    """Bound again, perhaps to another dataset: fence every topic again under the new binding."""
     LOST = "lost"
     """Not held any more."""
 
@@ -48,7 +48,7 @@ class BucketEvents(Protocol):
         ...
 
     async def drain(self, bucket: int) -> None:
-        """Bring the bucket's topics to rest: no grant and no write in flight when it returns."""
+        """Drain the bucket's topics: when it returns, no grant and no write is in flight."""
         ...
 
 

@@ -1,11 +1,11 @@
-"""Bucket ownership: which buckets this broker serves, and every way that changes.
+"""Bucket ownership: which buckets this broker serves, and every change of that.
 
-What lives here: the loop that follows the placement plan, the reaction to refused writes, giving
-back. What does not: the steps of a takeover (acquisition.py), ledgers and records of a held bucket
-(held_bucket.py), the pure decisions (placement.py, adoption.py), logs and topics.
+This module contains the loop that follows the placement plan, the reaction to refused writes, and the
+release of buckets. Elsewhere: the steps of a takeover (acquisition.py), ledgers and records of a held
+bucket (held_bucket.py), the pure decisions (placement.py, adoption.py), logs and topics.
 
-A bucket is held from a successful stamp until it is dropped. Held is an opinion that the store
-checks at every write: a broker that holds a bucket wrongly cannot append to it.
+A bucket is held from a successful stamp until it is dropped. The store checks the ownership at every
+write: a broker that holds a bucket wrongly cannot append to it.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from onewriter_broker.ownership.placement import LiveView, expected, may_take, n
 from onewriter_core.errors import OnewriterError, Unavailable, Undecided
 
 READS_MAX = 1_024
-"""Readings of the anchor in flight at once: anchors that can share one among them do."""
+"""Largest number of concurrent reads of the anchor; some anchors combine them."""
 
 ACQUISITIONS_MAX = 64
-"""Acquisitions at once: enough that a broker's whole takeover can share a write."""
+"""Largest number of concurrent acquisitions: enough for a whole takeover of a broker to share a write."""
 
 PLACEMENT_SECONDS = 1.0
-"""Between two readings of all records; a change of membership brings the next one forward."""
+"""Interval of reading all records; a change of membership starts the next reading early."""
 
 EXPECTING_SECONDS = 0.1
-"""Between two readings while a bucket moves to this broker, or from it: it is asked where to."""
+"""Interval of reading while a bucket moves to this broker or from it: clients ask for its new owner."""
 
 MOVING_SECONDS = 3.0
 """Seconds after its release during which a bucket counts as moving."""
 
 DRAIN_SECONDS_MAX = 5.0
-"""How long giving a bucket back waits for its topics to come to rest."""
+"""Time limit for draining the topics of a bucket before its release."""
 
 RECORD_SECONDS_MAX = 5.0
-"""A record of a foreign bucket older than that no longer answers lookups."""
+"""Look-ups use no older record of a foreign bucket."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A bucket that could not be taken, and when to try again."""
+    """A bucket that could not be acquired, and the time of the next attempt."""
 
     reason: str
     attempts: int
@@ -70,7 +70,7 @@ class BucketOwnership:
 
     ``me`` is its incarnation (placement.incarnation_of), ``buckets`` their number. ``single_node``
     says that exactly one store is configured. ``live_view`` returns membership's present view,
-    ``wake`` is set when that changes; ``last_seen_ms`` returns when a process last gave a sign of life.
+    ``wake`` is set when it changes; ``last_seen_ms`` returns the time of a process's last heartbeat.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class BucketOwnership:
         return None if held is None else held.holding
 
     def owner_of(self, bucket: int) -> Addresses | None:
-        """Where to look the bucket up; None: no broker is known to serve it now, or it is moving.
+        """The addresses of the bucket's owner; None if no broker is known to serve it now, or if it is moving.
 
-        A foreign bucket's answer comes from a record at most RECORD_SECONDS_MAX old; while the
-        anchor is away, when buckets do not move either, from the last one that was read. While the
-        store is away no broker is known to be dead: perhaps it is this broker alone that lost it, and
-        its clients must find those who took its buckets.
+        For a foreign bucket they come from a record that is at most RECORD_SECONDS_MAX old; while the
+        anchor is unavailable, and buckets do not move, from the last record that was read. While the
+        store is unavailable, no broker is known to be dead: perhaps only this broker lost the store,
+        and its clients must find the brokers that acquired its buckets.
         """
         if (held := self._held.get(bucket)) is not None:
             return None if held.is_closing else self._addresses
@@ -150,16 +150,16 @@ class BucketOwnership:
         return known.record.addresses if is_there else None
 
     def waiting_reason(self, bucket: int) -> str:
-        """Why a bucket that should be served here is not, or not fully; empty: nothing is wrong."""
+        """The reason for which a bucket is not or not fully served here although it should be; empty if it is."""
         waiting = self._waiting.get(bucket)
         return self._unreadable.get(bucket, "") if waiting is None else waiting.reason
 
     def served(self) -> list[int]:
-        """The buckets that this broker serves, and can."""
+        """The buckets that this broker serves without a problem."""
         return [bucket for bucket in self._held if bucket not in self._waiting]
 
     def waiting(self) -> dict[int, str]:
-        """The buckets that this broker should serve and cannot, with the reason.
+        """The buckets that this broker should serve but cannot, with the reason.
 
         Buckets of others whose record cannot be read are not among them: their owners may serve them.
         """
@@ -168,14 +168,14 @@ class BucketOwnership:
     # Ledgers and grants.
 
     async def reserve_ledger(self, bucket: int) -> int:
-        """The next ledger of a held bucket; suspends only when the reserved block is used up.
+        """The next ledger of a held bucket; suspends only if the reserved block is used up.
 
         Obligation: call ``LogStore.fence`` with it before anything else suspends, so that fences
         are executed in the order of their ledgers; and retry an undecided fence under this ledger
         only while ``is_newest_ledger``, otherwise take a new one. What survived a failover
         follows from comparing the highest ledgers (Record.last_ledger), which relies on this order.
 
-        Raises Unavailable when the bucket is not held or the anchor cannot be reached.
+        Raises Unavailable if the bucket is not held or the anchor cannot be reached.
         """
         held = self._require(bucket)
         while (ledger := held.take_ledger()) is None:
@@ -187,15 +187,15 @@ class BucketOwnership:
         return ledger
 
     def is_newest_ledger(self, bucket: int, ledger: int) -> bool:
-        """Whether no later ledger of the bucket has been handed out."""
+        """Whether no later ledger of the bucket has been reserved."""
         held = self._held.get(bucket)
         return held is not None and held.newest_ledger == ledger
 
     async def record_grant(self, bucket: int, ledger: int) -> None:
-        """Note that ``ledger`` is about to be granted; call it before the grant is answered.
+        """Record that ``ledger`` is about to be granted; call it before the grant is answered.
 
-        On an anchor that records every grant the record is written when this returns; grants that
-        arrive together share one write. Raises Unavailable when it could not be: do not answer a
+        On an anchor that records every grant, the record is written when this returns; concurrent
+        grants share one write. Raises Unavailable if the record could not be written: do not answer a
         grant that ends the right of a producer that may return.
         """
         held = self._require(bucket)
@@ -204,22 +204,22 @@ class BucketOwnership:
     async def confirm_record(self, bucket: int) -> None:
         """Check that a transition could be recorded; call it before a writer is stopped for one.
 
-        Costs nothing while the anchor answers. Raises Unavailable.
+        Returns immediately while the anchor answers. Raises Unavailable.
         """
         held = self._require(bucket)
         await self._changing(held, held.confirm())
 
     async def record_use(self, bucket: int, ledger: int) -> None:
-        """Note that the bucket holds something from ``ledger`` on, before it does; once is enough.
+        """Record that the bucket will have data from ``ledger`` on; one call is sufficient.
 
-        Without it a bucket that only Shared producers wrote to could be emptied and taken for new.
-        Raises Unavailable.
+        Without the record, a bucket that only Shared producers wrote to could be emptied and then
+        treated as new. Raises Unavailable.
         """
         held = self._require(bucket)
         await self._changing(held, held.record_use(ledger))
 
     async def _changing(self, held: HeldBucket, change: Awaitable[None]) -> None:
-        """Await a change to a held bucket's record; learning that it was taken drops it."""
+        """Await a change of a held bucket's record; drop the bucket if another broker has acquired it."""
         try:
             await change
         except BucketTaken:
@@ -237,9 +237,9 @@ class BucketOwnership:
     # Acquisition and loss.
 
     async def acquire(self, bucket: int) -> Holding | None:
-        """Take a bucket if it is free; None when it is not (its owner may be alive).
+        """Acquire a bucket if it is free; None if it is not (its owner may be alive).
 
-        Raises BucketRefused, Unavailable or Undecided; the bucket is then not held.
+        Raises BucketRefused, Unavailable or Undecided; then the bucket is not held.
         """
         view = self._live_view()
         if view is None:
@@ -258,12 +258,11 @@ class BucketOwnership:
     async def refence(
         self, bucket: int, failed: Binding, outcome: Outcome | None = None
     ) -> Refenced:
-        """React to a refused write, or to a mere reconnect (``outcome`` None).
+        """React to a refused write, or to a reconnect (``outcome`` None).
 
-        ``failed`` is the binding of that write; if the bucket is already bound again, the answer is
-        immediate, and callers that come together share one answer. Waits, visibly in
-        ``waiting_reason``, while anchor or store are away; the owner of an unchanged dataset
-        continues without the anchor.
+        ``failed`` is the binding of that write; if the bucket is already bound again, the result is
+        immediate, and concurrent callers share one result. Waits while anchor or store are unavailable
+        (``waiting_reason`` shows it); the owner of an unchanged dataset continues without the anchor.
         """
         held = self._held.get(bucket)
         if held is None:
@@ -280,7 +279,7 @@ class BucketOwnership:
             return result
         finally:
             del self._refencing[bucket]
-            answer.set_result(result)  # None, when this caller was cancelled: another takes over
+            answer.set_result(result)  # None if this caller was cancelled: another caller continues
 
     async def _refence(self, held: HeldBucket, outcome: Outcome | None) -> Refenced:
         bucket, attempts = held.bucket, 0
@@ -311,7 +310,7 @@ class BucketOwnership:
         try:
             current = await self._anchor.read(bucket)
         except Unavailable:
-            # The owner of an unchanged dataset needs no anchor; who was fenced must ask it.
+            # The owner of an unchanged dataset needs no anchor; a fenced broker must read it.
             if (
                 outcome is Outcome.FENCED
                 or held.is_contested
@@ -338,10 +337,10 @@ class BucketOwnership:
         return Refenced.REBOUND
 
     async def give_back(self, bucket: int) -> None:
-        """Drain a held bucket and release it, so that another broker may take it at once.
+        """Drain a held bucket and release it, so that another broker may acquire it immediately.
 
-        The bucket is not held when this returns, whatever the anchor said: a record that could not
-        be released keeps naming this process, and the placement loop releases it later.
+        The bucket is not held when this returns, even if the anchor failed: a record that could not
+        be released still names this process, and the placement loop releases it later.
         """
         held = self._held.get(bucket)
         if held is None or held.is_closing:
@@ -353,7 +352,7 @@ class BucketOwnership:
                 await self._events.drain(bucket)
         except (TimeoutError, OnewriterError) as error:
             is_drained = (
-                False  # released all the same: a bucket that stayed closing would serve no client
+                False  # released anyway: a bucket that stayed closing would serve no client
             )
             _log.warning("bucket.not_drained", bucket=bucket, reason=str(error) or "too slow")
         try:
@@ -365,14 +364,14 @@ class BucketOwnership:
         self._wake.set()
 
     async def give_back_all(self) -> None:
-        """Take no more buckets and give all back, at the same time."""
+        """Acquire no more buckets, and release all of them concurrently."""
         self._is_leaving = True
         async with asyncio.TaskGroup() as tasks:
             for bucket in list(self._held):
                 tasks.create_task(self.give_back(bucket))
 
     def _drop(self, held: HeldBucket, reason: LostReason) -> None:
-        """End a holding, once; what is left of its ledgers is thrown away with it."""
+        """End the ownership of a bucket once; its unused ledgers are discarded."""
         held.is_closing = True
         if self._held.get(held.bucket) is held:
             del self._held[held.bucket]
@@ -398,9 +397,9 @@ class BucketOwnership:
                 self._wake.clear()
 
     async def place_once(self, tasks: asyncio.TaskGroup) -> bool:
-        """Read the records and start what the plan asks for, as tasks of the group.
+        """Read the records and start the planned actions as tasks of the group.
 
-        True: a bucket is on its way to this broker, or from it.
+        True: a bucket moves to this broker or from it.
         """
         started_at = _now()
         await self._read_records()
@@ -408,7 +407,7 @@ class BucketOwnership:
         is_moving = _now() < self._moving_until
         if view is None or self._is_leaving:
             return is_moving
-        records = {  # only what was read now: with the anchor away nothing is given back either
+        records = {  # only the records that were just read: without the anchor nothing is released either
             bucket: versioned.record
             for bucket, (read_at, versioned) in self._records.items()
             if read_at >= started_at
@@ -433,7 +432,7 @@ class BucketOwnership:
         return is_moving or expected(self._me, view, records)
 
     async def _work(self, bucket: int, work: Callable[[int], Awaitable[None]]) -> None:
-        """One piece of work on a bucket; what is away now is tried again later."""
+        """Run one action on a bucket; if anchor or store are unavailable, it is retried later."""
         try:
             await work(bucket)
         except OnewriterError as error:
@@ -464,7 +463,7 @@ class BucketOwnership:
             _log.warning("bucket.waiting", bucket=bucket, reason=str(error))
 
     async def _read_records(self) -> None:
-        """Refresh what is known of every bucket; one that cannot be read keeps its old record."""
+        """Read the record of every bucket; a bucket that cannot be read keeps its old record."""
         async with asyncio.TaskGroup() as tasks:
             for bucket in self._buckets:
                 tasks.create_task(self._read_record(bucket))

@@ -13,21 +13,21 @@ from onewriter_broker.ownership.buckets import BucketOwnership
 from onewriter_broker.ownership.membership import BEAT_SECONDS, Membership
 
 NOTICE_SECONDS = 2 * BEAT_SECONDS
-"""Between the announcement and the release: by then all brokers have read the heartbeat with it."""
+"""Pause between the announcement and the release, in which all brokers read the heartbeat."""
 
 STAY_SECONDS_MAX = 3.0
-"""How long it stays at most after it has released everything."""
+"""Largest time for which it stays after it has released everything."""
 
 STORE_SECONDS_MAX = 3.0
-"""How long it waits for a store that is away. Without the store it cannot release buckets in order, and if
+"""Largest time for which it waits for an unavailable store. Without the store it cannot release buckets in order, and if
 the store then has another dataset, no producer may keep its epoch. ``stop_seconds`` must leave time to
-drain and release the buckets all the same."""
+drain and release the buckets anyway."""
 
 POLL_SECONDS = 0.05
 
 
 async def leave(membership: Membership, ownership: BucketOwnership) -> None:
-    """Give everything back. Raises Unavailable, Undecided; the caller bounds the time."""
+    """Release all buckets. Raises Unavailable, Undecided; the caller limits the time."""
     await _announce(membership, ownership)
     if ownership.held() and _has_successor(membership):
         await asyncio.sleep(NOTICE_SECONDS)
@@ -38,7 +38,7 @@ async def leave(membership: Membership, ownership: BucketOwnership) -> None:
 
 
 async def _announce(membership: Membership, ownership: BucketOwnership) -> None:
-    """Announce that it leaves; retry while the store is away and there is a bucket to release."""
+    """Announce that it leaves; retry while the store is unavailable and there is a bucket to release."""
     now = asyncio.get_running_loop().time
     until = now() + STORE_SECONDS_MAX
     while True:

@@ -1,8 +1,8 @@
 """A held bucket's share of the anchor: its block of ledgers and the record of the last grant.
 
-While a bucket is held only this process changes its record, one change at a time. A change that
-could not be confirmed leaves the record *stale*: the next change reads it again first. What is not
-here: taking and losing the bucket (buckets.py).
+While a bucket is held, only this process changes its record, one change at a time. A change that
+could not be confirmed leaves the record *stale*: the next change reads it again first. buckets.py
+acquires and drops buckets.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from onewriter_core.errors import Unavailable
 from onewriter_core.ids import NUMBER_MAX
 
 UPDATE_ATTEMPTS_MAX = 5
-"""Compare-and-sets of one change before it is given up for now."""
+"""Compare-and-set attempts of one change before it is postponed."""
 
 REFILL_BELOW = LEDGERS_PER_BLOCK // 2
-"""With fewer ledgers left the next block should be reserved."""
+"""If fewer ledgers are left, the next block should be reserved."""
 
 
 class BucketTaken(Unavailable):
@@ -36,7 +36,7 @@ class HeldBucket:
         self.version = acquisition.current.version
         self.is_closing = False
         self.is_contested = False
-        """A newer registration of ours was begun: this one counts again only if the record says so."""
+        """This broker has begun a newer registration: this one is valid again only if the record names it."""
         self._record = acquisition.current.record
         self._ranges = [acquisition.ledgers]
         self._newest_ledger = 0
@@ -52,12 +52,12 @@ class HeldBucket:
 
     @property
     def granted(self) -> int:
-        """The highest ledger that may have been granted, by this process's memory."""
+        """The highest ledger that may have been granted, in this process's memory."""
         return self._granted
 
     @property
     def newest_ledger(self) -> int:
-        """The last ledger handed out; 0 before the first."""
+        """The last ledger that was reserved; 0 before the first."""
         return self._newest_ledger
 
     @property
@@ -72,13 +72,13 @@ class HeldBucket:
 
     def is_own(self, record: Record) -> bool:
         """Whether ``record`` names this process: by this acquisition, or by a newer one of the same bucket
-        that is under way or broke off (BucketOwnership.refence).
+        that is under way or was interrupted (BucketOwnership.refence).
         """
         binding = self.holding.binding
         return record.owner == binding.owner and record.generation >= binding.generation
 
     def take_ledger(self) -> int | None:
-        """The next ledger of the block; None when it is used up."""
+        """The next ledger of the block; None if the block is used up."""
         while self._ranges:
             ledgers = self._ranges.pop(0)
             if ledgers:
@@ -103,9 +103,9 @@ class HeldBucket:
             self._ranges.append(range(last - LEDGERS_PER_BLOCK + 1, last + 1))
 
     async def record_grant(self, ledger: int) -> None:
-        """Write down a grant; those that come together share a write, on anchors that want any.
+        """Record a grant in the anchor, if the anchor requires it; concurrent grants share a write.
 
-        Raises BucketTaken or Unavailable; the grant must not be answered then.
+        Raises BucketTaken or Unavailable; then the grant must not be answered.
         """
         if self.is_closing:
             raise Unavailable(f"bucket {self.bucket} is on its way to another broker")
@@ -117,13 +117,13 @@ class HeldBucket:
                 await self._update(lambda record: replace(record, last_ledger=self._granted))
 
     def doubt(self) -> None:
-        """The record could not be read a moment ago: the next change reads it again first."""
+        """The record could not be read: the next change reads it again first."""
         self._is_stale = True
 
     async def confirm(self) -> None:
-        """Where that is in doubt, see that a grant can be written down: at once if it is not.
+        """Check that a grant can be recorded; returns immediately if that is not in doubt.
 
-        Raises BucketTaken or Unavailable; no writer should be stopped then.
+        Raises BucketTaken or Unavailable; then no writer should be stopped.
         """
         if not self._anchor.records_every_grant:
             return
@@ -136,17 +136,17 @@ class HeldBucket:
                 )
 
     async def record_use(self, ledger: int) -> None:
-        """Write down that the bucket holds something, once: it must not be found empty ever after.
+        """Record once that the bucket has data, so that an empty dataset is later detected as a loss.
 
-        Raises BucketTaken or Unavailable; the caller must not acknowledge anything there then.
+        Raises BucketTaken or Unavailable; then the caller must not acknowledge anything in it.
         """
         async with self._lock:
-            if self._record.last_ledger == 0:  # once it is not it never is again
+            if self._record.last_ledger == 0:  # it never becomes 0 again
                 self._granted = max(self._granted, ledger)
                 await self._update(lambda record: replace(record, last_ledger=self._granted))
 
     async def release(self, *, is_drained: bool) -> None:
-        """Leave the bucket to its next owner. Raises BucketTaken or Unavailable.
+        """Release the bucket for its next owner. Raises BucketTaken or Unavailable.
 
         ``is_drained``: no grant can be missing from the record's ``last_ledger``.
         """

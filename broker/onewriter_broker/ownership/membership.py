@@ -1,11 +1,11 @@
-"""Who else is there: heartbeats through the log store, judged by each observer's own clock.
+"""Membership: heartbeats through the log store, which each observer evaluates with its own clock.
 
-Every broker publishes a counter and its addresses each BEAT_SECONDS. An observer calls a broker
-dead when its counter has not moved for DEAD_SECONDS of the observer's monotonic clock, summed over
-successful readings only. While the store is away no broker is declared dead. After such an
-interruption (the store was away, or the observer was held up) the other brokers may find the store
-again later than the observer does. Until the counter of a broker that was alive moves again, the broker
-has RETURN_SECONDS in place of DEAD_SECONDS. A broker that was dead before stays dead until its counter moves.
+Every broker publishes a counter and its addresses each BEAT_SECONDS. An observer declares a broker
+dead if its counter has not changed for DEAD_SECONDS of the observer's monotonic clock, summed over
+successful readings only. While the store is unavailable no broker is declared dead. After such an
+interruption (the store was unavailable, or the observer was delayed) the other brokers may reconnect
+to the store later than the observer. Until the counter of a broker that was alive changes, the broker
+has RETURN_SECONDS instead of DEAD_SECONDS. A broker that was dead before stays dead until its counter moves.
 Membership is a hint that decides *when* a broker tries to acquire a bucket; anchor and log decide
 whether it may.
 
@@ -28,13 +28,13 @@ from onewriter_broker.ownership.placement import LiveView, name_of
 from onewriter_core.errors import OnewriterError
 
 BEAT_SECONDS = 0.5
-"""Between two heartbeats, and between two readings."""
+"""Interval of heartbeats, and of readings."""
 
 DEAD_SECONDS = 2.0
 """Seconds without a change of the counter after which a broker counts as dead."""
 
 HELD_UP_SECONDS = 1.2
-"""A longer gap between two successful readings is an interruption: the observer or the store was away."""
+"""A longer gap between two successful readings is an interruption: the observer or the store was unavailable."""
 
 RETURN_SECONDS = 10.0
 """Seconds that a broker has to return after an interruption.
@@ -52,27 +52,27 @@ FORGET_SECONDS = 60.0
 """Seconds after which a dead broker is dropped from the store."""
 
 MEMBERS_MAX = 256
-"""Heartbeats looked at; more are ignored, the names that sort last first."""
+"""Largest number of heartbeats that are evaluated; others are ignored, the names that sort last first."""
 
 HOSTS_MAX = 64
 """Hosts whose leaders one heartbeat counts."""
 
 HOST_LENGTH_MAX = 253
-"""In characters of JSON, as a domain name; longer ones are not told."""
+"""In characters of JSON, like a domain name; longer names are not reported."""
 
 VALUE_LENGTH_MAX = 1024
-"""In characters. A longer heartbeat is not one of ours, to brokers of any version: so none is written."""
+"""In characters. Brokers of every version ignore a longer heartbeat, so no broker writes one."""
 
 _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What one broker publishes.
+    """The heartbeat of one broker.
 
-    ``leaving``: it is to be given no buckets, because it goes, or cannot serve any yet.
-    ``at_ms``: when, by its wall clock; 0: it does not say. For people and for the histories of topics:
-    no decision depends on it.
+    ``leaving``: the broker must get no buckets, because it stops or cannot serve any yet.
+    ``at_ms``: the time on its wall clock; 0 if not reported. It is for users and for the histories of
+    topics: no decision depends on it.
     """
 
     counter: int
@@ -87,8 +87,8 @@ class Beat:
     def encode(self) -> str:
         """As stored: JSON, so that people and other programs can read it.
 
-        Of ``leads`` only so much that it fits into VALUE_LENGTH_MAX: the hosts that lead least are
-        left out, of equal ones those whose names sort last.
+        ``leads`` is shortened to fit into VALUE_LENGTH_MAX: the hosts that lead least are left out,
+        among equal hosts those whose names sort last.
         """
         document: dict[str, object] = {
             "counter": self.counter,
@@ -99,26 +99,26 @@ class Beat:
             "keepsFloors": self.keeps_floors,
         }
         text = json.dumps(document)
-        room = VALUE_LENGTH_MAX - len(text) - len(', "leads": {}')
-        leads = self._most_leads(room)
+        space = VALUE_LENGTH_MAX - len(text) - len(', "leads": {}')
+        leads = self._most_leads(space)
         return json.dumps(document | {"leads": leads}) if leads else text
 
-    def _most_leads(self, room: int) -> dict[str, int]:
-        """The hosts that lead most, as many as fit into ``room`` characters of JSON."""
+    def _most_leads(self, space: int) -> dict[str, int]:
+        """The hosts that lead most, as many as fit into ``space`` characters of JSON."""
         leads: dict[str, int] = {}
         for host, count in sorted(self.leads.items(), key=lambda each: (-each[1], each[0])):
             written = len(json.dumps(host))
             if written > HOST_LENGTH_MAX + len('""'):
                 continue
-            room -= written + len(f": {count}, ")
-            if room < 0 or len(leads) == HOSTS_MAX:
+            space -= written + len(f": {count}, ")
+            if space < 0 or len(leads) == HOSTS_MAX:
                 break
             leads[host] = count
         return leads
 
     @classmethod
     def decode(cls, text: str) -> Beat | None:
-        """None for what no broker writes."""
+        """Parse a heartbeat; None for a value that no broker writes."""
         if len(text) > VALUE_LENGTH_MAX:
             return None
         try:
@@ -170,10 +170,10 @@ class MemberObserver:
         self._observed_seconds = 0.0
         self._complete_after_seconds = DEAD_SECONDS
         self.leads: Mapping[str, int] = {}
-        """How many topics each host leads, by what the other living brokers told last."""
+        """The number of topics that each host leads, as last reported by the other living brokers."""
 
     def missed(self) -> None:
-        """Take in that a reading failed. Before the first one this means: the store was away, as for the others."""
+        """Record a failed reading. Before the first successful one, the store was also unavailable to the others."""
         if self._read_at is None:
             self._complete_after_seconds = RETURN_SECONDS
 
@@ -206,10 +206,15 @@ class MemberObserver:
         self.leads = leads
 
     def _observe_again(self) -> None:
-        self._observed_seconds = 0.0
-        self._complete_after_seconds = RETURN_SECONDS
+        """Begin to observe after an interruption.
+
+        Further interruptions do not prolong it. Otherwise an observer on a busy machine, which is often held up,
+        would never find a dead broker.
+        """
+        if self._observed_seconds >= self._complete_after_seconds:
+            self._observed_seconds, self._complete_after_seconds = 0.0, DEAD_SECONDS
         for member in self._members.values():
-            if member.is_alive:
+            if member.is_alive and not member.has_to_return:
                 member.silent_seconds, member.has_to_return = 0.0, True
 
     def _compare(self, known: _Member, beat: Beat | None, gap: float) -> None:
@@ -226,7 +231,7 @@ class MemberObserver:
             known.settled = known.settled or known.alive_seconds >= SETTLE_SECONDS
 
     def view(self, now: float) -> LiveView | None:
-        """Who is there; None while the store is away: then no broker acquires a bucket."""
+        """The brokers that are alive; None while the store is unavailable: then no broker acquires a bucket."""
         if self._read_at is None or now - self._read_at > HELD_UP_SECONDS:
             return None
         mine = name_of(self._me)
@@ -243,7 +248,7 @@ class MemberObserver:
 
     @property
     def alive(self) -> int:
-        """How many other processes count as alive, by the readings that succeeded."""
+        """The number of other processes that count as alive, by the successful readings."""
         return sum(known.is_alive for known in self._members.values())
 
     def all_keep_floors(self, now: float) -> bool:
@@ -271,7 +276,7 @@ class MemberObserver:
         }
 
     def last_seen_ms(self, member: str) -> int | None:
-        """When a process gave its last sign of life, by its own wall clock; None: not known."""
+        """The time of a process's last heartbeat, on its own wall clock; None if unknown."""
         known = self._members.get(member)
         return None if known is None or known.beat.at_ms == 0 else known.beat.at_ms
 
@@ -286,9 +291,9 @@ class MemberObserver:
 class Membership:
     """Beats for this broker and observes the others; ``run`` is the caller's task.
 
-    While ``is_prepared`` says no, the others are asked to keep their buckets: topics that moved here
-    would wait, and what their holders have of time to come back would pass. ``leads``: what this broker
-    reports to the others about its leaders.
+    While ``is_prepared`` returns False, the heartbeat asks the other brokers to keep their buckets:
+    topics that move here would wait while the resume windows of their holders end. ``leads``: the
+    counts of leaders that this broker reports to the others.
     ``changed`` is set whenever the view may have changed; the waiting task clears it.
     """
 
@@ -318,19 +323,19 @@ class Membership:
 
     @property
     def observer(self) -> MemberObserver:
-        """What has been seen so far, for status pages."""
+        """The observer, for status pages."""
         return self._observer
 
     def view(self) -> LiveView | None:
-        """Who is there now; None while the store is away."""
+        """The brokers that are alive now; None while the store is unavailable."""
         return self._observer.view(self._now())
 
     def all_keep_floors(self) -> bool:
-        """Whether everybody who may be there is known to keep floors (``Beat.keeps_floors``)."""
+        """Whether every broker that may be alive is known to keep floors (``Beat.keeps_floors``)."""
         return self._observer.all_keep_floors(self._now())
 
     def brokers(self) -> int:
-        """How many brokers are there, this one among them; those last seen, while the store is away."""
+        """The number of living brokers including this one; while the store is unavailable, the last known number."""
         return 1 + self._observer.alive
 
     async def run(self) -> None:
@@ -340,7 +345,7 @@ class Membership:
             await asyncio.sleep(BEAT_SECONDS)
 
     async def beat_once(self) -> bool:
-        """One heartbeat and one reading; False: the store is away, which is not an error."""
+        """Send one heartbeat and read all; False if the store is unavailable, which is not an error."""
         self._counter += 1
         is_kept_out = self._leaving or not self._is_prepared()
         beat = Beat(self._counter, self._addresses, is_kept_out, self._wall_ms(), self._leads())
@@ -363,15 +368,15 @@ class Membership:
         return is_announced
 
     async def announce_leaving(self) -> bool:
-        """Ask the others to count on this broker no more: it is about to give its buckets back.
+        """Announce that this broker is about to release its buckets, so that the others get them.
 
-        False: the store is away, and they may not have heard.
+        False: the store is unavailable, and the other brokers may not have read the announcement.
         """
         self._leaving = True
         return await self.beat_once()
 
     async def leave(self) -> None:
-        """Remove this broker's heartbeat, once its buckets are given back; best effort, bounded."""
+        """Remove this broker's heartbeat after its buckets are released; best effort, within a time limit."""
         try:
             async with asyncio.timeout(HELD_UP_SECONDS):
                 await self._store.forget_member(self._me)

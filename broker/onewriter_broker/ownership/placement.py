@@ -1,10 +1,9 @@
 """Which broker should own which bucket: pure decisions, no I/O, no clock.
 
-Rendezvous hashing over the brokers' stable names, all of equal weight: when a broker leaves, only
-its buckets move, and when it comes back under its name they are its own again. Who is alive is
-membership's opinion (membership.py), performing the decision is the owner's work (buckets.py).
-Nothing here is needed for safety: two brokers that both think a bucket is theirs meet at the
-anchor's compare-and-set.
+Rendezvous hashing over the brokers' stable names, all of equal weight: if a broker leaves, only
+its buckets move, and if it returns under its name it gets them again. membership.py decides which
+brokers are alive; buckets.py performs the decisions. Safety does not depend on this module: if two
+brokers both claim a bucket, the anchor's compare-and-set lets one of them succeed.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SEPARATOR = "~"
 
 
 def incarnation_of(name: str, nonce: str) -> str:
-    """The identity of one broker process: its stable name and something random.
+    """The identity of one broker process: its stable name and a random part.
 
     Raises ValueError for a name that is empty or contains ``~`` or ``:``.
     """
@@ -29,19 +28,19 @@ def incarnation_of(name: str, nonce: str) -> str:
 
 
 def name_of(incarnation: str) -> str:
-    """The stable name inside an incarnation; empty for an owner that no broker wrote."""
+    """The stable name in an incarnation; empty for an owner that no broker wrote."""
     name, separator, _ = incarnation.rpartition(_SEPARATOR)
     return name if separator else ""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveView:
-    """Who is there, as one broker sees it.
+    """The living brokers, as one broker observes them.
 
-    ``alive``: names of the other brokers that are not known to be dead. ``settled``: those among
-    them that have been there long enough to be given buckets. ``complete``: the observation is long
-    enough that a name missing from ``alive`` is dead. ``rivals``: other processes under this
-    broker's own name that were seen at work (a zombie of it, or a misconfiguration).
+    ``alive``: names of the other brokers that are not known to be dead. ``settled``: those that have
+    been alive long enough to get buckets. ``complete``: the observation is long enough that a name
+    missing from ``alive`` is dead. ``rivals``: other active processes under this broker's own name (a
+    zombie of it, or a misconfiguration).
     """
 
     alive: frozenset[str] = frozenset()
@@ -52,7 +51,7 @@ class LiveView:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What this broker should do now: buckets to take, to give to others, to release unserved."""
+    """The actions of this broker: buckets to acquire, to hand over, and to release unserved."""
 
     acquire: tuple[int, ...] = ()
     give_back: tuple[int, ...] = ()
@@ -60,7 +59,7 @@ class Plan:
 
 
 def rendezvous(bucket: int, names: Collection[str]) -> str:
-    """The name that ``bucket`` belongs to; the same for everybody who knows the same names."""
+    """The broker to which ``bucket`` belongs; it depends only on the set of names."""
     return max(names, key=lambda name: (_weight(bucket, name), name))
 
 
@@ -71,9 +70,9 @@ def _weight(bucket: int, name: str) -> bytes:
 def may_take(me: str, view: LiveView, record: Record) -> bool:
     """Whether the bucket is free for ``me``: never one whose owner may be alive.
 
-    Free is what has no owner, what this process or an earlier one of its name owns (the lock on the
-    data directory, or the orchestrator, has seen to it that the earlier one is gone), and what a
-    dead broker owns. An owner without a broker's name (``adopt --force`` at work) is not free.
+    A bucket is free if it has no owner, if this process or an earlier one of its name owns it (the lock
+    on the data directory, or the orchestrator, ensures that the earlier process has ended), or if a
+    dead broker owns it. A bucket whose owner has no broker's name (``adopt --force``) is not free.
     """
     owner, name = record.owner, name_of(record.owner)
     if owner in {"", me}:
@@ -86,12 +85,12 @@ def may_take(me: str, view: LiveView, record: Record) -> bool:
 
 
 def plan(me: str, view: LiveView, records: Mapping[int, Record], held: Collection[int]) -> Plan:
-    """Compare who owns with who should.
+    """Compare the present owners with the planned owners.
 
-    ``records`` are the anchor's records as last read, ``held`` the buckets that ``me`` serves. A
-    bucket whose record names this broker although it is not held (a takeover that broke off, or an
-    earlier process of its name) is taken again, or released if another broker should own it: the
-    others see a live broker of that name and would wait for ever.
+    ``records`` are the anchor's records as last read, ``held`` the buckets that ``me`` serves. If a
+    bucket's record names this broker although the bucket is not held (an interrupted takeover, or an
+    earlier process of its name), it is acquired again, or released if another broker should own it:
+    the other brokers see a living broker of that name and would not acquire it.
     """
     mine = name_of(me)
     candidates = view.settled | {mine}
@@ -110,7 +109,7 @@ def plan(me: str, view: LiveView, records: Mapping[int, Record], held: Collectio
 
 
 def expected(me: str, view: LiveView, records: Mapping[int, Record]) -> bool:
-    """Whether a bucket that should be ``me``'s is still with a live broker, who will give it up."""
+    """Whether a living broker still owns a bucket that belongs to ``me`` and will release it."""
     mine = name_of(me)
     candidates = view.settled | {mine}
     return any(

@@ -37,7 +37,7 @@ class RequestsInFlight:
         if not self._used[subject]:
             del self._used[subject]
 
-    def has_room(self, subject: str) -> bool:
+    def has_space(self, subject: str) -> bool:
         """Whether the subject may begin another request."""
         return not self._limit or self._used[subject] < self._limit
 

@@ -24,7 +24,7 @@ RESERVE_ENDS: Final = 0.97
 HELD_ABOVE: Final = 0.985
 """Above this share nothing is appended: the rest is for fences, cursors and what frees memory."""
 
-ROOM_BELOW: Final = 0.95
+SPACE_BELOW: Final = 0.95
 """A share that was used up has room again below this part of its limit."""
 
 
@@ -165,5 +165,5 @@ class StoreShares:
         self._full = full
 
     def _is_full(self, name: str, size: int, limit: float) -> bool:
-        factor = ROOM_BELOW if name in self._full else 1.0
+        factor = SPACE_BELOW if name in self._full else 1.0
         return limit > 0 and size > limit * factor

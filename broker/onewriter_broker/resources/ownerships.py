@@ -48,7 +48,7 @@ class OwnershipStatistics:
             self.denied[answer.code.name] += 1
 
 
-class GuardStanding(NamedTuple):
+class GenerationStatus(NamedTuple):
     """The current generation for guarded writes, and the highest one that was ever current.
 
     Without a record the former is 0 and the latter the floor of the group.
@@ -61,11 +61,11 @@ class GuardStanding(NamedTuple):
     first_subject: str | None = None
 
 
-def standing_in(ownership: Ownership) -> GuardStanding:
+def generation_status_in(ownership: Ownership) -> GenerationStatus:
     """The standing of a record."""
     owner = ownership.owner
     subject = None if owner is None else owner.identity.subject
-    return GuardStanding(ownership.generation, ownership.generation, subject)
+    return GenerationStatus(ownership.generation, ownership.generation, subject)
 
 
 class Ownerships:
@@ -157,13 +157,13 @@ class Ownerships:
         for each in self.loaded_buckets():
             each.left(end)
 
-    async def standing(self, group: str, resource: str) -> GuardStanding:
+    async def generation_status(self, group: str, resource: str) -> GenerationStatus:
         """The standing that guards on the resource depend on. Raises as ``of_bucket`` does, and InvalidTopicName."""
         resources = await self.of_bucket(self.bucket_of(resource))
         entry = resources.entries.get(own_field(group, resource))
         if entry is None:
-            return GuardStanding(0, resources.floors.of(group))
-        return standing_in(entry.ownership)
+            return GenerationStatus(0, resources.floors.of(group))
+        return generation_status_in(entry.ownership)
 
     # ------------------------------------------------------------ single readers
 

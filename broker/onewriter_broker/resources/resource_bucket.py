@@ -101,7 +101,7 @@ class ResourceBucket:
             while True:
                 await self._bind()
                 if not only_returns:
-                    await self._make_room(wanted)
+                    await self._make_space(wanted)
                 answers, before, after = self._decide(asker, wanted, only_returns=only_returns)
                 changed = {field: each for field, each in after.items() if each.is_new}
                 if changed:
@@ -198,7 +198,7 @@ class ResourceBucket:
             await self._bind()
             return await self._drop(fields, "ordered")
 
-    async def _make_room(self, wanted: Sequence[WantedResource]) -> None:
+    async def _make_space(self, wanted: Sequence[WantedResource]) -> None:
         """If the bucket is full, drop records whose owners left long ago."""
         names = {each.field for each in wanted}
         new = names - self.entries.keys()
@@ -259,7 +259,7 @@ class ResourceBucket:
         answers: list[OwnershipGranted | OwnershipDenied] = []
         before: dict[str, Ownership] = {}
         after: dict[str, OwnershipGranted] = {}
-        room = self._limits.records_per_bucket_max - len(self.entries)
+        space = self._limits.records_per_bucket_max - len(self.entries)
         for each in wanted:
             entry = self.entries.get(each.field)
             last = None if entry is None else entry.ownership.owner
@@ -268,11 +268,11 @@ class ResourceBucket:
                 answers.append(OwnershipDenied(objection.code, objection.message, 0))
                 continue
             if entry is None and each.field not in before:
-                if room <= 0:
+                if space <= 0:
                     text = f"bucket {self.bucket} has {self._limits.records_per_bucket_max} ownerships already"
                     answers.append(OwnershipDenied(ServerError.NOT_ALLOWED_ERROR, text, 0))
                     continue
-                room -= 1
+                space -= 1
             if each.field not in before:
                 nothing = floor_of(Ownership(), registration=0, known_since=known_since)
                 if entry is None:

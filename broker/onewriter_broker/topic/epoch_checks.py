@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from onewriter_broker.log.store.api import Binding, Durability, Guard, Outcome, Standing
-from onewriter_broker.log.topic_log.guards import has_room, no_room
+from onewriter_broker.log.store.api import Binding, Durability, EpochStatus, Guard, Outcome
+from onewriter_broker.log.topic_log.guards import has_space, no_space
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Fenced, Unavailable, Undecided
@@ -23,7 +23,7 @@ Prove = Callable[[Durability, str], Awaitable[None]]
 """Waits until earlier writes to a dataset have this durability (Appender.prove)."""
 
 
-async def standing_of(topic_log: TopicLog, prove: Prove) -> Standing:
+async def epoch_status_of(topic_log: TopicLog, prove: Prove) -> EpochStatus:
     """The log's standing in the store, at a moment at which this broker certainly served the log.
 
     It is as durable as an acknowledgement of the topic: if that waits for replicas, so does this check. Raises
@@ -32,11 +32,11 @@ async def standing_of(topic_log: TopicLog, prove: Prove) -> Standing:
     durability = topic_log.durability
     marks = durability not in {Durability.NONE, Durability.LOCAL}
 
-    def ask(binding: Binding, token: str) -> Awaitable[Standing | Outcome]:
+    def ask(binding: Binding, token: str) -> Awaitable[EpochStatus | Outcome]:
         return topic_log.store.check(binding, topic_log.name, token, marks=marks)
 
     binding, answer = await _owned(topic_log, ask)
-    if not isinstance(answer, Standing):
+    if not isinstance(answer, EpochStatus):
         raise Unavailable(f"this broker no longer serves {topic_log.name} ({answer.value}); retry")
     if marks:
         await prove(durability, binding.replid)
@@ -46,13 +46,13 @@ async def standing_of(topic_log: TopicLog, prove: Prove) -> Standing:
 async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
     """Raise the floor of a guard: the log then rejects writes under an older number of this guard.
 
-    Raises as ``standing_of`` does; the floor may be stored nevertheless. Raises Refused if the log already has
+    Raises as ``epoch_status_of`` does; the floor may be stored nevertheless. Raises Refused if the log already has
     ``LogLimits.floors_max`` other floors.
     """
     field = guard.floor_field
     floors_max = topic_log.limits.floors_max
-    if not has_room(topic_log.state, guard, floors_max):
-        raise no_room(topic_log.name, floors_max)
+    if not has_space(topic_log.state, guard, floors_max):
+        raise no_space(topic_log.name, floors_max)
 
     def ask(binding: Binding, token: str) -> Awaitable[Outcome]:
         topic_log.note_floor(guard)
@@ -62,7 +62,7 @@ async def raise_floor(topic_log: TopicLog, guard: Guard, prove: Prove) -> None:
     _, outcome = await _owned(topic_log, ask)
     if outcome is not Outcome.DONE:
         raise Unavailable(f"this broker no longer serves {topic_log.name} ({outcome.value}); retry")
-    await standing_of(topic_log, prove)  # as durable as an acknowledgement
+    await epoch_status_of(topic_log, prove)  # as durable as an acknowledgement
 
 
 async def _owned(
@@ -115,7 +115,7 @@ async def check_leads(runner: TopicRunner, partition: int, epoch: int, prove: Pr
     try:
         check_epoch(runner.topic, partition, epoch)
     except Fenced:
-        await standing_of(runner.logs[partition], prove)
+        await epoch_status_of(runner.logs[partition], prove)
         raise
 
 

@@ -109,7 +109,7 @@ class ChunkAssembler:
             raise ProtocolError(f"a chunked message has more than {CONTENT_BYTES_MAX} bytes")
         if len(chunks.parts) == chunks.count:
             return self._take_out(uuid)
-        self._make_room(uuid)
+        self._make_space(uuid)
         return None
 
     def _check_given_up(self, metadata: pb.MessageMetadata) -> None:
@@ -118,7 +118,7 @@ class ChunkAssembler:
             del self._given_up[metadata.uuid]
             raise ProtocolError(f"the first chunks of message {metadata.uuid} were given up")
 
-    def _make_room(self, latest: str) -> None:
+    def _make_space(self, latest: str) -> None:
         while len(self._open) > self._messages_max or (
             len(self._open) > 1 and self._bytes > self._bytes_max
         ):

@@ -54,12 +54,12 @@ class Window:
         if 2 * self.open > self._messages_max:
             return 0  # the common case, without further computation
         fitting = int((self._bytes_max - self.queued_bytes) / max(self._message_bytes, 1.0))
-        room = min(self._messages_max - self.queued_messages, fitting)
+        space = min(self._messages_max - self.queued_messages, fitting)
         if self.queued_messages == 0:
-            room = max(room, 1)  # a message above the bound is delivered alone
-        lacking = room - self.open
+            space = max(space, 1)  # a message above the bound is delivered alone
+        lacking = space - self.open
         if lacking <= 0 or (
-            self.open > 0 and 2 * lacking < self._messages_max and 2 * lacking < room
+            self.open > 0 and 2 * lacking < self._messages_max and 2 * lacking < space
         ):
             return 0
         self.open += lacking

@@ -160,7 +160,7 @@ class Candidacy:
             self._wants.clear()
         term = self.term
         if term is not None:
-            self._stand(phase=Phase.STEPPING_DOWN)
+            self._update(phase=Phase.STEPPING_DOWN)
             await term.producer.close(timeout_seconds=timeout_seconds)
         elif self.standing.phase is Phase.STEPPING_DOWN:
             await self._changed.until(lambda: self.standing.phase is not Phase.STEPPING_DOWN)
@@ -179,7 +179,7 @@ class Candidacy:
             if self._runner is not None:
                 self._runner.cancel()
             if self.standing.phase is not Phase.CLOSED:  # otherwise the standing states the reason
-                self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble="")
+                self._update(phase=Phase.CLOSED, term=None, is_connected=False, trouble="")
 
     # ------------------------------------------------------------ inside
 
@@ -188,16 +188,16 @@ class Candidacy:
         has_queued = False
         while True:
             if not self._wants.is_set():
-                self._stand(phase=Phase.STANDING_ASIDE, term=None, is_connected=False)
+                self._update(phase=Phase.STANDING_ASIDE, term=None, is_connected=False)
                 await self._wants.wait()
-            self._stand(phase=Phase.QUEUEING, term=None)
+            self._update(phase=Phase.QUEUEING, term=None)
             if has_queued:
                 await asyncio.sleep(self._options.requeue_seconds())
             has_queued = True
             try:
                 await self._serve_one_term()
             except OnewriterError as error:
-                self._stand(trouble=str(error), is_connected=False)
+                self._update(trouble=str(error), is_connected=False)
                 await asyncio.sleep(backoff.seconds())
             except Exception as error:  # noqa: BLE001 - on_elected's: it ends this candidacy alone
                 self._failed(error)
@@ -207,7 +207,7 @@ class Candidacy:
 
     def _failed(self, error: Exception) -> None:
         """End the candidacy because the application failed, and report the error to its loop."""
-        self._stand(phase=Phase.CLOSED, term=None, is_connected=False, trouble=repr(error))
+        self._update(phase=Phase.CLOSED, term=None, is_connected=False, trouble=repr(error))
         asyncio.get_running_loop().call_exception_handler(
             {"message": f"onewriter: the candidate for {self._topic} failed", "exception": error}
         )
@@ -223,11 +223,11 @@ class Candidacy:
             except Closed:
                 return  # ``release`` was called
             term = Leadership(producer, self._host)
-            self._stand(latest_epoch=term.epoch)
+            self._update(latest_epoch=term.epoch)
             if self._on_elected is not None:
                 await self._on_elected(term)
             if not term.is_over:
-                self._stand(phase=Phase.LEADING, term=term)
+                self._update(phase=Phase.LEADING, term=term)
             await term.over()
         finally:
             producer.abandon()
@@ -248,9 +248,9 @@ class Candidacy:
                 changes |= {"term": None, "last_term": standing.term, "loss": producer.end}
             if isinstance(producer.end, Fenced) and producer.end.current_epoch is not None:
                 changes["latest_epoch"] = producer.end.current_epoch
-        self._stand(**changes)
+        self._update(**changes)
 
-    def _stand(self, **changes: Any) -> None:
+    def _update(self, **changes: Any) -> None:
         """Change the standing and report it, unless it is the same as before."""
         standing = replace(self.standing, **changes)
         if standing == self.standing:

@@ -32,7 +32,7 @@ async def newest_leader(
     if last is None:
         return None
     end = last.position
-    for start in stretches(last):
+    for start in search_ranges(last):
         await reader.seek(start, is_inclusive=True)
         found = await _newest_until(reader, end, quiet_seconds)
         if found is not None:
@@ -41,7 +41,7 @@ async def newest_leader(
     return None
 
 
-def stretches(last: MessageId) -> Iterator[MessageId]:
+def search_ranges(last: MessageId) -> Iterator[MessageId]:
     """Yield the begins of the ranges: within the last ledger, then in earlier ledgers, at last EARLIEST."""
     entries = ENTRIES_FIRST
     while (entry := last.entry - entries + 1) > 0:

@@ -245,8 +245,8 @@ class Intake:
             return False
         batch = self._batch
         if batch is None:
-            return self._outbox.has_room(size)
-        return self._outbox.has_room(size, len(batch), batch.bytes)
+            return self._outbox.has_space(size)
+        return self._outbox.has_space(size, len(batch), batch.bytes)
 
     def _pack(
         self,

@@ -108,7 +108,7 @@ class Outbox:
         """Whether all entries were written to the current connection."""
         return not self._unwritten
 
-    def has_room(self, size: int, beside_messages: int = 0, beside_bytes: int = 0) -> bool:
+    def has_space(self, size: int, beside_messages: int = 0, beside_bytes: int = 0) -> bool:
         """Whether a message of ``size`` bytes fits, in addition to messages that are collected already."""
         messages = self._messages + beside_messages
         if not messages:

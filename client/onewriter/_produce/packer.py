@@ -204,12 +204,12 @@ class Packer:
         said.num_chunks_from_msg = said.chunk_id = len(
             content
         )  # upper bounds, to measure the metadata
-        room = entry_bytes_max - len(_entry(said.SerializeToString(), b""))
-        if room < entry_bytes_max * CHUNK_CONTENT_SHARE_MIN:
+        space = entry_bytes_max - len(_entry(said.SerializeToString(), b""))
+        if space < entry_bytes_max * CHUNK_CONTENT_SHARE_MIN:
             raise too_large("a message whose properties leave no room for content in its chunks")
-        said.num_chunks_from_msg = -(-len(content) // room)
+        said.num_chunks_from_msg = -(-len(content) // space)
         return [
-            self._chunk(said, sequence_id, number, content[number * room : (number + 1) * room])
+            self._chunk(said, sequence_id, number, content[number * space : (number + 1) * space])
             for number in range(said.num_chunks_from_msg)
         ]
 

@@ -317,7 +317,7 @@ class Producer(Submitter):
         if self._tenure.link is None:
             return
         connection = self._tenure.link.connection
-        while connection.has_room and (pending := self._outbox.next_unwritten()) is not None:
+        while connection.has_space and (pending := self._outbox.next_unwritten()) is not None:
             if not connection.is_proved:
                 connection.ask_proof()
                 return

@@ -193,7 +193,7 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------ commands
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether the socket accepts more data now."""
         return not self._is_paused and not self.is_closed
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+from contextlib import AbstractAsyncContextManager
 
 import structlog
 
 from onewriter._client import Client
-from onewriter._config import Tls
+from onewriter._config import ClientOptions, Tls, token_file
 from onewriter.sidecar.candidate import Candidate
 from onewriter.sidecar.http import HttpServer
 from onewriter.sidecar.limits import DEFAULT_LIMITS, SidecarLimits
@@ -16,6 +18,8 @@ from onewriter.sidecar.map_http import MapRoutes
 from onewriter.sidecar.maps import Maps
 from onewriter.sidecar.metrics import Metrics
 from onewriter.sidecar.ownerships import OwnershipRoutes
+from onewriter.sidecar.probes import ProbeServer
+from onewriter.sidecar.relay.listener import Relay
 from onewriter.sidecar.settings import Settings
 from onewriter.sidecar.streams import EventStreams
 from onewriter.state import SharedMap, StateLimits
@@ -37,7 +41,24 @@ async def serve(
     Each time that ``stand_aside`` is set, the sidecar releases the topic, stays out of the queue, and continues to run.
     """
     metrics = Metrics()
-    async with _client(settings) as client, _maps(settings, client, metrics, limits) as maps:
+    async with _client(settings) as client, _relaying(settings, client, metrics):
+        if settings.topic:
+            await _lead(settings, client, metrics, stop, stand_aside, limits)
+        else:
+            await _only_relay(settings, metrics, stop)
+    log.info("sidecar.left")
+
+
+async def _lead(
+    settings: Settings,
+    client: Client,
+    metrics: Metrics,
+    stop: asyncio.Event,
+    stand_aside: asyncio.Event,
+    limits: SidecarLimits,
+) -> None:
+    """Be a candidate for the topic, and serve the API, until ``stop``."""
+    async with _maps(settings, client, metrics, limits) as maps:
         candidate = Candidate(settings, client, metrics, limits)
         streams = EventStreams(
             settings.event_streams_max, metrics, ping_seconds=limits.ping_seconds
@@ -58,18 +79,44 @@ async def serve(
                 follower.cancel()  # not before: it may be releasing
         finally:
             await server.stop()
-    log.info("sidecar.left")
+
+
+async def _only_relay(settings: Settings, metrics: Metrics, stop: asyncio.Event) -> None:
+    """Serve probes until ``stop``, beside the relay."""
+    probes = ProbeServer(metrics)
+    try:
+        await probes.start(settings)
+        await stop.wait()
+    finally:
+        await probes.stop()
+
+
+def _relaying(
+    settings: Settings, client: Client, metrics: Metrics
+) -> AbstractAsyncContextManager[None]:
+    if not settings.relay_port:
+        return contextlib.nullcontext()
+    options = ClientOptions(
+        token=None if settings.token_file is None else token_file(settings.token_file),
+        tls=_tls(settings),
+    )
+    relay = Relay(settings.service_url, options, client.spawn, metrics)
+    return relay.running(settings.relay_port)
+
+
+def _tls(settings: Settings) -> Tls:
+    return Tls(
+        ca_file=settings.tls_ca_file,
+        certificate_file=settings.tls_certificate_file,
+        key_file=settings.tls_key_file,
+    )
 
 
 def _client(settings: Settings) -> Client:
     return Client(
         settings.service_url,
         token=settings.token_file,
-        tls=Tls(
-            ca_file=settings.tls_ca_file,
-            certificate_file=settings.tls_certificate_file,
-            key_file=settings.tls_key_file,
-        ),
+        tls=_tls(settings),
         version=VERSION,
     )
 

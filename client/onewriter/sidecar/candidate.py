@@ -234,7 +234,7 @@ class Candidate:
         return SidecarMessage(said.content, key=said.key, properties=said.properties)
 
     def _changed(self, standing: Standing) -> None:
-        self.metrics.stands(standing)
+        self.metrics.candidate_changed(standing)
         log.info(
             "leadership.changed",
             topic=self.settings.topic,

@@ -22,7 +22,7 @@ CALL_SECONDS = 30.0
 
 
 @click.group("sidecar", invoke_without_command=True)
-@click.option("--topic", help="The topic to lead.")
+@click.option("--topic", help="The topic to lead; none: the sidecar only relays.")
 @click.option("--service-url", help="The brokers: pulsar://HOST:PORT,... or pulsar+ssl://...")
 @click.option(
     "--identity", help="Name of this candidate, as published at a takeover. Default: the host name."
@@ -47,6 +47,11 @@ CALL_SECONDS = 30.0
 @click.option("--host", help="Loopback address of the API.")
 @click.option("--port", type=int, help="Port of the API; 0: none.")
 @click.option("--socket", type=click.Path(path_type=Path), help="Unix socket of the API.")
+@click.option(
+    "--relay-port",
+    type=int,
+    help="Port on loopback where stock Pulsar clients reach the brokers; 0: none.",
+)
 @click.option("--health-host", help="Separate address of probes and metrics.")
 @click.option(
     "--health-port", type=int, help="Separate port of probes and metrics; 0: only on the API."

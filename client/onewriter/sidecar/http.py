@@ -16,6 +16,7 @@ from onewriter._errors import ConfigurationError
 from onewriter.sidecar.candidate import Candidate, ResumeInfo
 from onewriter.sidecar.errors import Failure
 from onewriter.sidecar.leadership import LeadershipRoutes
+from onewriter.sidecar.probes import PROBE_LIMITS
 from onewriter.sidecar.publish import (
     SESSION_HEADER,
     PublishRoutes,
@@ -27,11 +28,6 @@ from onewriter.sidecar.streams import EventStreams
 from onewriter_http.browsers import Browsers
 from onewriter_http.limits import Limits
 from onewriter_http.server import Server
-
-PROBE_LIMITS = Limits(
-    connections_max=256, connections_per_address_max=64, header_seconds=2.0, body_bytes_max=0
-)
-"""Limits of the port of probes and metrics."""
 
 SOCKET_MODE = 0o660
 """Permissions of the unix socket: its owner and its group may use it."""

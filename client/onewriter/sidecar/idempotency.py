@@ -50,7 +50,7 @@ class IdempotencyKeys:
             if present.fingerprint != fingerprint:
                 raise Failure(422, "key-reused", "this Idempotency-Key was another message's")
             return _result(await asyncio.shield(present.outcome))
-        self._make_room()
+        self._make_space()
         outcome: asyncio.Future[MessageId | Failure] = asyncio.get_running_loop().create_future()
         self._attempts[session, key] = _Attempt(fingerprint, outcome)
         ending: MessageId | Failure = Failure(
@@ -66,7 +66,7 @@ class IdempotencyKeys:
                 del self._attempts[session, key]
         return _result(ending)
 
-    def _make_room(self) -> None:
+    def _make_space(self) -> None:
         while len(self._attempts) >= self._keys_max:
             oldest = next((k for k, each in self._attempts.items() if each.outcome.done()), None)
             if oldest is None:

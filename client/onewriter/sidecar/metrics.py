@@ -84,9 +84,18 @@ class Metrics:
         self.ownerships = Gauge(
             _PREFIX + "ownerships", "Ownerships of the sidecar", registry=registry
         )
+        self.relay_connections = Gauge(
+            _PREFIX + "relay_connections", "Clients of the relay", registry=registry
+        )
+        self.relay_closed = Counter(
+            _PREFIX + "relay_closed",
+            "Connections of clients that the relay closed or lost, by reason",
+            ["reason"],
+            registry=registry,
+        )
         self._led_epoch: int | None = None
 
-    def stands(self, standing: Standing) -> None:
+    def candidate_changed(self, standing: Standing) -> None:
         """Record a new standing."""
         leads = standing.phase is Phase.LEADING
         self._leading.set(leads)

@@ -152,7 +152,7 @@ class _Stream:
             async with aclosing(messages):
                 async for message in messages:
                     size = len(message.content)
-                    await self._bytes_fell.until(lambda size=size: self._has_room(size))  # type: ignore[misc]
+                    await self._bytes_fell.until(lambda size=size: self._has_space(size))  # type: ignore[misc]
                     if self.has_failed:
                         break
                     self._bytes += size
@@ -162,7 +162,7 @@ class _Stream:
             await self._under_way.put(failure)
         await self._under_way.put(None)
 
-    def _has_room(self, size: int) -> bool:
+    def _has_space(self, size: int) -> bool:
         return not self._bytes or self._bytes + size <= self._candidate.limits.stream_bytes_max
 
     async def answers(self) -> AsyncGenerator[bytes, None]:

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 ENVIRONMENT_PREFIX = "ONEWRITER_SIDECAR_"
@@ -46,7 +46,10 @@ class Settings(Endpoint):
 
     # Topic and identity
     service_url: str = Field("pulsar://127.0.0.1:6650", description="the brokers")
-    topic: str = Field(min_length=1, description="the topic to lead")
+    relay_port: int = Field(
+        0, ge=0, le=65535, description="port on loopback for stock Pulsar clients; 0: no relay"
+    )
+    topic: str = Field("", validate_default=True, description="the topic to lead")
     identity: str = Field(
         default_factory=socket.gethostname,
         min_length=1,
@@ -89,6 +92,13 @@ class Settings(Endpoint):
     maps_max: int = Field(16, gt=0, description="shared maps open at once")
     pending_messages_max: int = Field(1_000, gt=0, description="messages without a receipt")
     pending_bytes_max: int = Field(16 * 1024 * 1024, gt=0, description="the same in bytes")
+
+    @field_validator("topic")
+    @classmethod
+    def _has_work(cls, topic: str, known: ValidationInfo) -> str:
+        if not topic and not known.data.get("relay_port"):
+            raise ValueError("name a topic, or set relay_port for a sidecar that only relays")
+        return topic
 
     @model_validator(mode="after")
     def _is_reachable(self) -> Settings:

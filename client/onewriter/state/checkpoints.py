@@ -29,7 +29,7 @@ from onewriter.state.fold import Base
 from onewriter.state.log import BEGINNING, Log, LogEntry, LogMessage
 from onewriter.state.memory import MemoryLog
 from onewriter.state.replica import Replica
-from onewriter.state.topic_log import TopicLog, companion_of
+from onewriter.state.topic_log import TopicLog, checkpoint_topic_of
 from onewriter_core.ids import Position
 
 CHUNKS_IN_FLIGHT_MAX = 4
@@ -210,18 +210,18 @@ class KeepBehind(Protocol):
 class CheckpointStore:
     """The companion log of checkpoints, and the retention holds of both logs."""
 
-    companion: Log
+    checkpoint_topic: Log
     keep_log: KeepBehind | None = None
-    keep_companion: KeepBehind | None = None
+    keep_checkpoint_topic: KeepBehind | None = None
 
     @classmethod
     def beside(cls, client: Client, topic: str) -> Self:
         """Return the store in the companion topic ``{<topic>}-checkpoints``, which is in the same bucket."""
-        source, companion = (
+        source, checkpoint_topic = (
             TopicLog(client, topic),
-            TopicLog(client, companion_of(topic), creates=False),
+            TopicLog(client, checkpoint_topic_of(topic), creates=False),
         )
-        return cls(companion, source.retention(), companion.retention())
+        return cls(checkpoint_topic, source.retention(), checkpoint_topic.retention())
 
     @classmethod
     def in_memory(cls) -> Self:
@@ -230,7 +230,7 @@ class CheckpointStore:
 
     async def begin(self) -> None:
         """Hold back retention from the beginning of both logs."""
-        for keep in (self.keep_log, self.keep_companion):
+        for keep in (self.keep_log, self.keep_checkpoint_topic):
             if keep is not None:
                 await keep.begin()
 
@@ -240,7 +240,7 @@ class CheckpointStore:
         It reads the last entry first, and the whole topic only if that entry closes no valid checkpoint.
         """
         collector = Collector()
-        end = await self.companion.end()
+        end = await self.checkpoint_topic.end()
         if end == BEGINNING:
             return collector
         try:
@@ -249,14 +249,14 @@ class CheckpointStore:
             if part.is_closing:
                 await self._collect(collector, part.first.previous, end)
         except (ValueError, UnreadableEntry) as error:
-            log.warning("%s: the last entry: %s", self.companion.name, error)
+            log.warning("%s: the last entry: %s", self.checkpoint_topic.name, error)
         if collector.newest is None:
             collector = Collector()
             await self._collect(collector, None, end)
         return collector
 
     async def _one(self, position: Position) -> LogEntry:
-        async with aclosing(self.companion.follow(position.previous)) as entries:
+        async with aclosing(self.checkpoint_topic.follow(position.previous)) as entries:
             async for entry in entries:
                 return entry
         raise Unavailable(f"no entry at {position}")
@@ -266,20 +266,20 @@ class CheckpointStore:
         reached = after
         while reached is None or reached < end:
             try:
-                async with aclosing(self.companion.follow(reached)) as entries:
+                async with aclosing(self.checkpoint_topic.follow(reached)) as entries:
                     async for entry in entries:
                         reached = entry.position
                         into.take(entry)
                         if reached >= end:
                             return
             except UnreadableEntry as error:
-                log.warning("%s: left out: %s", self.companion.name, error)
+                log.warning("%s: left out: %s", self.checkpoint_topic.name, error)
                 reached = error.position
 
     async def append(self, chunks: Iterator[bytes], base: Base[Any]) -> None:
         """Write one checkpoint. Raises Unavailable, Refused, Fenced; the checkpoint then does not count."""
         checkpoint = secrets.token_bytes(ID_BYTES)
-        grant = await self.companion.acquire(lambda: None)
+        grant = await self.checkpoint_topic.acquire(lambda: None)
         try:
             digest, count, first = hashlib.sha256(), 0, BEGINNING
             receipts: list[asyncio.Future[object]] = []
@@ -420,8 +420,8 @@ class Checkpointer(Generic[S]):
             if self._store.keep_log is not None:
                 # Keep the last covered entry: it shows that the log reaches this position.
                 await self._store.keep_log.advance(newest.closing.position.previous)
-            if self._store.keep_companion is not None:
-                await self._store.keep_companion.advance(newest.first.previous)
+            if self._store.keep_checkpoint_topic is not None:
+                await self._store.keep_checkpoint_topic.advance(newest.first.previous)
 
     async def _read_back(self) -> Stored | None:
         try:

@@ -60,17 +60,17 @@ class PendingWrite(Generic[S, Op]):
     is_sent: bool = False
 
 
-Rider = tuple[PendingWrite[S, Op], Outcome[S] | Exception]
+WriteWithoutEntry = tuple[PendingWrite[S, Op], Outcome[S] | Exception]
 """A write without operations: it changes nothing, or raised. Its result depends on the tip, which may never become
 the state; so its caller is notified only after the entries before the tip are decided."""
 
 
 @dataclass(slots=True, eq=False)
 class SentEntry(Generic[S, Op]):
-    """An entry in flight. The results of its ``riders`` are valid once it is applied."""
+    """An entry in flight. The results of its ``unstored`` are valid once it is applied."""
 
     writes: list[PendingWrite[S, Op]]
-    riders: list[Rider[S, Op]]
+    unstored: list[WriteWithoutEntry[S, Op]]
     memo: Memo[S, Op]
 
 
@@ -82,7 +82,7 @@ class Gathered(Generic[S, Op]):
     writes: list[PendingWrite[S, Op]] = field(default_factory=list)
     applied: list[AppliedWrite[S, Op]] = field(default_factory=list)
     contents: list[tuple[bytes, ...]] = field(default_factory=list)
-    riders: list[Rider[S, Op]] = field(default_factory=list)
+    unstored: list[WriteWithoutEntry[S, Op]] = field(default_factory=list)
     is_forced: bool = False
     bytes: int = 0
 
@@ -146,11 +146,11 @@ class WriteOutbox(Generic[S, Op]):
                 made = self._generate(write)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the caller's
                 self.queue.popleft()
-                gathered.riders.append((write, error))
+                gathered.unstored.append((write, error))
                 continue
             if made is None:
                 self.queue.popleft()
-                gathered.riders.append((write, Outcome(self._tip, self._tip_version)))
+                gathered.unstored.append((write, Outcome(self._tip, self._tip_version)))
                 gathered.is_forced = gathered.is_forced or write.is_forced
                 continue
             contents, applied = made
@@ -192,17 +192,17 @@ class WriteOutbox(Generic[S, Op]):
         if messages:
             self._sequence += 1
             memo = Memo(messages, gathered.before, tuple(gathered.applied))
-            entry = SentEntry(gathered.writes, gathered.riders, memo)
+            entry = SentEntry(gathered.writes, gathered.unstored, memo)
             self.sent[stamp.writer, stamp.sequence] = entry
             for write in gathered.writes:
                 write.is_sent = True
         return messages
 
-    def ride(self, riders: list[Rider[S, Op]]) -> bool:
+    def attach(self, unstored: list[WriteWithoutEntry[S, Op]]) -> bool:
         """Let writes without operations wait for the latest entry in flight. False: there is none."""
         newest = self.sent.get((self._writer, self._sequence - 1))
         if newest is not None:
-            newest.riders.extend(riders)
+            newest.unstored.extend(unstored)
         return newest is not None
 
     def put_back(self, writes: Iterable[PendingWrite[S, Op]]) -> None:
@@ -229,8 +229,8 @@ class WriteOutbox(Generic[S, Op]):
         entry = self.sent.pop((stamp.writer, stamp.sequence))
         for write, applied in zip(entry.writes, taken.writes, strict=True):
             settle(write, Outcome(applied.after, applied.version))
-        for rider, outcome in entry.riders:
-            settle(rider, outcome)
+        for unstored, outcome in entry.unstored:
+            settle(unstored, outcome)
 
     def fail_all(self, error_of: Callable[[PendingWrite[S, Op]], OnewriterError]) -> None:
         """Fail all writes, because this instance cannot decide any write any more."""
@@ -261,7 +261,7 @@ def fail(write: PendingWrite[S, Op], error: BaseException) -> None:
 
 
 def _all_of(entry: SentEntry[S, Op]) -> list[PendingWrite[S, Op]]:
-    return [*entry.writes, *(rider for rider, _ in entry.riders)]
+    return [*entry.writes, *(unstored for unstored, _ in entry.unstored)]
 
 
 def _too_large(size: int, bytes_max: int) -> Refused:

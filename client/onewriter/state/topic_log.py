@@ -44,7 +44,7 @@ _ONE_ENTRY = Batching(
 """Only a flush ends a batch; the framing ensures that an entry fits."""
 
 
-def companion_of(topic: str) -> str:
+def checkpoint_topic_of(topic: str) -> str:
     """Return the name of a topic's companion; its hash tag puts it into the topic's bucket."""
     name = _topic_name(topic)
     local = name.local if "{" in name.local else "{" + name.local + "}"

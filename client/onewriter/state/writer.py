@@ -31,7 +31,14 @@ from onewriter.state.envelope import WRITER_BYTES
 from onewriter.state.errors import StateError
 from onewriter.state.fold import Rules, Taken
 from onewriter.state.log import BarrierUnsupported, Grant, Log
-from onewriter.state.pending_writes import Outcome, PendingWrite, Rider, WriteOutbox, fail, settle
+from onewriter.state.pending_writes import (
+    Outcome,
+    PendingWrite,
+    WriteOutbox,
+    WriteWithoutEntry,
+    fail,
+    settle,
+)
 from onewriter.state.replica import Replica
 
 _DEFINITE = (Fenced, Refused, NotSent)
@@ -269,8 +276,8 @@ class Writer(Generic[S, Op]):
         gathered = self.outbox.gather()
         messages = self.outbox.seal(gathered) if gathered.writes or gathered.is_forced else ()
         if not messages:
-            if gathered.riders and not self.outbox.ride(gathered.riders):
-                await self._confirm(grant, gathered.riders)
+            if gathered.unstored and not self.outbox.attach(gathered.unstored):
+                await self._confirm(grant, gathered.unstored)
             return
         try:
             receipt = await grant.append(messages)
@@ -280,15 +287,15 @@ class Writer(Generic[S, Op]):
         else:
             receipt.add_done_callback(lambda done: self._received(gathered.writes, done))
 
-    async def _confirm(self, grant: Grant, riders: list[Rider[S, Op]]) -> None:
+    async def _confirm(self, grant: Grant, unstored: list[WriteWithoutEntry[S, Op]]) -> None:
         """Confirm writes without operations, with no entry in flight: they hold if the log still ends here."""
-        writes = [write for write, _ in riders]
+        writes = [write for write, _ in unstored]
         position = self._replica.fold.position
         is_forced = any(write.is_forced for write in writes)
         try:
             end = await (self._source.end() if is_forced else self._source.barrier())
         except BarrierUnsupported:
-            for write, outcome in riders:
+            for write, outcome in unstored:
                 write.is_forced = True
                 if isinstance(outcome, Exception):  # a write that raised needs no entry
                     settle(write, outcome)
@@ -298,7 +305,7 @@ class Writer(Generic[S, Op]):
             self.outbox.put_back(writes)
             raise
         if end <= position and not self._is_over(grant):
-            for write, outcome in riders:
+            for write, outcome in unstored:
                 settle(write, outcome)
         else:
             self._is_failed = True

@@ -175,7 +175,7 @@ class Compaction(ApiModel):
     """Bytes of new entries after which a log is compacted again; at least half of the view's own size."""
 
 
-class Fencing(ApiModel):
+class FencingPolicy(ApiModel):
     """What happens to the pod of a writer fenced as stale; means nothing outside Kubernetes."""
 
     pod_policy: WordOf[PodPolicy] = PodPolicy.EVICT
@@ -207,7 +207,14 @@ class LeaderService(ApiModel):
                 " self.ports.exists_one(q, has(q.name) && q.name == p.name))",
                 "if there are several ports, each needs a different name",
                 field=".ports",
-            )
+            ),
+            # Only here: objects that earlier releases accepted are still served, without the Service.
+            rule(
+                "self.ports.all(p, self.ports.exists_one(q, q.port == p.port"
+                " && q.protocol == p.protocol))",
+                "a Service cannot have two ports with the same number and protocol",
+                field=".ports",
+            ),
         )
     )
 
@@ -288,7 +295,7 @@ class ExclusiveTopicSpec(ApiModel):
     """How much of the log is kept."""
     compaction: Compaction = Compaction()
     """Whether the latest message of each key is kept."""
-    fencing: Fencing = Fencing()
+    fencing: FencingPolicy = FencingPolicy()
     """What happens to the pod of a writer that was fenced as stale."""
     leader_service: LeaderService | None = None
     """A Service that routes only to the writer's pod."""

@@ -39,21 +39,21 @@ def decompress(codec: int, content: Bytes, size: int) -> bytes:
     """
     if codec == pb.MessageMetadata.NONE:
         return bytes(content)
-    room = bytearray(size)
+    space = bytearray(size)
     try:
         match codec:
             case pb.MessageMetadata.LZ4:
-                written = cramjam.lz4.decompress_block_into(content, room, size)
+                written = cramjam.lz4.decompress_block_into(content, space, size)
             case pb.MessageMetadata.ZLIB:
-                written = cramjam.zlib.decompress_into(content, room)
+                written = cramjam.zlib.decompress_into(content, space)
             case pb.MessageMetadata.ZSTD:
-                written = cramjam.zstd.decompress_into(content, room)
+                written = cramjam.zstd.decompress_into(content, space)
             case pb.MessageMetadata.SNAPPY:
-                written = cramjam.snappy.decompress_raw_into(content, room)
+                written = cramjam.snappy.decompress_raw_into(content, space)
             case _:
                 raise ProtocolError(f"there is no compression {codec}")
     except (cramjam.DecompressionError, OSError, ValueError) as error:
         raise ProtocolError(f"a content cannot be uncompressed: {error}") from None
     if written != size:
         raise ProtocolError(f"a content of {written} bytes says that it has {size}")
-    return bytes(room)
+    return bytes(space)

@@ -18,8 +18,6 @@ from onewriter_operator.objects import (
 )
 from onewriter_operator.plan.actions import Action, EmitEvent, RequeueAfter
 from onewriter_operator.plan.facts import (
-    MOVING_SECONDS,
-    PATIENCE_SECONDS,
     SETTLING_SECONDS,
     ClaimFacts,
 )
@@ -29,20 +27,20 @@ from onewriter_operator.plan.verdicts import unreachable
 from onewriter_operator.plan.view import ProducerView
 
 _REFUSING: Final = frozenset({"TopicMissing", "NotServed", "Invalid"})
-"""Reasons of a standing with which the claim admits no producer."""
+"""Reasons with which the claim admits no producer."""
 
 
 def plan_claim(facts: ClaimFacts) -> Plan:
     """Decide everything for one reconcile."""
     if facts.is_too_early:
         return Plan((RequeueAfter(SETTLING_SECONDS),), None)
-    if facts.standing.is_passed_on and facts.is_moving:
-        return Plan((RequeueAfter(MOVING_SECONDS),), None)
+    if facts.acceptance.is_passed_on and facts.is_moving:
+        return Plan((RequeueAfter(facts.limits.moving_seconds),), None)
     producers, omitted = _producers(facts)
     before, generation = facts.declared.status, facts.declared.generation
     found: Json = {"observedGeneration": generation}
-    if facts.standing.topic:
-        found["topic"] = facts.standing.topic
+    if facts.acceptance.topic:
+        found["topic"] = facts.acceptance.topic
     writer = _first(producers, "Granted")
     epochs = [each.epoch for each in producers if each.epoch is not None]
     if before.epoch is not None and not facts.status_editor:
@@ -58,8 +56,8 @@ def plan_claim(facts: ClaimFacts) -> Plan:
     found["conditions"] = conditions.written(
         _verdicts(facts, producers), before.conditions, generation, facts.now
     )
-    if facts.standing.is_passed_on and facts.is_settling_soon:
-        return Plan((RequeueAfter(PATIENCE_SECONDS),), None)
+    if facts.acceptance.is_passed_on and facts.is_settling_soon:
+        return Plan((RequeueAfter(facts.limits.patience_seconds),), None)
     return Plan(tuple(_events(before, parse_claim_status(found))), found)
 
 
@@ -83,7 +81,7 @@ def _producers(facts: ClaimFacts) -> tuple[list[ClaimedProducer], int]:
     """The writers, the queue in its order, the fenced writers; and how many are left out."""
     name, before = facts.declared.key.name, facts.declared.status
     if facts.view is None:
-        if facts.is_unserved or not facts.standing.is_passed_on:
+        if facts.is_unserved or not facts.acceptance.is_passed_on:
             return _fenced(facts, name), 0
         return list(before.producers), before.producers_omitted
     view = facts.view
@@ -141,13 +139,13 @@ def _verdicts(facts: ClaimFacts, producers: list[ClaimedProducer]) -> list[Verdi
 
 
 def _ready(facts: ClaimFacts) -> Verdict:
-    standing, applied = facts.standing, facts.applied
-    if standing.reason == "TopicMissing":
-        return no("Ready", "TopicMissing", standing.message)
-    if standing.reason == "Invalid":
-        return no("Ready", "Invalid", standing.message)
-    if standing.reason == "NotServed":
-        return no("Ready", "TopicNotServed", standing.message)
+    acceptance, applied = facts.acceptance, facts.applied
+    if acceptance.reason == "TopicMissing":
+        return no("Ready", "TopicMissing", acceptance.message)
+    if acceptance.reason == "Invalid":
+        return no("Ready", "Invalid", acceptance.message)
+    if acceptance.reason == "NotServed":
+        return no("Ready", "TopicNotServed", acceptance.message)
     if applied.is_held_back:
         return no("Ready", "Paused", f"annotation {PAUSED}: its spec waits")
     if applied.refusal:
@@ -167,7 +165,7 @@ def _who_may(facts: ClaimFacts) -> str:
 
 
 def _granted(facts: ClaimFacts, producers: list[ClaimedProducer], ready: Verdict) -> Verdict:
-    is_refused = facts.standing.reason in _REFUSING and not facts.standing.is_kept
+    is_refused = facts.acceptance.reason in _REFUSING and not facts.acceptance.is_kept
     if is_refused or facts.applied.refusal:
         return no("Granted", "Rejected", ready.message)
     if facts.view is None and not facts.is_unserved:
@@ -218,8 +216,8 @@ def _reconciling(ready: Verdict) -> Verdict:
 
 
 def _stalled(facts: ClaimFacts) -> Verdict:
-    if facts.standing.reason == "Invalid":
-        return yes("Stalled", "Invalid", facts.standing.message)
+    if facts.acceptance.reason == "Invalid":
+        return yes("Stalled", "Invalid", facts.acceptance.message)
     if facts.applied.refusal:
         return yes("Stalled", "RefusedByBroker", facts.applied.refusal)
     return no("Stalled", "Settled", "")

@@ -51,7 +51,7 @@ def _fence(facts: TopicFacts) -> list[Action]:
         return _reported("FencedByOrder", "fenced", order, answer)
     if not _is_due(facts, order):
         return []
-    return [Fence(facts.standing.topic, order.epoch, order.text)]
+    return [Fence(facts.acceptance.topic, order.epoch, order.text)]
 
 
 def _handover(facts: TopicFacts) -> list[Action]:
@@ -65,7 +65,7 @@ def _handover(facts: TopicFacts) -> list[Action]:
         return _reported("HandedOverByOrder", f"handed over{to}", order, answer)
     if not _is_due(facts, order):
         return []
-    return [HandOver(facts.standing.topic, order.epoch, order.name, order.text)]
+    return [HandOver(facts.acceptance.topic, order.epoch, order.name, order.text)]
 
 
 def _read(text: str) -> _Order | None:

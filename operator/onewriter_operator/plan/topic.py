@@ -36,8 +36,6 @@ from onewriter_operator.plan.actions import (
 )
 from onewriter_operator.plan.difference import difference, differs, digest
 from onewriter_operator.plan.facts import (
-    MOVING_SECONDS,
-    PATIENCE_SECONDS,
     SETTLING_SECONDS,
     TopicFacts,
 )
@@ -55,10 +53,6 @@ FLICKER_SECONDS: Final = 1.0
 
 UNKNOWN_SECONDS: Final = 5.0
 """Delay before the operator asks the brokers again about an unknown topic."""
-
-AHEAD_SECONDS: Final = 30.0
-"""Within this time another operator shows the later writer that it knows of; afterwards an unknown
-epoch in the Service counts as drift."""
 
 BROKER_DRIFT: Final = "desired state of"
 """Prefix of drift that concerns every topic: each status shows it, and no topic reports an Event."""
@@ -89,14 +83,14 @@ def plan_topic(facts: TopicFacts) -> Plan:
     if facts.declared.is_going:
         return _deleting(facts)
     if needs_look_up(facts):
-        return Plan((LookUpTopic(facts.standing.topic),), None)
+        return Plan((LookUpTopic(facts.acceptance.topic),), None)
     if facts.is_too_early:
         return Plan((RequeueAfter(SETTLING_SECONDS),), None, facts.drift)
     problem = service_problem(facts)
     drift = list(dict.fromkeys((*facts.drift, *_status_drift(facts))))
     actions = [*_finalizer(facts)]
     fenced = FencedPlan(known_pods(facts), ())
-    if facts.standing.is_passed_on and not facts.declared.is_set(PAUSED):
+    if facts.acceptance.is_passed_on and not facts.declared.is_set(PAUSED):
         fenced = plan_fenced(facts)
         actions += [*plan_orders(facts), *fenced.actions]
         if problem is None or problem.reason == verdicts.SERVICE_REFUSED:
@@ -124,17 +118,17 @@ def plan_topic(facts: TopicFacts) -> Plan:
 
 def _wait_seconds(facts: TopicFacts) -> float | None:
     """How long the operator keeps the present status; None if it may write."""
-    if not facts.standing.is_passed_on:
+    if not facts.acceptance.is_passed_on:
         return None
     if facts.is_moving:
-        return MOVING_SECONDS
+        return facts.limits.moving_seconds
     if _flickers(facts):
         return FLICKER_SECONDS
     is_unknown = facts.view is None and not _is_stored(facts) and not facts.epoch_seen
-    if facts.status_editor and is_unknown and facts.standing.reason == "Accepted":
+    if facts.status_editor and is_unknown and facts.acceptance.reason == "Accepted":
         # The true epoch is unknown: it may be neither the one that was written nor a lower one.
         return UNKNOWN_SECONDS
-    return PATIENCE_SECONDS if facts.is_settling_soon else None
+    return facts.limits.patience_seconds if facts.is_settling_soon else None
 
 
 def _is_stored(facts: TopicFacts) -> bool:
@@ -146,7 +140,7 @@ def needs_look_up(facts: TopicFacts) -> bool:
     is_new = facts.declared.status.observed_generation < 0
     return (
         # An administrator may have reassigned a topic that another namespace declared.
-        facts.standing.reason in {"Accepted", "DeclaredElsewhere"}
+        facts.acceptance.reason in {"Accepted", "DeclaredElsewhere"}
         and facts.stored is None
         and facts.brokers.synced > 0
         and (is_new or facts.view is None)
@@ -177,8 +171,8 @@ def _status(
     before = facts.declared.status
     generation = facts.declared.generation
     found: Json = {"observedGeneration": generation}
-    if facts.standing.topic:
-        found["topic"] = facts.standing.topic
+    if facts.acceptance.topic:
+        found["topic"] = facts.acceptance.topic
     epoch = epoch_of(facts)
     if epoch is not None:
         found["epoch"] = epoch
@@ -207,7 +201,7 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
     view = facts.view
     names = ("holder", "waiting", "partitions", "transitions")
     if view is None:
-        is_unknown = not facts.is_unserved and facts.standing.is_passed_on
+        is_unknown = not facts.is_unserved and facts.acceptance.is_passed_on
         kept = names if is_unknown else ("partitions", "transitions")
         found = {name: value for name, value in present(**before).items() if name in kept}
         if not is_unknown:
@@ -340,7 +334,7 @@ def _unmanaged(facts: TopicFacts) -> Plan:
 def _finalizer(facts: TopicFacts) -> list[Action]:
     """The object has a finalizer only if its log is to be deleted with it."""
     present = facts.declared.finalizers
-    is_wanted = facts.declared.spec.deletes_log and facts.standing.is_passed_on
+    is_wanted = facts.declared.spec.deletes_log and facts.acceptance.is_passed_on
     if is_wanted and TOPIC_FINALIZER not in present:
         return [SetFinalizers((*present, TOPIC_FINALIZER))]
     return [] if is_wanted else _release(facts)
@@ -362,10 +356,10 @@ def _deleting(facts: TopicFacts) -> Plan:
     )
     if TOPIC_FINALIZER not in facts.declared.finalizers:
         return Plan((), status)
-    if not facts.declared.spec.deletes_log or facts.standing.reason != "Closing":
+    if not facts.declared.spec.deletes_log or facts.acceptance.reason != "Closing":
         return Plan(tuple(_release(facts)), None)
     answer = facts.deletion
-    topic = facts.standing.topic
+    topic = facts.acceptance.topic
     if answer is not None and answer.answer == "Deleted":
         return Plan(
             (EmitEvent("TopicDeleted", f"The log of {topic} is gone"), *_release(facts)), None
@@ -430,9 +424,10 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
         namespace = facts.declared.key.namespace
         actions.append(LookUpPod(namespace, writer.pod, writer.pod_uid))
     drift: list[str] = []
-    if leader.is_ahead(epoch, facts.slices, facts.service) and facts.ahead_seconds < AHEAD_SECONDS:
+    is_ahead = leader.is_ahead(epoch, facts.slices, facts.service)
+    if is_ahead and facts.ahead_seconds < facts.limits.ahead_seconds:
         # Another operator may know a later writer.
-        return [*actions, RequeueAfter(AHEAD_SECONDS)], []
+        return [*actions, RequeueAfter(facts.limits.ahead_seconds)], []
     service = leader.service(facts.declared, wanted, epoch)
     is_other = facts.service is None or differs(service, facts.service.document)
     if is_other and not _is_refused(facts, key_of(service)):

@@ -18,7 +18,7 @@ TAKING_OVER: Final = frozenset({"ChangingHands", "Reserved"})
 """States of a topic between two writers."""
 
 OBSTACLES: Final = frozenset({"Invalid", "NotThisTenant", "DeclaredElsewhere", "ResourceConflict"})
-"""Reasons of a standing that only an administrator can resolve."""
+"""Reasons that only an administrator can resolve."""
 
 
 SERVICE_TAKEN: Final = "ServiceTaken"
@@ -85,9 +85,9 @@ def _ready(facts: TopicFacts, serving: Verdict, applied: Verdict) -> Verdict:
 
 
 def _serving(facts: TopicFacts) -> Verdict:
-    standing, view = facts.standing, facts.view
+    acceptance, view = facts.acceptance, facts.view
     if _is_obstructed(facts):
-        return no("Serving", standing.reason, standing.message)
+        return no("Serving", acceptance.reason, acceptance.message)
     if facts.declared.is_going:
         return no("Serving", "Deleting", "the topic is being deleted and admits no producer")
     if facts.refusal:
@@ -109,7 +109,7 @@ def _serving(facts: TopicFacts) -> Verdict:
 def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
     view = facts.view
     if _is_obstructed(facts):
-        return unknown("WriterActive", "NotServed", facts.standing.message)
+        return unknown("WriterActive", "NotServed", facts.acceptance.message)
     if view is None:
         if facts.bucket_waiting:
             return no("WriterActive", "Vacant", f"no broker serves it: {facts.bucket_waiting}")
@@ -128,13 +128,13 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
 
 def _is_obstructed(facts: TopicFacts) -> bool:
     """Whether no producer gets the topic through this object until an administrator changes something."""
-    return facts.standing.reason in OBSTACLES and not facts.standing.is_kept
+    return facts.acceptance.reason in OBSTACLES and not facts.acceptance.is_kept
 
 
 def _applied(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
-    standing, applied = facts.standing, facts.applied
-    if standing.reason in OBSTACLES:
-        return no("PolicyApplied", standing.reason, standing.message)
+    acceptance, applied = facts.acceptance, facts.applied
+    if acceptance.reason in OBSTACLES:
+        return no("PolicyApplied", acceptance.reason, acceptance.message)
     if facts.declared.is_going:
         return no("PolicyApplied", "Deleting", "the object is being deleted")
     if applied.is_held_back:
@@ -177,8 +177,8 @@ def _undivided(facts: TopicFacts) -> str:
 
 
 def _conflict(facts: TopicFacts) -> Verdict:
-    if facts.standing.reason == "ResourceConflict":
-        return yes("Conflict", "ResourceConflict", facts.standing.message)
+    if facts.acceptance.reason == "ResourceConflict":
+        return yes("Conflict", "ResourceConflict", facts.acceptance.message)
     return no("Conflict", "NoConflict", "")
 
 
@@ -204,7 +204,7 @@ def drift_left_seconds(drifted: Condition, now: float) -> float | None:
 
 
 def _reconciling(facts: TopicFacts, applied: Verdict) -> Verdict:
-    if facts.standing.reason in OBSTACLES:
+    if facts.acceptance.reason in OBSTACLES:
         return no("Reconciling", "Settled", "")
     if applied.reason in {"Pending", "BrokersUnreachable", "Deleting"}:
         return yes("Reconciling", "Progressing", applied.message)
@@ -212,8 +212,8 @@ def _reconciling(facts: TopicFacts, applied: Verdict) -> Verdict:
 
 
 def _stalled(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
-    if facts.standing.reason in OBSTACLES:
-        return yes("Stalled", facts.standing.reason, facts.standing.message)
+    if facts.acceptance.reason in OBSTACLES:
+        return yes("Stalled", facts.acceptance.reason, facts.acceptance.message)
     if facts.refusal:
         return yes("Stalled", "RefusedByBroker", facts.refusal)
     if is_undivided(facts):

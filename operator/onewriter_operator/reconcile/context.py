@@ -14,7 +14,7 @@ from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.objects import DeclaredObject, TopicObject
-from onewriter_operator.plan.facts import Applied, FleetState, Standing
+from onewriter_operator.plan.facts import Acceptance, Applied, FleetState, PlanLimits
 from onewriter_operator.plan.view import TopicView
 from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods
@@ -25,7 +25,7 @@ class CommonFacts(TypedDict):
     """The fields of ``plan.facts.Facts`` other than the object itself."""
 
     now: float
-    standing: Standing
+    acceptance: Acceptance
     applied: Applied
     brokers: FleetState
     view: TopicView | None
@@ -35,6 +35,7 @@ class CommonFacts(TypedDict):
     is_lost: bool
     pending_seconds: float
     status_editor: str
+    limits: PlanLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class ReconcileContext:
     leader_services: OptIn = OptIn(enabled=True)
     pod_deletion: OptIn = OptIn(enabled=True)
     changed: Callable[[str], None] = lambda _topic: None
+    plan_limits: PlanLimits = PlanLimits()
 
     def note_declared_by(self, topic: str, namespace: str) -> None:
         """Note the first namespace that declared a topic: it decides which object counts."""
@@ -64,16 +66,16 @@ class ReconcileContext:
     ) -> CommonFacts:
         """The facts about a declared object. Only the operator may write these ``fields`` of the status."""
         key = declared.key
-        standing = self.declarations.standing(key)
-        found = self.fleet.view(standing.topic) if isinstance(declared, TopicObject) else None
+        acceptance = self.declarations.acceptance(key)
+        found = self.fleet.view(acceptance.topic) if isinstance(declared, TopicObject) else None
         if found is not None and found.status.declared_by is not None:
-            self.note_declared_by(standing.topic, found.status.declared_by)
-            standing = self.declarations.standing(key)
-        view = self.fleet.view(standing.topic) if standing.is_passed_on else None
-        waiting = self.fleet.why_waiting(standing.topic) if standing.is_passed_on else ""
+            self.note_declared_by(acceptance.topic, found.status.declared_by)
+            acceptance = self.declarations.acceptance(key)
+        view = self.fleet.view(acceptance.topic) if acceptance.is_passed_on else None
+        waiting = self.fleet.why_waiting(acceptance.topic) if acceptance.is_passed_on else ""
         refusal = None
-        if standing.is_passed_on and isinstance(declared, TopicObject):
-            refusal = self.fleet.why_not_durable(standing.topic, declared.spec.durability)
+        if acceptance.is_passed_on and isinstance(declared, TopicObject):
+            refusal = self.fleet.why_not_durable(acceptance.topic, declared.spec.durability)
         piece = self.declarations.piece(key)
         applied = self.fleet.applied(key, piece)
         if self.declarations.is_held_back(declared):
@@ -81,14 +83,15 @@ class ReconcileContext:
         editor = declared.status_editor(fields)
         return {
             "now": self.wall_clock(),
-            "standing": standing,
+            "acceptance": acceptance,
             "applied": applied,
             "brokers": self.fleet.state(),
             "view": None if view is None else view.status,
-            "view_age_seconds": self.fleet.age_seconds(standing.topic),
+            "view_age_seconds": self.fleet.age_seconds(acceptance.topic),
             "bucket_waiting": waiting,
             "durability_refusal": refusal,
-            "is_lost": self.fleet.is_lost(standing.topic),
+            "is_lost": self.fleet.is_lost(acceptance.topic),
             "pending_seconds": cache.pending_seconds(piece, asyncio.get_running_loop().time()),
             "status_editor": editor[0] if editor != cache.editor else "",
+            "limits": self.plan_limits,
         }

@@ -39,9 +39,9 @@ def chained(previous: bytes, block: BlockFrame) -> bytes:
 def _are(data: bytes, starts: Signed, stops: Signed, text: bytes) -> Bools:
     """For each ``i``, whether ``data[starts[i] : stops[i]]`` equals a text."""
     found: Bools = stops - starts == len(text)
-    letters = np.frombuffer(data, np.uint8)
+    characters = np.frombuffer(data, np.uint8)
     at = starts[found][:, None] + np.arange(len(text))
-    found[found] = (letters[at] == np.frombuffer(text, np.uint8)).all(axis=1)
+    found[found] = (characters[at] == np.frombuffer(text, np.uint8)).all(axis=1)
     return found
 
 
@@ -379,12 +379,12 @@ def names_of(data: bytes, starts: Signed, stops: Signed, which: Signed) -> tuple
     lengths = stops[which] - starts[which]
     for length in np.unique(lengths).tolist():
         mine = np.flatnonzero(lengths == length)
-        letters = buffer[starts[which[mine]][:, None] + np.arange(length)]
-        if not length or (letters == letters[0]).all():
+        characters = buffer[starts[which[mine]][:, None] + np.arange(length)]
+        if not length or (characters == characters[0]).all():
             codes[mine] = len(names)
-            names.append(letters[0].tobytes().decode(errors="replace"))
+            names.append(characters[0].tobytes().decode(errors="replace"))
             continue
-        words = letters.view(f"V{length}").ravel()
+        words = characters.view(f"V{length}").ravel()
         found, inverse = np.unique(words, return_inverse=True)
         codes[mine] = len(names) + inverse
         names += [each.tobytes().decode(errors="replace") for each in found]

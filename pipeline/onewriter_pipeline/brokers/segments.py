@@ -11,7 +11,7 @@ from onewriter_pipeline.brokers.names import behind, position_of
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class BlockRun:
     """Consecutive blocks of a segment; ``newest_ms`` is the time of the newest block."""
 
     first: Position
@@ -48,7 +48,7 @@ class Segment:
     oldest_ms: int | None
     newest_ms: int | None
     chain: str | None
-    stretches: tuple[Stretch, ...]
+    block_runs: tuple[BlockRun, ...]
 
     @property
     def end(self) -> Position:
@@ -108,8 +108,8 @@ def segment_of(said: Mapping[str, Any]) -> Segment:
         oldest_ms=said["oldestMs"],
         newest_ms=said["newestMs"],
         chain=said["chain"],
-        stretches=tuple(
-            Stretch(
+        block_runs=tuple(
+            BlockRun(
                 position_of(each["first"]),
                 int(each["entries"]),
                 int(each["messages"]),

@@ -67,10 +67,10 @@ class Assembler:
         if len(begun.parts) == begun.count:
             self._forget(uuid)
             return b"".join(begun.parts)
-        self._make_room(uuid)
+        self._make_space(uuid)
         return None
 
-    def _make_room(self, latest: bytes) -> None:
+    def _make_space(self, latest: bytes) -> None:
         while self._bytes > CHUNKED_BYTES_MAX and len(self._begun) > 1:
             self._forget(next(uuid for uuid in self._begun if uuid != latest))
 

@@ -327,8 +327,8 @@ def _rows(entries: Entries, counts: Signed, group: range, data: bytes, words: Un
     part = slice(group.start, group.stop)
     good = entries.damage[part] == Damage.NONE
     batched = entries.metadata.has(Metadata.MESSAGES_IN_BATCH)[part] & ~_chunked(entries)[part]
-    room = entries.stops[part] - entries.starts[part]
-    fits = (counts[part] * MESSAGE_BYTES_MIN <= room) & ((counts[part] > 0) | (room == 0))
+    available = entries.stops[part] - entries.starts[part]
+    fits = (counts[part] * MESSAGE_BYTES_MIN <= available) & ((counts[part] > 0) | (available == 0))
     entries.spoil(group.start + np.flatnonzero(good & batched & ~fits), Damage.BATCH)
     singles = group.start + np.flatnonzero(good & ~batched & (counts[part] > 0))
     batches = group.start + np.flatnonzero(good & batched & fits & (counts[part] > 0))

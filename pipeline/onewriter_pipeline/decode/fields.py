@@ -199,9 +199,9 @@ class _Round:
     def _bytes(self, number: int, wanted: WantedFields, fields: Fields) -> tuple[Signed, Bools]:
         lengths, sizes = varints(self.words, self.cursors)
         starts = self.cursors + sizes
-        room = (self.ends - starts).clip(0).astype(np.uint64)
-        wrong = (sizes == 0) | (starts > self.ends) | (lengths > room)
-        stops = starts + np.minimum(lengths, room).view(np.int64)
+        available = (self.ends - starts).clip(0).astype(np.uint64)
+        wrong = (sizes == 0) | (starts > self.ends) | (lengths > available)
+        stops = starts + np.minimum(lengths, available).view(np.int64)
         if number == wanted.repeated:
             fields.note_repeated(self.rows, starts, stops)
         elif number in wanted.pieces:

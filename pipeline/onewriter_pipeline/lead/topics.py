@@ -124,7 +124,7 @@ class _Led:
         self.uses: set[str] = set()
 
 
-class _Room:
+class _OpenClient:
     """A client for one kind of access, which is open while its topics are led. It runs in its own task."""
 
     def __init__(self, client: Client) -> None:
@@ -161,7 +161,7 @@ class Topics:
         self._opening = opening
         self._uses: dict[str, _Use] = {}
         self._led: dict[tuple[Access, str], _Led] = {}
-        self._rooms: dict[tuple[Access, str], _Room] = {}
+        self._clients: dict[tuple[Access, str], _OpenClient] = {}
         self._locks: dict[tuple[Access, str], asyncio.Lock] = {}
 
     @property
@@ -244,9 +244,9 @@ class Topics:
         """Release everything."""
         for use in list(self._uses.values()):
             await self._drop(use)
-        for room in list(self._rooms.values()):
-            await room.close()
-        self._rooms.clear()
+        for opened in list(self._clients.values()):
+            await opened.close()
+        self._clients.clear()
 
     # ------------------------------------------------------------ inside
 
@@ -288,9 +288,9 @@ class Topics:
             return False
         if not is_new or led.uses - {use.key} or not leadership.partitions:
             return True
-        room = self._rooms[led.place]
+        opened = self._clients[led.place]
         with contextlib.suppress(OnewriterError):
-            count = await (await room.client()).partitions_of(led.name)
+            count = await (await opened.client()).partitions_of(led.name)
             if count > len(leadership.partitions):
                 await self._release(led)
                 return False
@@ -322,29 +322,29 @@ class Topics:
             )
             with _understood(topic):
                 leadership = await lead.__aenter__()
-            self._rooms[place].users += 1
+            self._clients[place].users += 1
         led = self._led[access, topic] = _Led(topic, place, leadership)
         leadership.lost.call(lambda reason: self._lost(led, reason))
         return led
 
     @contextlib.asynccontextmanager
     async def _client(self, place: tuple[Access, str]) -> AsyncIterator[Client]:
-        room = self._rooms.get(place)
-        if room is None:
+        opened = self._clients.get(place)
+        if opened is None:
             with _understood("the brokers"):
-                room = self._rooms[place] = _Room(self._opening(*place))
-        room.users += 1
+                opened = self._clients[place] = _OpenClient(self._opening(*place))
+        opened.users += 1
         try:
-            yield await room.client()
+            yield await opened.client()
         finally:
             await self._leave(place)
 
     async def _leave(self, place: tuple[Access, str]) -> None:
-        room = self._rooms[place]
-        room.users -= 1
-        if room.users == 0:
-            del self._rooms[place]
-            await room.close()
+        opened = self._clients[place]
+        opened.users -= 1
+        if opened.users == 0:
+            del self._clients[place]
+            await opened.close()
 
     def _lost(self, led: _Led, reason: OnewriterError) -> None:
         """A leadership has ended; called in the tick of the event loop that received the notification."""

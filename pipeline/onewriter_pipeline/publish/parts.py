@@ -87,9 +87,9 @@ class Packer:
         _check_sizes(int(messages.lengths.max(initial=0)))
         data, row, last = messages.data.data, 0, len(bounds) - 1
         while row < last:
-            room = min(last, row + self._frame_rows - self._frame.rows)
+            available = min(last, row + self._frame_rows - self._frame.rows)
             fits = bounds[row] + FRAME_BYTES - self._frame.size
-            stop = bisect_right(bounds, fits, row, room + 1) - 1
+            stop = bisect_right(bounds, fits, row, available + 1) - 1
             if stop <= row and self._frame.rows:
                 self._close()
                 if self._size >= self._part_bytes or self._frames >= PART_FRAMES_MAX:

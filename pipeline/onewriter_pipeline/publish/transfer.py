@@ -132,7 +132,7 @@ def stage(
                         stagers[log] = opened(log)
                         _check_logs(stagers)
                     stagers[log].add(rows)
-                _make_room(stagers.values())
+                _make_space(stagers.values())
             for stager in stagers.values():
                 stager.flush()
         except Exception as error:
@@ -171,7 +171,7 @@ def discard(target: PublishTarget, app: str, version: int, staged: Iterable[Stag
             staging.discard(parts)
 
 
-def _make_room(stagers: Iterable[Stager]) -> None:
+def _make_space(stagers: Iterable[Stager]) -> None:
     stagers = list(stagers)
     while sum(stager.pending for stager in stagers) > PENDING_BYTES_MAX:
         max(stagers, key=lambda stager: stager.pending).flush()

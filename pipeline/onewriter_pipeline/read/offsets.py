@@ -114,7 +114,7 @@ def _runs_of(segment: Segment) -> Iterator[Run]:
     if segment.first is None or segment.last is None:
         return
     behind = segment.last.entry + 1
-    measured = [part for part in segment.stretches if part.entries]
+    measured = [part for part in segment.block_runs if part.entries]
     firsts = [part.first.entry for part in measured] or [segment.first.entry]
     sizes = [part.bytes for part in measured] or [segment.bytes]
     counts = [part.messages for part in measured] or [segment.messages]
@@ -250,11 +250,11 @@ class _Bins:
         while True:
             size = max(1.0, run.weight / run.entries)
             fits = math.ceil((self._weight_max - self._weight) / size)
-            room = min(max(1, fits), self._entries_max - self._entries)
-            if run.entries <= room:
+            available = min(max(1, fits), self._entries_max - self._entries)
+            if run.entries <= available:
                 self._take(run)
                 return
-            head, run = run.cut(room)
+            head, run = run.cut(available)
             self._take(head)
 
     def _take(self, run: Run) -> None:

@@ -96,15 +96,15 @@ def _chunks(broker: Broker, span: Span, how: Reading) -> Iterator[Chunk]:
 
 def _earlier(broker: Broker, name: str, position: Position, entries: int) -> Iterable[Chunk]:
     """The last ``entries`` entries before a position, within LOOK_BACK_BYTES."""
-    start, left, room = position, entries, LOOK_BACK_BYTES
+    start, left, bytes_max = position, entries, LOOK_BACK_BYTES
     for run in reversed(runs_between(broker.segments(name).segments, end=position)):
         size = max(1, run.bytes // run.entries)
-        taken = min(run.entries, left, room // size)
+        taken = min(run.entries, left, bytes_max // size)
         if taken:
             start = Position(run.ledger, run.end - taken)
         if taken < run.entries:
             break
-        left, room = left - taken, room - taken * size
+        left, bytes_max = left - taken, bytes_max - taken * size
     return broker.read(name, start, position) if start < position else ()
 
 

@@ -146,15 +146,15 @@ class Tally:
         for ledger, low, high in runs_of(batch.column(LEDGER).to_numpy()):
             number, firsts = self._firsts[ledger]
             which = number + np.searchsorted(firsts, entries[low:high], "right") - 1
-            for stretch, begin, end in runs_of(which):
-                self._rows[stretch] += end - begin
-                self._digests[stretch] += total(hashes[low + begin : low + end])
+            for part, begin, end in runs_of(which):
+                self._rows[part] += end - begin
+                self._digests[part] += total(hashes[low + begin : low + end])
 
     def coverage(self, log: str, day: str) -> Iterator[Coverage]:
         """One part for each range of consecutive entries."""
         chunk = self._chunk
-        stretches = zip(itertools.pairwise(self._edges), self._rows, self._digests, strict=True)
-        for (low, high), rows, digest in stretches:
+        parts = zip(itertools.pairwise(self._edges), self._rows, self._digests, strict=True)
+        for (low, high), rows, digest in parts:
             ledger, end = int(chunk.ledger[low]), int(chunk.entry[high - 1]) + 1
             behind, chain = chunk.chains.get(ledger, (0, ""))
             yield Coverage(

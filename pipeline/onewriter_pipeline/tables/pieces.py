@@ -106,11 +106,11 @@ def _counts(ledger: int, entry: int, messages: int) -> EntryCounts:
 def _batches(place: Place, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows of a file in the order of the log. Compaction keeps that order only within each file that it joined."""
     with opened(place, path) as parquet:
-        stretches = _stretches(parquet)
-        if len(stretches) == 1:
+        row_ranges = _row_ranges(parquet)
+        if len(row_ranges) == 1:
             yield from parquet.iter_batches(rows_at_once(parquet.metadata), columns=list(columns))
             return
-        for start, end in stretches:
+        for start, end in row_ranges:
             yield from _rows_between(parquet, start, end, list(columns))
 
 
@@ -124,7 +124,7 @@ def opened(place: Place, path: str) -> Iterator[pq.ParquetFile]:
         raise TableError(f"{place.location}/{path} cannot be read: {line(error)}") from error
 
 
-def _stretches(parquet: pq.ParquetFile) -> list[tuple[int, int]]:
+def _row_ranges(parquet: pq.ParquetFile) -> list[tuple[int, int]]:
     """Ranges of rows that are in the order of the log, in that order themselves."""
     positions = parquet.read(columns=[LEDGER, ENTRY])
     ledger, entry = positions.column(LEDGER).to_numpy(), positions.column(ENTRY).to_numpy()

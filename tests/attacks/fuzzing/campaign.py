@@ -145,11 +145,11 @@ class Measured:
     failures: list[str] = field(default_factory=list)
     receipts_of_holders: int = 0
 
-    def add(self, bystander: Writer, holder: Writer, sent: int) -> None:
-        self.latencies_seconds += bystander.latencies_seconds
+    def add(self, other_client: Writer, holder: Writer, sent: int) -> None:
+        self.latencies_seconds += other_client.latencies_seconds
         self.sent += sent
         self.receipts_of_holders += len(holder.latencies_seconds)
-        named = {"bystander": bystander, "holder of the attackers' topic": holder}
+        named = {"bystander": other_client, "holder of the attackers' topic": holder}
         self.failures += [f"{name}: {each.failure}" for name, each in named.items() if each.failure]
 
     def p99_ms(self) -> float:
@@ -261,11 +261,11 @@ def measured(
     victims: Sequence[Victim],
 ) -> tuple[Writer, Writer, int]:
     """Attack one broker while a bystander publishes to one; the bystander, the holder of the attackers' topic."""
-    bystander = Writer(bystanders, "bystander", "bystander")
+    other_client = Writer(bystanders, "bystander", "bystander")
     holder = Writer(attacked, "fuzz-holder", http.HELD_TOPIC)
-    with bystander.running(), holder.running():
+    with other_client.running(), holder.running():
         sent = attack(attackers_of(attacked, holder, amount, folder), victims)
-    return bystander, holder, sent
+    return other_client, holder, sent
 
 
 def campaign(amount: Amount) -> list[str]:
@@ -375,8 +375,8 @@ def http_port_of(broker: LocalBrokers) -> int:
 
 def http_messages(broker: LocalBrokers, topic: str) -> int:
     """How many messages a topic holds."""
-    boss = Http(broker.http_url, token_of(ADMINISTRATOR))
-    _, answer = boss("GET", f"{OWN}/{topic}/segments")
+    administrator = Http(broker.http_url, token_of(ADMINISTRATOR))
+    _, answer = administrator("GET", f"{OWN}/{topic}/segments")
     return sum(each["messages"] for each in answer["segments"])
 
 

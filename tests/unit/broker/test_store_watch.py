@@ -28,7 +28,14 @@ LOCAL = frozenset({Durability.NONE, Durability.LOCAL})
         (10**12, 0, False, False),
         (10**12, 0, True, False),
     ],
-    ids=["at the mark", "above it", "not yet room", "room", "no limit", "the limit was lifted"],
+    ids=[
+        "at the mark",
+        "above it",
+        "not yet below it",
+        "below it",
+        "no limit",
+        "the limit was lifted",
+    ],
 )
 def test_a_store_is_nearly_full_until_there_is_room(
     used: int, limit: int, *, was_full: bool, expected: bool
@@ -88,12 +95,12 @@ async def test_the_watch_reports_how_long_the_store_was_unavailable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("used", "limit", "room", "needed_room"),
+    ("used", "limit", "free_bytes", "needed_free_bytes"),
     [(50, 100, 40, 47), (92, 100, 0, 5), (99, 100, 0, 0), (99, 0, math.inf, math.inf)],
-    ids=["room", "nearly full", "full", "no limit"],
+    ids=["some space", "nearly full", "full", "no limit"],
 )
 def test_the_room_of_a_compaction_depends_on_its_need(
-    used: int, limit: int, room: float, needed_room: float
+    used: int, limit: int, free_bytes: float, needed_free_bytes: float
 ) -> None:
     watch = StoreWatch(
         FakeLogStore(FakeServer().resolve),
@@ -105,10 +112,10 @@ def test_the_room_of_a_compaction_depends_on_its_need(
         returned=lambda _: None,
         now=lambda: 0.0,
     )
-    assert watch.room_bytes(is_needed=False) == math.inf  # before the first observation
+    assert watch.free_bytes(is_needed=False) == math.inf  # before the first observation
     watch.observe(dataclasses.replace(SEEN, memory_bytes_used=used, memory_bytes_max=limit))
-    assert watch.room_bytes(is_needed=False) == pytest.approx(room)
-    assert watch.room_bytes(is_needed=True) == pytest.approx(needed_room)
+    assert watch.free_bytes(is_needed=False) == pytest.approx(free_bytes)
+    assert watch.free_bytes(is_needed=True) == pytest.approx(needed_free_bytes)
 
 
 async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> None:
@@ -129,9 +136,9 @@ async def test_brokers_share_the_reserve_and_look_at_it_before_they_use_it() -> 
         now=lambda: 0.0,
         brokers=lambda: 3,
     )
-    assert await watch.observed_room_bytes(is_needed=True) == pytest.approx(47 / 3)
-    assert await watch.observed_room_bytes(is_needed=False) == pytest.approx(40)
+    assert await watch.observed_free_bytes(is_needed=True) == pytest.approx(47 / 3)
+    assert await watch.observed_free_bytes(is_needed=False) == pytest.approx(40)
     used = 94
-    assert watch.room_bytes(is_needed=True) == pytest.approx(47 / 3), "by the last observation"
-    assert await watch.observed_room_bytes(is_needed=True) == pytest.approx(1)
+    assert watch.free_bytes(is_needed=True) == pytest.approx(47 / 3), "by the last observation"
+    assert await watch.observed_free_bytes(is_needed=True) == pytest.approx(1)
     assert watch.is_full

@@ -29,7 +29,7 @@ class Subscriber:
     permits: int = 0
     mark: int = -1
     """A reader's: up to where it has acknowledged."""
-    was_told_end: bool = False
+    is_end_notified: bool = False
 
 
 @dataclass
@@ -49,7 +49,7 @@ class FakeTopic:
     entries: list[Entry] = field(default_factory=list)
     subscribers: list[Subscriber] = field(default_factory=list)
     acks: list[Ack] = field(default_factory=list)
-    is_mute: bool = False
+    is_silent: bool = False
     """Nothing is delivered, whatever is asked for."""
     ack_error: ServerError | None = None
     is_terminated: bool = False
@@ -116,7 +116,7 @@ class FakeTopic:
         """What permits allow."""
         for subscriber in self.subscribers:
             while (
-                not self.is_mute
+                not self.is_silent
                 and subscriber.permits > 0
                 and not subscriber.link.is_lost
                 and subscriber.next < len(self.entries)
@@ -150,14 +150,14 @@ class FakeTopic:
     def terminate(self) -> None:
         """Nothing more is written; whoever has acknowledged everything is told."""
         self.is_terminated = True
-        self.tell_end()
+        self.notify_end()
 
-    def tell_end(self) -> None:
+    def notify_end(self) -> None:
         for subscriber in self.subscribers:
             command, last = subscriber.command, len(self.entries) - 1
             mark = self.first_unacknowledged() - 1 if command.durable else subscriber.mark
-            if self.is_terminated and mark >= last and not subscriber.was_told_end:
-                subscriber.was_told_end = True
+            if self.is_terminated and mark >= last and not subscriber.is_end_notified:
+                subscriber.is_end_notified = True
                 subscriber.link.write(replies.reached_end_of_topic(command.consumer_id))
 
     def close_consumers(self) -> None:
@@ -191,7 +191,7 @@ class FakeTopic:
         self.subscribers = [each for each in self.subscribers if not each.link.is_lost]
         self.subscribers.append(Subscriber(link, command, start, epoch, mark=start - 1))
         link.write(replies.success(command.request_id))
-        self.tell_end()
+        self.notify_end()
 
     def find(self, link: FakeLink, consumer_id: int) -> Subscriber | None:
         """Nobody, where the consumer was closed and has not heard of it yet."""
@@ -219,7 +219,7 @@ class FakeTopic:
             return
         if not subscriber.command.durable:  # a reader's progress is its own
             subscriber.mark = ack.message_ids[0].entry
-            self.tell_end()
+            self.notify_end()
             return
         for message_id in ack.message_ids:
             if ack.ack_type == 1:
@@ -227,7 +227,7 @@ class FakeTopic:
                     entry.remaining = 0
             kept = message_id.ack_set[0] if message_id.ack_set else 0
             self.entries[message_id.entry].remaining &= kept
-        self.tell_end()
+        self.notify_end()
         if ack.request_id is not None:
             link.write(encode_ack_response(ack.consumer_id, ack.request_id, self.ack_error, "no"))
 

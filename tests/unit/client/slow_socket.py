@@ -14,17 +14,17 @@ class SlowSocket:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
-        monkeypatch.setattr(Connection, "has_room", property(lambda _connection: self.takes()))
+        monkeypatch.setattr(Connection, "has_space", property(lambda _connection: self.takes()))
 
     def takes(self) -> bool:
         self.left -= 1
         return self.left >= 0
 
-    def make_room(self, connection: Connection, messages: int) -> None:
+    def make_space(self, connection: Connection, messages: int) -> None:
         self.left = messages
         connection.resume_writing()
 
     async def run(self, connection: Connection) -> None:
         while True:
-            self.make_room(connection, 2)
+            self.make_space(connection, 2)
             await asyncio.sleep(0.001)

@@ -180,12 +180,12 @@ def endings(*messages: Pending) -> list[type[BaseException | None]]:
 
 async def test_the_outbox_is_bounded_by_messages_and_bytes() -> None:
     outbox = Outbox(2, 100)
-    assert outbox.has_room(1_000), "one message always goes"
+    assert outbox.has_space(1_000), "one message always goes"
     outbox.add(pending(0, 60))
-    assert outbox.has_room(40)
-    assert not outbox.has_room(41)
+    assert outbox.has_space(40)
+    assert not outbox.has_space(41)
     outbox.add(pending(1, 10))
-    assert not outbox.has_room(1)
+    assert not outbox.has_space(1)
     assert (len(outbox), outbox.bytes) == (2, 70)
 
 

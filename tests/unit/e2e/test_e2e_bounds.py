@@ -69,7 +69,7 @@ class FakeCluster(Cluster):
 
 def test_a_story_tells_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.cluster.control_plane.STORY_SECONDS", 0.5)
-    reported = FakeCluster(tmp_path).story(("hang", "here"), ("get", "pods"))
+    reported = FakeCluster(tmp_path).diagnostics(("hang", "here"), ("get", "pods"))
     assert "no end within 0.5 s" in reported
     assert reported.endswith("get pods\n")
 

@@ -58,13 +58,13 @@ def test_a_fault_is_undone_when_the_story_breaks_off(
 ) -> None:
     machines = RecordedMachines()
 
-    def story() -> None:
+    def scenario() -> None:
         with Faults(machines) as faults:
             fault(faults, POD)
             raise AssertionError("broken off")
 
     with pytest.raises(AssertionError, match="broken off"):
-        story()
+        scenario()
     assert [done in machines.asked[0], undone in machines.asked[1]] == [True, True]
     assert len(machines.asked) == 2
 

@@ -19,7 +19,7 @@ from e2e.conftest import (
     pytest_terminal_summary,
 )
 """
-STORIES = """
+TESTS = """
 from e2e.machines import NotPossible
 
 def test_what_can_be_done():
@@ -44,7 +44,7 @@ def test_what_was_not_run_has_not_held(
     tmp_path: Path, variables: dict[str, str], wanted: str, code: int
 ) -> None:
     (tmp_path / "conftest.py").write_text(HOOKS)
-    (tmp_path / "test_stories.py").write_text(STORIES)
+    (tmp_path / "test_stories.py").write_text(TESTS)
     environment = {
         **{name: value for name, value in os.environ.items() if "E2E" not in name},
         "USE_EXISTING_CLUSTER": "true",

@@ -50,7 +50,9 @@ def status(epoch: int = 1, state: str = "Held", **more: Any) -> Json:
     return found
 
 
-def contender(name: str, claim: str | None = None, pod: str | None = None, **more: Any) -> Json:
+def producer_group(
+    name: str, claim: str | None = None, pod: str | None = None, **more: Any
+) -> Json:
     """A producer that holds a topic or waits for it; the pod's uid is derived from its name."""
     return {
         "producerName": name,

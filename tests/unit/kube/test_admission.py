@@ -53,9 +53,9 @@ def patched(found: Json, patch: list[Json]) -> Json:
         *path, last = [
             part.replace("~1", "/").replace("~0", "~") for part in operation["path"][1:].split("/")
         ]
-        target = found
+        target: Any = found
         for part in path:
-            target = target[part]
+            target = target[int(part)] if isinstance(target, list) else target[part]
         if last == "-":
             assert isinstance(target, list)
             target.append(operation["value"])
@@ -203,11 +203,52 @@ def test_topics_are_named_as_in_their_objects(text: str, namespace: str, name: s
     assert topic_name(pod(annotations={"onewriter.dev/topic": text}), namespace) == name
 
 
+RELAY = {"onewriter.dev/relay": "true"}
+
+
+def test_a_pod_that_only_asks_for_a_relay() -> None:
+    found = injected(pod(annotations=RELAY, containers=[{"name": "a"}, {"name": "b", "env": []}]))
+    given = {
+        name.removeprefix("ONEWRITER_SIDECAR_").lower(): value
+        for name, value in environment(found).items()
+        if value
+    }
+    settings = Settings.model_validate(given, strict=False)
+    assert (settings.topic, settings.relay_port) == ("", 6650)
+    assert "lifecycle" not in container(found)
+    for each in found["spec"]["containers"]:
+        assert each["env"] == [
+            {"name": "ONEWRITER_SERVICE_URL", "value": "pulsar://127.0.0.1:6650"}
+        ]
+
+
+def test_a_pod_with_a_topic_and_a_relay_has_both() -> None:
+    found = injected(pod(annotations=RELAY | {"onewriter.dev/topic": "orders"}))
+    given = environment(found)
+    assert given["ONEWRITER_SIDECAR_TOPIC"] == "persistent://shop/default/orders"
+    assert given["ONEWRITER_SIDECAR_RELAY_PORT"] == "6650"
+    assert "lifecycle" in container(found)
+
+
+def test_an_address_that_the_author_chose_stays() -> None:
+    own = {"name": "ONEWRITER_SERVICE_URL", "value": "pulsar://elsewhere:6650"}
+    found = injected(pod(annotations=RELAY, containers=[{"name": "a", "env": [own]}]))
+    assert found["spec"]["containers"][0]["env"] == [own]
+
+
+def test_no_relay_where_loopback_is_the_nodes() -> None:
+    with pytest.raises(NotInjectable, match="hostNetwork"):
+        patch_of(pod(annotations=RELAY, hostNetwork=True), "shop", INJECTION)
+
+
 @pytest.mark.parametrize(
     ("annotations", "message"),
     [
         ({}, "onewriter.dev/topic is missing"),
         ({"onewriter.dev/topic": " "}, "onewriter.dev/topic is missing"),
+        ({"onewriter.dev/relay": "false"}, "onewriter.dev/topic is missing"),
+        ({"onewriter.dev/relay": "maybe"}, "must be true or false"),
+        (RELAY | {"onewriter.dev/priority": "7"}, "needs onewriter.dev/topic"),
         ({"onewriter.dev/topic": "persistent://x"}, "not a topic name"),
         ({"onewriter.dev/topic": "orders-partition-3"}, "as a whole"),
         ({"onewriter.dev/topic": "non-persistent://a/b/c"}, "must name a persistent topic"),

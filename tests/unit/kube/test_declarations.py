@@ -62,7 +62,7 @@ class World:
             self.store.put(document)
 
     def reason(self, name: str, kind: str = "ExclusiveTopic") -> str:
-        return self.declarations.standing(Key(kind, "shop", name)).reason
+        return self.declarations.acceptance(Key(kind, "shop", name)).reason
 
     def passed_on(self) -> dict[str, Json]:
         """The specs that the brokers receive, by name; checks that brokers can read them."""
@@ -110,7 +110,7 @@ def test_of_two_objects_for_one_topic_the_older_counts() -> None:
     world = World(topic("younger", made=5, topic=name), topic("older", made=1, topic=name))
     assert world.reason("older") == "Accepted"
     assert world.reason("younger") == "ResourceConflict"
-    found = world.declarations.standing(Key("ExclusiveTopic", "shop", "younger"))
+    found = world.declarations.acceptance(Key("ExclusiveTopic", "shop", "younger"))
     assert found.rival == "shop/older"
     assert "shop/older" in found.message
     assert set(world.passed_on()) == {"older"}
@@ -164,7 +164,7 @@ def test_a_topic_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
 def test_the_claims_of_a_kept_topic_stay_declared() -> None:
     world = World(topic("orders"), claim("primary"))
     world.put(topic("orders", generation=2, compaction={"enabled": "perhaps"}))
-    found = world.declarations.standing(Key("ExclusiveTopic", "shop", "orders"))
+    found = world.declarations.acceptance(Key("ExclusiveTopic", "shop", "orders"))
     assert (found.reason, found.is_kept, found.is_passed_on) == ("Invalid", True, True)
     assert world.reason("primary", "ProducerClaim") == "Accepted"
     assert set(world.passed_on()) == {"orders", "primary"}
@@ -176,7 +176,7 @@ def test_a_claim_whose_new_spec_is_wrong_keeps_its_old_one() -> None:
     wrong = claim("primary", nonsense=1)
     wrong["metadata"]["generation"] = 2
     world.put(wrong)
-    found = world.declarations.standing(Key("ProducerClaim", "shop", "primary"))
+    found = world.declarations.acceptance(Key("ProducerClaim", "shop", "primary"))
     assert (found.reason, found.is_kept) == ("Invalid", True)
     assert world.passed_on()["primary"]["subject"] == {"serviceAccountName": "writer"}
 

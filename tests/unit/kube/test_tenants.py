@@ -46,7 +46,7 @@ def declared(tenancy: Tenancy, *documents: Json) -> Declarations:
 def words(declarations: Declarations, *keys: str) -> list[str]:
     split = [key.partition("/") for key in keys]
     return [
-        declarations.standing(Key("ExclusiveTopic", namespace, name)).reason
+        declarations.acceptance(Key("ExclusiveTopic", namespace, name)).reason
         for namespace, _, name in split
     ]
 
@@ -67,8 +67,8 @@ def test_an_object_of_a_foreign_tenant_counts_for_nothing_however_old() -> None:
     found = declared(STRICT, OLDER, YOUNGER)
     assert words(found, "rival/heir", "shop/ledger") == ["NotThisTenant", "Accepted"]
     assert passed_on(found) == ["shop/ledger"]
-    standing = found.standing(Key("ExclusiveTopic", "rival", "heir"))
-    assert "does not belong to namespace rival" in standing.message
+    acceptance = found.acceptance(Key("ExclusiveTopic", "rival", "heir"))
+    assert "does not belong to namespace rival" in acceptance.message
 
 
 def test_without_the_rule_the_older_counts_as_ever() -> None:
@@ -93,7 +93,7 @@ def test_the_first_namespace_keeps_the_topic_when_its_object_is_gone() -> None:
     found.declared_by(LEDGER, "shop")
     assert words(found, "rival/heir") == ["DeclaredElsewhere"]
     assert passed_on(found) == []
-    message = found.standing(Key("ExclusiveTopic", "rival", "heir")).message
+    message = found.acceptance(Key("ExclusiveTopic", "rival", "heir")).message
     assert "kubectl onewriter reassign heir --to rival" in message
 
 

@@ -26,14 +26,13 @@ from tests.unit.kubectl.fake_kubectl import (
 )
 
 from onewriter_core.errors import ConfigurationError, OnewriterError, Refused, Undecided
-from onewriter_kubectl import cli, orders, redaction
+from onewriter_kubectl import cli, redaction
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
     found = FakeKubectl(tmp_path)
     monkeypatch.setenv("ONEWRITER_KUBECTL", str(found.program))
-    monkeypatch.setattr(orders, "POLL_SECONDS", 0.01)
     monkeypatch.setattr("onewriter_kubectl.orders.secrets.token_hex", lambda _: "5eed")
     found.fails("get services", FORBIDDEN)
     found.has("get events")
@@ -231,9 +230,9 @@ def test_help_names_every_verb() -> None:
 
 
 def fenced_topic() -> Json:
-    story = [transition(8, "FencedByAdministrator", "w2", "writer-2", 3)]
+    transitions = [transition(8, "FencedByAdministrator", "w2", "writer-2", 3)]
     holder = {"producerName": "w2", "pod": "writer-2"}
-    return topic(epoch=8, holder=holder, transitions=story)
+    return topic(epoch=8, holder=holder, transitions=transitions)
 
 
 def test_a_fence_is_asked_about_and_names_the_epoch(fake: FakeKubectl) -> None:
@@ -332,8 +331,8 @@ def test_orders_that_come_to_nothing_are_not_given(fake: FakeKubectl) -> None:
 
 
 def test_a_handover_names_the_successor(fake: FakeKubectl) -> None:
-    story = [transition(8, "Handover", "w2", "writer-2", 0)]
-    fake.shows("orders --output", topic(epoch=8, transitions=story))
+    transitions = [transition(8, "Handover", "w2", "writer-2", 0)]
+    fake.shows("orders --output", topic(epoch=8, transitions=transitions))
     fake.shows("orders --output", topic(), once=True)
     fake.answers("annotate")
     fake.answers("patch")

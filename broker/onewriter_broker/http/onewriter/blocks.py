@@ -23,7 +23,13 @@ from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import EXPIRES, Refusal, Site, flag
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.log.topic_log.ranges import Missing, Range, first_block, lacks, trimmed_of
+from onewriter_broker.log.topic_log.ranges import (
+    EntriesMissing,
+    Range,
+    first_block,
+    lacks,
+    trimmed_of,
+)
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST, Position
@@ -61,7 +67,7 @@ def add_routes(router: Routes, site: Site) -> None:
             response = web.StreamResponse(
                 headers={"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
             )
-            stream = Stream(
+            stream = BlockStream(
                 *(topic_log, response, request.get(EXPIRES), figures),
                 payload=payload,
                 publishers=publishers,
@@ -141,7 +147,7 @@ async def _gone(topic_log: TopicLog, asked: Position | None) -> Gone | None:
 # ------------------------------------------------------------ streaming
 
 
-class Stream:
+class BlockStream:
     """One reader's stream. ``expires_at``: the expiry of its proof of identity, in Unix seconds.
 
     ``payload``: whether to send the entries' bytes; ``publishers``: whether to name the publishers.
@@ -180,7 +186,7 @@ class Stream:
             last = packed.pack_error(500, text, at=positions.shown(blocks.at))
         except _Ended as ended:
             last = ended.frame
-        except Missing as missing:
+        except EntriesMissing as missing:
             last = Gone(self._log, missing.asked, missing.found).frame()
         except OnewriterError as error:
             last = packed.pack_error(503, str(error))

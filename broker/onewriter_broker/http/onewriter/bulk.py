@@ -18,7 +18,7 @@ from onewriter_broker.http.site import Refusal, Site, flag, listing, number, obj
 from onewriter_broker.log.store.api import LogStore, Unit
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.retention.retention import Stretch
+from onewriter_broker.topic.retention.retention import BlockRun
 from onewriter_broker.topic.retention.segments import Segment, SegmentIndexes, SegmentPage
 from onewriter_broker.topic.retention.trimming import trim
 from onewriter_core.authorization import Action
@@ -148,7 +148,7 @@ def _segment(segment: Segment, end: Position) -> dict[str, Any]:
         "oldestMs": segment.oldest_ms or None,
         "newestMs": segment.newest_ms or None,
         "chain": segment.chain.hex() or None,
-        "stretches": list(map(_stretch, segment.stretches)),
+        "stretches": list(map(_block_run, segment.block_runs)),
         "publishers": list(map(_publisher, segment.publishers)),
         "morePublishers": segment.has_more_publishers,
     }
@@ -163,13 +163,13 @@ def _publisher(by: str) -> dict[str, Any]:
     return {"subject": document.get("subject"), "podUID": document.get("podUID")}
 
 
-def _stretch(stretch: Stretch) -> dict[str, Any]:
+def _block_run(block_run: BlockRun) -> dict[str, Any]:
     return {
-        "first": positions.shown(stretch.start),
-        "entries": stretch.entries,
-        "messages": stretch.messages,
-        "bytes": stretch.bytes,
-        "newestMs": stretch.newest_ms,
+        "first": positions.shown(block_run.start),
+        "entries": block_run.entries,
+        "messages": block_run.messages,
+        "bytes": block_run.bytes,
+        "newestMs": block_run.newest_ms,
     }
 
 

@@ -60,7 +60,7 @@ log = structlog.get_logger(__name__)
 def add_routes(router: Routes, site: Site) -> None:
     """See docs/http.md, "onewriter's own API"."""
     _add_topics(router, site)
-    _add_story(router, site)
+    _add_history(router, site)
     _add_orders(router, site)
     _add_brokers(router, site)
 
@@ -206,8 +206,8 @@ async def _states(site: Site, name: TopicName, entry: CatalogEntry) -> dict[int,
     return found
 
 
-def _add_story(router: Routes, site: Site) -> None:
-    async def story(request: web.Request) -> web.Response:
+def _add_history(router: Routes, site: Site) -> None:
+    async def records(request: web.Request) -> web.Response:
         name = topic_of(request).base
         limit = number(request, "limit", RECORDS_PER_PAGE, RECORDS_PER_PAGE_MAX)
         after = request.query.get("after")
@@ -233,7 +233,7 @@ def _add_story(router: Routes, site: Site) -> None:
         shown = [each for each in site.losses if site.shows(request, each.topic)]
         return web.json_response({"losses": [views.loss(each) for each in shown]})
 
-    router.add_get(_TOPIC + "/history", story, on_topic(Action.OBSERVE))
+    router.add_get(_TOPIC + "/history", records, on_topic(Action.OBSERVE))
     router.add_get(_ROOT + "/losses", losses, LISTED)
 
 

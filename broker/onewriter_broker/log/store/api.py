@@ -1,11 +1,11 @@
-"""The log store as the broker sees it: guarded writes, plain reads.
+"""The interface of the log store: guarded writes, plain reads.
 
 A topic's log is a sequence of *blocks*; a block holds *entries* (one SEND each); block ids are
-positions, ``<ledger>-<first entry>``. The fence is the store's own rule that a position at or
-below the last one is refused: once the marker ``<ledger>-0`` stands, nothing older enters.
+positions, ``<ledger>-<first entry>``. The fence is the store's own rule that it rejects a position
+at or below the last one: once the marker ``<ledger>-0`` is stored, the store accepts nothing older.
 
-That rule holds inside one dataset. So every write carries a Binding and is refused as a whole
-when the store's dataset (its ``master_replid``) or the bucket's owner is not the one bound to.
+The rule is valid within one dataset. So every write carries a Binding, and the store rejects the
+whole write if its dataset (its ``master_replid``) or the bucket's owner is not that of the binding.
 docs/log-format.md describes keys and fields; docs/adr/0002 the protocol and why it is safe.
 """
 
@@ -26,39 +26,39 @@ if TYPE_CHECKING:
 
 
 class Outcome(enum.Enum):
-    """What the store answered to one guarded write. Undecided is an exception instead."""
+    """The store's answer to one guarded write. Undecided is an exception instead."""
 
     DONE = "done"
     REFENCE = "refence"
-    """Not the dataset that was bound to: read the anchor before doing anything else."""
+    """The dataset is not that of the binding: read the anchor before you do anything else."""
     FENCED = "fenced"
-    """A newer ledger, token or owner is there. Nothing was written, now or by an earlier attempt."""
+    """The store has a newer ledger, token or owner. No attempt has written anything."""
     LOST = "lost"
     """The bucket, the log or its state is missing although it must exist. Nothing was written."""
     UNKNOWN = "unknown"
     """Only for appends: this writer is deposed, and whether an earlier attempt stored this block
-    is unknown for good. A retry cannot help: close the producer's connection without an answer."""
+    will stay unknown. A retry cannot help: close the producer's connection without an answer."""
     STALE = "stale"
-    """Only for guarded appends: what the guard names is over; for the first block of an atomic publish:
-    its app has published this version, or a later one. The block is not in the log."""
+    """Only for guarded appends: the guard's epoch or generation is over; for the first block of an atomic
+    publish: its app has published this version, or a later one. The block is not in the log."""
     AHEAD = "ahead"
-    """Only for guarded appends: the store does not know of what the guard names, or not yet (it has
-    to be read again after a failover). The block is not in the log; it may be sent again."""
+    """Only for guarded appends: the store does not know the guard's epoch or generation (perhaps not
+    yet, after a failover). The block is not in the log; it may be sent again."""
     HELD = "held"
     """Only for appends: an earlier block of the same log and call was rejected by its
     guard. This one is not in the log either; it may be sent again, at another position."""
 
 
 class BrokenKey(Unavailable):
-    """A key of the store holds what no broker wrote there; the message names it and says what.
+    """A key of the store has a value that no broker wrote; the message names the key and the value.
 
-    Definite: of what was asked nothing was written, now. It concerns the logs of that key alone, and
-    stays so until a person repairs the key (docs/operations.md).
+    The result is definite: the call wrote nothing. Only the logs of this key are affected, until an
+    administrator repairs the key (docs/operations.md).
     """
 
 
 class Durability(enum.Enum):
-    """What an acknowledgement promises (docs/operations.md); ordered from weak to strong."""
+    """The guarantee of an acknowledgement (docs/operations.md), ordered from weak to strong."""
 
     NONE = "None"
     LOCAL = "Local"
@@ -70,11 +70,11 @@ class Durability(enum.Enum):
 class Binding:
     """The right to write to one bucket, as the anchor granted it.
 
-    ``replid`` is the dataset that counts, ``generation`` the number of its registration,
-    ``owner`` this broker's incarnation, ``version`` the anchor record's version that said so. It
-    stays what it was while the bucket is held, however often the record changes meanwhile: it
-    orders bindings, so that a late stamp never replaces a newer one, and distinguishes two ownerships of
-    one broker, so that calls of the first are rejected under the second.
+    ``replid`` is the registered dataset, ``generation`` the number of its registration, ``owner``
+    this broker's incarnation, ``version`` the version of the anchor record that granted the right.
+    The version does not change while the bucket is held, even if the record changes. It orders
+    bindings, so that a late stamp never replaces a newer one. It also distinguishes two ownerships
+    of one broker, so that the store rejects calls of the first one during the second one.
     """
 
     bucket: int
@@ -84,15 +84,15 @@ class Binding:
     version: int
 
     def token(self, ledger: int) -> str:
-        """What a log's state holds while this binding writes to it under ``ledger``."""
+        """The token in a log's state while this binding writes to the log under ``ledger``."""
         return f"{ledger}:{self.owner}"
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A bucket's own record in the store; all zero when the bucket was never stamped here.
+    """A bucket's own record in the store; all zero if the bucket was never stamped here.
 
-    ``birthmark`` stands where the first stamp is still to come (LogStore.bear), else it is empty.
+    ``birthmark`` is set only until the first stamp (LogStore.bear).
     ``format`` is the version of the log format that the bucket was last stamped with (docs/log-format.md).
     """
 
@@ -106,11 +106,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One look at the store's primary, taken over the connection that will write.
+    """The state of the store's primary, read over the connection that will write.
 
-    ``previous_replid`` is the dataset this one was promoted or restarted from; empty when unknown.
+    ``previous_replid`` is the dataset before the last promotion or restart; empty if unknown.
     ``replicas`` is the number of connected replicas. ``memory_bytes_used`` and
-    ``memory_bytes_max`` (0: no limit) let the broker push back before the store refuses.
+    ``memory_bytes_max`` (0: no limit) let the broker apply back-pressure before the store refuses writes.
     """
 
     replid: str
@@ -126,10 +126,10 @@ class Observation:
 class FencedLog:
     """One log's part in a fence.
 
-    ``create`` allows the log not to exist yet: only for a log that the catalog says is new, or
-    after its loss was reported. ``marker`` becomes the marker block's fields, to which the store
-    adds ``owner`` and ``gen``; ``state`` is set in the log's state together with the new token
-    (``tok``) and ``ledger``. Using one of these names, or ``k`` in a marker, is a ValueError.
+    ``create``: the log may be missing. Set it only for a log that is new according to the catalog, or
+    after its loss was reported. ``marker`` contains the fields of the marker block; the store adds
+    ``owner`` and ``gen``. ``state`` is set in the log's state together with the new token (``tok``)
+    and ``ledger``. Using one of these names, or ``k`` in a marker, is a ValueError.
     """
 
     topic: TopicName
@@ -140,7 +140,7 @@ class FencedLog:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Open ``ledger`` for all ``logs`` of one bucket at once, all or none, and audit it."""
+    """Open ``ledger`` for all ``logs`` of one bucket, all or none, and write the audit record."""
 
     binding: Binding
     ledger: int
@@ -152,9 +152,9 @@ class Fence:
 class Block:
     """Consecutive entries of one log, stored as one unit.
 
-    ``lengths`` are the entries' sizes in bytes, ``payload`` the entries one after the other,
+    ``lengths`` are the entries' sizes in bytes, ``payload`` the concatenated entries,
     ``counts`` the messages in each entry (None: one each), ``time_ms`` the owner's wall clock,
-    ``chain`` the hash over this block and, through it, all before it in the ledger.
+    ``chain`` the hash over this block and all previous blocks of the ledger.
     """
 
     position: Position
@@ -164,11 +164,11 @@ class Block:
     time_ms: int
     chain: bytes
     publish: str = field(default="", kw_only=True)
-    """``<app>/<version>`` of the atomic publish that it is a part of; empty: of none."""
+    """``<app>/<version>`` of the atomic publish that the block belongs to; empty if none."""
     commits: bool = field(default=False, kw_only=True)
-    """It is the last block of that publish: with it all of them count, without it none."""
+    """Whether it is the last block of that publish, which commits all of them."""
     by: str = field(default="", kw_only=True)
-    """Who published it: compact JSON ``{"subject", "podUID"}``. Empty: the publisher was not authenticated."""
+    """The publisher as compact JSON ``{"subject", "podUID"}``; empty if it was not authenticated."""
 
     @property
     def last(self) -> Position:
@@ -188,20 +188,20 @@ StoredBlock = Block | Marker
 
 
 class GuardKind(enum.Enum):
-    """Where the store has the number that a guarded write depends on."""
+    """The place in the store of the number that a guarded write depends on."""
 
     EPOCH = "epoch"
-    """In the state of another log of the bucket: the tenure that may write there."""
+    """The state of another log of the bucket: the tenure that may write there."""
     OWNERSHIP = "ownership"
-    """In the bucket's table of ownerships: the generation of one of them."""
+    """The bucket's table of ownerships: the generation of one of them."""
     FLOOR = "floor"
-    """In the log's own state: the highest number of that name that has written here; the owner
-    of the guarding topic checks which one is current."""
+    """The log's own state: the highest number of that name that has written to this log. The owner
+    of the guarding topic checks which number is current."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """What a write depends on: that ``name`` (a topic, an ownership) still has this ``number``."""
+    """The condition of a write: ``name`` (a topic or an ownership) still has this ``number``."""
 
     kind: GuardKind
     name: str
@@ -220,11 +220,11 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One block for one log, under the token that the log's fence left.
+    """One block for one log, under the token that the log's fence wrote.
 
-    ``never_sent`` is the caller's word that no earlier attempt of this block exists: a refusal is
-    then always FENCED. It must be False on every retry after Undecided, where a refusal may have
-    to be UNKNOWN. ``guard``: append only while that holds, and raise its floor with the append.
+    ``never_sent``: the caller guarantees that no earlier attempt of this block exists; a rejection is
+    then always FENCED. It must be False on every retry after Undecided, because a rejection may then
+    be UNKNOWN. ``guard``: append only while the guard is current, and raise its floor with the append.
     """
 
     binding: Binding
@@ -234,19 +234,19 @@ class Append:
     never_sent: bool = False
     guard: Guard | None = None
     opens: Sequence[Position] = ()
-    """Of the first block of an atomic publish: where all its blocks are to stand, itself included.
-    What is there of them goes when the log is fenced before the one that commits."""
+    """For the first block of an atomic publish: the positions of all its blocks, including itself. A fence
+    before the committing block removes those that are stored."""
     owner: str = ""
-    """Of a block of an atomic publish: the subject to which its app is bound with it. STALE if the app
-    is bound to another subject. Empty: the binding is neither compared nor set."""
+    """For a block of an atomic publish: the subject to which the block binds its app. STALE if the app is
+    bound to another subject. Empty: the binding is neither compared nor set."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """What a log's state says of its tenures, at a moment at which the asker certainly served it.
+class EpochStatus:
+    """The epochs in a log's state, at a time at which the caller certainly served the log.
 
-    ``epoch`` is the highest topic epoch ever granted; ``leads`` that of the tenure which may write,
-    or come back and write: 0 when there is none.
+    ``epoch`` is the highest topic epoch ever granted. ``leads`` is the epoch of the tenure that may
+    write, or resume and write; 0 if there is none.
     """
 
     epoch: int
@@ -255,7 +255,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class OwnedRecord:
-    """The record of an ownership: the highest generation ever granted, and JSON that says of whom."""
+    """The record of an ownership: the highest generation ever granted, and its owner as JSON."""
 
     generation: int
     owner: str
@@ -265,10 +265,10 @@ class OwnedRecord:
 class OwnWrite:
     """Set these records of ownerships in one bucket, all or none.
 
-    ``records`` by their names (``onewriter_core.own.names.own_field``). ``ledger`` counts as opened
-    with it, as by a fence, so that the anchor's note of a grant covers this one; 0: no grant is in it.
-    ``audits`` are written once, however often the write is repeated. Without records nothing is
-    written: the answer proves that the bucket is the asker's.
+    ``records`` by their names (``onewriter_core.own.names.own_field``). The write opens ``ledger``
+    like a fence, so that the grant in the anchor covers this write; 0 if the write contains no grant.
+    ``audits`` are written once, even if the write is repeated. Without records nothing is written:
+    the answer proves that the caller owns the bucket.
     """
 
     binding: Binding
@@ -276,32 +276,31 @@ class OwnWrite:
     records: Mapping[str, OwnedRecord] = field(default_factory=dict)
     audits: Sequence[Mapping[str, str]] = ()
     settles: bool = False
-    """Without records: note that they are, from this registration of the dataset on, what was
-    granted. Only then do they guard any write."""
+    """Without records: note that from this registration of the dataset on the records show what was
+    granted. Only then do they guard writes."""
     dropped: Mapping[str, int] = field(default_factory=dict)
-    """Without records: those to drop, with their generations, in the step that changes the floors."""
+    """Without records: the records to drop, with their generations, atomically with the change of the floors."""
     floors: Mapping[str, int] = field(default_factory=dict)
-    """Floors to raise, and to remove, by their names (``onewriter_core.own.floors``)."""
+    """Floors to raise and floors to remove, by their names (``onewriter_core.own.floors``)."""
     floors_removed: Sequence[str] = ()
 
 
 class LogStore(Protocol):
     """Guarded writes and reads of one shard.
 
-    Every write raises Undecided when the store gave no definite answer (down, busy, full, too few
-    replicas, timed out): the caller retries the very same write, same bytes, same positions.
-    Writes are executed in the order of the calls, one that had no answer before the later ones or
-    never. Reads raise Undecided likewise; they may overtake writes.
+    Every write raises Undecided if the store gave no definite answer (down, busy, full, too few
+    replicas, timed out): the caller retries exactly the same write, with the same bytes and positions.
+    The store executes writes in the order of the calls. It executes a write without an answer before
+    the later ones or never. Reads raise Undecided in the same cases; they may overtake writes.
 
-    A key that holds what no broker wrote (another type, a number that is none) raises BrokenKey,
-    reads included; for appends it is the answer of that log's blocks.
+    A key with a value that no broker wrote (another type, an invalid number) raises BrokenKey, also
+    for reads; for appends it is the answer of that log's blocks.
 
-    Guarded writes answer REFENCE when the dataset, its registration or the owner's own newer
-    binding is not the bound one, LOST when the bucket has no record here, FENCED when another owner
-    is stamped.
+    Guarded writes answer REFENCE if the dataset, its registration or the owner's newer binding is not
+    that of the write, LOST if the bucket has no record here, FENCED if another owner is stamped.
 
-    Recovery reads name the dataset they must come from (``replid``): a read from any other raises
-    Undecided, as a write to it would answer REFENCE.
+    Recovery reads name the dataset (``replid``) that they must come from: a read from another dataset
+    raises Undecided, as a write to it answers REFENCE.
     """
 
     @property
@@ -311,84 +310,84 @@ class LogStore(Protocol):
 
     @property
     def staged(self) -> StagedStore:
-        """What is to be published atomically."""
+        """The staged parts of atomic publishes."""
         ...
 
     async def observe(self, buckets: Sequence[int]) -> Observation:
-        """Look at the primary that writes would go to now."""
+        """Read the state of the current primary."""
         ...
 
     async def bear(self, bucket: int, birthmark: str) -> None:
-        """Put a birthmark where a bucket has no record, before anybody may stamp it.
+        """Write a birthmark for a bucket without a record, before a broker may stamp it.
 
-        It must be another one with every call: a call that is executed late, behind an emptying,
-        must not leave the mark that a late stamp carries.
+        Each call needs a different birthmark: a late call, executed after the dataset was emptied,
+        must not write the birthmark that a late stamp carries.
         """
         ...
 
     async def stamp(self, binding: Binding, *, birthmark: str = "") -> Outcome:
         """Make the bucket's record name this binding's generation, owner and version.
 
-        ``birthmark`` allows the bucket to have no record here yet, if that mark still stands: the
-        one seen before the binding's compare-and-set, where nothing can be missing. REFENCE:
-        another dataset, or a newer generation; FENCED: a newer version was stamped; LOST: the
-        record that must be here is not, so the dataset was emptied.
+        With ``birthmark`` the bucket may have no record here yet, if the store still has that
+        birthmark: the one read before the binding's compare-and-set, when nothing could be missing.
+        REFENCE: another dataset, or a newer generation. FENCED: a newer version was stamped. LOST: the
+        record is missing, so the dataset was emptied.
         """
         ...
 
     async def fence(self, fence: Fence) -> Outcome:
-        """Write the markers: from DONE on nothing below ``fence.ledger`` enters these logs.
+        """Write the markers. After DONE, the store accepts nothing below ``fence.ledger`` in these logs.
 
-        A retry after Undecided that finds its own markers and tokens answers DONE. Of an atomic
-        publish that was not committed nothing is left; the marker's field ``aborted`` names it.
+        A retry after Undecided that finds its own markers and tokens answers DONE. The fence removes an
+        atomic publish that was not committed; the marker's field ``aborted`` names it.
         """
         ...
 
     async def append(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
         """Append blocks, in one call; one answer each, in order.
 
-        When one block of a log fails, no later one of the same log in this call is appended. A
-        block that an earlier attempt left in the log answers DONE. REFENCE, LOST and BrokenKey say
-        nothing about earlier attempts.
+        If one block of a log fails, no later block of the same log in this call is appended. A block
+        that an earlier attempt stored answers DONE. REFENCE, LOST and BrokenKey say nothing about
+        earlier attempts.
 
-        Behind the first block of an atomic publish a log takes nothing but the blocks of that
-        publish, until the one that commits it is in: REFENCE.
+        After the first block of an atomic publish a log accepts only the blocks of that publish, until
+        the committing block is stored; other blocks answer REFENCE.
 
-        STALE, AHEAD and HELD are answered only to blocks that were never sent: their positions are
-        free again. One that was sent before and is not there answers REFENCE instead.
+        Only blocks that were never sent answer STALE, AHEAD or HELD: their positions are free again. A
+        block that was sent before and is not in the log answers REFENCE instead.
         """
         ...
 
     async def append_together(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
         """Append blocks of several logs of one bucket, one each: all DONE, or none is appended.
 
-        Answers as ``append`` does. HELD: this block could have been appended, another could not.
+        Answers like ``append``. HELD: this block could have been appended, but another could not.
         """
         ...
 
     async def commit(self, durability: Durability, *, replid: str = "") -> bool:
-        """Wait until this connection's writes are as durable as that; False: not yet, ask again.
+        """Wait until this connection's writes have the durability; False: not yet, retry.
 
         Covers every append, fence and stamp that was answered DONE before this call; ``replid``
-        names the dataset they were made in. Raises Undecided when the connection that carried them
-        is gone or has since written to another dataset: the caller sends the very same writes
-        again, which say whether they are in this dataset, and commits again.
+        names the dataset of these writes. Raises Undecided if the connection that carried them was
+        lost or has since written to another dataset: the caller sends the same writes again, whose
+        answers show whether they are in this dataset, and commits again.
         """
         ...
 
     async def check(
         self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
-    ) -> Standing | Outcome:
-        """Prove that the log carries this token under this binding; an Outcome: it does not.
+    ) -> EpochStatus | Outcome:
+        """Prove that the log has this token under this binding; an Outcome if it has not.
 
-        ``marks``: leave a write behind, so that ``commit`` covers the proof, too.
+        ``marks``: also write something, so that ``commit`` covers the proof.
         """
         ...
 
     async def own(self, write: OwnWrite) -> Outcome:
-        """Set records of ownerships. BrokenKey where one would lower a generation.
+        """Set records of ownerships. Raises BrokenKey if a record would lower a generation.
 
-        A retry after Undecided, with nothing else written to these records between, is harmless.
+        A retry after Undecided is harmless if nothing else wrote to these records in between.
         """
         ...
 
@@ -402,7 +401,7 @@ class LogStore(Protocol):
     ) -> Outcome:
         """Change fields of a log's state (cursors, snapshots) under its token.
 
-        ``tok`` and ``ledger`` belong to the fence: naming them is a ValueError.
+        Only a fence writes ``tok`` and ``ledger``: naming them is a ValueError.
         """
         ...
 
@@ -417,8 +416,8 @@ class LogStore(Protocol):
     ) -> Outcome:
         """Drop blocks that end below ``before``, and set state fields, atomically.
 
-        Drops at least most of them, at most 1000 in one call, and never the current marker. What
-        is noted of a cut that was farther stays.
+        Drops most of these blocks or all, at most 1000 in one call, and never the current marker. The
+        noted position of a farther cut stays.
         """
         ...
 
@@ -435,11 +434,11 @@ class LogStore(Protocol):
         fields: Mapping[str, str],
         remove: Sequence[str] = (),
     ) -> Outcome:
-        """Change the bucket's catalog: topic name to JSON; nothing, to prove the binding."""
+        """Change the bucket's catalog (topic name to JSON); without changes it proves the binding."""
         ...
 
     async def read_state(self, topic: TopicName, *, replid: str = "") -> dict[str, str]:
-        """A log's whole state; empty when there is none."""
+        """A log's whole state; empty if there is none."""
         ...
 
     async def read_owned(self, bucket: int, *, replid: str = "") -> dict[str, OwnedRecord]:
@@ -462,8 +461,8 @@ class LogStore(Protocol):
     ) -> list[StoredBlock]:
         """Up to ``count`` blocks whose positions lie within [start, end]; None: to the log's end.
 
-        ``reverse`` gives the highest positions first. A block may begin before ``start`` and hold
-        it: callers look one block back with ``reverse``.
+        ``reverse`` returns the highest positions first. A block may begin before ``start`` and contain
+        it: callers read the previous block with ``reverse``.
         """
         ...
 
@@ -483,7 +482,7 @@ class LogStore(Protocol):
         ...
 
     async def members(self) -> dict[str, str]:
-        """All brokers' heartbeats as last published."""
+        """The last heartbeat of each broker."""
         ...
 
     async def forget_member(self, member: str) -> None:
@@ -495,16 +494,16 @@ class LogStore(Protocol):
         ...
 
     async def set_settings(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
-        """Change cluster-wide settings; not fenced, they are configuration."""
+        """Change cluster-wide settings. They are configuration and not fenced."""
         ...
 
     async def settle_setting(self, name: str, value: str) -> str:
         """Create a cluster-wide setting unless it exists; returns the stored value.
 
-        If several brokers create it, the first value counts for all.
+        If several brokers create it, the first value applies to all.
         """
         ...
 
     async def close(self) -> None:
-        """Release connections; pending writes end Undecided."""
+        """Close connections; pending writes end with Undecided."""
         ...

@@ -1,9 +1,10 @@
 """The compacted view of a log: the newest entries of each key up to a horizon, at their positions.
 
-A view is a key of its own beside the log, a hash of numbered blocks, written whole and then switched
-to in the log's state: readers see the old one or the new one, never a part. Two keys take turns, the
-*slots*; the one that the state does not name is scratch. What makes a view, and when, is decided in topic/compaction/passes.py;
-how it is read, in topic_log/compacted_log.py. docs/log-format.md describes keys and fields.
+A view has its own key beside the log, a hash of numbered blocks. A compaction writes the whole view and then
+switches to it in the log's state: readers see the old view or the new one, never a part. The views of a log alternate
+between two keys, the *slots*; the slot that the state does not name is scratch. topic/compaction/passes.py decides
+when a view is made and what it contains; topic_log/compacted_log.py reads it. docs/log-format.md describes keys and
+fields.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from onewriter_core.log_format.field_names import COMPACTED
 from onewriter_core.log_format.integers import pack_u32, unpack_u32
 
 SLOTS: Final = 2
-"""Keys that views take turns in."""
+"""Number of keys between which views alternate."""
 
 DROP_BLOCKS_MAX: Final = 200
-"""Blocks that one call drops: the store serves no other client while it frees the memory."""
+"""Largest number of blocks that one call drops: the store serves no other client while it frees the memory."""
 
 _HEAD = struct.Struct("<QQ16sII")
 _HAS_COUNTS = 1
@@ -40,7 +41,7 @@ _CHECKSUM = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Piece(Block):
-    """Consecutive entries out of a view, as dispatch knows a block; ``masks`` as below."""
+    """Consecutive entries of a view, in the form of a block for dispatch; ``masks`` as below."""
 
     masks: Mapping[int, int]
 
@@ -49,10 +50,10 @@ class Piece(Block):
 class CompactedBlock:
     """Entries of one ledger that survived, at least one, in the order of their positions.
 
-    ``position`` is the first one's; ``offsets`` say for each entry how far behind it the entry
-    stands; lengths, payload and counts are as in a Block. ``masks`` tell of the batches that lack
-    some of their messages, by their index in the block, a bit for each message that is left.
-    ``chain`` is the hash over this block and, through it, over all before it in the view.
+    ``position`` is that of the first entry; ``offsets`` contains each entry's distance from it.
+    ``lengths``, ``payload`` and ``counts`` are as in a Block. ``masks`` has an element for each batch that
+    lacks some of its messages, by its index in the block, with a bit for each message that is left.
+    ``chain`` is the hash over this block and all previous blocks of the view.
     """
 
     position: Position
@@ -69,7 +70,7 @@ class CompactedBlock:
         return Position(self.position.ledger, self.position.entry + self.offsets[-1])
 
     def pieces(self) -> Iterator[Piece]:
-        """The same entries as blocks of consecutive ones, which is how entries are delivered."""
+        """The same entries as blocks of consecutive entries, the form in which they are delivered."""
         start, offset = 0, 0
         for _, group in groupby(enumerate(self.offsets), lambda item: item[1] - item[0]):
             stop = start + sum(1 for _ in group)
@@ -92,7 +93,7 @@ class CompactedBlock:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A complete view: which slot holds it, up to where it stands for the log, what it must hold."""
+    """A complete view: its slot, the position up to which it represents the log, its contents."""
 
     slot: int
     horizon: Position
@@ -137,9 +138,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One compaction under way. ``name`` is unlike that of every other attempt.
+    """One compaction under way. ``name`` is different for each attempt.
 
-    What an attempt that was given up has left on its way to the store is refused by it.
+    The store rejects late writes of an attempt that was given up.
     """
 
     slot: int
@@ -152,7 +153,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a slot holds: how many blocks, and the end and hash of the last one."""
+    """The contents of a slot: the number of blocks, and the end and hash of the last block."""
 
     blocks: int
     last: Position = EARLIEST
@@ -166,17 +167,17 @@ class Extent:
 
 
 class CompactedStore(Protocol):
-    """Guarded writes and reads of views; a part of LogStore, whose rules count here.
+    """Guarded writes and reads of views; a part of LogStore, whose rules apply here.
 
-    Writes are not repeatable: one that ends Undecided ends the attempt, and another begins.
+    Writes are not repeatable: a write that ends with Undecided ends the attempt, and another attempt begins.
     """
 
     async def begin(
         self, binding: Binding, topic: TopicName, token: str, attempt: Attempt
     ) -> Outcome:
-        """Let this attempt alone write to its slot, which must be empty for the first block.
+        """Allow only this attempt to write to its slot, which must be empty before the first block.
 
-        FENCED also when the state names that slot as the one that counts.
+        FENCED also if the state names that slot as the current view.
         """
         ...
 
@@ -189,39 +190,39 @@ class CompactedStore(Protocol):
         number: int,
         block: CompactedBlock,
     ) -> Outcome:
-        """Add the next block; FENCED also when the attempt, or the number, is not the present one."""
+        """Add the next block; FENCED also if the attempt or the number is not the current one."""
         ...
 
     async def finish(
         self, binding: Binding, topic: TopicName, token: str, attempt: Attempt, view: View
     ) -> Outcome:
-        """Make the view the one that counts; LOST when the slot does not hold all of it."""
+        """Switch to this view; LOST if the slot does not contain all of it."""
         ...
 
     async def drop(
         self, binding: Binding, topic: TopicName, token: str, slot: int
     ) -> Outcome | int:
-        """Drop up to DROP_BLOCKS_MAX blocks of a slot that does not count; how many are left."""
+        """Drop up to DROP_BLOCKS_MAX blocks of a slot that is not current, and return how many are left."""
         ...
 
     async def read(
         self, topic: TopicName, slot: int, first: int, count: int, *, replid: str = ""
     ) -> list[CompactedBlock]:
-        """Consecutive blocks from number ``first`` on, as far as they are there."""
+        """Consecutive blocks from number ``first`` on, as far as they exist."""
         ...
 
     async def places(
         self, topic: TopicName, slot: int, numbers: Sequence[int], *, replid: str = ""
     ) -> list[Position]:
-        """Where these blocks begin; raises MalformedBlock for one that is not there."""
+        """The positions at which these blocks begin. Raises MalformedBlock for a missing block."""
         ...
 
     async def named(self, topic: TopicName, *, replid: str = "") -> str:
-        """The state field COMPACTED as it is in the store; empty: there is none."""
+        """The state field COMPACTED as it is in the store; empty if there is none."""
         ...
 
     async def extent(self, topic: TopicName, slot: int, *, replid: str = "") -> Extent:
-        """What a slot holds now."""
+        """The present contents of a slot."""
         ...
 
 
@@ -242,7 +243,7 @@ def chain(
 
 
 def view_of(state: Mapping[str, str]) -> View | None:
-    """The view that a log's state names; None: none, or one that cannot be understood."""
+    """The view that a log's state names; None if there is none, or an unreadable one."""
     text = state.get(COMPACTED)
     if not text:
         return None
@@ -253,7 +254,7 @@ def view_of(state: Mapping[str, str]) -> View | None:
 
 
 def head_of(block: CompactedBlock) -> bytes:
-    """What is stored of a block beside its payload."""
+    """The stored fields of a block without its payload."""
     numbers = [*block.offsets, *block.lengths, *(block.counts or ())]
     for index, mask in block.masks.items():
         words = max(1, -(-mask.bit_length() // _MASK_BITS))
@@ -265,14 +266,14 @@ def head_of(block: CompactedBlock) -> bytes:
 
 
 def place_of(key: str, head: bytes) -> Position:
-    """Where a block begins, by its head; raises MalformedBlock."""
+    """The position at which a block begins, from its head. Raises MalformedBlock."""
     if len(head) < _HEAD.size:
         raise MalformedBlock(f"{key}: a block's head is cut short")
     return Position(*_PLACE.unpack_from(head))
 
 
 def extent_of(key: str, blocks: int, head: bytes) -> Extent:
-    """What a slot holds, by the head of its last block; raises MalformedBlock."""
+    """The contents of a slot, from the head of its last block. Raises MalformedBlock."""
     if blocks == 0:
         return Extent(0)
     place = place_of(key, head)
@@ -284,7 +285,7 @@ def extent_of(key: str, blocks: int, head: bytes) -> Extent:
 
 
 def decode_block(key: str, head: bytes, payload: bytes) -> CompactedBlock:
-    """A block as it is stored; raises MalformedBlock."""
+    """Parse a stored block. Raises MalformedBlock."""
     place = place_of(key, head)
     _, _, digest, entries, flags = _HEAD.unpack_from(head)
     try:

@@ -1,6 +1,6 @@
 """Staged parts in the store: data for an atomic publish that is not published yet.
 
-Parts have keys of their own beside the logs, and expire. The store does not guard them: the stager names
+Parts have their own keys beside the logs, and expire. The store does not guard them: the stager names
 a part, and the publisher names it with its checksum, so a late write of a part changes no publish. The
 broker records who staged a part, and rejects a replacement by another subject. Brokers have no command
 that removes a key; a part disappears with its last field.
@@ -17,7 +17,7 @@ from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import Identity
 
 CHUNK_BYTES = 512 * 1024
-"""What one write or read of a part carries."""
+"""Largest size of one write or read of a part."""
 
 
 class Damaged(OnewriterError):
@@ -34,7 +34,7 @@ class Stager:
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """One part: how many rows and bytes, a checksum of them, until when it is kept (wall clock, ms).
+    """One part: its numbers of rows and bytes, their checksum, and its expiry (wall clock, ms).
 
     ``stager`` is None for a part that a broker of an earlier release stored.
     """
@@ -47,13 +47,13 @@ class StagedPart:
 
     @property
     def chunks(self) -> int:
-        """Of how many chunks it is made."""
+        """The number of its chunks."""
         return -(-self.bytes // CHUNK_BYTES)
 
     def encode(self) -> str:
-        """As it is written beside the part.
+        """The text that is stored beside the part.
 
-        The stager follows the checksum in one text: earlier releases read a list of four.
+        The stager follows the checksum in one string: earlier releases read a list of four.
         """
         marks = self.checksum
         if self.stager is not None:
@@ -80,25 +80,25 @@ def _stager(text: str) -> Stager | None:
 
 
 class StagedStore(Protocol):
-    """Parts by their names, bucket by bucket; a part of LogStore, whose errors count here.
+    """Parts by their names, in each bucket; a part of LogStore, whose errors apply here.
 
-    ``write`` and ``note`` may be repeated. A part counts from ``note`` on.
+    ``write`` and ``note`` may be repeated. A part exists from ``note`` on.
     """
 
     async def check_rights(self) -> None:
-        """Raises Refused where the store does not let brokers drop a publish that was cut short."""
+        """Raises Refused if the store does not allow brokers to drop an interrupted publish."""
         ...
 
     async def write(self, bucket: int, name: str, number: int, chunk: bytes) -> None:
-        """Keep one chunk of a part."""
+        """Store one chunk of a part."""
         ...
 
     async def note(self, bucket: int, name: str, part: StagedPart) -> None:
-        """Say what the part is: before its first chunk, so that nothing is kept unnoticed, and after."""
+        """Store the description of a part: before its first chunk, so that each chunk belongs to a known part, and after."""
         ...
 
     async def read(self, bucket: int, name: str, number: int) -> bytes | None:
-        """One chunk; None: there is none."""
+        """One chunk; None if there is none."""
         ...
 
     async def noted(self, bucket: int) -> Mapping[str, str]:

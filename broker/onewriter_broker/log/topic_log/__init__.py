@@ -1,1 +1,1 @@
-"""One log on its broker: entries on their way in, the newest blocks, guards, atomic publishes, range reads."""
+"""One log on its broker: pending entries, the newest blocks, guards, atomic publishes, range reads."""

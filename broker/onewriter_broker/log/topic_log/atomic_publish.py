@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from onewriter_core.wire.values import Send
 
 PUBLISHES_WAITING_MAX = 16
-"""Publishes to one log that are under way or wait for their turn."""
+"""Largest number of publishes to one log that are under way or queued."""
 
 _IN_BLOCK = memoryview(b"")
 
 
 class Published(NamedTuple):
-    """Where a publish stands, all of it."""
+    """The positions of a whole publish."""
 
     first: Position
     last: Position
@@ -61,7 +61,7 @@ class TooLarge(Refused):
 
 
 class BoundElsewhere(Refused):
-    """The app is bound to another subject, ``owner``, whose name not every caller may see."""
+    """The app is bound to another subject, ``owner``. Not every caller may see its name."""
 
     def __init__(self, name: TopicName, app: str, owner: str) -> None:
         text = f"{app} is another subject's app on {name}: publish under an app of your own"
@@ -70,13 +70,13 @@ class BoundElsewhere(Refused):
 
 
 class StoodStill(Unavailable):
-    """The store stored nothing of a publish for too long. It was abandoned, and is certainly not stored."""
+    """The store stored nothing of a publish for too long. The publish was abandoned, and is certainly not stored."""
 
 
 class Entries:
-    """The entries of a publish, block by block. They leave it as their blocks are formed."""
+    """The entries of a publish, block by block. They are removed when their blocks are formed."""
 
-    __slots__ = ("_block_entries_max", "_blocks", "_bytes", "_count", "_room")
+    __slots__ = ("_block_entries_max", "_blocks", "_bytes", "_count", "_space")
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Entries:
     ) -> None:
         self._block_entries_max = block_entries_max
         self._blocks: deque[list[tuple[Send, bytes | memoryview]]] = deque()
-        self._bytes = self._count = self._room = 0
+        self._bytes = self._count = self._space = 0
         for send, payload in entries:
             self.add(send, payload)
 
     def add(self, send: Send, payload: bytes | memoryview) -> None:
-        """One more entry, behind all others. Raises TooLarge."""
+        """Append an entry. Raises TooLarge."""
         size = len(payload)
         self._bytes += size
         self._count += 1
@@ -103,40 +103,40 @@ class Entries:
             raise TooLarge(text)
         if self._count > PUBLISH_ENTRIES_MAX:
             raise TooLarge(f"at most {PUBLISH_ENTRIES_MAX} entries are published as a whole")
-        if size > self._room or len(self._blocks[-1]) >= self._block_entries_max:
+        if size > self._space or len(self._blocks[-1]) >= self._block_entries_max:
             if len(self._blocks) >= PUBLISH_BLOCKS_MAX:
                 raise TooLarge(f"at most {PUBLISH_BLOCKS_MAX} blocks are published as a whole")
             self._blocks.append([])
-            self._room = BLOCK_BYTES_MAX
+            self._space = BLOCK_BYTES_MAX
         self._blocks[-1].append((send, payload))
-        self._room -= size
+        self._space -= size
 
     def clear(self) -> None:
-        """Keep none of those that are left."""
+        """Drop all remaining entries."""
         self._blocks.clear()
 
     @property
     def sizes(self) -> list[int]:
-        """How many entries each block has that is not formed yet."""
+        """The number of entries of each block that is not formed yet."""
         return [len(block) for block in self._blocks]
 
     def __bool__(self) -> bool:
         return bool(self._blocks)
 
     def next_block(self) -> list[tuple[Send, memoryview]]:
-        """The entries of the next block, which are here no more."""
+        """Remove and return the entries of the next block."""
         return [(send, memoryview(payload)) for send, payload in self._blocks.popleft()]
 
 
 class Publish:
     """One request to publish entries as a whole. Implements Sender for its log.
 
-    ``done`` ends when the result is known: its positions, or None if this version, or a later one, was
+    ``done`` ends when the result is known: the positions, or None if this version or a later one was
     published before. It raises Unavailable if the publish is certainly not stored: ``may_write``, called
     directly before the first block, returned False, or the topic has moved. It raises Undecided if the
-    result is unknown: a repeated request publishes, or finds a duplicate. It takes the entries over.
-    ``owner`` is the subject to which the app is bound with it; None: subjects are not compared.
-    ``by``: who published it, as its blocks say (``Block.by``).
+    result is unknown: a repeated request publishes, or finds a duplicate. The request owns the entries.
+    ``owner`` is the subject to which the request binds the app; None: subjects are not compared.
+    ``by``: the publisher, as in ``Block.by``.
     """
 
     def __init__(
@@ -155,34 +155,34 @@ class Publish:
         self.name = f"{app}/{version}"
         self.may_write = may_write
         self.behind = 0
-        """How many entries its log had gathered, and had waiting, when it was asked for."""
+        """The numbers of gathered and of waiting entries of the log at the time of the request."""
         self.formed = 0
         self._blocks = len(entries.sizes)
         self._entries = entries
         self._opens: tuple[Position, ...] = ()
         self.is_unknown = False
-        """Whether it is in the log is unknown, and this broker will not learn it."""
+        """Whether the publish is in the log is unknown, and this broker will not learn it."""
         self.done: asyncio.Future[Published | None] = asyncio.get_running_loop().create_future()
 
     @property
     def has_begun(self) -> bool:
-        """Whether any of it may be in the log."""
+        """Whether a part of it may be in the log."""
         return self.formed > 0
 
     @property
     def is_formed(self) -> bool:
-        """Whether all of it was handed to the store: the fate of its last block is its own."""
+        """Whether all of it was sent to the store: the result of its last block is the result of the publish."""
         return self.formed == self._blocks
 
     def form(self, topic_log: TopicLog, time_ms: int) -> PendingBlock:
-        """Its next block, at the log's end."""
+        """Form its next block, at the log's end."""
         if not self.has_begun:
             self._opens = tuple(self._positions(topic_log.ledger, topic_log.next_entry))
         opens = () if self.has_begun else self._opens
         taken = self._entries.next_block()
         self.formed += 1
         payloads = [payload for _, payload in taken]
-        # The block has their bytes from here on; the pending entries keep no copy.
+        # From here on the block has their bytes; the pending entries keep no copy.
         entries: list[PendingEntry] = [(self, send, _IN_BLOCK) for send, _ in taken]
         pending = topic_log.form(entries, payloads, list(map(len, payloads)), time_ms, publish=self)
         pending.opens = opens
@@ -194,31 +194,31 @@ class Publish:
             entry += size
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, _size: int) -> None:
-        """Its last block is in the log, and so all of them."""
+        """The last block is in the log, and therefore all blocks are."""
         if not self.done.done():
             last = Position(first.ledger, first.entry + len(entries) - 1)
             self.done.set_result(Published(self._opens[0], last))
 
     def given_up(self, block: Block, *, is_definite: bool) -> None:
-        """A block of it is certainly not in the log that counts (``is_definite``), or its result is unknown."""
+        """A block is certainly not in the log of the current dataset (``is_definite``), or its result is unknown."""
         if block.commits and not is_definite:
             self.fail(Undecided("unknown whether this was published: ask for its status"))
         elif block.commits or not self.is_formed:
             self.cut_short()
 
     def duplicate(self) -> None:
-        """The store knows this version, or a later one."""
+        """The store has this version, or a later one."""
         if not self.done.done():
             self.done.set_result(None)
 
     def cut_short(self) -> None:
-        """Its last block is not in the log, and will not be."""
+        """The last block is not in the log, and will not be."""
         self.fail(
             Unavailable("this broker no longer serves the topic; nothing was published; retry")
         )
 
     def fail(self, reason: OnewriterError) -> None:
-        """End it so, and keep none of its entries."""
+        """End the publish with this result, and drop its entries."""
         if not self.done.done():
             self.is_unknown = isinstance(reason, Undecided)
             self.done.set_exception(reason)
@@ -233,7 +233,7 @@ class Publish:
 
 
 class Publishes:
-    """The publishes of one log, one after the other."""
+    """The publishes of one log, which are stored one after the other."""
 
     __slots__ = ("_has_hole", "_held", "_held_bytes", "_line", "_unknown")
 
@@ -245,7 +245,7 @@ class Publishes:
         self._unknown: dict[str, int] = {}  # the highest version of each app
 
     def add(self, publish: Publish, topic_log: TopicLog) -> None:
-        """It takes its turn behind what waits now. Raises Refused."""
+        """Queue a publish after the entries that wait now. Raises Refused."""
         self._settle()
         if publish.is_formed:
             raise Refused(ServerError.NOT_ALLOWED_ERROR, "at least one entry is published")
@@ -257,14 +257,14 @@ class Publishes:
         self._line.append(publish)
 
     def of(self, app: str) -> Publish | None:
-        """One of that app whose fate is not known yet."""
+        """A publish of the app whose result is not known yet."""
         self._settle()
         return next((each for each in self._line if each.app == app and not each.done.done()), None)
 
     def may_count(self, app: str, version: int) -> bool:
         """Whether this version of an app, or a later one, may be stored by a call whose result is unknown.
 
-        As long as that is so, the version in the store does not prove that it is not published.
+        Until then, the version in the store does not prove that it is not published.
         """
         self._settle()
         return self._unknown.get(app, -1) >= version or any(
@@ -281,13 +281,13 @@ class Publishes:
         return first.has_begun or not topic_log.waiting or topic_log.entries_in >= first.behind
 
     def limit(self, topic_log: TopicLog, entries: int) -> int:
-        """How many of the next entries may share a block: none is taken past a publish."""
+        """The number of next entries that may share a block: no entry overtakes a publish."""
         if not self._line:
             return entries
         return max(1, min(entries, self._line[0].behind - topic_log.entries_in))
 
     def has_block(self, topic_log: TopicLog) -> bool:
-        """Whether there is a block to form; asked only where it ``is_first``.
+        """Whether there is a block to form; called only if it ``is_first``.
 
         The first block waits until all earlier entries are durable: a publish that is rejected because
         its version is known is then rejected for a version that is certainly stored.
@@ -296,7 +296,7 @@ class Publishes:
         return not first.is_formed and (first.has_begun or not topic_log.undecided)
 
     def next_block(self, topic_log: TopicLog, time_ms: int) -> PendingBlock | None:
-        """The next block of the publish whose turn it is; None: there is none for now."""
+        """The next block of the first publish; None if there is none for now."""
         while self.is_first(topic_log) and self.has_block(topic_log):
             first = self._line[0]
             if first.has_begun or first.may_write():
@@ -307,7 +307,7 @@ class Publishes:
         return None
 
     def reaches(self, topic_log: TopicLog, pending: PendingBlock) -> bool:
-        """A block of a publish is durable: whether the watermark may move over it."""
+        """A block of a publish is durable. Returns whether the watermark may move past it."""
         if not pending.block.commits:
             self._held.append(pending.block)
             self._held_bytes += pending.size
@@ -338,7 +338,7 @@ class Publishes:
             if publish.has_begun and not publish.is_formed:
                 publish.cut_short()
         self._settle()
-        self._unknown.clear()  # no call of another ledger is executed any more: the store's word counts
+        self._unknown.clear()  # no call of another ledger is executed any more: the store's answer is final
 
     def _settle(self) -> None:
         while self._line and self._line[0].done.done():
@@ -348,7 +348,7 @@ class Publishes:
                 self._unknown[ended.app] = max(known, ended.version)
 
     def forget_held(self, *, leaves_hole: bool = False) -> None:
-        """Keep no block of a publish for the log's tail; ``leaves_hole``: others of it are yet to come."""
+        """Keep no block of a publish for the log's tail; ``leaves_hole``: more blocks of it will follow."""
         self._held.clear()
         self._held_bytes = 0
         self._has_hole = leaves_hole
@@ -374,14 +374,14 @@ def abandon(
     if not publish.has_begun:
         return False
     topic_log.drop_undecided(lambda each: each.publish is publish)
-    topic_log.forget_tail()  # there may be blocks that it does not have
+    topic_log.forget_tail()  # the store may lack some of the blocks
     if topic_log.publishes is not None:
         topic_log.publishes.forget_held()
     return True
 
 
 def check_owner(name: TopicName, state: Mapping[str, str], app: str, owner: str | None) -> None:
-    """Raises BoundElsewhere where the app is another subject's. None: subjects are not told apart."""
+    """Raises BoundElsewhere if the app is bound to another subject. None: subjects are not compared."""
     bound = state.get(f"{OWNER_PREFIX}{app}")
     if owner is not None and bound is not None and bound != owner:
         raise BoundElsewhere(name, app, bound)
@@ -394,13 +394,13 @@ def check_app(
     owner: str | None,
     limits: LogLimits = LogLimits(),
 ) -> None:
-    """Raises Refused for an app of another subject, and for one more than a log, or a subject, may have."""
+    """Raises Refused for an app of another subject, and if the log or the subject has too many apps."""
     check_owner(name, state, app, owner)
     if f"{VERSION_PREFIX}{app}" not in state:
-        check_room(name, state, VERSION_PREFIX, app, owner, limits)
+        check_space(name, state, VERSION_PREFIX, app, owner, limits)
 
 
-def check_room(
+def check_space(
     name: TopicName,
     state: Mapping[str, str],
     prefix: str,
@@ -408,7 +408,7 @@ def check_room(
     owner: str | None,
     limits: LogLimits = LogLimits(),
 ) -> None:
-    """Raises Refused where there is no room for one app more in a log's fields that begin so."""
+    """Raises Refused if the log has no space for another field with this prefix."""
     advice = "an administrator may have it forget those that are no longer used"
     if sum(1 for field in state if field.startswith(prefix)) >= limits.apps_max:
         text = f"{name} is published to under {limits.apps_max} names already: {advice}"

@@ -1,8 +1,8 @@
-"""The keys of an entry's messages, and the entry without some of them: what compaction looks at.
+"""The keys of an entry's messages, and the entry without some of its messages, for compaction.
 
-The only place where the broker opens a batch. It recognizes and keeps unopened: encrypted
-batches, damaged ones, and ones that are larger than clients send. The metadata alone states what an
-entry becomes when it is opened: a few bytes may contain a great many messages.
+The broker opens batches only here. It does not open encrypted or damaged batches, nor batches larger
+than clients send. The metadata states the size of an opened entry: a few bytes may contain very
+many messages.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from onewriter_core.wire.messages import (
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 CONTENT_BYTES_MAX: Final = MESSAGE_LENGTH_MAX
-"""What a batch may become; a larger one is left closed."""
+"""Largest size of an opened batch; a larger batch is not opened."""
 
 BATCH_MESSAGES_MAX: Final = 10_000
-"""Messages that a batch may hold; one with more is left closed. Clients send 1000 unless told."""
+"""Largest number of messages of a batch; a larger batch is not opened. Clients send 1000 by default."""
 
 KEY_BYTES: Final = 16
-"""Bytes of the hash that identifies a key, so that long keys cost no more than short ones."""
+"""Bytes of the hash that identifies a key: long keys cost no more than short ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedMessage:
-    """One message: its place in the batch (-1: the entry is none), its key, whether it removes it.
+    """One message: its index in the batch (-1: the entry is not a batch), its key, and whether it removes the key.
 
     ``key`` is a hash of the key; None: the message has no key.
     """
@@ -63,18 +63,18 @@ class Closed:
 
 
 Content = tuple[KeyedMessage, ...] | Chunk | Closed
-"""What an entry holds for compaction."""
+"""The contents of an entry for compaction."""
 
 
 class Cost(NamedTuple):
-    """What taking an entry apart takes: bytes in memory, and messages to look at."""
+    """The cost of opening an entry: bytes in memory, and messages to inspect."""
 
     size: int
     messages: int
 
 
 def cost_of(entry: Bytes) -> Cost:
-    """What ``content_of`` or ``without`` will cost, for the price of the metadata; never raises."""
+    """The cost of ``content_of`` or ``without``, from the metadata alone; never raises."""
     try:
         metadata = parse_metadata(entry)
         if not metadata.HasField("num_messages_in_batch"):
@@ -87,7 +87,7 @@ def cost_of(entry: Bytes) -> Cost:
 
 
 def content_of(entry: Bytes) -> Content:
-    """Take an entry apart; never raises."""
+    """Parse an entry; never raises."""
     try:
         metadata = parse_metadata(entry)
         if metadata.HasField("num_messages_in_batch"):
@@ -102,15 +102,15 @@ def content_of(entry: Bytes) -> Content:
 
 
 def key_hash(key: str) -> bytes:
-    """What stands for a key."""
+    """The identifier of a key."""
     return hashlib.blake2b(key.encode(), digest_size=KEY_BYTES).digest()
 
 
 def without(entry: Bytes, kept: Collection[int]) -> bytes:
-    """A batch of which only the messages at these indexes are left; their indexes stay.
+    """The batch with only the messages at these indexes, which keep their indexes.
 
-    As Pulsar does it: the others are marked as compacted out and lose their content. Raises
-    ProtocolError for what ``content_of`` calls closed.
+    As in Pulsar, the other messages are marked as compacted out and lose their content. Raises
+    ProtocolError if ``content_of`` returns Closed.
     """
     metadata = parse_metadata(entry)
     messages: list[tuple[pb.SingleMessageMetadata, bytes]] = []
@@ -126,9 +126,9 @@ def without(entry: Bytes, kept: Collection[int]) -> bytes:
 
 
 def last_index(entry: Bytes, mask: int | None) -> int:
-    """The index of a batch's last message that was not compacted out; -1: it is not a batch.
+    """The index of a batch's last message that was not compacted out; -1 if it is not a batch.
 
-    ``mask``: which messages are left, as in CompactedBlock. Opens nothing.
+    ``mask``: the remaining messages, as in CompactedBlock. Does not open the batch.
     """
     try:
         metadata = parse_metadata(entry)
@@ -160,7 +160,7 @@ def _opened(
 
 
 def _check_bounds(metadata: pb.MessageMetadata, entry: Bytes) -> None:
-    """Raises ProtocolError for a batch that is not to be opened."""
+    """Raises ProtocolError for a batch that must not be opened."""
     if metadata.encryption_keys:
         raise ProtocolError("a batch is encrypted")
     if metadata.num_messages_in_batch > BATCH_MESSAGES_MAX:

@@ -1,7 +1,7 @@
-"""One log's compacted view on this broker: which one counts, who reads it, and its entries.
+"""One log's compacted view on this broker: the current view, its readers, and its entries.
 
-A view that the log's state names counts only after a check that the store has all of it, in the dataset
-that the log is bound to: a failover may have lost the view, or the log after it.
+The view that the log's state names becomes current only after a check that the store has all of it, in the
+dataset that the log is bound to: a failover may have lost the view, or the log after it.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from onewriter_broker.log.topic_log.log import TopicLog
 
 READ_BLOCKS_MAX = 64
-"""Blocks that one such read asks for at most."""
+"""Largest number of blocks of one read of a view."""
 
 PIECES_PER_TICK = 100
-"""Pieces of blocks made before others get a turn of the event loop: a millisecond or two. Of most entries of
-a view the neighbours are gone: each is a piece of its own."""
+"""Pieces of blocks that are made in one iteration of the event loop: one or two milliseconds. In a view most
+entries have no adjacent entry, so each is a separate piece."""
 
 PROBES = 15
-"""Blocks whose beginnings one step of a search looks at."""
+"""Blocks whose first positions one step of a search reads."""
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class ViewReading:
-    """A reader of a view. The view is kept while it is read, within a bound, also if a newer one counts."""
+    """A reader of a view. The view is kept while it is read, within a bound, even if a newer view is current."""
 
     view: View
     number: int = 0
-    """The block that is read next, if ``after`` is where the reader still stands."""
+    """The block that is read next, if the reader continues at ``after``."""
     after: Position = EARLIEST
     largest: int = 0
     """Bytes of the largest block of the last read; 0: nothing was read yet."""
     is_retired: bool = False
-    """The view is being dropped: what is read of it from now on counts no more."""
+    """The view is being dropped: results of later reads are invalid."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,14 +62,14 @@ class CompactedLog:
     is_running: bool = False
     """A compaction reads the log now."""
     is_waited_for: bool = False
-    """Retention would drop what was not compacted yet."""
+    """Retention would drop entries that are not compacted yet."""
     _checked: tuple[Binding, str] | None = None
     _readings: list[ViewReading] = field(default_factory=list)
     _horizon: tuple[str, Position] = ("", EARLIEST)
 
     @property
     def horizon(self) -> Position:
-        """Up to where the view that counts stands for the log; EARLIEST when there is none."""
+        """The position up to which the current view represents the log; EARLIEST if there is no view."""
         text = self.log.state.get(COMPACTED, "")
         if text != self._horizon[0]:
             view = view_of(self.log.state)
@@ -77,9 +77,9 @@ class CompactedLog:
         return self._horizon[1]
 
     def trim_limit(self, limit: Position) -> Position:
-        """As ``limit``, but nothing goes that no view has yet, as long as the log is compacted.
+        """Like ``limit``, but keeps the entries that no view has yet, while the log is compacted.
 
-        A view that is no longer renewed holds nothing back: otherwise the log would grow without bound.
+        A view that is no longer renewed keeps nothing: otherwise the log would grow without bound.
         """
         if not (self.is_wanted or self.is_running):
             return limit
@@ -89,7 +89,7 @@ class CompactedLog:
         return min(limit, Position(horizon.ledger, horizon.entry + 1))
 
     async def view(self) -> View | None:
-        """The view that counts, seen to be whole; None: there is none. Raises Undecided."""
+        """The current view, checked for completeness; None if there is none. Raises Undecided."""
         binding, text = self.log.binding, self.log.state.get(COMPACTED, "")
         if binding is None:
             raise Undecided(f"{self.log.name} is not open here")
@@ -101,7 +101,7 @@ class CompactedLog:
         return view_of(self.log.state)
 
     async def _check(self, binding: Binding, text: str) -> str:
-        """Have the state in memory name what the store really has; the text it has then."""
+        """Update the state in memory to the view that the store has, and return its text."""
         store, name = self.log.store.compacted, self.log.name
         stored = await store.named(name, replid=binding.replid)
         view = view_of({COMPACTED: stored})
@@ -121,9 +121,9 @@ class CompactedLog:
     # ------------------------------------------------------------ reading
 
     async def begin(self, after: Position) -> ViewReading | None:
-        """Begin to read what stands for the log behind ``after``; None: no view does.
+        """Begin to read the view after the position ``after``; None if no view covers it.
 
-        To be ended with ``end``. Raises Undecided.
+        End it with ``end``. Raises Undecided.
         """
         view = await self.view()
         if view is None or after >= view.horizon:
@@ -133,16 +133,16 @@ class CompactedLog:
         return reading
 
     def end(self, reading: ViewReading) -> None:
-        """It is read no longer."""
+        """End a read."""
         if reading in self._readings:
             self._readings.remove(reading)
 
     def is_read(self, view: View) -> bool:
-        """Whether that view still has a reader."""
+        """Whether this view still has a reader."""
         return any(reading.view == view for reading in self._readings)
 
     def retire(self, view: View) -> None:
-        """The view is about to be dropped: its readers continue with the one that counts."""
+        """The view is about to be dropped: its readers continue with the current view."""
         for reading in [reading for reading in self._readings if reading.view == view]:
             reading.is_retired = True
             self._readings.remove(reading)
@@ -150,9 +150,9 @@ class CompactedLog:
     async def read(
         self, reading: ViewReading, after: Position, entries_max: int, bytes_max: int
     ) -> list[EntryRun] | None:
-        """Entries of the view behind ``after``; empty at its end, None when it is retired.
+        """Entries of the view after ``after``; empty at its end, None if the view is retired.
 
-        Limits as in ``runs_behind``. Raises Undecided when the store does not answer, and
+        Limits as in ``runs_behind``. Raises Undecided if the store does not answer, and
         MalformedBlock.
         """
         view = reading.view
@@ -179,7 +179,7 @@ class CompactedLog:
         return None if reading.is_retired else []
 
     async def last(self, view: View) -> CompactedBlock | None:
-        """The last block of a view; None: it is empty. Raises Undecided and MalformedBlock."""
+        """The last block of a view; None if the view is empty. Raises Undecided and MalformedBlock."""
         if view.blocks == 0:
             return None
         blocks = await self.read_blocks(view, view.blocks - 1, 1)
@@ -188,14 +188,14 @@ class CompactedLog:
         return blocks[0]
 
     async def read_blocks(self, view: View, first: int, count: int) -> list[CompactedBlock]:
-        """Blocks of a view from a number on, out of the dataset that the log is bound to."""
+        """Blocks of a view from a number on, from the dataset that the log is bound to."""
         count = min(count, view.blocks - first)
         return await self.log.store.compacted.read(
             self.log.name, view.slot, first, count, replid=self._replid
         )
 
     async def _find(self, view: View, after: Position) -> int:
-        """The last block that begins at or below the position behind ``after``."""
+        """The last block that begins at or before the position after ``after``."""
         low, high = 0, view.blocks - 1
         if after == EARLIEST or high <= 0:
             return 0
@@ -229,7 +229,7 @@ async def _runs(
     *,
     pieces_per_tick: int = PIECES_PER_TICK,
 ) -> list[EntryRun]:
-    """As ``runs_behind``, in steps; no more pieces are made than are read."""
+    """Like ``runs_behind``, in steps; makes only the pieces that are read."""
     pieces = (piece for block in blocks for piece in block.pieces())
     found: list[EntryRun] = []
     while some := list(islice(pieces, pieces_per_tick)):

@@ -1,7 +1,7 @@
-"""Entries as they are read: runs of them, which are taken apart only where that is needed.
+"""Entries that are read: runs of entries, which are split only if necessary.
 
-Most entries are written to a socket exactly as their block contains them. A run costs the same however many
-entries it has; an Entry for each of them would be a third of what a catch-up read costs.
+Most entries are written to a socket exactly as their block contains them. The cost of a run does not depend on its
+number of entries; an Entry object for each would take a third of the time of a catch-up read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from onewriter_core.ids import Position
 
 
 class Entry(NamedTuple):
-    """One stored SEND as dispatch needs it: ``messages`` is how many permits it costs."""
+    """One stored SEND for dispatch; ``messages`` is the number of permits that it costs."""
 
     position: Position
     payload: memoryview
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 class EntryRun:
     """Consecutive entries of one block, at least one: those from ``start`` up to ``stop``.
 
-    ``ends`` says for each entry of the block where it ends in the block's payload.
+    ``ends`` contains the end of each entry of the block in the block's payload.
     """
 
     block: Block
@@ -41,7 +41,7 @@ class EntryRun:
 
     @property
     def position(self) -> Position:
-        """The first entry's."""
+        """The first entry's position."""
         ledger, first = self.block.position
         return Position(ledger, first + self.start)
 
@@ -58,13 +58,13 @@ class EntryRun:
 
     @property
     def messages(self) -> int:
-        """How many permits they cost."""
+        """The number of permits that they cost."""
         counts = self.block.counts
         return len(self) if counts is None else sum(counts[self.start : self.stop])
 
     @property
     def payload(self) -> memoryview:
-        """The entries' bytes, one behind the other."""
+        """The concatenated bytes of the entries."""
         return memoryview(self.block.payload)[self.offset : self.ends[self.stop - 1]]
 
     @property
@@ -74,11 +74,11 @@ class EntryRun:
 
     @property
     def offset(self) -> int:
-        """Where the first entry begins in the block's payload."""
+        """The start of the first entry in the block's payload."""
         return self.ends[self.start - 1] if self.start else 0
 
     def costs(self) -> Iterator[tuple[Position, int]]:
-        """Each entry's position and how many permits it costs."""
+        """Each entry's position and number of permits."""
         ledger, first = self.block.position
         counts = self.block.counts
         for index in range(self.start, self.stop):
@@ -94,7 +94,7 @@ class EntryRun:
             offset = end
 
     def fitting(self, messages_max: int, bytes_max: int) -> int:
-        """How many entries there are until a limit is reached, or passed by the last of them."""
+        """The number of entries until a limit is reached, or exceeded by the last of them."""
         counts = self.block.counts
         by_bytes = bisect_left(self.ends, self.offset + bytes_max, self.start, self.stop)
         if counts is None:
@@ -105,7 +105,7 @@ class EntryRun:
         return max(1, min(len(self), by_bytes - self.start + 1, by_messages))
 
     def split(self, count: int) -> tuple[EntryRun, EntryRun]:
-        """The first ``count`` entries, fewer than all, and the others."""
+        """Split the run after ``count`` entries, which are fewer than all."""
         middle = self.start + count
         return (
             EntryRun(self.block, self.ends, self.start, middle),
@@ -125,10 +125,10 @@ def runs_behind(
     entries_max: int,
     bytes_max: int,
 ) -> list[EntryRun]:
-    """The entries of consecutive blocks behind ``after``, as far as they are committed.
+    """The committed entries of consecutive blocks after ``after``.
 
-    At least one if there is one, at most ``entries_max``, and no further block once ``bytes_max``
-    is reached: a block is in memory whole, and what is left out of it would be read again.
+    Returns at least one entry if there is one, at most ``entries_max``, and no further block once
+    ``bytes_max`` is reached: a whole block is in memory, and the rest of it would be read again.
     """
     found: list[EntryRun] = []
     size = entries = 0

@@ -1,4 +1,4 @@
-"""Guards of a log's waiting entries: entries with different guards never share a block."""
+"""Guards of a log's pending entries: entries with different guards never share a block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from onewriter_broker.log.topic_log.pending_blocks import PendingEntry, Sender
 
 ANONYMOUS = "anonymous"
-"""Stands for all clients without a subject."""
+"""Represents all clients without a subject."""
 
 
 class GuardedSender(Protocol):
@@ -34,21 +34,21 @@ class GuardedSender(Protocol):
 
 
 def guard_of(guarded: dict[Sender, GuardedSender], entry: PendingEntry) -> Guard | None:
-    """What an entry depends on."""
+    """The guard of an entry."""
     sender = guarded.get(entry[0])
     return None if sender is None else sender.guard
 
 
 def cut(entries: list[PendingEntry], guarded: dict[Sender, GuardedSender]) -> Guard | None:
-    """Drop all entries behind the first with another guard than the first one's; that guard."""
+    """Keep only the leading entries that have the first entry's guard, and return that guard."""
     guard = guard_of(guarded, entries[0])
     alike = takewhile(lambda entry: guard_of(guarded, entry) == guard, entries)
     del entries[sum(1 for _ in alike) :]
     return guard
 
 
-def has_room(state: Mapping[str, str], guard: Guard | None, floors_max: int = FLOORS_MAX) -> bool:
-    """Whether a log can remember the floor that an append under this guard leaves."""
+def has_space(state: Mapping[str, str], guard: Guard | None, floors_max: int = FLOORS_MAX) -> bool:
+    """Whether a log has space for the floor that an append under this guard stores."""
     if guard is None or guard.kind is not GuardKind.FLOOR or _is_known(state, guard):
         return True
     prefixes = FLOOR_PREFIX, GUARDIAN_PREFIX
@@ -56,8 +56,8 @@ def has_room(state: Mapping[str, str], guard: Guard | None, floors_max: int = FL
     return len(names) < floors_max
 
 
-def no_room(name: TopicName, floors_max: int = FLOORS_MAX) -> Refused:
-    """The error for a sender that needs one floor too many."""
+def no_space(name: TopicName, floors_max: int = FLOORS_MAX) -> Refused:
+    """The error for a sender that needs another floor."""
     text = f"{name} is written under {floors_max} guards of other buckets already"
     return Refused(ServerError.NOT_ALLOWED_ERROR, text)
 
@@ -65,13 +65,13 @@ def no_room(name: TopicName, floors_max: int = FLOORS_MAX) -> Refused:
 async def reserve_floor(topic_log: TopicLog, guard: Guard, subject: str) -> None:
     """Record the subject whose quota counts the floor of this guard, unless the floor exists already.
 
-    Raises Refused where the log, or the subject, has too many; Unavailable, Undecided.
+    Raises Refused if the log or the subject has too many; Unavailable, Undecided.
     """
     state, limits = topic_log.state, topic_log.limits
     if _is_known(state, guard):
         return
-    if not has_room(state, guard, limits.floors_max):
-        raise no_room(topic_log.name, limits.floors_max)
+    if not has_space(state, guard, limits.floors_max):
+        raise no_space(topic_log.name, limits.floors_max)
     whose = subject or ANONYMOUS
     used = sum(1 for name in state if name.startswith(GUARDIAN_PREFIX) and state[name] == whose)
     if used >= limits.floors_per_subject_max:

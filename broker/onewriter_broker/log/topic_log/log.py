@@ -31,7 +31,7 @@ from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.atomic_publish import Publish, Publishes
 from onewriter_broker.log.topic_log.compacted_log import CompactedLog
 from onewriter_broker.log.topic_log.entries import EntryRun, runs_behind
-from onewriter_broker.log.topic_log.guards import GuardedSender, cut, has_room
+from onewriter_broker.log.topic_log.guards import GuardedSender, cut, has_space
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry, Sender
 from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
@@ -41,17 +41,17 @@ from onewriter_core.log_format.field_names import COMPACTED, TRIMMED
 from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
 
 LEDGERS_REMEMBERED_MAX = 64
-"""Ledgers of a log whose last committed entry is remembered, to tell a loss when one happens."""
+"""Number of ledgers of a log whose last committed entry is kept, to detect losses."""
 
 ENTRY_BYTES = 400
-"""What a pending entry weighs besides its payload, about: small ones count for what they cost."""
+"""Approximate memory of a pending entry besides its payload."""
 
 STORED_ENTRY_BYTES = 16
 STORED_BLOCK_BYTES = 200
-"""What an entry, and a block, take in the store besides their payload, about."""
+"""Approximate size of an entry and of a block in the store besides their payload."""
 
 READ_BLOCKS_MAX = 256
-"""Blocks that one read from the store asks for at most."""
+"""Largest number of blocks of one read from the store."""
 
 
 _SENDER_OF = itemgetter(0)
@@ -59,7 +59,7 @@ _SENDER_OF = itemgetter(0)
 
 @dataclass(frozen=True, slots=True)
 class LedgerSummary:
-    """What a ledger holds: its last position, entries and bytes as far as this broker wrote it."""
+    """The contents of a ledger: its last position, and the entries and bytes that this broker wrote."""
 
     last: Position
     entries: int
@@ -69,7 +69,7 @@ class LedgerSummary:
 class TopicLog:
     """One log. Not fenced until ``open``; then it accepts entries while ``is_writable``.
 
-    Other modules read its state by properties and change it by methods only.
+    Other modules read its state through properties and change it only through methods.
     """
 
     __slots__ = (
@@ -171,7 +171,7 @@ class TopicLog:
 
     @property
     def state(self) -> Mapping[str, str]:
-        """The log's state as last read or written: cursors, and what the topic machine needs."""
+        """The log's state as last read or written: cursors, and fields of the topic machine."""
         return self._state
 
     @property
@@ -181,17 +181,17 @@ class TopicLog:
 
     @property
     def durability(self) -> Durability:
-        """What acknowledgements promise in the present ledger; NONE while there is none."""
+        """The guarantee of acknowledgements in the present ledger; NONE while there is no ledger."""
         return self._durability
 
     @property
     def wanted_durability(self) -> Durability:
-        """What acknowledgements promise from the next ledger on."""
+        """The guarantee of acknowledgements from the next ledger on."""
         return self._wanted_durability
 
     @property
     def binding(self) -> Binding | None:
-        """The right to write under which the log is open; None: it is not open."""
+        """The binding under which the log is open; None if it is not open."""
         return self._binding
 
     @property
@@ -211,7 +211,7 @@ class TopicLog:
 
     @property
     def was_refused(self) -> bool:
-        """A write was refused or the dataset changed: after the next fence, compare the tails."""
+        """Whether the tails have to be compared after the next fence: a write was refused or the dataset changed."""
         return self._was_refused
 
     @property
@@ -221,17 +221,17 @@ class TopicLog:
 
     @property
     def given_up_before(self) -> Position:
-        """This broker has trimmed what is before it, or may have: no durable cursor begins there."""
+        """The position before which this broker has or may have trimmed: no durable cursor begins there."""
         return self._given_up_before
 
     @property
     def ends(self) -> Sequence[Position]:
-        """The last committed entry of each ledger written here: what the store must have."""
+        """The last committed entry of each ledger written here: the store must have these entries."""
         return self._ends
 
     @property
     def is_closed(self) -> bool:
-        """This broker no longer serves the log; a later owner has an object of its own."""
+        """Whether this broker no longer serves the log; a later owner has its own object."""
         return self._is_closed
 
     @property
@@ -246,7 +246,7 @@ class TopicLog:
 
     @property
     def opened_at(self) -> float:
-        """When the present ledger was opened."""
+        """The time at which the present ledger was opened."""
         return self._opened_at
 
     @property
@@ -266,12 +266,12 @@ class TopicLog:
 
     @property
     def blocks_in(self) -> int:
-        """These blocks."""
+        """The number of these blocks."""
         return self._blocks_in
 
     @property
     def is_measured(self) -> bool:
-        """Whether ``size`` is what the log stores; if not, it counts only what came in here."""
+        """Whether ``size`` is the measured size of the log; if not, it counts only entries that arrived here."""
         return self._is_measured
 
     @property
@@ -286,7 +286,7 @@ class TopicLog:
 
     @property
     def undecided(self) -> Sequence[PendingBlock]:
-        """Blocks handed to the store whose result is not known or not durable yet."""
+        """Blocks that were sent to the store and whose result is not known or not durable yet."""
         return self._undecided
 
     @property
@@ -296,24 +296,24 @@ class TopicLog:
 
     @property
     def tail_bytes(self) -> int:
-        """What ``tail`` weighs."""
+        """The memory of ``tail`` in bytes."""
         return self._tail_bytes
 
     @property
     def publishes(self) -> Publishes | None:
-        """Atomic publishes to the log; None: there never was one."""
+        """Atomic publishes to the log; None if there never was one."""
         return self._publishes
 
     # ------------------------------------------------------------ what others change
 
     def load(self, state: Mapping[str, str]) -> None:
-        """The store was read: this is the log's state; empty: there is no log yet."""
+        """Set the log's state as read from the store; empty if there is no log yet."""
         self._state = dict(state)
         self._exists = "ledger" in self._state
         self._is_measured = not self._exists
 
     def load_unserved(self, state: Mapping[str, str], binding: Binding, ledger: int) -> None:
-        """Prepare a log that is trimmed without being served: nothing beyond ``ledger`` is read."""
+        """Prepare a log that is trimmed but not served: nothing after ``ledger`` is read."""
         self._state = dict(state)
         self._binding = binding
         self._ledger = ledger
@@ -329,16 +329,16 @@ class TopicLog:
             self._was_refused = True
 
     def note_state(self, fields: Mapping[str, str], remove: Iterable[str] = ()) -> None:
-        """A call has set and removed these fields in the store, or is about to."""
-        for name, value in fields.items():  # ``update`` makes room for twice as many
+        """A call has set and removed these fields in the store, or is about to do so."""
+        for name, value in fields.items():  # ``update`` allocates twice the space
             self._state[name] = value
         for name in remove:
             self._state.pop(name, None)
 
     def note_floor(self, guard: Guard | None) -> None:
-        """Remember the floor that an append under this guard is about to leave.
+        """Record the floor that an append under this guard is about to store.
 
-        Call it before the append is sent: a fence must not write a lower floor than the append leaves.
+        Call it before the append is sent: a fence must not write a lower floor than the append stores.
         """
         if guard is not None and guard.kind is GuardKind.FLOOR:
             floor = int(self._state.get(guard.floor_field, "0"))
@@ -349,25 +349,25 @@ class TopicLog:
         self._ends.append(end)
 
     def promise(self, durability: Durability) -> None:
-        """Acknowledgements promise this from the next ledger on."""
+        """Set the guarantee of acknowledgements from the next ledger on."""
         self._wanted_durability = durability
 
     def join(self, share: Share) -> None:
-        """The log counts against this share from now on."""
+        """Count the log against this share from now on."""
         self._share = share
 
     def allow_writes(self) -> None:
-        """Append what waits: the fence is stored and the tails were compared."""
+        """Begin to append: the fence is stored and the tails were compared."""
         self._is_writable = True
 
     def stop_writes(self, *, was_refused: bool = False) -> None:
-        """Append nothing until the next fence. ``was_refused``: as ``expect_comparison``."""
+        """Append nothing until the next fence. ``was_refused``: also ``expect_comparison``."""
         self._is_writable = False
         if was_refused:
             self._was_refused = True
 
     def expect_comparison(self) -> None:
-        """After the next fence the tails have to be compared."""
+        """Request a comparison of the tails after the next fence."""
         self._was_refused = True
 
     def tails_compared(self) -> None:
@@ -375,7 +375,7 @@ class TopicLog:
         self._was_refused = False
 
     def give_up_before(self, position: Position) -> None:
-        """Blocks before this position are being trimmed, or, after a refusal, are not."""
+        """Blocks before this position are being trimmed or, after a refusal, are kept."""
         self._given_up_before = position
 
     def dropped(self, size: int) -> None:
@@ -383,7 +383,7 @@ class TopicLog:
         self._size_before -= size
 
     def watch(self, moved: Callable[[], None]) -> None:
-        """Call ``moved`` whenever the watermark has moved; callbacks run in the order of this call."""
+        """Call ``moved`` whenever the watermark has moved; callbacks run in the order of registration."""
         self._watchers.append(moved)
 
     def unwatch(self, moved: Callable[[], None]) -> None:
@@ -393,31 +393,31 @@ class TopicLog:
         self._watchers = watchers
 
     def add_guarded(self, sender: Sender, guarded: GuardedSender) -> None:
-        """The sender has a guard, and from now on entries on their way."""
+        """Add a sender with a guard that now has pending entries."""
         self._guarded[sender] = guarded
 
     def remove_guarded(self, sender: Sender) -> None:
-        """The sender has no entries on their way any more."""
+        """Remove a sender without pending entries."""
         self._guarded.pop(sender, None)
 
     @property
     def compacted(self) -> CompactedLog:
-        """Its compacted view; made on demand: few logs have one."""
+        """Its compacted view; created on demand, because few logs have one."""
         if self._compacted is None:
             self._compacted = CompactedLog(self)
         return self._compacted
 
     @property
     def trimming(self) -> asyncio.Lock:
-        """Held around a call that trims it: one behind the other, each with what the last one noted."""
-        if self._trimming is None:  # made on demand: few logs are trimmed at a time
+        """The lock for calls that trim the log: each call continues with the notes of the previous one."""
+        if self._trimming is None:  # created on demand: few logs are trimmed at a time
             self._trimming = asyncio.Lock()
         return self._trimming
 
     def behind_cuts(self, mark_delete: Position) -> Position:
         """The first mark-delete position, from this one on, that has no trimmed entries after it.
 
-        In a log with a compacted view, the view has what was trimmed: there it is this position.
+        In a log with a compacted view, the view contains the trimmed entries: the result is this position.
         """
         if COMPACTED in self._state:
             return mark_delete
@@ -425,12 +425,12 @@ class TopicLog:
         return max(mark_delete, Position(ledger, max(entry - 1, 0)))
 
     def keep_uncompacted(self, *, is_wanted: bool) -> None:
-        """Whether what no compacted view has stays, although there is no view at all yet."""
+        """Whether entries stay until a compacted view contains them, although there is no view yet."""
         if is_wanted or self._compacted is not None:
             self.compacted.is_wanted = is_wanted
 
     def compacted_limit(self, limit: Position) -> Position:
-        """Below what the log may be cut at most: what no compacted view has yet stays."""
+        """The limit of a trim: entries that no compacted view contains yet stay."""
         if self._compacted is None and COMPACTED not in self._state:
             return limit
         return self.compacted.trim_limit(limit)
@@ -445,7 +445,7 @@ class TopicLog:
         return stored_size(self._bytes_in, self._entries_in, self._blocks_in)
 
     def measured(self, size: int) -> None:
-        """A measurement in the store gave this size."""
+        """Set the size that was measured in the store."""
         self._size_before = size - self._came_in
         self._is_measured = True
 
@@ -456,7 +456,7 @@ class TopicLog:
         self._waiting.append(entry)
 
     def publish(self, publish: Publish) -> None:
-        """Have the next calls take along an atomic publish. The caller checked, as for ``accept``.
+        """Queue an atomic publish for the next calls. The caller has checked the right, as for ``accept``.
 
         Raises Refused, Unavailable.
         """
@@ -494,11 +494,11 @@ class TopicLog:
             self._publishes.fenced()
 
     def summary(self) -> LedgerSummary:
-        """The present ledger, for the audit of the fence that ends it."""
+        """The present ledger, for the audit record of the fence that ends it."""
         return LedgerSummary(self._committed, self._ledger_entries, self._ledger_bytes)
 
     def refuse_waiting(self) -> None:
-        """Drop what no call has taken yet: it belongs to an epoch that is ending."""
+        """Drop the entries that no call has taken yet: they belong to an epoch that is ending."""
         waiting, self._waiting = self._waiting, []
         for sender, _, payload in waiting:
             sender.refused(len(payload))
@@ -506,7 +506,7 @@ class TopicLog:
             self._publishes.refuse()
 
     def next_block(self, time_ms: int) -> PendingBlock | None:
-        """Gather the next block out of what waits; None when nothing does."""
+        """Form the next block from the waiting entries; None if no entry waits."""
         if not self._is_writable or self._binding is None:
             return None
         if self._publishes is not None and self._publishes.is_first(self):
@@ -518,7 +518,7 @@ class TopicLog:
         if self._guarded and not self._refuse_surplus():
             return None
         waiting = self._waiting
-        # Entries are mostly alike: take the number that would fit if all were as long as the first.
+        # Most entries have similar sizes: take the number that would fit if all were as long as the first.
         likely = min(BLOCK_ENTRIES_MAX, BLOCK_BYTES_MAX // max(1, len(waiting[0][2])) + 1)
         if self._publishes is not None:
             likely = self._publishes.limit(self, likely)
@@ -542,7 +542,7 @@ class TopicLog:
         guard: Guard | None = None,
         publish: Publish | None = None,
     ) -> PendingBlock:
-        """The next block, of just these entries; the guard has room. Raises Unavailable: not open."""
+        """Form the next block of these entries; there is space for the guard's floor. Raises Unavailable: not open."""
         if self._binding is None:
             raise Unavailable(f"{self.name} is not open here")
         position = Position(self._ledger, self._next_entry)
@@ -579,12 +579,12 @@ class TopicLog:
         return pending
 
     def put_back(self, pending: PendingBlock) -> None:
-        """A block that is certainly not in the log: its entries wait again, ahead of all others."""
+        """A block is certainly not in the log: queue its entries again, before all others."""
         self._undecided.remove(pending)
         self._waiting[:0] = pending.entries
 
     def give_up(self, pending: PendingBlock, *, is_definite: bool) -> None:
-        """A block that this broker cannot append: certainly rejected (``is_definite``), or its result is unknown."""
+        """This broker cannot append a block: it is certainly rejected (``is_definite``), or its result is unknown."""
         self._undecided.remove(pending)
         if pending.publish is not None:
             pending.publish.given_up(pending.block, is_definite=is_definite)
@@ -649,15 +649,15 @@ class TopicLog:
         self._blocks_in -= 1
 
     def _refuse_surplus(self) -> bool:
-        """Reject senders at the head of the queue whose guard has no room; whether entries are left.
+        """Reject senders at the head of the queue if there is no space for the guard's floor. Returns whether entries are left.
 
-        More senders may have been admitted than there is room for. Such a sender has no block under
-        way: its first block would have noted the floor.
+        More senders may have been admitted than there is space for. Such a sender has no block under
+        way: its first block would have recorded the floor.
         """
         while self._waiting:
             sender = self._waiting[0][0]
             guarded = self._guarded.get(sender)
-            if guarded is None or has_room(self._state, guarded.guard, self._limits.floors_max):
+            if guarded is None or has_space(self._state, guarded.guard, self._limits.floors_max):
                 return True
             own = [entry for entry in self._waiting if entry[0] is sender]
             self._waiting = [entry for entry in self._waiting if entry[0] is not sender]
@@ -666,11 +666,11 @@ class TopicLog:
         return False
 
     def drop_undecided(self, is_dropped: Callable[[PendingBlock], bool]) -> None:
-        """Wait no more for the result of these blocks of an abandoned publish."""
+        """Stop waiting for the result of these blocks of an abandoned publish."""
         self._undecided = [each for each in self._undecided if not is_dropped(each)]
 
     def close(self) -> None:
-        """This broker serves the log no longer: nothing more is appended or read here."""
+        """Close the log: this broker serves it no longer, and neither appends nor reads."""
         self._is_closed = True
         self._is_writable = False
         self._binding = None
@@ -680,7 +680,7 @@ class TopicLog:
         self.forget_tail()
 
     def forget_tail(self) -> None:
-        """Keep no block in memory: what is read next comes from the store."""
+        """Drop all blocks in memory: the next read comes from the store."""
         self._tail.clear()
         self._tail_bytes = 0
 
@@ -708,13 +708,13 @@ class TopicLog:
 
     @property
     def kept_ends(self) -> list[Position]:
-        """``ends`` without what retention has dropped on purpose, or may have."""
+        """``ends`` without the ledgers that retention has or may have dropped."""
         trimmed = self._state.get(TRIMMED)
         horizon = None if trimmed is None else Position.parse(trimmed)
         return [end for end in self._ends if horizon is None or end >= horizon]
 
     def forget_after(self, survived: Position) -> None:
-        """The store has nothing behind ``survived`` any more: nor does this memory of it."""
+        """The store has lost everything after ``survived``: drop it from memory too."""
         while self._tail and last_position(self._tail[-1]) > survived:
             self._tail_bytes -= stored_bytes(self._tail.pop())
         while self._ends and self._ends[-1] > survived:
@@ -723,7 +723,7 @@ class TopicLog:
                 self._ends.append(survived)
 
     def advance(self, position: Position) -> None:
-        """Move the watermark and notify those who watch it."""
+        """Move the watermark and call its watchers."""
         if position > self._committed:
             self._committed = position
             for watcher in self._watchers:
@@ -741,10 +741,10 @@ class TopicLog:
         self.shrink_tail(self.tail_bytes_max)
 
     def shrink_tail(self, bytes_max: int) -> None:
-        """Forget the oldest blocks in memory until they weigh no more; the newest one stays."""
+        """Drop the oldest blocks in memory until the rest fits the limit; the newest block stays."""
         if self._tail_bytes <= bytes_max:
             return
-        # Somewhat below, so that blocks leave by the dozen: a list moves up for each time.
+        # Somewhat below the limit, so that several blocks are dropped at once: each time, the list is moved.
         bytes_max -= bytes_max // 16
         forgotten = 0
         while self._tail_bytes > bytes_max and forgotten < len(self._tail) - 1:
@@ -795,7 +795,7 @@ class TopicLog:
     async def read(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun]:
         """Committed entries after ``after``, in order; empty at the end of the log.
 
-        Limits as in ``runs_behind``. Raises Undecided when the store does not answer.
+        Limits as in ``runs_behind``. Raises Undecided if the store does not answer.
         """
         while True:
             found = self.read_tail(after, entries_max, bytes_max)
@@ -814,9 +814,9 @@ class TopicLog:
     async def read_blocks(
         self, start: Position, end: Position | None = None, *, count: int, reverse: bool = False
     ) -> list[StoredBlock]:
-        """As LogStore.read_blocks, out of the dataset that the log is bound to and no other.
+        """Like LogStore.read_blocks, but only from the dataset that the log is bound to.
 
-        A primary that was cut off still answers, with what its successors never had.
+        A primary that was cut off still answers, with entries that its successors never had.
         """
         replid = "" if self._binding is None else self._binding.replid
         return await self.store.read_blocks(
@@ -824,7 +824,7 @@ class TopicLog:
         )
 
     async def _read_stored(self, after: Position) -> list[StoredBlock]:
-        """Blocks of the store from the one that holds the position behind ``after``."""
+        """Blocks from the store, beginning with the one that contains the position after ``after``."""
         wanted = Position(after.ledger, after.entry + 1)
         count = max(1, min(READ_BLOCKS_MAX, int(READ_BYTES / self._largest_block_bytes)))
         blocks = await self.read_blocks(wanted, self._committed, count=count)
@@ -843,19 +843,19 @@ class TopicLog:
 
 
 def stored_size(size: int, entries: int, blocks: int) -> int:
-    """Approximate bytes that they take in the store; ``size``: of the entries alone."""
+    """Approximate bytes in the store; ``size``: the bytes of the entries alone."""
     return size + STORED_ENTRY_BYTES * entries + STORED_BLOCK_BYTES * blocks
 
 
 def stored_bytes(block: StoredBlock) -> int:
-    """What a block weighs in memory, about."""
+    """Approximate memory of a block."""
     if isinstance(block, Block):
         return len(block.payload) + 8 * len(block.lengths) + 200
     return 500
 
 
 def last_position(block: StoredBlock) -> Position:
-    """The position of a block's last entry; a marker's own."""
+    """The position of a block's last entry, or of a marker."""
     return block.last if isinstance(block, Block) else block.position
 
 

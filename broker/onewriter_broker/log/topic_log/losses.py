@@ -1,4 +1,4 @@
-"""What a store with a weak profile lost of what had been acknowledged."""
+"""Acknowledged entries that a store with a weak durability profile lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from onewriter_core.ids import Position, TopicName
 class Loss:
     """Acknowledged entries of one ledger that the store no longer has (a weak profile lost them).
 
-    They are those behind ``after`` up to and with ``last``.
+    They are the entries after ``after`` up to and including ``last``.
     """
 
     topic: TopicName
@@ -21,12 +21,12 @@ class Loss:
 
     @property
     def entries(self) -> int:
-        """How many."""
+        """The number of lost entries."""
         return self.last.entry - self.after.entry
 
 
 def losses(topic: TopicName, ends: Iterable[Position], survived: Position) -> list[Loss]:
-    """What is lost of a log of which everything up to ``survived`` is there, and nothing behind.
+    """The losses of a log that has everything up to ``survived``, and nothing after it.
 
     ``ends``: the last acknowledged entry of each ledger.
     """

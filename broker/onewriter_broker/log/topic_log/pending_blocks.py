@@ -1,4 +1,4 @@
-"""Entries on their way into a log, the blocks made of them, and the senders that get their results."""
+"""Pending entries of a log, their blocks, and the senders that receive the results."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Sender(Protocol):
-    """The sender of entries, which gets their results."""
+    """A sender of entries, which receives their results."""
 
     def stored(self, entries: Sequence[PendingEntry], first: Position, size: int) -> None:
-        """These entries of its own are in the log, as durable as the topic promises.
+        """Entries of this sender are in the log with the durability of the topic.
 
         They are consecutive from ``first`` on, and have ``size`` bytes together.
         """
@@ -36,7 +36,7 @@ class Sender(Protocol):
 
 
 PendingEntry = tuple[Sender, Send, memoryview]
-"""An entry that waits for its block: who sent it, with which command, its bytes.
+"""A pending entry: its sender, its command, its bytes.
 
 A plain tuple: a named one takes nine times as long to make, for each message.
 """
@@ -44,24 +44,24 @@ A plain tuple: a named one takes nine times as long to make, for each message.
 
 @dataclass(slots=True, eq=False)
 class PendingBlock:
-    """A block handed to the store, with those who wait for it."""
+    """A block that was sent to the store, with the entries that wait for it."""
 
     block: Block
     token: str
     entries: list[PendingEntry]
     was_sent: bool = False
     since: float = 0.0
-    """When its first entry began to wait, by the appender's clock."""
+    """The arrival time of its first entry, on the appender's clock."""
     guard: Guard | None = None
-    """What all its entries depend on."""
+    """The guard of all its entries."""
     chain_before: bytes = CHAIN_START
     """The chain hash of the previous block in the ledger."""
     joint_append: JointAppend | None = None
-    """It is stored only together with blocks of other logs. If it is not stored, it does not wait again."""
+    """It is stored only together with blocks of other logs. If it is not stored, it is not queued again."""
     publish: Publish | None = None
-    """It counts only with the other blocks of an atomic publish, and does not wait again either."""
+    """It belongs to an atomic publish, and is not queued again either."""
     opens: tuple[Position, ...] = ()
-    """Of that publish's first block: where all its blocks are to stand."""
+    """For the first block of that publish: the positions of all its blocks."""
 
     @property
     def owner(self) -> str:

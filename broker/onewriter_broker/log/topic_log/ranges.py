@@ -1,7 +1,7 @@
-"""Committed blocks of one log from one position up to another, read a part at a time.
+"""Committed blocks of one log between two positions, read in parts.
 
-For readers of much of a log that need no cursor: bulk readers, the index of its ledgers. The result is
-complete: a hole in the log raises Missing.
+For readers of large parts of a log that need no cursor: bulk readers, the index of its ledgers. The result is
+complete: a gap in the log raises EntriesMissing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from onewriter_core.log_format.field_names import LEDGER_ENDS, TRIMMED
 from onewriter_core.log_format.limits import BLOCK_BYTES_MAX
 
 READ_BLOCKS_MAX = 32
-"""Blocks of one read at most: where small ones are followed by full ones, that is 8 MiB."""
+"""Largest number of blocks of one read: 8 MiB if small blocks are followed by full ones."""
 
 
 _NOTHING: Mapping[int, Position] = MappingProxyType({})
 
 
-class Missing(Undecided):
-    """The log has nothing at a position at which something must stand.
+class EntriesMissing(Undecided):
+    """The log has no entry at a position at which it must have one.
 
-    It was trimmed meanwhile, or the store lost it. ``asked``: everything before it was read;
-    ``found`` is where the log continues.
+    The entry was trimmed meanwhile, or the store lost it. ``asked``: everything before it was read;
+    ``found``: the position at which the log continues.
     """
 
     def __init__(self, asked: Position, found: Position) -> None:
@@ -44,9 +44,9 @@ def behind(position: Position) -> Position:
 
 
 def leaves_hole(at: Position, found: Position) -> bool:
-    """Whether certainly something is missing between ``at`` and the block found behind it.
+    """Whether an entry is certainly missing between ``at`` and the next block that was found.
 
-    A ledger's end is not marked: whether a marker of a higher ledger follows at once is not seen.
+    The end of a ledger is not marked, so a marker of a higher ledger does not prove that nothing is missing before it.
     """
     if found <= at:
         return False
@@ -62,11 +62,11 @@ def is_gone(
     ends: Sequence[Position],
     noted: Mapping[int, Position] = _NOTHING,
 ) -> bool:
-    """Whether something that stood at ``asked`` or behind it may be gone.
+    """Whether an entry at ``asked`` or after it may have been removed.
 
-    ``first`` is the first block that is kept, ``trimmed`` the position below which the log was cut on
-    purpose, ``ends`` the last entries of ledgers, those that are known, without a hole between;
-    ``noted`` the last entries before some ledgers.
+    ``first`` is the first block that is kept, ``trimmed`` the position before which the log was trimmed,
+    ``ends`` the known last entries of ledgers without a gap between them, ``noted`` the last entries
+    before some ledgers.
     """
     if asked >= first or (asked.entry == 0 and first == behind(asked)):
         return False  # of a ledger's beginning the marker may be gone, alone
@@ -85,13 +85,13 @@ def is_gone(
 
 
 def trimmed_of(topic_log: TopicLog) -> Position:
-    """Below what a log was cut on purpose, or may have been; EARLIEST: nowhere."""
+    """The position before which a log was or may have been trimmed; EARLIEST if it was not."""
     text = topic_log.state.get(TRIMMED)
     return EARLIEST if text is None else Position.parse(text)
 
 
 def _is_nothing_between(asked: Position, found: Position, noted: Mapping[int, Position]) -> bool:
-    """Whether it is known that between these two only markers ever stood."""
+    """Whether certainly only markers were ever between these two positions."""
     return any(end < asked and found <= (ledger, 1) for ledger, end in noted.items())
 
 
@@ -102,14 +102,14 @@ def noted_ends(topic_log: TopicLog) -> dict[int, Position]:
 
 
 def lacks(topic_log: TopicLog, asked: Position, first: Position) -> bool:
-    """Whether something may be gone (``is_gone``) of a log that begins at ``first``."""
+    """Whether entries may have been removed (``is_gone``) from a log that begins at ``first``."""
     return is_gone(asked, first, trimmed_of(topic_log), topic_log.ends, noted_ends(topic_log))
 
 
 class Range:
-    """The blocks that hold what is committed of [start, end), at the moment at which it is made.
+    """The committed blocks of [start, end) at the time of the call.
 
-    ``at``: everything before it has been returned. One task reads at a time.
+    ``at``: everything before it has been returned. Only one task may read at a time.
     """
 
     __slots__ = ("_blocks_max", "_bytes_max", "_careful", "_largest", "_log", "at", "end")
@@ -133,11 +133,11 @@ class Range:
         self.end = committed if end is None else min(end, committed)
 
     async def read(self) -> list[StoredBlock]:
-        """The next blocks, whole as they are stored; empty: there are no more.
+        """The next whole blocks; empty if there are no more.
 
-        The first one may begin before the range, and the last one may end after it. Raises Missing,
-        MalformedBlock (everything before that block was returned), Unavailable when the log is no longer
-        served here, Undecided when the store does not answer.
+        The first block may begin before the range, and the last one may end after it. Raises EntriesMissing,
+        MalformedBlock (everything before that block was returned), Unavailable if this broker no longer
+        serves the log, Undecided if the store does not answer.
         """
         if self.at >= self.end:
             return []
@@ -150,7 +150,7 @@ class Range:
             return []
         for block in blocks:
             if self._leaves_hole(block.position):
-                raise Missing(self.at, block.position)
+                raise EntriesMissing(self.at, block.position)
             self.at = behind(last_position(block))
         self._largest = max(map(stored_bytes, blocks))
         return blocks
@@ -179,7 +179,7 @@ class Range:
         return blocks
 
     async def _check_empty(self) -> None:
-        """Nothing was found up to the end: raises Missing where something may have been."""
+        """No block was found up to the end: raises EntriesMissing if one may have been removed."""
         log = self._log
         following = await log.read_blocks(self.at, log.committed, count=1)
         if following:
@@ -193,16 +193,16 @@ class Range:
             or lacks(log, self.at, found)
             or any(self.at <= end < self.end for end in log.ends)
         ):
-            raise Missing(self.at, found)
+            raise EntriesMissing(self.at, found)
 
     def _leaves_hole(self, found: Position) -> bool:
-        """As ``leaves_hole``; markers that were trimmed with everything before them leave none."""
+        """Like ``leaves_hole``; markers that were trimmed with everything before them leave no gap."""
         if not leaves_hole(self.at, found):
             return False
         return not _is_nothing_between(self.at, found, noted_ends(self._log))
 
     def _remembered(self) -> list[StoredBlock]:
-        """The next blocks out of the tail in memory, where it reaches back that far."""
+        """The next blocks from the tail in memory, if it begins early enough."""
         tail = self._log.tail
         if not tail or tail[0].position > self.at:
             return []
@@ -215,7 +215,7 @@ class Range:
         return self.at <= last_position(block) and block.position < self.end
 
     async def _with_fields(self, block: StoredBlock) -> StoredBlock:
-        """The block; a marker that is remembered without its fields as the store has it."""
+        """The block; a marker without fields in memory is read from the store."""
         if isinstance(block, Block) or block.fields:
             return block
         stored = await self._log.read_blocks(block.position, block.position, count=1)
@@ -232,7 +232,7 @@ def _first_bytes(blocks: Iterable[StoredBlock], bytes_max: int) -> Iterable[Stor
 
 
 async def first_block(topic_log: TopicLog) -> StoredBlock:
-    """The first block that is kept; raises Undecided where the log has none yet."""
+    """The first block that is kept. Raises Undecided if the log has no block yet."""
     blocks = await topic_log.read_blocks(EARLIEST, count=1)
     if not blocks:
         raise Undecided(f"{topic_log.name} has nothing in the store yet")

@@ -1,6 +1,6 @@
-"""A log that takes no more entries, for good: what its state says of that.
+"""The state of a terminated log, which accepts no more entries.
 
-Set in topic/registry/termination.py; it rejects producers, and consumers at its end are notified.
+topic/registry/termination.py sets it, rejects producers, and notifies consumers at its end.
 """
 
 from __future__ import annotations
@@ -12,6 +12,6 @@ from onewriter_core.log_format.field_names import TERMINATED
 
 
 def terminated_at(state: Mapping[str, str]) -> Position | None:
-    """The last entry of a terminated log, EARLIEST when it has none; None: it is not terminated."""
+    """The last entry of a terminated log, EARLIEST if it has none; None if the log is not terminated."""
     text = state.get(TERMINATED)
     return Position.parse(text) if text else None

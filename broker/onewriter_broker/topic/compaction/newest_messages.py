@@ -21,13 +21,13 @@ class CompactionRefused(OnewriterError):
     """The log cannot be compacted now. The message states the reason and what would help."""
 
 
-class NoRoom(CompactionRefused):
+class InsufficientSpace(CompactionRefused):
     """The view would need more of the store's memory than it may use."""
 
-    def __init__(self, needed_bytes: int, room_bytes: float) -> None:
+    def __init__(self, needed_bytes: int, free_bytes: float) -> None:
         super().__init__(
             f"the compacted view needs about {needed_bytes} bytes of the store, which has room for "
-            f"{int(room_bytes)}: give it more memory"
+            f"{int(free_bytes)}: give it more memory"
         )
         self.needed_bytes = needed_bytes
 

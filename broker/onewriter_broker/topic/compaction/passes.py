@@ -43,8 +43,8 @@ from onewriter_broker.log.topic_log.compacted_log import READ_BLOCKS_MAX as VIEW
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.topic.compaction.newest_messages import (
     CompactionRefused,
+    InsufficientSpace,
     Newest,
-    NoRoom,
     footprint,
 )
 from onewriter_core.errors import Unavailable, Undecided
@@ -175,15 +175,15 @@ class ViewWriter:
     """Combines entries into blocks, and writes each block to the attempt's slot.
 
     If the store has too little memory for a block, the writer drops all written blocks and only measures the
-    rest. ``finish`` then raises NoRoom with the required memory.
+    rest. ``finish`` then raises InsufficientSpace with the required memory.
     """
 
     topic_log: TopicLog
     attempt: Attempt
     check: Callable[[], None]
-    room_bytes: float = math.inf
+    free_bytes: float = math.inf
     """The memory of the store that the view may take."""
-    observed_room_bytes: Callable[[], Awaitable[float]] = _unbounded
+    observed_free_bytes: Callable[[], Awaitable[float]] = _unbounded
     """Reads the memory that the store has left. The next block takes at most that much, because other writers
     use the store's memory, too."""
     lacked_bytes: float | None = None
@@ -221,18 +221,18 @@ class ViewWriter:
         self._gathered += len(entry)
 
     async def finish(self) -> None:
-        """Write the remaining entries. Raises NoRoom."""
+        """Write the remaining entries. Raises InsufficientSpace."""
         await self.flush()
         if self.lacked_bytes is not None:
-            raise NoRoom(footprint(self.size, self.entries), self.lacked_bytes)
+            raise InsufficientSpace(footprint(self.size, self.entries), self.lacked_bytes)
 
-    async def _has_room(self, size: int, entries: int) -> bool:
+    async def _has_space(self, size: int, entries: int) -> bool:
         """Whether another block of ``size`` bytes may be written. If not, all written blocks are dropped."""
         if self.lacked_bytes is None:
             taken = footprint(self.size, self.entries)
-            room = min(self.room_bytes - taken, await self.observed_room_bytes())
-            if footprint(size, entries) > room:
-                self.lacked_bytes = taken + room
+            space = min(self.free_bytes - taken, await self.observed_free_bytes())
+            if footprint(size, entries) > space:
+                self.lacked_bytes = taken + space
                 await drop_slot(self.topic_log, self.attempt.slot)
         return self.lacked_bytes is None
 
@@ -241,7 +241,7 @@ class ViewWriter:
         if not self._offsets:
             return
         payload, lengths = b"".join(self._payloads), [len(entry) for entry in self._payloads]
-        if await self._has_room(len(payload), len(lengths)):
+        if await self._has_space(len(payload), len(lengths)):
             await self._write(payload, lengths)
         self.entries += len(lengths)
         self.size += len(payload)
@@ -291,11 +291,11 @@ async def compact(
     keys_max: int,
     wall_ms: Callable[[], int],
     check: Callable[[], None],
-    room_bytes: Callable[[], Awaitable[float]] = _unbounded,
+    free_bytes: Callable[[], Awaitable[float]] = _unbounded,
 ) -> Compacted:
     """Compact a log up to its watermark, and make the result the current view.
 
-    ``check`` is called repeatedly. It raises an error to end the attempt. ``room_bytes`` is called when the
+    ``check`` is called repeatedly. It raises an error to end the attempt. ``free_bytes`` is called when the
     size of the view is known, and again before each block. The whole view takes at most the result of the first
     call, and each block at most the result of its call. Raises CompactionRefused, Undecided and Unavailable;
     the view is then unchanged. The former view stays for its readers until ``drop_unused`` drops it.
@@ -307,10 +307,10 @@ async def compact(
     try:
         attempt = await _begin(topic_log)
         newest, since = await _find(source, keys_max)
-        room = await room_bytes()
-        if newest.footprint > room:
-            raise NoRoom(newest.footprint, room)
-        writer = ViewWriter(topic_log, attempt, check, room, room_bytes)
+        space = await free_bytes()
+        if newest.footprint > space:
+            raise InsufficientSpace(newest.footprint, space)
+        writer = ViewWriter(topic_log, attempt, check, space, free_bytes)
         await _copy(source, newest, newest.chunks(since), writer)
         made = View(
             slot=attempt.slot,

@@ -19,7 +19,7 @@ import structlog
 from onewriter_broker.log.store.compacted import View
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.settings import Settings
-from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, NoRoom
+from onewriter_broker.topic.compaction.newest_messages import CompactionRefused, InsufficientSpace
 from onewriter_broker.topic.compaction.passes import compact, drop_unused
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
 from onewriter_broker.topic.retention.retention import Measured, measure
@@ -36,7 +36,7 @@ LINGER_SECONDS: Final = 60.0
 RETRY_SECONDS: Final = 30.0
 """Time after a failed attempt before the broker compacts the log again without a request."""
 
-NO_ROOM_RETRY_SECONDS: Final = 600.0
+NO_SPACE_RETRY_SECONDS: Final = 600.0
 """The same time if the view did not fit into the store. It ends early if the store has room again."""
 
 REQUESTS_MAX: Final = 10_000
@@ -97,12 +97,12 @@ class ServedTopics(Protocol):
     def loaded(self) -> dict[str, LoadedTopic]: ...
 
 
-class StoreRoom(Protocol):
+class StoreSpace(Protocol):
     """The part of the store's memory watch that compaction uses (store_watch.StoreWatch)."""
 
-    def room_bytes(self, *, is_needed: bool) -> float: ...
+    def free_bytes(self, *, is_needed: bool) -> float: ...
 
-    async def observed_room_bytes(self, *, is_needed: bool) -> float: ...
+    async def observed_free_bytes(self, *, is_needed: bool) -> float: ...
 
 
 class Compactions:
@@ -119,7 +119,7 @@ class Compactions:
         *,
         now: Callable[[], float],
         wall_ms: Callable[[], int],
-        store: StoreRoom,
+        store: StoreSpace,
     ) -> None:
         self.totals = Totals()
         self._topics = topics
@@ -206,11 +206,11 @@ class Compactions:
         compacted = known.topic_log.compacted
         try:
             await self._drop_former(known)
-            room = self._room_bytes(known)
-            has_room_now = 0 < known.needed_bytes <= room
-            if self._now() < known.not_before and not has_room_now:
+            space = self._free_bytes(known)
+            has_space_now = 0 < known.needed_bytes <= space
+            if self._now() < known.not_before and not has_space_now:
                 return
-            if room <= 0 and not compacted.is_waited_for:
+            if space <= 0 and not compacted.is_waited_for:
                 return  # retention waits for it: the attempt records why it fails
             is_due = compacted.is_waited_for or (
                 threshold > 0 and await self._is_due(known, threshold)
@@ -221,8 +221,8 @@ class Compactions:
         if is_due and known.status.progress is not Progress.RUNNING:
             self.request(known.topic_log)
 
-    def _room_bytes(self, known: _Log) -> float:
-        return self._store.room_bytes(is_needed=known.topic_log.compacted.is_waited_for)
+    def _free_bytes(self, known: _Log) -> float:
+        return self._store.free_bytes(is_needed=known.topic_log.compacted.is_waited_for)
 
     async def _is_due(self, known: _Log, threshold: int) -> bool:
         """Whether the log after the horizon is large enough, compared with the view that each attempt copies."""
@@ -235,7 +235,7 @@ class Compactions:
         if behind is None or behind.generation != binding.generation:
             behind = known.behind = Measured(topic_log, binding.generation, reaches=horizon)
         await measure(behind)
-        size = sum(stretch.bytes for stretch in behind.stretches)
+        size = sum(block_run.bytes for block_run in behind.block_runs)
         return size >= max(threshold, 0 if view is None else view.size // 2)
 
     async def _drop_former(self, known: _Log) -> None:
@@ -260,7 +260,7 @@ class Compactions:
         def check() -> None:
             if topic_log.is_closed:
                 raise Unavailable(f"{topic} is not served here any more")
-            if self._room_bytes(known) <= 0:
+            if self._free_bytes(known) <= 0:
                 raise CompactionRefused("the store is almost full; give it more memory")
 
         try:
@@ -270,13 +270,13 @@ class Compactions:
                 keys_max=self._settings.compaction_keys_max,
                 wall_ms=self._wall_ms,
                 check=check,
-                room_bytes=lambda: self._store.observed_room_bytes(
+                free_bytes=lambda: self._store.observed_free_bytes(
                     is_needed=topic_log.compacted.is_waited_for
                 ),
             )
-        except NoRoom as error:
+        except InsufficientSpace as error:
             log.warning("compaction.failed", topic=topic, reason=str(error))
-            self._failed(known, str(error), NO_ROOM_RETRY_SECONDS, error.needed_bytes)
+            self._failed(known, str(error), NO_SPACE_RETRY_SECONDS, error.needed_bytes)
             return
         except OnewriterError as error:
             log.warning("compaction.failed", topic=topic, reason=str(error))

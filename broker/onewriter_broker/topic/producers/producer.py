@@ -242,8 +242,8 @@ class Producer:
 
     def deduplicate(self, deduplication: Deduplication | None) -> None:
         """Begin or end deduplication. A client that waits for receipts of resends or duplicates must resend."""
-        is_owing = self.resends is not None and self.resends.is_owing
-        if is_owing or (self.filter is not None and self.filter.held_bytes):
+        has_unanswered = self.resends is not None and self.resends.has_unanswered
+        if has_unanswered or (self.filter is not None and self.filter.held_bytes):
             self.channel.drop("deduplication of the topic begins or ends")
         self.filter = None if deduplication is None else Filter(deduplication, self.name)
 
@@ -370,7 +370,7 @@ class Producer:
     @property
     def is_idle(self) -> bool:
         """Whether all entries are answered, including resends of pending entries."""
-        return self.pending == 0 and (self.resends is None or not self.resends.is_owing)
+        return self.pending == 0 and (self.resends is None or not self.resends.has_unanswered)
 
     def when_idle(self, then: Callable[[], None]) -> None:
         """Call ``then`` when all its entries are answered, or at once if they are.

@@ -157,7 +157,7 @@ class Resends:
         return any(known.position is None for known in reversed(self.known))
 
     @property
-    def is_owing(self) -> bool:
+    def has_unanswered(self) -> bool:
         """Whether an attached resend has no receipt yet."""
         return any(k.resent_bytes is not None for k in reversed(self.known) if k.position is None)
 

@@ -27,7 +27,7 @@ from onewriter_broker.log.topic_log.atomic_publish import (
 )
 from onewriter_broker.log.topic_log.log import TopicLog
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.topic.epoch_checks import check_leads, count_led, leads, standing_of
+from onewriter_broker.topic.epoch_checks import check_leads, count_led, epoch_status_of, leads
 from onewriter_broker.topic.publish import staged_rows
 from onewriter_broker.topic.publish.layouts import Layouts
 from onewriter_broker.topic.publish.publisher_records import PublisherLimits, PublisherRecords
@@ -252,7 +252,7 @@ class AtomicPublishes:
         owner = asked.require_right().owner
         check_app(topic_log.name, topic_log.state, asked.app, owner, topic_log.limits)
         if asked.rows == 0:  # there is no write that would reject a deposed broker
-            await standing_of(topic_log, self._appender.prove)
+            await epoch_status_of(topic_log, self._appender.prove)
             return PublishResult(is_duplicate=False)
         if self._is_full():
             raise Unavailable("the store is almost full; nothing is published; retry later")
@@ -315,7 +315,7 @@ class AtomicPublishes:
         if held < asked.version:
             return None
         try:
-            await standing_of(topic_log, self._appender.prove)
+            await epoch_status_of(topic_log, self._appender.prove)
         except Unavailable as error:  # the version may be published under another broker
             raise Undecided(f"{error}: ask again") from error
         if topic_log.binding != binding:

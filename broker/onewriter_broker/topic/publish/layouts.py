@@ -17,9 +17,9 @@ from typing import Final
 from weakref import WeakValueDictionary
 
 from onewriter_broker.log.store.api import LogStore
-from onewriter_broker.log.topic_log.atomic_publish import check_owner, check_room
+from onewriter_broker.log.topic_log.atomic_publish import check_owner, check_space
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.topic.epoch_checks import Prove, standing_of
+from onewriter_broker.topic.epoch_checks import Prove, epoch_status_of
 from onewriter_core.errors import OnewriterError, Refused, ServerError, Unavailable
 from onewriter_core.log_format.field_names import OWNER_PREFIX
 
@@ -93,7 +93,7 @@ class Layouts:
                 bound = {f"{OWNER_PREFIX}{app}": owner} if owner else {}
                 await first.save_state({f"{LAYOUT_PREFIX}{app}": text, **bound})
             # The layout must be as durable as the entries published by it, also if an earlier request stored it.
-            await standing_of(first, self._prove)
+            await epoch_status_of(first, self._prove)
             if over or found is None:
                 raise Overtaken(over)
             return found.partitions
@@ -110,7 +110,7 @@ class Layouts:
         check_owner(first.name.base, state, app, owner)
         field = f"{LAYOUT_PREFIX}{app}"
         if field not in state:
-            check_room(first.name.base, state, LAYOUT_PREFIX, app, owner, first.limits)
+            check_space(first.name.base, state, LAYOUT_PREFIX, app, owner, first.limits)
             return []
         try:
             return decode_layouts(state[field])

@@ -178,7 +178,7 @@ class Staging:
         bucket, name = self._bucket_of(topic), _name(topic, key)
         noted = await self._sweep(bucket)
         others = {other: part.bytes for other, part in noted.items() if other != name}
-        _check_room(others, topic, key.rsplit("/", 2)[0], len(body), self._limits)
+        _check_space(others, topic, key.rsplit("/", 2)[0], len(body), self._limits)
         staged = self._store.staged
         present = noted.get(name)
         if present is not None:
@@ -346,7 +346,7 @@ def _check_size(parts: Sequence[StagedPartRef]) -> int:
     return size
 
 
-def _check_room(
+def _check_space(
     others: Mapping[str, int], topic: TopicName, version: str, size: int, limits: StagingLimits
 ) -> None:
     """Check whether a bucket with these parts has room for another part of a ``version`` of an app.
@@ -365,18 +365,18 @@ def _check_room(
     of_version = [
         each for name, each in own.items() if name.rpartition("|")[2].startswith(f"{version}/")
     ]
-    room = (
+    space = (
         f"a bucket takes {limits.parts_max} parts and {limits.bytes_max} bytes of staged rows of a"
         " namespace"
     )
     if len(of_version) >= limits.parts_max or sum(of_version) + size > limits.bytes_max:
         raise TooLarge(
-            f"{room}, and {version} has {len(of_version)} parts of {sum(of_version)} bytes in the topic's"
+            f"{space}, and {version} has {len(of_version)} parts of {sum(of_version)} bytes in the topic's"
             " bucket: each task stages at least one for each partition it has rows for, so use fewer"
             " tasks (coalesce), or smaller batches. What earlier attempts have staged counts until it"
             " is dropped, or expires"
         )
-    text = f"{room}, and others fill the topic's bucket: fewer tasks (coalesce) need fewer parts"
+    text = f"{space}, and others fill the topic's bucket: fewer tasks (coalesce) need fewer parts"
     raise Refused(ServerError.TOO_MANY_REQUESTS, text)
 
 

@@ -195,10 +195,10 @@ class IdleTopics:
         while True:
             reached = measured.reaches
             await measure(measured)
-            cut = trim_before(measured.stretches, policy, lowest_retained, limit, self._wall_ms())
+            cut = trim_before(measured.block_runs, policy, lowest_retained, limit, self._wall_ms())
             is_whole = measured.reaches in {reached, marker}
             # By age, the rest of the log does not matter once a young enough entry was found.
-            if is_whole or not (has_size or cut == measured.stretches[-1].start):
+            if is_whole or not (has_size or cut == measured.block_runs[-1].start):
                 return cut
             await asyncio.sleep(PAUSE_SECONDS)
 
@@ -208,7 +208,7 @@ class IdleTopics:
         """Whether more could be trimmed after a compaction."""
         topic_log = measured.topic_log
         limit = trim_limit(topic_log, topic_log.committed)
-        cut = trim_before(measured.stretches, policy, lowest_retained, limit, self._wall_ms())
+        cut = trim_before(measured.block_runs, policy, lowest_retained, limit, self._wall_ms())
         return cut is not None and cut > topic_log.compacted_limit(limit)
 
     async def _trim(
@@ -238,5 +238,5 @@ class IdleTopics:
         marker = measured.topic_log.committed
         if policy.max_age_seconds is None or measured.begins >= marker:
             return math.inf
-        due_ms = measured.stretches[0].newest_ms + policy.max_age_seconds * 1000
+        due_ms = measured.block_runs[0].newest_ms + policy.max_age_seconds * 1000
         return due_ms if due_ms > self._wall_ms() else math.inf

@@ -25,7 +25,7 @@ from onewriter_core.api.topic import Retention as RetentionPolicy
 from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
 from onewriter_core.log_format.field_names import LEDGER_ENDS, TRIMMED
 
-STRETCHES_MAX = 256
+BLOCK_RUNS_MAX = 256
 """Most stretches into which a log is divided. Beyond that, neighbours are joined."""
 
 SWEEP_BYTES_MAX = 16 * 1024 * 1024
@@ -48,7 +48,7 @@ LEDGER_ENDS_MAX = 8
 class RetentionLimits:
     """Limits of the measurement and trim of one log: see the constants."""
 
-    stretches_max: int = STRETCHES_MAX
+    stretches_max: int = BLOCK_RUNS_MAX
     sweep_bytes_max: int = SWEEP_BYTES_MAX
     read_blocks_max: int = READ_BLOCKS_MAX
     ledger_ends_max: int = LEDGER_ENDS_MAX
@@ -61,7 +61,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class BlockRun:
     """Consecutive blocks of a log: the start, the content, and the time of the newest block.
 
     ``messages`` is set only if messages are counted.
@@ -81,7 +81,7 @@ class Stretch:
 
 
 def trim_before(
-    stretches: Sequence[Stretch],
+    block_runs: Sequence[BlockRun],
     policy: RetentionPolicy,
     lowest_retained: Position | None,
     marker: Position,
@@ -89,33 +89,33 @@ def trim_before(
 ) -> Position | None:
     """The position before which the log may be trimmed. None: no entry may be trimmed.
 
-    ``stretches`` describe the log from its beginning, perhaps not to its end. The unmeasured rest counts as
+    ``block_runs`` describe the log from its beginning, perhaps not to its end. The unmeasured rest counts as
     empty, so that the cut may be too low, but never too high. ``lowest_retained`` is the position of the
     slowest durable subscription; entries up to it may be trimmed (None: there is no such subscription).
     ``marker`` is that of the current ledger, or the position of something else that must stay. Times are wall
     clock, milliseconds since 1970.
     """
     bounds = (policy.max_age_seconds, policy.max_bytes, policy.max_entries)
-    if not stretches or all(bound is None for bound in bounds):
+    if not block_runs or all(bound is None for bound in bounds):
         return None
-    left_bytes = sum(stretch.bytes for stretch in stretches)
-    left_entries = sum(stretch.entries for stretch in stretches)
-    cut, is_worth_it = stretches[0].start, False
-    for stretch, following in itertools.pairwise(stretches):
-        left_bytes -= stretch.bytes
-        left_entries -= stretch.entries
+    left_bytes = sum(block_run.bytes for block_run in block_runs)
+    left_entries = sum(block_run.entries for block_run in block_runs)
+    cut, is_worth_it = block_runs[0].start, False
+    for block_run, following in itertools.pairwise(block_runs):
+        left_bytes -= block_run.bytes
+        left_entries -= block_run.entries
         is_old = (
             policy.max_age_seconds is not None
-            and stretch.newest_ms < now_ms - policy.max_age_seconds * 1000
+            and block_run.newest_ms < now_ms - policy.max_age_seconds * 1000
         )
         is_beyond_bytes = policy.max_bytes is not None and left_bytes >= policy.max_bytes
         is_beyond_entries = policy.max_entries is not None and left_entries >= policy.max_entries
         if not (is_old or is_beyond_bytes or is_beyond_entries):
             break
         cut = following.start
-        is_worth_it = is_worth_it or is_old or stretch.entries > 0  # not for a marker alone
+        is_worth_it = is_worth_it or is_old or block_run.entries > 0  # not for a marker alone
     cut = min(cut, marker, unacknowledged_from(policy, lowest_retained))
-    return cut if is_worth_it and cut > stretches[0].start else None
+    return cut if is_worth_it and cut > block_runs[0].start else None
 
 
 def unacknowledged_from(policy: RetentionPolicy, lowest_retained: Position | None) -> Position:
@@ -125,20 +125,20 @@ def unacknowledged_from(policy: RetentionPolicy, lowest_retained: Position | Non
     return Position(lowest_retained.ledger, lowest_retained.entry + 1)
 
 
-def gather(stretches: list[Stretch], following: Stretch, width: int, most: int) -> int:
+def gather(block_runs: list[BlockRun], following: BlockRun, width: int, most: int) -> int:
     """Add the next block to stretches of ``width`` blocks, and return the width for later blocks.
 
     If there are more than ``most`` stretches, neighbours are joined, and stretches become twice as wide.
     """
-    if stretches and stretches[-1].blocks < width:
-        stretches[-1] = _joined(stretches[-1], following)
+    if block_runs and block_runs[-1].blocks < width:
+        block_runs[-1] = _joined(block_runs[-1], following)
     else:
-        stretches.append(following)
-    if len(stretches) <= most:
+        block_runs.append(following)
+    if len(block_runs) <= most:
         return width
-    pairs = zip(stretches[::2], stretches[1::2], strict=False)
-    odd = stretches[-1:] if len(stretches) % 2 else []
-    stretches[:] = [_joined(one, other) for one, other in pairs] + odd
+    pairs = zip(block_runs[::2], block_runs[1::2], strict=False)
+    odd = block_runs[-1:] if len(block_runs) % 2 else []
+    block_runs[:] = [_joined(one, other) for one, other in pairs] + odd
     return width * 2
 
 
@@ -152,7 +152,7 @@ class Measured:
     topic_log: TopicLog
     generation: int
     """The dataset that was measured. After a failover, its successor may have lost the tail."""
-    stretches: list[Stretch] = field(default_factory=list)
+    block_runs: list[BlockRun] = field(default_factory=list)
     reaches: Position = EARLIEST
     width: int = 1
     largest: int = READ_BYTES
@@ -161,15 +161,15 @@ class Measured:
     @property
     def begins(self) -> Position:
         """The first known block, or the highest position if none is known."""
-        return self.stretches[0].start if self.stretches else Position(NUMBER_MAX, NUMBER_MAX)
+        return self.block_runs[0].start if self.block_runs else Position(NUMBER_MAX, NUMBER_MAX)
 
     def add(self, block: StoredBlock) -> None:
         """Add the next block of the log."""
         size, entries, time_ms = 0, 0, _time(block)
         if isinstance(block, Block):
             size, entries = len(block.payload), len(block.lengths)
-        stretch = Stretch(block.position, 1, entries, size, time_ms)
-        self.width = gather(self.stretches, stretch, self.width, self.limits.stretches_max)
+        block_run = BlockRun(block.position, 1, entries, size, time_ms)
+        self.width = gather(self.block_runs, block_run, self.width, self.limits.stretches_max)
         self.reaches = last_position(block)
 
     def forget_before(self, first: Position) -> int:
@@ -177,13 +177,13 @@ class Measured:
 
         The rest of a stretch that was dropped in part is unknown, and counts as empty.
         """
-        before = sum(stretch.blocks for stretch in self.stretches)
-        while len(self.stretches) > 1 and self.stretches[1].start <= first:
-            del self.stretches[0]
-        if self.stretches and self.stretches[0].start < first:
-            rest = self.stretches[0]
-            self.stretches[0] = Stretch(first, 0, 0, 0, rest.newest_ms)
-        return before - sum(stretch.blocks for stretch in self.stretches)
+        before = sum(block_run.blocks for block_run in self.block_runs)
+        while len(self.block_runs) > 1 and self.block_runs[1].start <= first:
+            del self.block_runs[0]
+        if self.block_runs and self.block_runs[0].start < first:
+            rest = self.block_runs[0]
+            self.block_runs[0] = BlockRun(first, 0, 0, 0, rest.newest_ms)
+        return before - sum(block_run.blocks for block_run in self.block_runs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +244,10 @@ class Retention:
         limit = trim_limit(topic_log, Position(topic_log.ledger, 0))
         compacted_limit = topic_log.compacted_limit(limit)
         lowest = lowest_retained()
-        cut = trim_before(measured.stretches, policy, lowest, limit, now_ms)
+        cut = trim_before(measured.block_runs, policy, lowest, limit, now_ms)
         if cut is not None and cut > compacted_limit:
             topic_log.compacted.is_waited_for = True
-            cut = trim_before(measured.stretches, policy, lowest, compacted_limit, now_ms)
+            cut = trim_before(measured.block_runs, policy, lowest, compacted_limit, now_ms)
         if cut is None:
             return 0
         done = await trim_to(
@@ -357,10 +357,10 @@ async def trim_once(
     first = await topic_log.read_blocks(EARLIEST, count=1)
     if not first:
         return Dropped(0)
-    before = sum(each.weight for each in measured.stretches)
+    before = sum(each.weight for each in measured.block_runs)
     dropped = measured.forget_before(first[0].position)
     if topic_log.is_measured:
-        topic_log.dropped(before - sum(each.weight for each in measured.stretches))
+        topic_log.dropped(before - sum(each.weight for each in measured.block_runs))
     return Dropped(dropped)
 
 
@@ -400,8 +400,8 @@ async def _end_before(
     return None
 
 
-def _joined(one: Stretch, other: Stretch) -> Stretch:
-    return Stretch(
+def _joined(one: BlockRun, other: BlockRun) -> BlockRun:
+    return BlockRun(
         one.start,
         one.blocks + other.blocks,
         one.entries + other.entries,

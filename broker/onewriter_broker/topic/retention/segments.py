@@ -18,11 +18,11 @@ from onewriter_broker.log.store.blocks import READ_BYTES
 from onewriter_broker.log.topic_log.log import TopicLog, stored_bytes
 from onewriter_broker.log.topic_log.ranges import READ_BLOCKS_MAX, Range, behind, first_block
 from onewriter_broker.topic.history.audit import audited_marker
-from onewriter_broker.topic.retention.retention import Stretch, gather
+from onewriter_broker.topic.retention.retention import BlockRun, gather
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 
-STRETCHES_PER_SEGMENT_MAX: Final = 16
+BLOCK_RUNS_PER_SEGMENT_MAX: Final = 16
 """Parts of a segment that are measured separately, so that a planner of reads can split a long segment."""
 
 REQUEST_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -92,7 +92,7 @@ class Segment:
     blocks: int = 0
     oldest_ms: int = 0
     newest_ms: int = 0
-    stretches: list[Stretch] = field(default_factory=list)
+    block_runs: list[BlockRun] = field(default_factory=list)
     publishers: list[str] = field(default_factory=list)
     """The publishers of its atomic publishes (``Block.by``), the first ones first."""
     has_more_publishers: bool = False
@@ -128,8 +128,8 @@ class Segment:
         self.blocks += 1
         self.oldest_ms = min(self.oldest_ms, block.time_ms)
         self.newest_ms = max(self.newest_ms, block.time_ms)
-        stretch = Stretch(block.position, 1, entries, size, block.time_ms, messages)
-        self._width = gather(self.stretches, stretch, self._width, STRETCHES_PER_SEGMENT_MAX)
+        block_run = BlockRun(block.position, 1, entries, size, block.time_ms, messages)
+        self._width = gather(self.block_runs, block_run, self._width, BLOCK_RUNS_PER_SEGMENT_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,10 +285,10 @@ class SegmentIndexes:
         self._indexes.move_to_end(name)
         async with index.lock, self._reading:
             page = await index.page(bucket, after)
-        self._make_room(index)
+        self._make_space(index)
         return page
 
-    def _make_room(self, newest: LogIndex) -> None:
+    def _make_space(self, newest: LogIndex) -> None:
         size = sum(len(index.segments) for index in self._indexes.values())
         while len(self._indexes) > self._limits.logs_max or size > SEGMENTS_MAX:
             name, oldest = next(iter(self._indexes.items()))

@@ -97,7 +97,7 @@ class Sizes:
                 if topic_log.given_up_before != cut:
                     return
                 if measured.reaches in {reached, topic_log.committed}:
-                    topic_log.measured(sum(each.weight for each in measured.stretches))
+                    topic_log.measured(sum(each.weight for each in measured.block_runs))
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
         except OnewriterError as error:

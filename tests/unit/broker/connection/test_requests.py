@@ -21,7 +21,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 class Line:
     """A Link that keeps what is written."""
 
-    has_room = True
+    has_space = True
     extensions_version = 0
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Line:
     def hold_back(self) -> None:
         raise AssertionError("there is room")
 
-    async def room(self) -> None: ...
+    async def wait_for_space(self) -> None: ...
 
     def go_on(self) -> None:
         self.resumed += 1

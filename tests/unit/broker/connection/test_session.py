@@ -64,7 +64,7 @@ class OneProducer:
     def silent(self) -> None:
         self.received.append("silent")
 
-    def room_made(self) -> None: ...
+    def space_freed(self) -> None: ...
 
 
 @dataclass

@@ -170,7 +170,7 @@ async def test_a_reader_of_a_view_sees_keys_that_are_removed_later(
 async def test_a_view_that_is_dropped_is_followed_by_the_one_that_counts(topic: World) -> None:
     await publish(topic, *(keyed(key) for key in "abc"))
     former = await compacted(topic)
-    socket = Socket(room=1)
+    socket = Socket(space=1)
     reading = await topic.log.compacted.begin(EARLIEST)
     assert reading is not None
     handle = await topic.subscribe(socket, read_compacted=True, permits=1)
@@ -182,7 +182,7 @@ async def test_a_view_that_is_dropped_is_followed_by_the_one_that_counts(topic: 
     assert not topic.log.compacted.is_read(former)
     await drop_slot(topic.log, former.slot)
     assert await topic.log.compacted.read(reading, EARLIEST, 10, 1000) is None
-    socket.room = 100
+    socket.space = 100
     handle.subscription.move(Position(5, 1))  # what it held of the former one is gone
     handle.flow(100)
     await topic.settle()

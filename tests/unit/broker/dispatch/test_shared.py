@@ -179,12 +179,12 @@ async def test_cumulative_acknowledgement_is_refused() -> None:
 
 async def test_a_full_socket_passes_its_turn() -> None:
     async with world(limits=Limits(turn_messages=1)) as w:
-        anna, ben = Socket(room=2), Socket()
+        anna, ben = Socket(space=2), Socket()
         slow = await w.subscribe(anna, kind=SHARED)
         await w.subscribe(ben, kind=SHARED, consumer_id=2, consumer_name="ben")
         await w.publish(10)
         assert (len(anna.take()), len(ben.take())) == (2, 8)
-        slow.room_made()
+        slow.space_freed()
         await w.publish(2)
         assert len(anna.take()) == 1
 

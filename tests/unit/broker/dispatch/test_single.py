@@ -72,14 +72,14 @@ async def test_deliveries_follow_the_answer_to_subscribe() -> None:
 
 async def test_a_full_socket_stops_its_own_consumer_only() -> None:
     async with world(limits=Limits(delivery_bytes=1)) as w:
-        slow, quick = Socket(room=2), Socket()
+        slow, quick = Socket(space=2), Socket()
         handle = await w.subscribe(slow, "slow")
         await w.subscribe(quick, "quick", consumer_name="ben")
         stored = await w.publish(8)
         await w.settle()
         assert quick.take() == stored
         assert slow.take() == stored[:2]
-        handle.room_made()
+        handle.space_freed()
         await w.settle()
         assert slow.take() == stored[2:4]
 
@@ -425,7 +425,7 @@ async def test_acknowledging_after_close_does_nothing() -> None:
         ack(handle, stored[0])
         handle.flow(5)
         handle.redeliver()
-        handle.room_made()
+        handle.space_freed()
         assert not handle.subscription.cursor.is_acknowledged(stored[0])
 
 

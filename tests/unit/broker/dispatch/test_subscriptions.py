@@ -77,12 +77,12 @@ async def test_seek_closes_the_consumers_and_begins_there() -> None:
         handle = await w.subscribe(socket)
         stored = await w.publish(6)
         ack_until(handle, stored[4])
-        story: list[str] = []
+        history: list[str] = []
         await handle.seek(
             SeekToId(MessageId(*stored[2])),
-            lambda: story.append(f"answered, {len(socket.closed)} closed"),
+            lambda: history.append(f"answered, {len(socket.closed)} closed"),
         )
-        assert story == ["answered, 1 closed"]
+        assert history == ["answered, 1 closed"]
         assert socket.closed == [1]
         ack_until(handle, stored[5])  # sent before the client knew: it means the old position
         again = Socket()

@@ -52,9 +52,9 @@ class Delivered:
 
 @dataclass
 class Socket:
-    """A channel that remembers what it got; ``room`` deliveries fit in before it is full."""
+    """A channel that remembers what it got; ``space`` deliveries fit in before it is full."""
 
-    room: int = 10**9
+    space: int = 10**9
     peer_address: str = "203.0.113.5:4711"
     delivered: list[Delivered] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
@@ -63,8 +63,8 @@ class Socket:
     ended: list[int] = field(default_factory=list)
 
     @property
-    def has_room(self) -> bool:
-        return len(self.delivered) < self.room
+    def has_space(self) -> bool:
+        return len(self.delivered) < self.space
 
     def deliver_many(
         self, consumer_id: int, runs: Sequence[EntryRun], consumer_epoch: int | None

@@ -11,10 +11,10 @@ import pytest
 from aiohttp import web
 from tests.contents import stored_in
 from tests.unit.broker.log.test_ranges import DamagedStore
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, a_long_history
 
 from onewriter_broker.http.metrics import BlockStreams
-from onewriter_broker.http.onewriter.blocks import STREAMS_MAX, Stream, one_more
+from onewriter_broker.http.onewriter.blocks import STREAMS_MAX, BlockStream, one_more
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
@@ -46,10 +46,12 @@ class Response:
         self.has_ended = True
 
 
-def stream(story: Story, response: Response, **options: Any) -> Stream:
+def stream(history: TopicHistory, response: Response, **options: Any) -> BlockStream:
     expires_at = options.pop("expires_at", None)
     figures = options.pop("figures", BlockStreams())
-    return Stream(story.log, cast("web.StreamResponse", response), expires_at, figures, **options)
+    return BlockStream(
+        history.log, cast("web.StreamResponse", response), expires_at, figures, **options
+    )
 
 
 def frames(data: bytes) -> list[tuple[int, bytes]]:
@@ -70,16 +72,16 @@ def server() -> FakeServer:
 
 
 @pytest.fixture
-async def story(server: FakeServer) -> Story:
-    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+async def history(server: FakeServer) -> TopicHistory:
+    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
 async def test_a_stream_holds_every_block_as_it_is_stored_and_its_end(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     response, figures = Response(), BlockStreams()
-    story.log.forget_tail()
-    await stream(story, response, figures=figures).run(Range(story.log, EARLIEST))
+    history.log.forget_tail()
+    await stream(history, response, figures=figures).run(Range(history.log, EARLIEST))
     assert figures.bytes == len(response.data)
     *sent, (kind, end) = frames(response.data)
     assert response.has_ended
@@ -105,27 +107,27 @@ async def test_a_stream_holds_every_block_as_it_is_stored_and_its_end(
         assert (list(numbers), body[at:]) == (block.lengths, block.payload)
 
 
-async def test_a_reader_that_takes_nothing_is_given_up(story: Story) -> None:
+async def test_a_reader_that_takes_nothing_is_given_up(history: TopicHistory) -> None:
     response = Response(takes=1)
     with pytest.raises(TimeoutError):
-        await stream(story, response, write_seconds=0.01).run(Range(story.log, EARLIEST))
+        await stream(history, response, write_seconds=0.01).run(Range(history.log, EARLIEST))
     assert response.data == packed_stream.HEAD
 
 
-async def last_frame(story: Story, blocks: Range, **options: Any) -> tuple[list[int], Any]:
+async def last_frame(history: TopicHistory, blocks: Range, **options: Any) -> tuple[list[int], Any]:
     """The kinds of the frames before the last one, and what that says: an error."""
     response = Response()
-    await stream(story, response, **options).run(blocks)
+    await stream(history, response, **options).run(blocks)
     *sent, (kind, body) = frames(response.data)
     assert kind == packed_stream.ERROR
     assert response.has_ended
     return [each for each, _ in sent], json.loads(body)
 
 
-async def test_a_log_that_moves_ends_its_streams(story: Story) -> None:
-    blocks = Range(story.log, EARLIEST)
-    story.log.close()
-    sent, said = await last_frame(story, blocks)
+async def test_a_log_that_moves_ends_its_streams(history: TopicHistory) -> None:
+    blocks = Range(history.log, EARLIEST)
+    history.log.close()
+    sent, said = await last_frame(history, blocks)
     assert (sent, said["status"]) == ([], 503)
     assert "moving to another broker" in said["message"]
 
@@ -133,48 +135,48 @@ async def test_a_log_that_moves_ends_its_streams(story: Story) -> None:
 async def test_a_damaged_block_ends_the_stream_behind_those_in_front_and_is_named(
     server: FakeServer,
 ) -> None:
-    story = await an_eventful_life(DamagedStore(server.resolve, buckets=BUCKETS))
-    story.log.forget_tail()
-    sent, said = await last_frame(story, Range(story.log, EARLIEST))
+    history = await a_long_history(DamagedStore(server.resolve, buckets=BUCKETS))
+    history.log.forget_tail()
+    sent, said = await last_frame(history, Range(history.log, EARLIEST))
     assert sent == [2, 1, 1, 1, 2]
     assert (said["status"], said["at"]) == (500, "6:1")
     assert "6-1" in said["message"]
 
 
-async def test_a_trim_ahead_of_a_stream_ends_it(server: FakeServer, story: Story) -> None:
-    story.log.forget_tail()
-    blocks = Range(story.log, Position(5, 3))
+async def test_a_trim_ahead_of_a_stream_ends_it(server: FakeServer, history: TopicHistory) -> None:
+    history.log.forget_tail()
+    blocks = Range(history.log, Position(5, 3))
     del stored_in(server.primary).logs[TOPIC].blocks[:5]  # up to the marker of ledger 6
-    story.log._state[TRIMMED] = "6-1"
-    sent, said = await last_frame(story, blocks)
+    history.log._state[TRIMMED] = "6-1"
+    sent, said = await last_frame(history, blocks)
     assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
 
 
 async def test_a_stream_whose_whole_rest_is_trimmed_does_not_end_as_if_it_were_whole(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    story.log.forget_tail()
-    blocks = Range(story.log, Position(5, 3), Position(5, 6))
+    history.log.forget_tail()
+    blocks = Range(history.log, Position(5, 3), Position(5, 6))
     del stored_in(server.primary).logs[TOPIC].blocks[:5]
-    story.log._state[TRIMMED] = "6-1"
-    sent, said = await last_frame(story, blocks)
+    history.log._state[TRIMMED] = "6-1"
+    sent, said = await last_frame(history, blocks)
     assert (sent, said["status"], said["first"], said["trimmed"]) == ([], 410, "6:1", "6:1")
 
 
 async def test_lost_entries_are_reported_differently_from_trimmed_ones(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    story.log.forget_tail()
+    history.log.forget_tail()
     del stored_in(server.primary).logs[TOPIC].blocks[2]
-    sent, said = await last_frame(story, Range(story.log, EARLIEST))
+    sent, said = await last_frame(history, Range(history.log, EARLIEST))
     assert sent == []  # the hole lies in the first read
     assert (said["status"], said["first"]) == (410, "5:5")
     assert "trimmed" not in said
     assert "not in the store any more" in said["message"]
 
 
-async def test_a_stream_ends_with_its_readers_token(story: Story) -> None:
-    sent, said = await last_frame(story, Range(story.log, EARLIEST), expires_at=1.0)
+async def test_a_stream_ends_with_its_readers_token(history: TopicHistory) -> None:
+    sent, said = await last_frame(history, Range(history.log, EARLIEST), expires_at=1.0)
     assert (sent, said["status"]) == ([], 401)
 
 

@@ -12,10 +12,10 @@ from tests.unit.broker.topic.fence_path_world import Gates, World, serving, unti
 
 from onewriter_broker.log.commits import PROOF_ATTEMPTS_MAX
 from onewriter_broker.log.limits import LogLimits
-from onewriter_broker.log.store.api import Durability, Standing
+from onewriter_broker.log.store.api import Durability, EpochStatus
 from onewriter_broker.log.store.fake.server import FakeNode
 from onewriter_broker.log.store.fake.store import FakeLogStore, Moment
-from onewriter_broker.topic.epoch_checks import standing_of
+from onewriter_broker.topic.epoch_checks import epoch_status_of
 from onewriter_broker.topic.limits import TopicLimits
 from onewriter_broker.topic.runner import TopicRunner
 from onewriter_core.errors import Undecided
@@ -49,8 +49,8 @@ class Replicated:
     def replid(self) -> str:
         return self.world.server.primary.replid
 
-    def check(self) -> asyncio.Task[Standing]:
-        proving = standing_of(self.log, self.world.appender.prove)
+    def check(self) -> asyncio.Task[EpochStatus]:
+        proving = epoch_status_of(self.log, self.world.appender.prove)
         return asyncio.get_running_loop().create_task(proving)
 
     def prove(self) -> asyncio.Task[None]:
@@ -121,7 +121,7 @@ async def test_without_the_replica_nothing_is_proved_and_others_go_on(topic: Rep
     assert asked <= 2 * (PROOF_ATTEMPTS_MAX + 1)
     topic.replica.holds_replication = False
     topic.replica.follow()
-    assert isinstance(await topic.check(), Standing)
+    assert isinstance(await topic.check(), EpochStatus)
 
 
 async def test_a_lost_connection_answers_undecided_and_spares_blocks(topic: Replicated) -> None:
@@ -140,7 +140,7 @@ async def test_a_lost_connection_answers_undecided_and_spares_blocks(topic: Repl
         await proof
     await later(lambda: producer.pending == 0)
     assert channel.receipts == 1
-    assert isinstance(await topic.check(), Standing)
+    assert isinstance(await topic.check(), EpochStatus)
 
 
 async def test_another_dataset_answers_undecided(topic: Replicated) -> None:
@@ -166,7 +166,7 @@ async def test_proofs_that_wait_have_a_bound() -> None:
             await topic.prove()
         gates.open("commit")
         await asyncio.gather(check, second)
-        assert isinstance(await topic.check(), Standing)
+        assert isinstance(await topic.check(), EpochStatus)
 
 
 async def test_a_store_that_answers_nothing_is_waited_for_so_long(topic: Replicated) -> None:
@@ -191,5 +191,5 @@ async def test_a_broker_that_stops_keeps_nobody_waiting(topic: Replicated) -> No
 async def test_a_check_of_a_local_topic_asks_nobody(topic: Replicated) -> None:
     local = (await topic.world.load(1)).logs[1]
     counted = Counted(topic.world.store)
-    assert isinstance(await standing_of(local, topic.world.appender.prove), Standing)
+    assert isinstance(await epoch_status_of(local, topic.world.appender.prove), EpochStatus)
     assert counted.calls == {"check": 1}

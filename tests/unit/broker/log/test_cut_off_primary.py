@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 from tests.stamps import stamp_anew
-from tests.unit.broker.verify.histories import BUCKETS, Story, entry, nobody, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TopicHistory, entry, nobody, waiter
 
 from onewriter_broker.dispatch.ledgers import LedgerGaps
 from onewriter_broker.dispatch.limits import Limits
@@ -53,23 +53,23 @@ async def failover() -> Failover:
     server = FakeServer()
     replica = server.add_replica("node-1")
     old = FakeLogStore(server.resolve, buckets=BUCKETS)
-    story = await Story.begin(old)
-    await story.fence(Purpose.GRANT, waiter("alice"))
+    history = await TopicHistory.begin(old)
+    await history.fence(Purpose.GRANT, waiter("alice"))
     for number in range(SHARED_ENTRIES):
-        await story.publish(entry("alice", number))
+        await history.publish(entry("alice", number))
     replica.holds_replication = True
     for number in range(SHARED_ENTRIES, SHARED_ENTRIES + EXTRA_ENTRIES):
-        await story.publish(entry("alice", number))
-    await old.read_state(story.log.name)  # its other connection leads to the old primary, too
+        await history.publish(entry("alice", number))
+    await old.read_state(history.log.name)  # its other connection leads to the old primary, too
     server.promote(replica)
     new = FakeLogStore(server.resolve, buckets=BUCKETS)
-    binding = replace(story.binding, replid=replica.replid, generation=2, version=2)
+    binding = replace(history.binding, replid=replica.replid, generation=2, version=2)
     assert await stamp_anew(new, binding) is Outcome.DONE
-    story.store, story.binding, story.ledger = new, binding, story.ledger + 10
-    await story.fence(Purpose.REFENCE)
-    story.log.forget_tail()
-    assert story.log.store is old
-    return Failover(server, story.log)
+    history.store, history.binding, history.ledger = new, binding, history.ledger + 10
+    await history.fence(Purpose.REFENCE)
+    history.log.forget_tail()
+    assert history.log.store is old
+    return Failover(server, history.log)
 
 
 async def last_message(log: TopicLog) -> MessageId:

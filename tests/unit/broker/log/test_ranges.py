@@ -9,8 +9,8 @@ from tests.contents import stored_in
 from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
-    Story,
-    an_eventful_life,
+    TopicHistory,
+    a_long_history,
     entry,
     waiter,
 )
@@ -20,7 +20,7 @@ from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import last_position
-from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, leaves_hole
+from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, behind, leaves_hole
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format.field_names import TRIMMED
@@ -58,35 +58,35 @@ async def read_all(blocks: Range, found: list[str] | None = None) -> list[str]:
 async def test_a_range_begins_with_the_block_that_holds_its_start(
     server: FakeServer, start: Position, is_remembered: bool
 ) -> None:
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     stored = stored_in(server.primary).logs[TOPIC].blocks
     expected = [block for block in stored if last_position(block) >= start]
     if not is_remembered:
-        story.log.forget_tail()
-    found = await read_all(Range(story.log, start))
+        history.log.forget_tail()
+    found = await read_all(Range(history.log, start))
     assert found == [str(block.position) for block in expected]
     assert len(found) < len(stored) or start <= Position(5, 0)
 
 
 async def test_a_range_ends_with_the_block_that_holds_its_last_entry(server: FakeServer) -> None:
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     for _ in range(2):
-        blocks = Range(story.log, Position(5, 0), Position(5, 4))
+        blocks = Range(history.log, Position(5, 0), Position(5, 4))
         assert await read_all(blocks) == ["5-0", "5-1", "5-3"]
-        found = await read_all(Range(story.log, Position(5, 0), Position(6, 0)))
+        found = await read_all(Range(history.log, Position(5, 0), Position(6, 0)))
         assert found[-1] == "5-5"
-        story.log.forget_tail()
-    assert await read_all(Range(story.log, Position(7, 9), Position(7, 9))) == []
+        history.log.forget_tail()
+    assert await read_all(Range(history.log, Position(7, 9), Position(7, 9))) == []
 
 
 async def test_range_ends_at_the_watermark_and_does_not_grow(
     server: FakeServer,
 ) -> None:
-    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
-    await story.fence(Purpose.GRANT, waiter("alice"))
-    await story.publish(entry("alice", 0))
-    blocks = Range(story.log, EARLIEST, Position(99, 0))
-    await story.publish(entry("alice", 1))
+    history = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
+    await history.fence(Purpose.GRANT, waiter("alice"))
+    await history.publish(entry("alice", 0))
+    blocks = Range(history.log, EARLIEST, Position(99, 0))
+    await history.publish(entry("alice", 1))
     assert blocks.end == Position(5, 2)
     assert await read_all(blocks) == ["5-0", "5-1"]
 
@@ -94,38 +94,38 @@ async def test_range_ends_at_the_watermark_and_does_not_grow(
 async def test_a_marker_is_given_with_its_fields_though_memory_has_none(
     server: FakeServer,
 ) -> None:
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
-    story.log._tail[0] = Marker(story.log.tail[0].position, {})
-    (first, *_) = await Range(story.log, EARLIEST).read()
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history.log._tail[0] = Marker(history.log.tail[0].position, {})
+    (first, *_) = await Range(history.log, EARLIEST).read()
     assert isinstance(first, Marker)
     assert first.fields["producer"] == "alice"
 
 
 async def test_a_hole_is_an_error_wherever_it_is(server: FakeServer) -> None:
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
-    story.log.forget_tail()
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history.log.forget_tail()
     stored = stored_in(server.primary).logs[TOPIC].blocks
     (gone,) = (block for block in stored if block.position == Position(5, 3))
     stored.remove(gone)
-    with pytest.raises(Missing) as raised:
-        await read_all(Range(story.log, EARLIEST))
+    with pytest.raises(EntriesMissing) as raised:
+        await read_all(Range(history.log, EARLIEST))
     assert (raised.value.asked, raised.value.found) == (Position(5, 3), Position(5, 5))
-    with pytest.raises(Missing):
-        await read_all(Range(story.log, Position(5, 4)))
+    with pytest.raises(EntriesMissing):
+        await read_all(Range(history.log, Position(5, 4)))
 
 
 @pytest.mark.parametrize("gone", [slice(0, 5), slice(0, 4), slice(2, 4)])
 async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one(
     server: FakeServer, gone: slice
 ) -> None:
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
-    story.log.forget_tail()
-    blocks = Range(story.log, Position(5, 3), Position(5, 6))
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history.log.forget_tail()
+    blocks = Range(history.log, Position(5, 3), Position(5, 6))
     stored = stored_in(server.primary).logs[TOPIC].blocks
     del stored[gone]
     if gone.start == 0:
-        story.log._state[TRIMMED] = str(stored[0].position)
-    with pytest.raises(Missing) as raised:
+        history.log._state[TRIMMED] = str(stored[0].position)
+    with pytest.raises(EntriesMissing) as raised:
         await blocks.read()
     assert raised.value.asked == Position(5, 3)
     assert blocks.at == Position(5, 3)
@@ -134,22 +134,22 @@ async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one
 async def test_a_range_behind_a_ledgers_end_is_empty_whatever_was_trimmed(
     server: FakeServer,
 ) -> None:
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
-    story.log.forget_tail()
-    end = next(end for end in story.log.ends if end.ledger == 5)
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history.log.forget_tail()
+    end = next(end for end in history.log.ends if end.ledger == 5)
     for _ in range(2):
-        blocks = Range(story.log, behind(end), Position(6, 0))
+        blocks = Range(history.log, behind(end), Position(6, 0))
         assert await blocks.read() == []
         assert blocks.at == blocks.end
         stored = stored_in(server.primary).logs[TOPIC].blocks
         stored[:] = [block for block in stored if block.position >= Position(6, 0)]
-        story.log._state[TRIMMED] = "6-0"
+        history.log._state[TRIMMED] = "6-0"
 
 
 async def test_blocks_before_a_damaged_one_are_returned(server: FakeServer) -> None:
-    story = await an_eventful_life(DamagedStore(server.resolve, buckets=BUCKETS))
-    story.log.forget_tail()
-    blocks, found = Range(story.log, EARLIEST), list[str]()
+    history = await a_long_history(DamagedStore(server.resolve, buckets=BUCKETS))
+    history.log.forget_tail()
+    blocks, found = Range(history.log, EARLIEST), list[str]()
     with pytest.raises(MalformedBlock):
         await read_all(blocks, found)
     assert found == ["5-0", "5-1", "5-3", "5-5", "6-0"]
@@ -157,25 +157,25 @@ async def test_blocks_before_a_damaged_one_are_returned(server: FakeServer) -> N
 
 
 async def test_a_log_that_moves_away_is_read_no_further(server: FakeServer) -> None:
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
-    blocks = Range(story.log, EARLIEST)
-    story.log.close()
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+    blocks = Range(history.log, EARLIEST)
+    history.log.close()
     with pytest.raises(Unavailable, match="moving"):
         await blocks.read()
 
 
 async def test_reads_are_bounded_by_the_size_of_blocks(server: FakeServer) -> None:
-    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
-    await story.fence(Purpose.GRANT, waiter("alice"))
+    history = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
+    await history.fence(Purpose.GRANT, waiter("alice"))
     for _ in range(10):
-        await story.publish(bytes(900))
+        await history.publish(bytes(900))
     for _ in range(2):
-        blocks, sizes = Range(story.log, EARLIEST, read_bytes_max=2_000), []
+        blocks, sizes = Range(history.log, EARLIEST, read_bytes_max=2_000), []
         while read := await blocks.read():
             sizes.append(len(read))
         assert sum(sizes) == 11
         assert max(sizes) <= 4
-        story.log.forget_tail()
+        history.log.forget_tail()
 
 
 @pytest.mark.parametrize(

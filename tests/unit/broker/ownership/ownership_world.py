@@ -34,27 +34,27 @@ class Events:
     """What an application was told, in order; its topics come to rest at once unless held up."""
 
     def __init__(self) -> None:
-        self.story: list[tuple[str, int]] = []
+        self.history: list[tuple[str, int]] = []
         self.holdings: dict[int, Holding] = {}
         self.reasons: list[LostReason] = []
         self.drain_seconds = 0.0
 
     def bucket_acquired(self, bucket: int, holding: Holding) -> None:
-        self.story.append(("acquired", bucket))
+        self.history.append(("acquired", bucket))
         self.holdings[bucket] = holding
 
     def bucket_lost(self, bucket: int, reason: LostReason) -> None:
-        self.story.append(("lost", bucket))
+        self.history.append(("lost", bucket))
         self.reasons.append(reason)
         del self.holdings[bucket]
 
     def dataset_changed(self, bucket: int, holding: Holding) -> None:
-        self.story.append(("changed", bucket))
+        self.history.append(("changed", bucket))
         self.holdings[bucket] = holding
 
     async def drain(self, bucket: int) -> None:
         await asyncio.sleep(self.drain_seconds)
-        self.story.append(("drained", bucket))
+        self.history.append(("drained", bucket))
 
 
 @dataclass

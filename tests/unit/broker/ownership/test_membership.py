@@ -58,7 +58,7 @@ def test_membership_knows_whether_all_brokers_keep_floors() -> None:
     assert not observer.all_keep_floors(9.0), "who came since is not known"
 
 
-class Story:
+class Timeline:
     """An observer, a clock, and brokers that beat or do not."""
 
     def __init__(self) -> None:
@@ -96,198 +96,229 @@ class Story:
 
 
 @pytest.fixture
-def story() -> Story:
-    return Story()
+def timeline() -> Timeline:
+    return Timeline()
 
 
-def test_before_the_first_reading_nothing_is_known(story: Story) -> None:
-    assert story.observer.view(story.now) is None
+def test_before_the_first_reading_nothing_is_known(timeline: Timeline) -> None:
+    assert timeline.observer.view(timeline.now) is None
 
 
-def test_a_broker_that_beats_is_alive_for_ever(story: Story) -> None:
-    story.start(OTHER)
-    story.run(3600)
-    assert story.view().alive == {"broker-1"}
-    assert story.observer.members() == {OTHER: (ADDRESSES, True)}
+def test_a_broker_that_beats_is_alive_for_ever(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(3600)
+    assert timeline.view().alive == {"broker-1"}
+    assert timeline.observer.members() == {OTHER: (ADDRESSES, True)}
 
 
-def test_broker_without_heartbeat_is_dead_after_two_seconds(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.stop(OTHER)
-    story.run(DEAD_SECONDS - BEAT_SECONDS)
-    assert story.view().alive == {"broker-1"}
-    story.run(BEAT_SECONDS)
-    assert story.view().alive == frozenset()
+def test_broker_without_heartbeat_is_dead_after_two_seconds(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.run(DEAD_SECONDS - BEAT_SECONDS)
+    assert timeline.view().alive == {"broker-1"}
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().alive == frozenset()
 
 
-def test_broker_whose_heartbeat_vanished_is_dead_after_two_seconds(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.stop(OTHER)
-    story.counters.clear()
-    story.run(DEAD_SECONDS - BEAT_SECONDS)
-    assert story.view().alive == {"broker-1"}
-    story.run(BEAT_SECONDS)
-    assert story.view().alive == frozenset()
+def test_broker_whose_heartbeat_vanished_is_dead_after_two_seconds(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.counters.clear()
+    timeline.run(DEAD_SECONDS - BEAT_SECONDS)
+    assert timeline.view().alive == {"broker-1"}
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().alive == frozenset()
 
 
-def test_first_broker_is_settled_at_once(story: Story) -> None:
-    story.start(OTHER)
-    story.run(BEAT_SECONDS)
-    assert story.view().settled == {"broker-1"}
+def test_first_broker_is_settled_at_once(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().settled == {"broker-1"}
 
 
-def test_a_newcomer_settles_by_staying_alive(story: Story) -> None:
-    story.run(5)
-    story.start(OTHER)
-    story.run(SETTLE_SECONDS)
-    assert story.view().alive == {"broker-1"}
-    assert story.view().settled == frozenset()
-    story.run(BEAT_SECONDS)
-    assert story.view().settled == {"broker-1"}
+def test_a_newcomer_settles_by_staying_alive(timeline: Timeline) -> None:
+    timeline.run(5)
+    timeline.start(OTHER)
+    timeline.run(SETTLE_SECONDS)
+    assert timeline.view().alive == {"broker-1"}
+    assert timeline.view().settled == frozenset()
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().settled == {"broker-1"}
 
 
-def test_broker_that_returns_from_the_dead_settles_again(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.stop(OTHER)
-    story.run(5)
-    story.start(OTHER)
-    story.run(BEAT_SECONDS)
-    assert (story.view().alive, story.view().settled) == (frozenset({"broker-1"}), frozenset())
-    story.run(SETTLE_SECONDS)
-    assert story.view().settled == {"broker-1"}
+def test_broker_that_returns_from_the_dead_settles_again(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.run(5)
+    timeline.start(OTHER)
+    timeline.run(BEAT_SECONDS)
+    assert (timeline.view().alive, timeline.view().settled) == (
+        frozenset({"broker-1"}),
+        frozenset(),
+    )
+    timeline.run(SETTLE_SECONDS)
+    assert timeline.view().settled == {"broker-1"}
 
 
-def test_a_quick_restart_keeps_a_settled_name(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.stop(OTHER)
-    story.run(0.5)
-    story.start("broker-1~y")
-    story.run(10)
-    assert story.view() == LiveView(frozenset({"broker-1"}), frozenset({"broker-1"}), complete=True)
+def test_a_quick_restart_keeps_a_settled_name(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.run(0.5)
+    timeline.start("broker-1~y")
+    timeline.run(10)
+    assert timeline.view() == LiveView(
+        frozenset({"broker-1"}), frozenset({"broker-1"}), complete=True
+    )
 
 
-def test_leaving_broker_is_alive_and_gets_no_bucket(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.leaving.add(OTHER)
-    story.run(BEAT_SECONDS)
-    assert (story.view().alive, story.view().settled) == (frozenset({"broker-1"}), frozenset())
+def test_leaving_broker_is_alive_and_gets_no_bucket(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.leaving.add(OTHER)
+    timeline.run(BEAT_SECONDS)
+    assert (timeline.view().alive, timeline.view().settled) == (
+        frozenset({"broker-1"}),
+        frozenset(),
+    )
 
 
-def test_absence_proves_death_only_after_two_seconds_of_observation(story: Story) -> None:
-    story.run(DEAD_SECONDS)
-    assert not story.view().complete
-    story.run(BEAT_SECONDS)
-    assert story.view().complete
+def test_absence_proves_death_only_after_two_seconds_of_observation(timeline: Timeline) -> None:
+    timeline.run(DEAD_SECONDS)
+    assert not timeline.view().complete
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().complete
 
 
-def test_while_the_store_is_away_nobody_takes_anything(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.run(10, store_away=True)
-    assert story.observer.view(story.now) is None
+def test_while_the_store_is_away_nobody_takes_anything(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.run(10, store_away=True)
+    assert timeline.observer.view(timeline.now) is None
 
 
-def test_broker_has_time_to_return_after_the_store_was_away(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.stop(OTHER)
-    story.run(10, store_away=True)
-    story.run(RETURN_SECONDS)
-    assert story.view().alive == {"broker-1"}
-    assert story.view().settled == {"broker-1"}
-    assert not story.view().complete
-    story.run(BEAT_SECONDS)
-    assert story.view() == LiveView(complete=True)
+def test_broker_has_time_to_return_after_the_store_was_away(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.run(10, store_away=True)
+    timeline.run(DEAD_SECONDS)
+    assert not timeline.view().complete
+    timeline.run(RETURN_SECONDS - DEAD_SECONDS)
+    assert timeline.view() == LiveView(
+        frozenset({"broker-1"}), frozenset({"broker-1"}), complete=True
+    )
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view() == LiveView(complete=True)
 
 
-def test_returned_broker_is_dead_two_seconds_after_its_last_heartbeat(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.run(10, store_away=True)
-    story.run(2 * BEAT_SECONDS)
-    story.stop(OTHER)
-    story.run(DEAD_SECONDS - BEAT_SECONDS)
-    assert story.view().alive == {"broker-1"}
-    story.run(BEAT_SECONDS)
-    assert story.view().alive == frozenset()
+def test_observer_that_is_held_up_again_and_again_finds_a_dead_broker(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    observed = 0.0
+    while timeline.observer.alive:
+        timeline.run(5, store_away=True)
+        timeline.run(1.5)
+        observed += 1.0
+    assert observed == RETURN_SECONDS
 
 
-def test_broker_that_returns_late_was_alive_all_the_time(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.stop(OTHER)
-    story.run(10, store_away=True)
-    story.run(RETURN_SECONDS - BEAT_SECONDS)
-    story.start(OTHER)
-    story.run(BEAT_SECONDS)
-    assert (story.view().alive, story.view().settled) == (frozenset({"broker-1"}),) * 2
+def test_returned_broker_is_dead_two_seconds_after_its_last_heartbeat(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.run(10, store_away=True)
+    timeline.run(2 * BEAT_SECONDS)
+    timeline.stop(OTHER)
+    timeline.run(DEAD_SECONDS - BEAT_SECONDS)
+    assert timeline.view().alive == {"broker-1"}
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().alive == frozenset()
 
 
-def test_broker_that_died_before_the_store_was_away_stays_dead(story: Story) -> None:
+def test_broker_that_returns_late_was_alive_all_the_time(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.run(10, store_away=True)
+    timeline.run(RETURN_SECONDS - BEAT_SECONDS)
+    timeline.start(OTHER)
+    timeline.run(BEAT_SECONDS)
+    assert (timeline.view().alive, timeline.view().settled) == (frozenset({"broker-1"}),) * 2
+
+
+def test_broker_that_died_before_the_store_was_away_stays_dead(timeline: Timeline) -> None:
     """Otherwise its successors would give it its buckets back."""
-    story.start(OTHER)
-    story.run(10)
-    story.stop(OTHER)
-    story.run(DEAD_SECONDS)
-    story.run(10, store_away=True)
-    story.run(BEAT_SECONDS)
-    assert story.view() == LiveView()
-    story.start(OTHER)
-    story.run(BEAT_SECONDS)
-    assert (story.view().alive, story.view().settled) == (frozenset({"broker-1"}), frozenset())
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    timeline.run(DEAD_SECONDS)
+    timeline.run(10, store_away=True)
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view() == LiveView()
+    timeline.start(OTHER)
+    timeline.run(BEAT_SECONDS)
+    assert (timeline.view().alive, timeline.view().settled) == (
+        frozenset({"broker-1"}),
+        frozenset(),
+    )
 
 
-def test_new_observer_gives_others_time_to_return_if_it_began_without_a_store(story: Story) -> None:
-    story.counters[OTHER] = 7
-    story.observer.missed()
-    story.run(RETURN_SECONDS)
-    assert story.view() == LiveView(frozenset({"broker-1"}), frozenset({"broker-1"}))
-    story.run(BEAT_SECONDS)
-    assert story.view() == LiveView(complete=True)
+def test_new_observer_gives_others_time_to_return_if_it_began_without_a_store(
+    timeline: Timeline,
+) -> None:
+    timeline.counters[OTHER] = 7
+    timeline.observer.missed()
+    timeline.run(RETURN_SECONDS)
+    assert timeline.view() == LiveView(frozenset({"broker-1"}), frozenset({"broker-1"}))
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view() == LiveView(complete=True)
 
 
-def test_an_observer_that_was_paused_observes_anew(story: Story) -> None:
-    story.start(OTHER)
-    story.run(10)
-    story.now += 60
-    story.observer.feed(story.now, {OTHER: Beat(story.counters[OTHER], ADDRESSES).encode()})
-    assert story.view().alive == {"broker-1"}
-    assert not story.view().complete
+def test_an_observer_that_was_paused_observes_anew(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.now += 60
+    timeline.observer.feed(
+        timeline.now, {OTHER: Beat(timeline.counters[OTHER], ADDRESSES).encode()}
+    )
+    assert timeline.view().alive == {"broker-1"}
+    assert not timeline.view().complete
 
 
-def test_another_process_under_my_name_is_a_rival_once_it_was_seen_at_work(story: Story) -> None:
-    story.start("broker-0~zombie")
-    story.run(BEAT_SECONDS)
-    assert story.view().rivals == frozenset()
-    story.run(BEAT_SECONDS)
-    assert story.view().rivals == {"broker-0~zombie"}
-    assert story.view().alive == frozenset()
+def test_another_process_under_my_name_is_a_rival_once_it_was_seen_at_work(
+    timeline: Timeline,
+) -> None:
+    timeline.start("broker-0~zombie")
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().rivals == frozenset()
+    timeline.run(BEAT_SECONDS)
+    assert timeline.view().rivals == {"broker-0~zombie"}
+    assert timeline.view().alive == frozenset()
 
 
-def test_my_earlier_self_is_no_rival(story: Story) -> None:
-    story.counters["broker-0~before"] = 7
-    story.run(5)
-    assert story.view() == LiveView(complete=True)
+def test_my_earlier_self_is_no_rival(timeline: Timeline) -> None:
+    timeline.counters["broker-0~before"] = 7
+    timeline.run(5)
+    assert timeline.view() == LiveView(complete=True)
 
 
-def test_my_own_heartbeat_is_not_observed(story: Story) -> None:
-    story.start(ME)
-    story.run(5)
-    assert story.observer.members() == {}
+def test_my_own_heartbeat_is_not_observed(timeline: Timeline) -> None:
+    timeline.start(ME)
+    timeline.run(5)
+    assert timeline.observer.members() == {}
 
 
-def test_the_long_dead_are_forgotten_once(story: Story) -> None:
-    story.start(OTHER)
-    story.run(5)
-    story.stop(OTHER)
-    story.run(FORGET_SECONDS)
-    assert story.observer.forgettable() == [OTHER]
-    assert story.observer.forgettable() == []
+def test_the_long_dead_are_forgotten_once(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(5)
+    timeline.stop(OTHER)
+    timeline.run(FORGET_SECONDS)
+    assert timeline.observer.forgettable() == [OTHER]
+    assert timeline.observer.forgettable() == []
 
 
 @pytest.mark.parametrize(
@@ -304,18 +335,18 @@ def test_the_long_dead_are_forgotten_once(story: Story) -> None:
         "x" * 5000,
     ],
 )
-def test_members_that_no_broker_writes_are_ignored(story: Story, value: str) -> None:
-    story.observer.feed(story.now, {OTHER: value})
-    assert story.view() == LiveView()
+def test_members_that_no_broker_writes_are_ignored(timeline: Timeline, value: str) -> None:
+    timeline.observer.feed(timeline.now, {OTHER: value})
+    assert timeline.view() == LiveView()
 
 
-def test_no_more_than_so_many_members_are_looked_at(story: Story) -> None:
+def test_no_more_than_so_many_members_are_looked_at(timeline: Timeline) -> None:
     for flood in range(4):
         reading = {
             f"broker-{flood}-{n}~x": Beat(1, ADDRESSES).encode() for n in range(10 * MEMBERS_MAX)
         }
-        story.observer.feed(story.now, reading)
-    assert len(story.observer.members()) == 2 * MEMBERS_MAX
+        timeline.observer.feed(timeline.now, reading)
+    assert len(timeline.observer.members()) == 2 * MEMBERS_MAX
 
 
 # The loop, over a store.

@@ -55,12 +55,12 @@ async def test_a_changed_dataset_is_adopted_in_place(world: World) -> None:
     world.server.renew_identity(world.server.primary)
     assert await broker.refence(0, old, Outcome.REFENCE) is Refenced.REBOUND
     events = world.events["broker-0~a"]
-    assert events.story == [("acquired", 0), ("changed", 0)]
+    assert events.history == [("acquired", 0), ("changed", 0)]
     assert events.holdings[0] == broker.holding(0)
     assert events.holdings[0].may_resume(1)
     assert await broker.reserve_ledger(0) == LEDGERS_PER_BLOCK + 1
     assert await broker.refence(0, old, Outcome.REFENCE) is Refenced.REBOUND, "told once more"
-    assert events.story == [("acquired", 0), ("changed", 0)]
+    assert events.history == [("acquired", 0), ("changed", 0)]
 
 
 async def test_the_continuing_owner_s_memory_tells_whether_grants_were_lost(world: World) -> None:
@@ -259,7 +259,7 @@ async def test_topics_that_are_refused_together_share_one_answer(world: World) -
     world.server.renew_identity(world.server.primary)
     answers = await asyncio.gather(*(broker.refence(0, old, Outcome.REFENCE) for _ in range(20)))
     assert answers == [Refenced.REBOUND] * 20
-    assert world.events["broker-0~a"].story == [("acquired", 0), ("changed", 0)]
+    assert world.events["broker-0~a"].history == [("acquired", 0), ("changed", 0)]
 
 
 async def test_when_the_one_that_asks_is_cancelled_another_takes_over(world: World) -> None:
@@ -287,7 +287,7 @@ async def test_giving_back_drains_first_and_leaves_the_bucket_free(world: World)
     assert (record.owner, record.clean, record.last_ledger) == ("", True, ledger)
     assert record.addresses == Addresses()
     events = world.events["broker-0~a"]
-    assert events.story == [("acquired", 0), ("drained", 0), ("lost", 0)]
+    assert events.history == [("acquired", 0), ("drained", 0), ("lost", 0)]
     assert events.reasons == [LostReason.GIVEN_BACK]
     world.view = LiveView(alive=frozenset({"broker-0"}), complete=True)
     assert await world.broker("broker-1~x").acquire(0) is not None

@@ -36,7 +36,7 @@ async def test_a_new_bucket_is_registered_stamped_and_announced(world: World) ->
     assert (unit.owner, unit.generation, unit.version) == ("broker-0~a", 1, 1)
     assert holding.grants_known
     assert holding.may_resume(1)
-    assert world.events["broker-0~a"].story == [("acquired", 0)]
+    assert world.events["broker-0~a"].history == [("acquired", 0)]
     assert broker.held() == {0: holding}
     assert await broker.acquire(0) == holding, "asking again changes nothing"
 

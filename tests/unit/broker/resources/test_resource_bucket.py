@@ -127,7 +127,7 @@ class World:
                 incarnation="broker-a",
                 promises=lambda: frozenset(Durability),
                 reserved_until=lambda _bucket: 3.0,
-                deposed=lambda _room, field: self.deposed.append(field),
+                deposed=lambda _space, field: self.deposed.append(field),
                 limits=self.limits,
             ),
         )

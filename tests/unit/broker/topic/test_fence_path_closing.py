@@ -29,7 +29,7 @@ from onewriter_core.wire.values import SendReceipt
 class Line:
     """A Link that records what the client receives, in order."""
 
-    has_room = True
+    has_space = True
     extensions_version = 0
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Line:
     def hold_back(self) -> None:
         raise AssertionError("there is room")
 
-    async def room(self) -> None: ...
+    async def wait_for_space(self) -> None: ...
 
     def go_on(self) -> None:
         raise AssertionError("nothing waits")

@@ -1,6 +1,6 @@
 """Histories for the checkers: written through a real LogStore, with the broker's own fields.
 
-A Story is a minimal broker: one bucket, one topic, real fences and blocks, and the entries that its producers
+A TopicHistory is a minimal broker: one bucket, one topic, real fences and blocks, and the entries that its producers
 are told to send. The tests define how mutants change the stored bytes.
 """
 
@@ -113,8 +113,8 @@ def entry(
 
 
 @dataclass
-class Story:
-    """One topic's life. ``ledger`` counts up; ``clock_ms`` is advanced by every step."""
+class TopicHistory:
+    """One topic and its log. ``ledger`` counts up; ``clock_ms`` is advanced by every step."""
 
     store: LogStore
     binding: Binding
@@ -136,20 +136,20 @@ class Story:
         owner: str = "broker-a",
         version: int = 1,
         ledger: int = 4,
-    ) -> Story:
+    ) -> TopicHistory:
         bucket = bucket_of(topic, BUCKETS)
         replid = (await store.observe([bucket])).replid
         binding = Binding(bucket, replid, 1, owner, version)
         assert await stamp_anew(store, binding) is Outcome.DONE
-        story = cls(store, binding, topic, ledger)
+        history = cls(store, binding, topic, ledger)
         numbers = tuple(range(partitions)) or (WHOLE,)
         for number in numbers:
             name = topic if number == WHOLE else topic.with_partition(number)
-            story.partitions[number] = Partition(number)
-            story.logs[number] = TopicLog(name, store)
+            history.partitions[number] = Partition(number)
+            history.logs[number] = TopicLog(name, store)
         entry = CatalogEntry(partitions=partitions, log_numbers=numbers)
         assert await store.set_catalog(binding, {str(topic): entry.encode()}) is Outcome.DONE
-        return story
+        return history
 
     @property
     def log(self) -> TopicLog:
@@ -297,34 +297,34 @@ class Story:
         )
 
 
-async def an_eventful_life(store: LogStore) -> Story:
+async def a_long_history(store: LogStore) -> TopicHistory:
     """Alice, Bob after her, a roll, an administrator, Shared producers, and Carol at the end.
 
     Ledgers: 5 Alice, 6 Alice after a roll, 7 Bob, 8 fenced, 9 Shared, 10 Carol.
     """
-    story = await Story.begin(store)
+    history = await TopicHistory.begin(store)
     alice, bob = waiter("alice", arrival=1), waiter("bob", priority=5, arrival=3)
     carol = waiter("carol", arrival=2)
-    await story.fence(Purpose.GRANT, alice)
-    await story.publish(entry("alice", 0), entry("alice", 1))
-    await story.publish(entry("alice", 2, batch=3), entry("alice", 5))
-    await story.publish(entry("alice", 6))
-    await story.resumed(alice)
-    await story.fence(Purpose.ROLL)
-    await story.publish(*(entry("alice", 7, chunk=chunk) for chunk in range(3)))
-    await story.publish(entry("alice", 8))
-    await story.fence(Purpose.GRANT, bob, left=carol)
-    await story.publish(entry("bob", 0))
-    await story.publish(entry("bob", 1), entry("bob", 2))
-    await story.fence(Purpose.DEPOSE, departure=Departure.FENCED)
-    await story.fence(Purpose.SHARE)
-    await story.publish(entry("x", 0), entry("y", 0), entry("x", 1))
-    await story.publish(entry("x", 0, time_ms=1_700_000_900_000))  # another producer of that name
-    await story.fence(Purpose.GRANT, carol)
-    await story.publish(entry("carol", 0))
-    await story.publish(*(entry("carol", 1, chunk=chunk) for chunk in range(3)))
-    await story.publish(entry("carol", 2))
-    return story
+    await history.fence(Purpose.GRANT, alice)
+    await history.publish(entry("alice", 0), entry("alice", 1))
+    await history.publish(entry("alice", 2, batch=3), entry("alice", 5))
+    await history.publish(entry("alice", 6))
+    await history.resumed(alice)
+    await history.fence(Purpose.ROLL)
+    await history.publish(*(entry("alice", 7, chunk=chunk) for chunk in range(3)))
+    await history.publish(entry("alice", 8))
+    await history.fence(Purpose.GRANT, bob, left=carol)
+    await history.publish(entry("bob", 0))
+    await history.publish(entry("bob", 1), entry("bob", 2))
+    await history.fence(Purpose.DEPOSE, departure=Departure.FENCED)
+    await history.fence(Purpose.SHARE)
+    await history.publish(entry("x", 0), entry("y", 0), entry("x", 1))
+    await history.publish(entry("x", 0, time_ms=1_700_000_900_000))  # another producer of that name
+    await history.fence(Purpose.GRANT, carol)
+    await history.publish(entry("carol", 0))
+    await history.publish(*(entry("carol", 1, chunk=chunk) for chunk in range(3)))
+    await history.publish(entry("carol", 2))
+    return history
 
 
 ALICE, BOB = Publisher("account-alice"), Publisher("account-bob")
@@ -332,16 +332,16 @@ SPARK = Publisher("spark", "pod-1")
 """It bears a capability."""
 
 
-async def a_life_with_publishers(store: LogStore) -> Story:
+async def a_history_with_publishers(store: LogStore) -> TopicHistory:
     """Alice and Spark publish under epoch 5, in ledgers 5 and 6; Bob and Spark under epoch 7."""
-    story = await Story.begin(store)
-    await story.fence(Purpose.GRANT, waiter("alice", arrival=1))
-    await story.publish_as_whole(ALICE, 1)
-    await story.publish_as_whole(SPARK, 2)
-    await story.fence(Purpose.ROLL)
-    await story.publish_as_whole(ALICE, 3, is_recorded=False)  # it was, under this epoch
-    await story.publish_as_whole(ALICE, 1, app="other")
-    await story.fence(Purpose.GRANT, waiter("bob", arrival=2))
-    await story.publish_as_whole(BOB, 4)
-    await story.publish_as_whole(SPARK, 5)
-    return story
+    history = await TopicHistory.begin(store)
+    await history.fence(Purpose.GRANT, waiter("alice", arrival=1))
+    await history.publish_as_whole(ALICE, 1)
+    await history.publish_as_whole(SPARK, 2)
+    await history.fence(Purpose.ROLL)
+    await history.publish_as_whole(ALICE, 3, is_recorded=False)  # it was, under this epoch
+    await history.publish_as_whole(ALICE, 1, app="other")
+    await history.fence(Purpose.GRANT, waiter("bob", arrival=2))
+    await history.publish_as_whole(BOB, 4)
+    await history.publish_as_whole(SPARK, 5)
+    return history

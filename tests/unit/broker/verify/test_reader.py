@@ -9,8 +9,8 @@ from tests.contents import stored_in
 from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
-    Story,
-    an_eventful_life,
+    TopicHistory,
+    a_long_history,
     entry,
     waiter,
 )
@@ -66,15 +66,15 @@ def notes(report: LogReport) -> list[str]:
 async def test_a_group_of_partitions_is_fenced_together_and_rolled_alone(
     store: FakeLogStore,
 ) -> None:
-    story = await Story.begin(store, partitions=3)
-    await story.fence(Purpose.GRANT, waiter("alice"))
-    await story.publish(entry("alice", 0), partition=2)
-    await story.fence(Purpose.ROLL, partitions=[2])
-    await story.publish(entry("alice", 1), partition=2)
-    await story.fence(Purpose.GRANT, waiter("bob"), partitions=[1])
-    await story.fence(Purpose.REFENCE)  # each partition keeps its own epoch
-    await story.publish(entry("alice", 0), partition=0)
-    await story.publish(entry("bob", 0), partition=1)
+    history = await TopicHistory.begin(store, partitions=3)
+    await history.fence(Purpose.GRANT, waiter("alice"))
+    await history.publish(entry("alice", 0), partition=2)
+    await history.fence(Purpose.ROLL, partitions=[2])
+    await history.publish(entry("alice", 1), partition=2)
+    await history.fence(Purpose.GRANT, waiter("bob"), partitions=[1])
+    await history.fence(Purpose.REFENCE)  # each partition keeps its own epoch
+    await history.publish(entry("alice", 0), partition=0)
+    await history.publish(entry("bob", 0), partition=1)
     reports = await reports_of(store)
     assert [report.log[-1] for report in reports] == ["0", "1", "2"]
     assert [report.findings.violations for report in reports] == [[], [], []]
@@ -91,39 +91,39 @@ async def test_a_topic_that_nobody_knows_has_no_log(store: FakeLogStore) -> None
 async def test_a_reported_loss_is_a_note_and_an_unreported_one_a_violation(
     server: FakeServer, store: FakeLogStore
 ) -> None:
-    story = await Story.begin(store)
+    history = await TopicHistory.begin(store)
     alice = waiter("alice")
-    await story.fence(Purpose.GRANT, alice)
-    await story.publish(entry("alice", 0))
-    await story.publish(entry("alice", 1))
+    await history.fence(Purpose.GRANT, alice)
+    await history.publish(entry("alice", 0))
+    await history.publish(entry("alice", 1))
     del (
         stored_in(server.primary).logs[TOPIC].blocks[-1]
     )  # what a failover to a lagging replica does
-    await story.fence(Purpose.REFENCE)
+    await history.fence(Purpose.REFENCE)
     assert [v.predicate for v in (await report_of(store)).findings.violations] == ["S5"]
-    await story.audit(kind="loss", log=str(TOPIC), after="5-1", last="5-2", entries="1")
+    await history.audit(kind="loss", log=str(TOPIC), after="5-1", last="5-2", entries="1")
     report = await report_of(store)
     assert report.findings.holds
     assert notes(report) == ["entries behind 5-1 up to 5-2 were reported lost"]
 
 
 async def test_a_fence_repeated_after_a_failover_forgot_nothing(store: FakeLogStore) -> None:
-    story = await Story.begin(store)
-    await story.fence(Purpose.GRANT, waiter("alice"))
-    before, bob = story.partitions.copy(), waiter("bob", arrival=1)
-    await story.fence(Purpose.GRANT, bob)
-    story.partitions = before  # the answer was lost: the broker asks again, knowing what it knew
-    await story.fence(Purpose.GRANT, bob)
+    history = await TopicHistory.begin(store)
+    await history.fence(Purpose.GRANT, waiter("alice"))
+    before, bob = history.partitions.copy(), waiter("bob", arrival=1)
+    await history.fence(Purpose.GRANT, bob)
+    history.partitions = before  # the answer was lost: the broker asks again, knowing what it knew
+    await history.fence(Purpose.GRANT, bob)
     assert await holds_without_notes(store)
 
 
 async def test_the_same_grant_by_somebody_else_did_forget(store: FakeLogStore) -> None:
-    story = await Story.begin(store)
-    await story.fence(Purpose.GRANT, waiter("alice"))
-    before = story.partitions.copy()
-    await story.fence(Purpose.GRANT, waiter("bob", arrival=1))
-    story.partitions = before
-    await story.fence(Purpose.GRANT, waiter("carol", arrival=2))
+    history = await TopicHistory.begin(store)
+    await history.fence(Purpose.GRANT, waiter("alice"))
+    before = history.partitions.copy()
+    await history.fence(Purpose.GRANT, waiter("bob", arrival=1))
+    history.partitions = before
+    await history.fence(Purpose.GRANT, waiter("carol", arrival=2))
     violations = (await report_of(store)).findings.violations
     assert [violation.predicate for violation in violations] == ["S12"]
     assert "epoch 6 had been granted, but this fence knew only 5" in violations[0].sentence
@@ -140,11 +140,11 @@ async def test_the_same_grant_by_somebody_else_did_forget(store: FakeLogStore) -
 async def test_the_promoted_waiter_depends_on_policy_and_handover(
     store: FakeLogStore, policy: PromotionPolicy, departure: Departure, holds: bool
 ) -> None:
-    story = await Story.begin(store)
-    story.policy = policy
-    await story.fence(Purpose.GRANT, waiter("alice"))
+    history = await TopicHistory.begin(store)
+    history.policy = policy
+    await history.fence(Purpose.GRANT, waiter("alice"))
     early, urgent = waiter("bob", arrival=1), waiter("carol", arrival=2, priority=9)
-    await story.fence(Purpose.GRANT, early, left=urgent, departure=departure)
+    await history.fence(Purpose.GRANT, early, left=urgent, departure=departure)
     assert (await report_of(store)).findings.holds is holds
 
 
@@ -152,39 +152,39 @@ async def test_the_promoted_waiter_depends_on_policy_and_handover(
 async def test_balanced_promotes_whoever_had_less_to_lead(
     store: FakeLogStore, loads: tuple[int, int], holds: bool
 ) -> None:
-    story = await Story.begin(store)
-    story.policy = PromotionPolicy.BALANCED
-    await story.fence(Purpose.GRANT, waiter("alice"))
+    history = await TopicHistory.begin(store)
+    history.policy = PromotionPolicy.BALANCED
+    await history.fence(Purpose.GRANT, waiter("alice"))
     early, late = waiter("bob", arrival=1), waiter("carol", arrival=2)
-    await story.fence(Purpose.GRANT, late, left=early, loads=loads)
+    await history.fence(Purpose.GRANT, late, left=early, loads=loads)
     findings = (await report_of(store)).findings
     assert findings.holds is holds
     assert [each.predicate for each in findings.violations] == ([] if holds else ["S11"])
 
 
 async def test_no_load_makes_up_for_a_lower_priority(store: FakeLogStore) -> None:
-    story = await Story.begin(store)
-    story.policy = PromotionPolicy.BALANCED
-    await story.fence(Purpose.GRANT, waiter("alice"))
+    history = await TopicHistory.begin(store)
+    history.policy = PromotionPolicy.BALANCED
+    await history.fence(Purpose.GRANT, waiter("alice"))
     busy = waiter("bob", arrival=1, priority=1)
-    await story.fence(Purpose.GRANT, waiter("standby", arrival=2), left=busy, loads=(0, 9))
+    await history.fence(Purpose.GRANT, waiter("standby", arrival=2), left=busy, loads=(0, 9))
     violations = (await report_of(store)).findings.violations
     assert [each.predicate for each in violations] == ["S11"]
     assert "priority 1, load 9" in violations[0].sentence
 
 
 async def test_a_waiter_for_another_partition_is_no_better_choice(store: FakeLogStore) -> None:
-    story = await Story.begin(store, partitions=2)
-    await story.fence(Purpose.GRANT, waiter("alice"))
+    history = await TopicHistory.begin(store, partitions=2)
+    await history.fence(Purpose.GRANT, waiter("alice"))
     blocked = waiter("carol", arrival=2, priority=9)  # waits for the whole topic
-    await story.fence(Purpose.GRANT, waiter("bob", arrival=3), left=blocked, partitions=[0])
+    await history.fence(Purpose.GRANT, waiter("bob", arrival=3), left=blocked, partitions=[0])
     assert all(report.findings.holds for report in await reports_of(store))
 
 
 async def test_markers_from_before_the_audit_begins_are_not_compared(
     server: FakeServer, store: FakeLogStore
 ) -> None:
-    await an_eventful_life(store)
+    await a_long_history(store)
     records = stored_in(server.primary).audits[BUCKET]
     del records[:3]  # as the stream's own bound does
     report = await report_of(store)
@@ -202,11 +202,11 @@ async def test_markers_from_before_the_audit_begins_are_not_compared(
 async def test_trims_are_noted_and_further_missing_entries_are_found(
     store: FakeLogStore, server: FakeServer
 ) -> None:
-    story = await an_eventful_life(store)
-    token = story.binding.token(story.ledger)
+    history = await a_long_history(store)
+    token = history.binding.token(history.ledger)
     cut = Position(7, 2)
     fields = {TRIMMED: str(cut)}
-    outcome = await store.trim(story.binding, TOPIC, token, cut, fields)
+    outcome = await store.trim(history.binding, TOPIC, token, cut, fields)
     assert outcome is Outcome.DONE
     report = await report_of(store)
     assert report.findings.holds
@@ -225,7 +225,7 @@ async def test_trims_are_noted_and_further_missing_entries_are_found(
 async def test_a_trim_that_overtakes_the_reader_is_no_hole(
     server: FakeServer, store: FakeLogStore
 ) -> None:
-    story = await an_eventful_life(store)
+    history = await a_long_history(store)
     other = FakeLogStore(server.resolve, buckets=BUCKETS)
     reads = 0
 
@@ -233,9 +233,9 @@ async def test_a_trim_that_overtakes_the_reader_is_no_hole(
         nonlocal reads
         reads += call == "read_blocks" and moment == "after"
         if reads == 2 and call == "read_blocks" and moment == "after":
-            token = story.binding.token(story.ledger)
+            token = history.binding.token(history.ledger)
             cut = Position(6, 2)
-            await other.trim(story.binding, TOPIC, token, cut, {TRIMMED: str(cut)})
+            await other.trim(history.binding, TOPIC, token, cut, {TRIMMED: str(cut)})
 
     store.faults.hook = trim_behind_the_first_block
     (report,) = await verify(store, [TOPIC], BUCKETS, lambda _log, _entries: None)
@@ -246,14 +246,14 @@ async def test_a_trim_that_overtakes_the_reader_is_no_hole(
 async def test_concurrent_fences_and_appends_are_not_violations(
     server: FakeServer, store: FakeLogStore
 ) -> None:
-    story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
     names = iter("abcdefghijklmnopqrstuvwxyz")
 
     async def somebody_takes_over(call: str, moment: str) -> None:
         if moment == "before":
             name = next(names)
-            await story.fence(Purpose.GRANT, waiter(name, arrival=story.ledger))
-            await story.publish(entry(name, 0))
+            await history.fence(Purpose.GRANT, waiter(name, arrival=history.ledger))
+            await history.publish(entry(name, 0))
 
     store.faults.hook = somebody_takes_over
     (report,) = await verify(store, [TOPIC], BUCKETS, lambda _log, _entries: None)
@@ -265,7 +265,7 @@ async def test_concurrent_fences_and_appends_are_not_violations(
 async def test_a_store_that_does_not_answer_is_asked_again_and_then_left(
     store: FakeLogStore,
 ) -> None:
-    await an_eventful_life(store)
+    await a_long_history(store)
     store.faults.fail_before = 3
     assert (await report_of(store)).findings.holds
     store.faults.is_cut_off = True
@@ -276,8 +276,8 @@ async def test_a_store_that_does_not_answer_is_asked_again_and_then_left(
 async def test_an_unreadable_record_and_an_unreadable_entry_are_said(
     server: FakeServer, store: FakeLogStore
 ) -> None:
-    story = await an_eventful_life(store)
-    await story.publish(b"this is no entry of any client")
+    history = await a_long_history(store)
+    await history.publish(b"this is no entry of any client")
     stored_in(server.primary).audits[BUCKET].append(("98-0", {"kind": "grant", "topic": "orders"}))
     report = await report_of(store)
     assert report.findings.holds
@@ -291,8 +291,8 @@ async def test_bounds_are_named_when_they_are_reached(
     server: FakeServer, store: FakeLogStore
 ) -> None:
     limits = AuditLimits(violations_max=1, audit_records_max=7, remembered_entries_max=2)
-    story = await an_eventful_life(store)
-    await story.fence(Purpose.ROLL)
+    history = await a_long_history(store)
+    await history.fence(Purpose.ROLL)
     blocks = stored_in(server.primary).logs[TOPIC].blocks
     for index, block in enumerate(blocks):
         if isinstance(block, Marker) and block.position.ledger in {6, 7}:
@@ -307,7 +307,7 @@ async def test_bounds_are_named_when_they_are_reached(
 async def test_a_program_without_a_store_checks_a_stream_of_its_own(
     store: FakeLogStore,
 ) -> None:
-    await an_eventful_life(store)
+    await a_long_history(store)
     audit = BucketAudit()
     assert list(check_audit(await store.read_audit(BUCKET, count=100), audit)) == []
     blocks = await store.read_blocks(TOPIC, EARLIEST, count=100)

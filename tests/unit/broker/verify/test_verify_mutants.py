@@ -10,7 +10,7 @@ from collections.abc import Callable, MutableMapping, MutableSequence
 from dataclasses import dataclass, replace
 
 from tests.contents import AuditRecord, Contents, stored_in
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, an_eventful_life, entry
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, a_long_history, entry
 
 from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_broker.log.store.fake.server import FakeServer
@@ -315,7 +315,7 @@ MUTANTS: list[tuple[Callable[[Stored], None], str]] = [
 async def test_the_history_itself_holds() -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    await an_eventful_life(store)
+    await a_long_history(store)
     report = await report_of(store)
     assert report.findings.violations == []
     assert report.findings.notes == []
@@ -330,7 +330,7 @@ def test_every_predicate_has_a_mutant() -> None:
 async def test_publishes_that_are_whole_hold() -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    await an_eventful_life(store)
+    await a_long_history(store)
     stored = Stored(stored_in(server.primary))
     for version in (1, 2, 7):
         _publish(stored, version)
@@ -342,7 +342,7 @@ async def test_publishes_that_are_whole_hold() -> None:
 async def test_the_beginning_of_a_publish_at_the_logs_end_is_no_violation() -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    await an_eventful_life(store)
+    await a_long_history(store)
     _publish(Stored(stored_in(server.primary)), 1, ends=False)
     report = await report_of(store)
     assert report.findings.violations == []
@@ -352,10 +352,10 @@ async def test_the_beginning_of_a_publish_at_the_logs_end_is_no_violation() -> N
 async def test_a_version_may_begin_anew_where_an_administrator_had_it_forgotten() -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    story = await an_eventful_life(store)
+    history = await a_long_history(store)
     stored = Stored(stored_in(server.primary))
     _publish(stored, 7)
     _publish(stored, 1)
     stored.state["txn:app"] = "1"
-    await story.audit(kind="forget", log=str(TOPIC), app="app", version="7")
+    await history.audit(kind="forget", log=str(TOPIC), app="app", version="7")
     assert (await report_of(store)).findings.violations == []

@@ -11,8 +11,8 @@ from tests.unit.broker.verify.histories import (
     BUCKETS,
     SPARK,
     TOPIC,
-    Story,
-    a_life_with_publishers,
+    TopicHistory,
+    a_history_with_publishers,
     waiter,
 )
 from tests.unit.broker.verify.test_verify_mutants import Stored, report_of
@@ -178,11 +178,11 @@ MUTANTS: list[Callable[[Stored], None]] = [
 ]
 
 
-async def begun() -> tuple[FakeLogStore, Story, Stored]:
+async def begun() -> tuple[FakeLogStore, TopicHistory, Stored]:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    story = await a_life_with_publishers(store)
-    return store, story, Stored(stored_in(server.primary))
+    history = await a_history_with_publishers(store)
+    return store, history, Stored(stored_in(server.primary))
 
 
 def sentences(report: LogReport) -> list[str]:
@@ -225,20 +225,20 @@ async def test_logs_of_brokers_that_record_nothing_hold_as_before() -> None:
 
 async def test_a_broker_of_the_release_before_may_take_part() -> None:
     """Its blocks name nobody, and stand in ledgers of its own, under an epoch that others led, too."""
-    store, story, stored = await begun()
-    story.binding = replace(story.binding, owner="broker-old", version=2)
-    stored.dataset.units[story.binding.bucket] = replace(
-        stored.dataset.units[story.binding.bucket], owner="broker-old", version=2
+    store, history, stored = await begun()
+    history.binding = replace(history.binding, owner="broker-old", version=2)
+    stored.dataset.units[history.binding.bucket] = replace(
+        stored.dataset.units[history.binding.bucket], owner="broker-old", version=2
     )
-    await story.fence(Purpose.REFENCE)
-    await story.publish_as_whole(Publisher(), 6, is_recorded=False)
+    await history.fence(Purpose.REFENCE)
+    await history.publish_as_whole(Publisher(), 6, is_recorded=False)
     report = await report_of(store)
     assert (report.findings.violations, report.findings.notes) == ([], [])
 
 
 async def test_anonymous_publishers_are_recorded() -> None:
-    store, story, stored = await begun()
-    await story.publish_as_whole(Publisher(), 6)
+    store, history, stored = await begun()
+    await history.publish_as_whole(Publisher(), 6)
     assert (await report_of(store)).findings.violations == []
     removed(stored, record(stored, 7, Publisher()))
     (violation,) = (await report_of(store)).findings.violations
@@ -246,10 +246,10 @@ async def test_anonymous_publishers_are_recorded() -> None:
 
 
 async def test_a_record_may_stand_for_all_pods_of_a_subject() -> None:
-    store, story, stored = await begun()
+    store, history, stored = await begun()
     record(stored, 7, SPARK)["podUID"] = EVERY_POD
     for number, pod in enumerate(("pod-1", "pod-2")):
-        await story.publish_as_whole(SPARK._replace(pod_uid=pod), 6 + number, is_recorded=False)
+        await history.publish_as_whole(SPARK._replace(pod_uid=pod), 6 + number, is_recorded=False)
     assert (await report_of(store)).findings.violations == []
     name(stored, "app/6", MALLORY)
     (violation,) = (await report_of(store)).findings.violations
@@ -281,8 +281,8 @@ async def test_a_record_that_lacks_something_is_left_out_and_said() -> None:
 
 
 async def test_records_may_be_repeated() -> None:
-    store, story, stored = await begun()
-    await story.audit(**record(stored, 7, SPARK))
+    store, history, stored = await begun()
+    await history.audit(**record(stored, 7, SPARK))
     assert (await report_of(store)).findings.violations == []
     assert record(stored, 5, ALICE)["right"] == HELD
 
@@ -290,6 +290,6 @@ async def test_records_may_be_repeated() -> None:
 async def test_a_topic_without_publishes_needs_none() -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    story = await Story.begin(store)
-    await story.fence(Purpose.GRANT, waiter("alice", arrival=1))
+    history = await TopicHistory.begin(store)
+    await history.fence(Purpose.GRANT, waiter("alice", arrival=1))
     assert (await report_of(store)).findings.notes == []

@@ -235,10 +235,10 @@ async def test_whether_there_is_more_for_it(topic: FakeTopic, client: Client) ->
     topic.publish(b"2")
     await take(consumer, 1)
     assert not await consumer.has_message_available()
-    topic.is_mute = True
+    topic.is_silent = True
     await consumer.redeliver_unacknowledged()
     assert await consumer.has_message_available(), "it is to come again"
-    topic.is_mute = False
+    topic.is_silent = False
     topic.deliver()
     await consumer.acknowledge((await take(consumer, 1))[0])
     await consumer.close()

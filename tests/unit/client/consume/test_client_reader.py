@@ -81,9 +81,9 @@ async def test_the_latest_is_where_it_was_when_it_began(topic: FakeTopic, client
     """What is published while the connection is away is not left out."""
     topic.publish(b"old")
     reader = await client.create_reader("orders", LATEST)
-    topic.is_mute = True
+    topic.is_silent = True
     topic.publish(b"new")
-    topic.is_mute = False
+    topic.is_silent = False
     await cut(topic)
     assert await contents(reader, 1) == [b"new"]
 

@@ -65,9 +65,9 @@ async def with_one_on_its_way(
     topic.publish(b"0", b"1", b"2")
     await contents(consumer, 2)
     await topic.broker.eventually(lambda: topic.subscribers[0].next == 3)
-    topic.is_mute = True
+    topic.is_silent = True
     topic.publish(b"3")
-    topic.is_mute = False
+    topic.is_silent = False
     return consumer
 
 
@@ -240,7 +240,7 @@ async def test_an_inactive_consumer_only_has_its_epoch_taken(
     options = ConsumerOptions(kind=SubscriptionType.FAILOVER)
     consumer = await client.subscribe("orders", "audit", options)
     subscriber = topic.subscribers[0]
-    topic.is_mute = True
+    topic.is_silent = True
     number = subscriber.command.consumer_id
     subscriber.link.write(replies.active_consumer_change(number, is_active=False))
     await consumer.changed()
@@ -249,6 +249,6 @@ async def test_an_inactive_consumer_only_has_its_epoch_taken(
     topic.publish(b"0")
     with pytest.raises(NoMessage):
         await consumer.receive(timeout_seconds=0.02)
-    topic.is_mute = False
+    topic.is_silent = False
     topic.deliver()
     assert await contents(consumer, 1) == [b"0"]

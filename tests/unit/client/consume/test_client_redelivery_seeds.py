@@ -20,7 +20,7 @@ STEPS = 40
 Redeliver = pb.CommandRedeliverUnacknowledgedMessages
 
 
-class Story:
+class Scenario:
     """What the consumer may be handed next, by what happened."""
 
     def __init__(self, topic: FakeTopic, consumer: Consumer, dice: random.Random) -> None:
@@ -57,9 +57,9 @@ class Story:
             case "publish":
                 count = self._dice.randint(1, 4)
                 begin = len(self._topic.entries)
-                self._topic.is_mute = self._dice.random() < 0.3
+                self._topic.is_silent = self._dice.random() < 0.3
                 self._topic.publish(*(b"%d" % number for number in range(begin, begin + count)))
-                self._topic.is_mute = False
+                self._topic.is_silent = False
             case "receive":
                 for _ in range(self._dice.randint(1, 4)):
                     with contextlib.suppress(NoMessage):
@@ -113,7 +113,7 @@ async def test_what_is_handed_out_next(
     topic = FakeTopic(broker)
     async with client_of(broker) as client:
         options = ConsumerOptions(queue_messages_max=dice.choice([1, 3, 1_000]))
-        story = Story(topic, await client.subscribe("orders", "audit", options), dice)
+        scenario = Scenario(topic, await client.subscribe("orders", "audit", options), dice)
         for _ in range(STEPS):
-            await story.step()
-        await story.finish()
+            await scenario.step()
+        await scenario.finish()

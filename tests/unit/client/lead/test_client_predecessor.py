@@ -27,7 +27,7 @@ from onewriter import (
     Refused,
     Unavailable,
 )
-from onewriter._lead.search import ENTRIES_FIRST, newest_leader, stretches
+from onewriter._lead.search import ENTRIES_FIRST, newest_leader, search_ranges
 from onewriter_core.errors import ServerError
 from onewriter_core.wire import replies
 from onewriter_core.wire.messages import build_entry
@@ -139,13 +139,13 @@ async def test_a_loss_while_it_reads_ends_the_reading(
             return leadership.epoch, leadership.predecessor
 
     announce(topic, SEEN)
-    topic.is_mute = True
+    topic.is_silent = True
     leading = begin(lead())
     await broker.received_of(pb.CommandSubscribe, 2)
     broker.answers[pb.CommandProducer] = fence_whoever_returns
     broker.links[-1].write(replies.close_producer(1))
     await broker.received_of(pb.CommandProducer, 3)
-    topic.is_mute = False
+    topic.is_silent = False
     topic.deliver()
     assert await leading == (8, SEEN)
     assert len(broker.sends()) == 1
@@ -166,7 +166,7 @@ async def test_reading_counts_against_the_time_to_become_the_leader(
     broker: FakeBroker, topic: FakeTopic, client: Client
 ) -> None:
     announce(topic, SEEN)
-    topic.is_mute = True
+    topic.is_silent = True
     leading = begin(client.lead("orders", read_predecessor=True, timeout_seconds=60).__aenter__())
     await broker.received_of(pb.CommandSubscribe)
     skip(60)
@@ -270,13 +270,13 @@ async def test_the_search_does_not_wait_for_trimmed_entries(
 ) -> None:
     """The broker names a last message that it has no more."""
     topic.publish(b"1")
-    topic.is_mute = True
+    topic.is_silent = True
     assert await leader_after_short_silence(client) is None
 
 
 @given(ledger=st.integers(0, 10**6), entry=st.integers(0, 10**6))
 def test_stretches_lead_back_to_the_beginning(ledger: int, entry: int) -> None:
-    starts = list(stretches(MessageId(ledger, entry)))
+    starts = list(search_ranges(MessageId(ledger, entry)))
     assert starts == sorted(set(starts), reverse=True)
     assert starts[-1] == EARLIEST
     assert len(starts) < 40

@@ -210,7 +210,7 @@ async def half_way(
     socket = SlowSocket(monkeypatch)
     Receipts(broker, 2)
     receipt = await producer.submit(LARGE)
-    socket.make_room((await producer.linked()).connection, 2)
+    socket.make_space((await producer.linked()).connection, 2)
     await broker.eventually(lambda: producer.pending_bytes < len(LARGE) * 3 / 4)
     assert len(entries(broker)) == 2
     return socket, receipt
@@ -264,12 +264,12 @@ async def test_a_large_message_that_times_out_between_chunks_is_not_sent(
     sending = begin(producer.send(LARGE, timeout_seconds=60))
     connection = (await producer.linked()).connection
     await asyncio.sleep(0.05)
-    socket.make_room(connection, 2)
+    socket.make_space(connection, 2)
     await broker.eventually(lambda: len(entries(broker)) == 2)
     skip(60)
     with pytest.raises(NotSent):
         await sending
-    socket.make_room(connection, 100)
+    socket.make_space(connection, 100)
     await producer.send(b"next")
     assert [send.sequence_id for send, _ in entries(broker)] == [0, 0, 1]
     assert producer.pending_messages == producer.pending_bytes == 0
@@ -285,11 +285,11 @@ async def test_a_chunk_that_is_refused_ends_its_message(
     )
     receipt = await producer.submit(LARGE)
     connection = (await producer.linked()).connection
-    socket.make_room(connection, 1)
+    socket.make_space(connection, 1)
     with pytest.raises(Refused):
         await receipt
     del broker.answers[Send]
-    socket.make_room(connection, 100)
+    socket.make_space(connection, 100)
     await producer.send(b"next")
     assert [send.sequence_id for send, _ in entries(broker)] == [0, 1]
 

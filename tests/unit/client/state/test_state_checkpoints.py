@@ -39,9 +39,9 @@ class Logs:
         self.store = CheckpointStore.in_memory()
 
     @property
-    def companion(self) -> MemoryLog:
-        assert isinstance(self.store.companion, MemoryLog)
-        return self.store.companion
+    def checkpoint_topic(self) -> MemoryLog:
+        assert isinstance(self.store.checkpoint_topic, MemoryLog)
+        return self.store.checkpoint_topic
 
     def map(self, policy: Checkpoints = NEVER, limits: StateLimits = LIMITS) -> SharedMap[str, int]:
         return SharedMap.in_memory(
@@ -185,7 +185,7 @@ async def test_a_damaged_checkpoint_is_left_out_for_the_one_before(
         good = await logs.stored()
         await shared.put("b", 2)
         await shared.state.checkpoint()
-    entries = logs.companion.entries
+    entries = logs.checkpoint_topic.entries
     chunk, closing = entries[-2], entries[-1]
     content = chunk.messages[0].content
     match kind:
@@ -257,7 +257,7 @@ async def _every_checkpoint_is_the_fold(logs: Logs, whole: list[LogEntry]) -> No
     """S10: snapshot(p) = fold(L[..p])."""
     checked = 0
     collector = Collector()
-    for entry in logs.companion.entries:
+    for entry in logs.checkpoint_topic.entries:
         before = collector.newest
         collector.take(entry)
         newest = collector.newest

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-import pytest
 from tests.clock import skip
-from tests.unit.kube.brokers.fleet_world import TOPIC, World, make_impatient, until
-from tests.unit.kube.fake_broker import FakeBroker, contender, status
+from tests.unit.kube.brokers.fleet_world import QUICK, TOPIC, World, until
+from tests.unit.kube.fake_broker import FakeBroker, producer_group, status
 
-from onewriter_operator.brokers import fleet
 from onewriter_operator.brokers.views import Views, claims_in
 from onewriter_operator.plan.view import parse_view
 
 
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_impatient(monkeypatch)
-
-
 async def test_the_fleet_receives_the_topics_that_brokers_serve() -> None:
     broker = FakeBroker()
-    holder = contender("w1", "primary", "writer-0")
+    holder = producer_group("w1", "primary", "writer-0")
     async with broker.running(), World(broker).running() as world:
         await until(lambda: world.fleet.state().all_synced)
         broker.serve(TOPIC, status(1, "Vacant"))
@@ -46,17 +40,17 @@ async def test_the_broker_with_the_later_ledger_counts() -> None:
         view = world.fleet.view(TOPIC)
         assert view is not None
         assert (view.broker, view.status.epoch) == ("broker-1", 8)
-        frozen.serve(TOPIC, status(7, waiters=[contender("w2")]))
+        frozen.serve(TOPIC, status(7, waiters=[producer_group("w2")]))
         await asyncio.sleep(0.1)
         view = world.fleet.view(TOPIC)
         assert view is not None
         assert view.broker == "broker-1"
 
 
-async def test_a_short_break_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "GRACE_SECONDS", 10.0)
+async def test_a_short_break_is_forgiven() -> None:
+    limits = replace(QUICK, grace_seconds=10.0)
     broker, second = FakeBroker(), f"{TOPIC}-2"
-    async with broker.running(), World(broker).running() as world:
+    async with broker.running(), World(broker, limits=limits).running() as world:
         broker.serve(TOPIC)
         await until(lambda: world.fleet.view(TOPIC))
         changes = world.received.fleet_changes
@@ -113,7 +107,7 @@ def test_views_remember_who_served_last() -> None:
 def test_views_know_since_when_a_topic_is_as_it_is() -> None:
     views = Views()
     views.put("a", TOPIC, parse_view(status(1, "Held")), 10)
-    views.put("a", TOPIC, parse_view(status(1, "Held", waiters=[contender("w")])), 20)
+    views.put("a", TOPIC, parse_view(status(1, "Held", waiters=[producer_group("w")])), 20)
     found = views.best(TOPIC)
     assert found is not None
     assert found.since == 10
@@ -135,9 +129,8 @@ def test_views_keep_the_time_when_a_topic_was_last_served() -> None:
     assert views.gone_at(TOPIC) is None
 
 
-def test_views_remember_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewriter_operator.brokers.views.TOPICS_REMEMBERED_MAX", 3)
-    found = Views()
+def test_views_remember_a_bounded_number_of_topics() -> None:
+    found = Views(topics_max=3)
     for number in range(9):
         found.put("a", f"t{number}", parse_view(status()), 0)
     found.lose("a")
@@ -145,6 +138,10 @@ def test_views_remember_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPat
 
 
 def test_claims_of_a_view() -> None:
-    found = status(1, holders=[contender("a", "x")], waiters=[contender("b", "y"), contender("c")])
+    found = status(
+        1,
+        holders=[producer_group("a", "x")],
+        waiters=[producer_group("b", "y"), producer_group("c")],
+    )
     assert claims_in(parse_view(found)) == {"x", "y"}
     assert claims_in(None) == set()

@@ -115,7 +115,7 @@ def topic_facts(case: Json) -> TopicFacts:
         view["waiters"] = given.pop("waiters")
     facts: Json = {
         "now": 1000.0,
-        "standing": {"topic": TOPIC},
+        "acceptance": {"topic": TOPIC},
         "applied": {"brokers": 1, "is_everywhere": True},
         "stored": {"exists": False},
         **given,
@@ -172,7 +172,7 @@ def claim_facts(case: Json) -> ClaimFacts:
         view = completed({"waiters": waiters})
     facts: Json = {
         "now": 1000.0,
-        "standing": {"topic": TOPIC},
+        "acceptance": {"topic": TOPIC},
         "applied": {"brokers": 1, "is_everywhere": True},
         **given,
         "topic": None if topic is None else parse(merged(DOCUMENT, topic)),

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.kube.fake_broker import contender, status, transition
+from tests.unit.kube.fake_broker import producer_group, status, transition
 
 from onewriter_operator.plan.view import ProducerView, TopicView, parse_view
 
 
 def test_a_report_of_a_broker_is_read() -> None:
-    holder = contender("w1", "primary", "writer-0", epoch=3)
-    waiter = contender("w2", priority=5, place=1)
-    story = [transition(3, "Silent", holder, contender("w0", None, "writer-9"))]
-    found = parse_view(status(3, holders=[holder], waiters=[waiter], transitions=story))
+    holder = producer_group("w1", "primary", "writer-0", epoch=3)
+    waiter = producer_group("w2", priority=5, place=1)
+    transitions = [transition(3, "Silent", holder, producer_group("w0", None, "writer-9"))]
+    found = parse_view(status(3, holders=[holder], waiters=[waiter], transitions=transitions))
     assert (found.state, found.epoch, found.is_served, found.ledger) == ("Held", 3, True, 3)
     assert found.holder == found.holders[0]
     assert found.holder is not None

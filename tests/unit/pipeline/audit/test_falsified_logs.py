@@ -16,9 +16,9 @@ from tests.contents import stored_in
 from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
-    Story,
-    a_life_with_publishers,
-    an_eventful_life,
+    TopicHistory,
+    a_history_with_publishers,
+    a_long_history,
 )
 from tests.unit.broker.verify.test_verify_mutants import BUCKET, MUTANTS, Stored, report_of
 from tests.unit.broker.verify.test_verify_publishers import MUTANTS as PUBLISHERS
@@ -40,12 +40,12 @@ from onewriter_pipeline.brokers.names import position_of
 
 LOG = str(TOPIC)
 
-Life = Callable[[LogStore], Awaitable[Story]]
+Life = Callable[[LogStore], Awaitable[TopicHistory]]
 Falsify = Callable[[Stored], None]
 
 FALSIFIED: list[tuple[Life, Falsify, str]] = [
-    *((an_eventful_life, falsify, predicate) for falsify, predicate in MUTANTS),
-    *((a_life_with_publishers, falsify, "S15") for falsify in PUBLISHERS),
+    *((a_long_history, falsify, predicate) for falsify, predicate in MUTANTS),
+    *((a_history_with_publishers, falsify, "S15") for falsify in PUBLISHERS),
 ]
 
 
@@ -126,7 +126,7 @@ async def test_verify_and_audit_find_the_same_violations(
     assert report.notes == [f"{LOG}: {note}" for note in verified.findings.notes]
 
 
-@pytest.mark.parametrize("live", [an_eventful_life, a_life_with_publishers])
+@pytest.mark.parametrize("live", [a_long_history, a_history_with_publishers])
 async def test_verify_and_audit_accept_correct_logs(live: Life) -> None:
     server = FakeServer()
     store = FakeLogStore(server.resolve, buckets=BUCKETS)

@@ -50,7 +50,7 @@ def segment(ledger: int, entries: int = 10, **changes: Any) -> Segment:
         oldest_ms=1_000 * ledger,
         newest_ms=1_000 * ledger,
         chain="ab",
-        stretches=(),
+        block_runs=(),
     )
     return replace(found, **changes)
 

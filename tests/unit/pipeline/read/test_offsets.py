@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onewriter_core.ids import Position
-from onewriter_pipeline.brokers.segments import Segment, Stretch
+from onewriter_pipeline.brokers.segments import BlockRun, Segment
 from onewriter_pipeline.read.offsets import (
     Run,
     Span,
@@ -21,11 +21,16 @@ from onewriter_pipeline.read.offsets import (
 
 
 def segment(
-    ledger: int, first: int, last: int, *, epoch: int | None = None, stretches: tuple[int, ...] = ()
+    ledger: int,
+    first: int,
+    last: int,
+    *,
+    epoch: int | None = None,
+    block_runs: tuple[int, ...] = (),
 ) -> Segment:
     """Entries of 10 bytes, in stretches that begin at these entries."""
     empty = last < first
-    behind = [*stretches[1:], last + 1]
+    behind = [*block_runs[1:], last + 1]
     return Segment(
         ledger=ledger,
         epoch=epoch,
@@ -44,9 +49,9 @@ def segment(
         oldest_ms=None,
         newest_ms=None,
         chain=None,
-        stretches=tuple(
-            Stretch(Position(ledger, at), end - at, end - at, 10 * (end - at), 0)
-            for at, end in zip(stretches, behind, strict=False)
+        block_runs=tuple(
+            BlockRun(Position(ledger, at), end - at, end - at, 10 * (end - at), 0)
+            for at, end in zip(block_runs, behind, strict=False)
         ),
     )
 
@@ -56,7 +61,7 @@ def run(ledger: int, first: int, end: int, epoch: int | None = None) -> Run:
 
 
 def test_runs_are_the_entries_between_two_positions() -> None:
-    segments = [segment(2, 1, 9), segment(5, 1, 0), segment(6, 1, 20, stretches=(1, 11))]
+    segments = [segment(2, 1, 9), segment(5, 1, 0), segment(6, 1, 20, block_runs=(1, 11))]
     assert runs_between(segments) == [run(2, 1, 10), run(6, 1, 11), run(6, 11, 21)]
     assert runs_between(segments, Position(2, 4), Position(6, 11)) == [run(2, 4, 10), run(6, 1, 11)]
     assert runs_between(segments, Position(3, 0), Position(6, 15)) == [

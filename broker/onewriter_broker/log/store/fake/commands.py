@@ -1,8 +1,8 @@
 """The commands that the store and its scripts use, with the arguments that they use. Pure but for the keyspace.
 
-Replies are those of the server's protocol: int, bytes, None, a list of replies, or ``Status``. What a command refuses is
-a CommandError with the server's words. A write that changed something is passed to ``Call.wrote`` in the form in which it
-is replicated: with the id that was given, and exactly what was dropped.
+Replies are those of the server's protocol: int, bytes, None, a list of replies, or ``Status``. A refused command raises
+a CommandError with the server's text. A write that changed something is passed to ``Call.wrote`` in the form in which it
+is replicated: with the assigned id, and exactly the dropped entries.
 """
 
 from __future__ import annotations
@@ -346,4 +346,4 @@ COMMANDS = {
     b"INFO": Command(_info, 0, has_key=False),
     b"PING": Command(_ping, 0, has_key=False),
 }
-"""What the fake understands, by name."""
+"""The supported commands, by name."""

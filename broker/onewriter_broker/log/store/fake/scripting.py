@@ -44,7 +44,7 @@ return succeeded, answer
 
 
 class Scripts:
-    """The scripts that a server was given, and the interpreter that runs them."""
+    """The loaded scripts of a server, and the interpreter that runs them."""
 
     def __init__(self) -> None:
         self._lua: Any = lupa.LuaRuntime(
@@ -56,7 +56,7 @@ class Scripts:
         self._compiled: dict[bytes, Any] = {}
 
     def load(self, source: bytes) -> bytes:
-        """Keep a script; its digest."""
+        """Load a script and return its digest."""
         digest = hashlib.sha1(source, usedforsecurity=False).hexdigest().encode()
         self._sources[digest] = source
         return digest
@@ -81,7 +81,7 @@ class Scripts:
         raise CommandError(self._error(answer))
 
     def _called(self, call: Call, words: Sequence[object]) -> object:
-        """``redis.pcall``: the reply as Lua has it, an error as a table."""
+        """``redis.pcall``: the reply as a Lua value, an error as a table."""
         try:
             return self._value(call.run(_words(words)))
         except CommandError as error:

@@ -40,15 +40,15 @@ class FakeNode:
         self.replicas: list[FakeNode] = []
         self.scripts = scripts
         self.generation = 0
-        """How often all its connections were dropped."""
+        """The number of times that all its connections were dropped."""
 
     @property
     def linked_replicas(self) -> list[FakeNode]:
-        """Replicas that follow this very dataset."""
+        """Replicas that follow this dataset."""
         return [node for node in self.replicas if node.replid == self.replid]
 
     def call(self) -> Call:
-        """A command or a script that begins to run here."""
+        """Begin a command or a script on this node."""
         return Call(self.keyspace, self.information, self.is_primary)
 
     def run(self, *words: bytes | str | int) -> Reply:
@@ -60,7 +60,7 @@ class FakeNode:
             self.commit(call)
 
     def commit(self, call: Call) -> None:
-        """Keep what a command or script has written, and pass it to replicas that do not lag."""
+        """Store the writes of a command or script, and pass them to the replicas that do not lag."""
         if call.writes:
             self._append(tuple(call.writes))
 
@@ -85,7 +85,7 @@ class FakeNode:
             self._append(unit)
 
     def load(self, history: Sequence[Unit]) -> None:
-        """Become what these units make of an empty keyspace."""
+        """Replace the keyspace by an empty one with these units applied."""
         self.history = list(history)
         self.snapshot = len(self.history)
         self.keyspace = Keyspace()
@@ -98,7 +98,7 @@ class FakeNode:
             call.run(words)
 
     def drop_connections(self) -> None:
-        """Every client has to connect again."""
+        """Drop all connections: every client has to connect again."""
         self.generation += 1
 
     def information(self, section: bytes) -> str:
@@ -152,7 +152,7 @@ class FakeConnection:
         )
 
     def submit(self, words: Sequence[bytes | str | int]) -> asyncio.Future[object]:
-        """Execute a command; the future's result is its reply, an error being a result too."""
+        """Execute a command; the future's result is its reply, which may be an error."""
         if not self.is_open:
             raise ConnectionError("the connection to the store was lost")
         reply: asyncio.Future[object] = asyncio.get_running_loop().create_future()
@@ -164,7 +164,7 @@ class FakeConnection:
         return reply
 
     async def writable(self) -> None:
-        """There is always room."""
+        """There is always space."""
 
     def close(self) -> None:
         self._is_closed = True
@@ -209,7 +209,7 @@ class FakeConnection:
                 return self.node.scripts.evaluate(words[1], keys, arguments, call)
             return call.run(words)
         finally:
-            # What was written before an error stays.
+            # Writes before an error stay.
             self.node.commit(call)
             if call.writes:
                 self._written = len(self.node.history)
@@ -220,7 +220,7 @@ class FakeConnection:
     def _wait(self, words: Words, reply: asyncio.Future[object]) -> None:
         """WAIT answers when enough replicas have this connection's last write, or when its time is over.
 
-        A time of 0 ms, which means for ever to a server, is over at once here.
+        A time of 0 ms, which a server treats as unlimited, ends immediately here.
         """
         needed, seconds = int(words[1]), int(words[2]) / 1000
         if self._copies() >= needed or seconds == 0:
@@ -249,11 +249,11 @@ class FakeServer:
         self.primary = self.add_primary("node-0")
 
     def resolve(self) -> FakeNode | None:
-        """What Sentinel or a Service would answer: the node to write to; None if there is none."""
+        """The node that Sentinel or a Service would name as primary; None if there is none."""
         return self.primary
 
     def add_primary(self, name: str) -> FakeNode:
-        """An empty node with a dataset of its own."""
+        """An empty node with a new dataset."""
         node = FakeNode(
             name, self._new_replid(), scripts=self._scripts, syncs_always=self._syncs_always
         )
@@ -310,7 +310,7 @@ class FakeServer:
         node.run("FLUSHALL")
 
     def delete_key(self, node: FakeNode, key: str) -> None:
-        """Delete one key, as a person with a terminal would."""
+        """Delete one key, like an administrator with a terminal."""
         node.run("DEL", key)
 
     def put_foreign_key(self, node: FakeNode, key: str) -> None:

@@ -28,7 +28,7 @@ async def _no_delay(_call: str, _moment: Moment) -> None:
 
 @dataclass(slots=True)
 class Faults:
-    """What goes wrong between a store and its servers.
+    """Faults between a store and its servers.
 
     ``fail_before``, ``fail_after``: that many of the next calls end Undecided without, or after being executed. ``hook``
     may wait (latency), change the world, or raise Undecided itself. ``is_cut_off``: no server can be reached.
@@ -44,13 +44,13 @@ WRITES = (
     *("observe", "bear", "stamp", "fence", "append_together", "check", "own"),
     *("set_state", "trim", "write_audit", "set_catalog"),
 )
-"""Methods whose calls travel on the connection of the guarded writes."""
+"""Methods that use the connection of the guarded writes."""
 
 READS = (
     *("read_state", "read_owned", "read_catalog", "read_blocks", "read_audit"),
     *("beat", "members", "forget_member", "read_settings", "set_settings", "settle_setting"),
 )
-"""Those on the other connection."""
+"""Methods that use the other connection."""
 
 COMPACTED = {
     **{name: f"compact_{name}" for name in ("begin", "write", "finish", "drop")},
@@ -105,7 +105,7 @@ class FakeLogStore(RedisLogStore):
     async def with_faults(
         self, call: str, run: Callable[[], Awaitable[_Result]], *, writes: bool
     ) -> _Result:
-        """Make a call over one of the connections, with what is to go wrong before and after it."""
+        """Make a call over one of the connections, with the faults before and after it."""
         channel, lock = (
             (self._writes, self._write_lock) if writes else (self._reads, self._read_lock)
         )
@@ -147,7 +147,7 @@ def _with_faults(name: str, *, writes: bool) -> Callable[..., Awaitable[Any]]:
     method = getattr(RedisLogStore, name)
 
     async def call(self: FakeLogStore, *arguments: Any, **options: Any) -> Any:
-        # A call means what its arguments said when it was made, however long it takes to travel.
+        # A call uses its arguments at the time of the call, even if it is delayed.
         kept = [dict(each) if isinstance(each, dict) else each for each in arguments]
         return await self.with_faults(name, lambda: method(self, *kept, **options), writes=writes)
 

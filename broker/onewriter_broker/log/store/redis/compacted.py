@@ -26,19 +26,19 @@ from onewriter_core.log_format.field_names import COMPACTED
 
 
 class Write(Protocol):
-    """Sends one guarded write; what the script answered."""
+    """Sends one guarded write and returns the script's answer."""
 
     async def __call__(self, words: Sequence[Word]) -> Reply: ...
 
 
 class Read(Protocol):
-    """Sends one read, to the dataset that is named."""
+    """Sends one read to the named dataset."""
 
     async def __call__(self, words: Sequence[Word], replid: str) -> Reply: ...
 
 
 class RedisCompactedStore:
-    """Implements CompactedStore (compacted.py), which says what each method means."""
+    """Implements CompactedStore (compacted.py), which documents the methods."""
 
     def __init__(self, keys: Keys, write: Write, read: Read) -> None:
         self._keys = keys

@@ -1,9 +1,9 @@
-"""One pipelined connection to a Redis server: commands out, replies back in the same order.
+"""One pipelined connection to a Redis server; replies arrive in the order of the commands.
 
-Own code instead of redis-py's connection because a guarded append costs a half to a third of the
-client's CPU this way: large payloads are handed to the transport as they are, and a reply costs one
-future (figures in docs/benchmarks.md). Discovery, authentication and meaning live elsewhere
-(primary.py, store.py).
+It replaces redis-py's connection because a guarded append then takes a half to a third of the
+client's CPU time: large payloads go to the transport without a copy, and a reply costs one future
+(figures in docs/benchmarks.md). primary.py handles discovery and authentication, store.py the
+meaning of commands.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import hiredis
 from onewriter_broker.log.store.redis.script_calls import Word
 
 PAYLOAD_BYTES_UNCOPIED = 16 * 1024
-"""From this size on a word is handed to the transport itself, not copied into the command."""
+"""An argument of at least this size goes to the transport without a copy into the command."""
 
 SEND_BUFFER_BYTES = 2 * 1024 * 1024
-"""Asked of the system for the socket: a call of 1 MiB leaves in one write (with the default of
-208 KiB in two to three), without turns of the event loop in between."""
+"""Send buffer of the socket: a call of 1 MiB leaves in one write (with the default of 208 KiB in two to
+three), without iterations of the event loop in between."""
 
 REPLIES_AWAITED_MAX = 4096
-"""Commands sent but not answered on one connection; more is a caller without a bound."""
+"""Largest number of commands without a reply on one connection; a caller that exceeds it has no bound of its own."""
 
 Reply = object
 """bytes, int, None, a list of replies, or an exception: the server's error or the lost connection."""
 
 
 def encode(words: Sequence[Word]) -> list[bytes | bytearray]:
-    """A command in the server's protocol, as buffers to be written one after the other."""
+    """A command in the server's protocol, as consecutive buffers."""
     head = bytearray(b"*%d\r\n" % len(words))
     buffers: list[bytes | bytearray] = []
     start = 0
@@ -51,15 +51,15 @@ def encode(words: Sequence[Word]) -> list[bytes | bytearray]:
 
 
 def _pack(head: bytearray, words: Sequence[Word]) -> None:
-    """Add words to an unfinished command, as hiredis packs them into one of their own."""
+    """Add arguments to an unfinished command."""
     if words:
-        # Its type stub says a tuple of one word.
+        # The type stub requires a tuple with one element.
         packed = hiredis.pack_command(tuple(words))  # type: ignore[arg-type]
         head += memoryview(packed)[packed.index(b"\n") + 1 :]
 
 
 class RedisConnection(asyncio.Protocol):
-    """A connection made by the event loop's ``create_connection``; closed once, for good."""
+    """A connection from the event loop's ``create_connection``. It cannot be opened again after it is closed."""
 
     def __init__(self, *, replies_awaited_max: int = REPLIES_AWAITED_MAX) -> None:
         self._replies_awaited_max = replies_awaited_max
@@ -73,14 +73,14 @@ class RedisConnection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """Whether commands may still be submitted."""
-        # A transport with TLS may not say that it is closing when the server closed it.
+        # A transport with TLS may not report that it is closing after the server closed it.
         transport = self._transport
         return transport is not None and not (transport.is_closing() or self._closed.is_set())
 
     def submit(self, words: Sequence[Word]) -> asyncio.Future[Reply]:
-        """Send one command now; the future's result is its reply, an error being a result too.
+        """Send one command now; the future's result is its reply, which may be an error.
 
-        Raises ConnectionError when nothing was sent: the connection is closed or overrun.
+        Raises ConnectionError if nothing was sent: the connection is closed, or has too many commands.
         """
         if self._transport is None or not self.is_open:
             raise ConnectionError("the connection to the store is closed")
@@ -96,11 +96,11 @@ class RedisConnection(asyncio.Protocol):
         return reply
 
     async def writable(self) -> None:
-        """Wait until the transport's buffer has room; returns at once on a closed connection."""
+        """Wait until the transport's buffer has space; return immediately if the connection is closed."""
         await self._writable.wait()
 
     def close(self) -> None:
-        """Drop the connection; replies still awaited become ConnectionError."""
+        """Close the connection; pending replies become ConnectionError."""
         if self._transport is not None:
             self._transport.abort()
         self._fail(ConnectionError("the connection to the store was dropped"))

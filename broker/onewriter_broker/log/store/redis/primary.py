@@ -1,7 +1,7 @@
-"""Where the primary is and how a connection to it is opened: settings, Sentinel, the handshake.
+"""Finds the primary and opens a connection to it: settings, Sentinel, the handshake.
 
-Nothing here decides who may write. Role and dataset are looked at on every connect, because a
-name or a Service is never trusted to lead to the primary; the scripts check the dataset again.
+This module does not decide who may write. It checks role and dataset on every connect, because a
+name or a Service may lead to another server than the primary; the scripts check the dataset again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from onewriter_broker.log.store.redis.store_tls import StoreTls
 from onewriter_core.errors import ConfigurationError, Undecided
 
 PASSWORD_BYTES_MAX = 4096
-"""Of a password file."""
+"""Largest size of a password file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,14 @@ class RedisSettings:
     ``url``: ``redis://[user:password@]host:port``, ``rediss://`` for TLS, or ``unix:///path``; with Sentinel
     it is ignored.
     ``tls``: how to connect to a ``rediss://`` URL.
-    ``sentinels``: ``host:port`` each; ``sentinel_primary``: the name they know the primary by.
-    ``username``, ``password``: used where the URL names none; ``password_file`` holds it instead, and
-    is read for each connection, so that a rotated one counts from the next on.
-    ``buckets``: hash buckets of the store; fixed for its life.
+    ``sentinels``: ``host:port`` each; ``sentinel_primary``: the primary's name in Sentinel.
+    ``username``, ``password``: used if the URL names none. ``password_file`` contains the password
+    instead; it is read for each connection, so a rotated password applies from the next connection on.
+    ``buckets``: number of hash buckets of the store; it never changes.
     ``replicas``: replicas that AllReplicas waits for; 0: the profile is not offered.
     ``call_timeout_seconds``: one guarded write or read; after it the connection is dropped.
     ``commit_timeout_seconds``: one wait for replicas or the disk; after it commit says "not yet".
-    ``audit_records_max``: audit records kept per bucket, about.
+    ``audit_records_max``: approximate number of audit records kept per bucket.
     """
 
     url: str = ""
@@ -76,7 +76,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Primary:
-    """An open connection to a server that called itself primary, and who that server is.
+    """An open connection to a server that reports to be primary, and that server's identity.
 
     ``syncs_always``: its append-only file is synced before every reply.
     """
@@ -89,7 +89,7 @@ class Primary:
 
 
 def endpoint_of(settings: RedisSettings) -> Endpoint:
-    """The endpoint that the URL names; raises ConfigurationError for one we cannot use, Undecided."""
+    """The endpoint of the URL. Raises ConfigurationError for an unusable URL, Undecided."""
     if not settings.url.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigurationError(
             f"store URL {_without_password(settings.url)!r}: "
@@ -125,7 +125,7 @@ def _refuse_tls(settings: RedisSettings, because: str) -> None:
 
 
 def _password(settings: RedisSettings) -> str:
-    """The configured password. Raises Undecided, naming the file: it may be there in a moment."""
+    """The configured password. Raises Undecided with the file's name, because the file may appear soon."""
     if settings.password_file is None:
         return settings.password
     try:
@@ -137,10 +137,10 @@ def _password(settings: RedisSettings) -> str:
 
 
 async def find_primary(settings: RedisSettings) -> Endpoint:
-    """The address that the first Sentinel able to answer gives, or the URL's.
+    """The address from the first Sentinel that answers, or the address of the URL.
 
-    Raises Undecided when no Sentinel knows the primary. The answer may be out of date; the
-    handshake and the guards find out.
+    Raises Undecided if no Sentinel knows the primary. The address may be outdated; the handshake and
+    the guards detect that.
     """
     if not settings.sentinels:
         return endpoint_of(settings)
@@ -190,7 +190,7 @@ async def connect(endpoint: Endpoint) -> RedisConnection:
 
 @asynccontextmanager
 async def connected(endpoint: Endpoint, timeout_seconds: float) -> AsyncIterator[RedisConnection]:
-    """A connection that is logged in, for the time of some questions. Raises Undecided."""
+    """An authenticated connection for a few requests. Raises Undecided."""
     try:
         async with asyncio.timeout(timeout_seconds):
             connection = await connect(endpoint)
@@ -213,15 +213,15 @@ def unreachable(endpoint: Endpoint, error: OSError) -> Undecided:
 
 
 Open = Callable[[RedisSettings, Primary | None], Awaitable[Primary]]
-"""``open_primary``, or what a test has in its place."""
+"""``open_primary``, or its replacement in a test."""
 
 
 async def open_primary(settings: RedisSettings, replaces: Primary | None = None) -> Primary:
-    """Connect to the primary, load the scripts, and look at what it promises.
+    """Connect to the primary, load the scripts, and check the server's guarantees.
 
     ``replaces`` is the caller's previous connection: if it led to the same server process, the
-    server closes that one first, so that none of its commands still in a socket can run
-    behind a later one. Raises Undecided when no primary can be had.
+    server closes it first, so that none of its commands that are still in a socket can run after a
+    later one. Raises Undecided if no primary is available.
     """
     endpoint = await find_primary(settings)
     try:
@@ -239,7 +239,7 @@ async def open_primary(settings: RedisSettings, replaces: Primary | None = None)
 async def handshake(
     connection: RedisConnection, endpoint: Endpoint, replaces: Primary | None
 ) -> Primary:
-    """Authenticate, load the scripts and look at the server's promises. Raises Undecided, ConnectionError."""
+    """Authenticate, load the scripts and check the server's guarantees. Raises Undecided, ConnectionError."""
     await log_in(connection, endpoint)
     server = parse_info(await ask(connection, ["INFO", "server"]))
     replication = parse_info(await ask(connection, ["INFO", "replication"]))
@@ -250,7 +250,7 @@ async def handshake(
     client_id = await ask(connection, ["CLIENT", "ID"])
     for script in ALL_SCRIPTS:
         await ask(connection, ["SCRIPT", "LOAD", script.source])
-    # Behind the scripts, which a server that still loads its data refuses: until it has loaded them
+    # After the scripts, which a server that still loads its data refuses: until it has loaded them
     # it says that it keeps no append-only file, and would be taken to promise nothing for good.
     persistence = parse_info(await ask(connection, ["INFO", "persistence"]))
     has_file = persistence.get("aof_enabled") == "1"

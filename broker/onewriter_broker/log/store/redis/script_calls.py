@@ -1,7 +1,7 @@
-"""The guarded writes as commands: each Lua file beside the function that fills its arguments.
+"""The guarded writes as commands: a function for each Lua file that builds its arguments.
 
-The functions are pure: they turn a write into the words of one EVALSHA, and its reply into
-Outcomes. Sending them is the store's part.
+The functions are pure: they convert a write to the arguments of one EVALSHA, and its reply to
+Outcomes. The store sends them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from onewriter_broker.log.store.api import (
     Append,
     Binding,
     BrokenKey,
+    EpochStatus,
     Fence,
     Guard,
     GuardKind,
     Outcome,
     OwnWrite,
-    Standing,
 )
 from onewriter_broker.log.store.keys import SETTINGS, Keys, LogKeys
 from onewriter_core.errors import Undecided
@@ -31,14 +31,14 @@ from onewriter_core.log_format.integers import pack_u32
 from onewriter_core.log_format.limits import FORMAT_VERSION
 
 Word = bytes | str | int
-"""One argument of a command; str goes out as UTF-8."""
+"""One argument of a command; str is sent as UTF-8."""
 
 FIELDS_MAX = 1000
-"""Fields set and removed by one write, but for the state that a fence sets (of a log that was lost,
-all of it): fence.lua takes that in parts. Lua's stack holds about 8000 words."""
+"""Largest number of fields that one write sets and removes. The state that a fence sets may have more (for a
+lost log it is the whole state): fence.lua processes it in parts. Lua's stack holds about 8000 values."""
 
 TRIM_BLOCKS_MAX = 1000
-"""Blocks dropped by one trim: 0.4 to 0.7 ms of the server's time."""
+"""Largest number of blocks dropped by one trim: 0.4 to 0.7 ms of the server's time."""
 
 _OUTCOMES = {
     b"OK": Outcome.DONE,
@@ -56,13 +56,13 @@ _BROKEN = b"BROKEN "
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """One Lua file behind the common guard, and the digest the server knows it by."""
+    """One Lua file after the common guard, and its digest, by which the server finds it."""
 
     source: bytes
     digest: str
 
     def call(self, keys: Sequence[str], arguments: Sequence[Word]) -> list[Word]:
-        """The words of one EVALSHA."""
+        """The arguments of one EVALSHA."""
         return ["EVALSHA", self.digest, len(keys), *keys, *arguments]
 
 
@@ -110,7 +110,7 @@ ALL_SCRIPTS = (
 
 
 def outcome(reply: object) -> Outcome:
-    """The meaning of a script's code; raises BrokenKey, and Undecided for anything that is none."""
+    """The outcome for a script's code. Raises BrokenKey, and Undecided for anything that is not a code."""
     answer = _answer(reply)
     if isinstance(answer, BrokenKey):
         raise answer
@@ -167,7 +167,7 @@ def fence(keys: Keys, request: Fence, audit_records_max: int) -> list[Word]:
 
 
 def append(keys: Keys, appends: Sequence[Append]) -> tuple[list[Word], list[int]]:
-    """append.lua: the call, and for each of its answers the index of the append it is for."""
+    """append.lua: the call, and for each of its answers the index of the append."""
     buckets: dict[Binding, dict[tuple[LogKeys, str], list[int]]] = {}
     for index, item in enumerate(appends):
         logs = buckets.setdefault(item.binding, {})
@@ -225,7 +225,7 @@ def _block_arguments(item: Append) -> list[Word]:
 
 
 def _guard_keys(keys: Keys, binding: Binding, guard: Guard) -> list[str]:
-    """The hash that a guard names, where it is not the log's own state."""
+    """The hash that a guard names, if it is not the log's own state."""
     match guard.kind:
         case GuardKind.EPOCH:
             return [keys.state(TopicName.parse(guard.name))]
@@ -313,7 +313,7 @@ def settle_setting(name: str, value: str) -> list[Word]:
 
 
 def settled(reply: object) -> str:
-    """The stored setting; raises as ``outcome`` does."""
+    """The stored setting. Raises like ``outcome``."""
     if isinstance(reply, bytes) and not reply.startswith(_BROKEN):
         return reply.decode(errors="replace")
     raise _broken_or_undecided(reply)
@@ -356,10 +356,10 @@ def check(keys: Keys, binding: Binding, topic: TopicName, token: str, *, marks: 
     return CHECK.call([keys.unit(binding.bucket), keys.state(topic)], arguments)
 
 
-def standing(reply: object) -> Standing | Outcome:
-    """What check.lua answered; raises as ``outcome`` does."""
+def epoch_status(reply: object) -> EpochStatus | Outcome:
+    """The answer of check.lua. Raises like ``outcome``."""
     match reply:
         case [bytes(epoch), bytes(leads)]:
-            return Standing(int(epoch), int(leads))
+            return EpochStatus(int(epoch), int(leads))
         case _:
             return outcome(reply)

@@ -1,8 +1,8 @@
-"""What a server is and may promise: looked at on start-up, judged by a pure function.
+"""Checks on start-up which guarantees a server can give.
 
-``check_server`` asks, ``judge`` decides: which durability the server can promise, what makes it
-unusable and what is worth a warning. The dataset is checked again in every write
-(scripts/guard.lua), the role on every connect (primary.py).
+``check_server`` reads the facts. ``judge``, a pure function, decides which durability the server can
+promise, what makes the server unusable, and what needs a warning. Every write checks the dataset
+again (scripts/guard.lua), every connect the role (primary.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VALKEY_VERSION_MIN = (8,)
 REDIS_VERSION_MIN = (7, 0)
 
 PROBE_KEY = "ow:probe:unused"
-"""A key that never exists; commands that must be denied are tried on it."""
+"""A key that never exists, for attempts of commands that the server must deny."""
 
 _GUARD_PROBE = "return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')"
 _REPLID_LENGTH = 40
@@ -41,8 +41,8 @@ class ServerFacts:
     """The facts about a server that one inspection found.
 
     ``product`` is ``valkey`` or ``redis``. ``append_sync`` (``always``, ``everysec``, ``no``) and
-    ``replicas_min_to_write`` are empty and None where CONFIG is denied. ``guard_replids`` are two
-    answers of the guard's self-test, empty where it failed. ``user`` is the configured ACL user.
+    ``replicas_min_to_write`` are empty and None if CONFIG is denied. ``guard_replids`` are two
+    answers of the guard's self-test, empty if it failed. ``user`` is the configured ACL user.
     ``allowed`` lists dangerous commands that the server did not deny.
     """
 
@@ -62,10 +62,10 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What ServerFacts mean.
+    """The assessment of a server's facts.
 
-    ``promises`` are the durabilities that topics may ask for; ``strongest`` the highest of them.
-    With any ``refusals`` the broker must not start; each is a sentence that names the remedy.
+    ``promises`` are the durabilities that topics may request; ``strongest`` is the highest of them.
+    With any ``refusals`` the broker must not start; each is a sentence with the remedy.
     """
 
     promises: frozenset[Durability]
@@ -79,10 +79,10 @@ class Verdict:
 
 
 def judge(facts: ServerFacts, minimum: Durability, *, replicas: int = 0) -> Verdict:
-    """Decide what the server may be used for.
+    """Decide which durabilities the server may promise.
 
-    ``minimum`` is the least durability the operator wants promised; ``replicas`` the number that
-    AllReplicas waits for, 0 when it is not offered.
+    ``minimum`` is the configured minimum durability; ``replicas`` the number of replicas that
+    AllReplicas waits for, 0 if that profile is not offered.
     """
     promises = _promises(facts, replicas)
     verdict = Verdict(promises)
@@ -103,7 +103,7 @@ def judge(facts: ServerFacts, minimum: Durability, *, replicas: int = 0) -> Verd
 
 def _promises(facts: ServerFacts, replicas: int) -> frozenset[Durability]:
     promises = {Durability.NONE}
-    # Without a file a restarted primary comes back empty and its replicas copy that.
+    # Without a file a restarted primary is empty, and its replicas copy that.
     if facts.has_append_only_file:
         if facts.append_sync == "always":
             promises.add(Durability.LOCAL)
@@ -154,7 +154,7 @@ def _setting_refusals(facts: ServerFacts, minimum: Durability) -> list[str]:
 
 
 async def check_server(settings: RedisSettings) -> ServerFacts:
-    """Look at the primary that the settings lead to; Undecided when it cannot be asked."""
+    """Read the facts about the primary of the settings. Raises Undecided if it does not answer."""
     endpoint = await find_primary(settings)
     try:
         async with connected(endpoint, settings.call_timeout_seconds) as connection:
@@ -168,7 +168,7 @@ async def _read_facts(connection: RedisConnection, endpoint: Endpoint) -> Server
     replication = await _info(connection, "replication")
     memory = await _info(connection, "memory")
     persistence = await _info(connection, "persistence")
-    if persistence.get("loading") == "1":  # it says meanwhile that it keeps no append-only file
+    if persistence.get("loading") == "1":  # meanwhile it reports that it has no append-only file
         raise Undecided(f"the store at {endpoint} still loads its data")
     is_valkey = "valkey_version" in server
     version = server.get("valkey_version" if is_valkey else "redis_version", "")
@@ -222,7 +222,7 @@ async def _reply(connection: RedisConnection, *words: Word) -> Reply:
 
 
 def _value(reply: object) -> str:
-    """The value in CONFIG GET's reply; empty when it was denied or unknown."""
+    """The value in CONFIG GET's reply; empty if it is denied or unknown."""
     if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], bytes):
         return reply[1].decode()
     return ""

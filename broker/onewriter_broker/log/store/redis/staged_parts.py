@@ -11,14 +11,14 @@ from onewriter_broker.log.store.staged_parts import StagedPart
 from onewriter_core.errors import OnewriterError, Refused, ServerError
 
 Send = Callable[[Sequence[Sequence[Word]]], Awaitable[list[Reply]]]
-"""Sends commands back to back; their replies."""
+"""Sends pipelined commands and returns their replies."""
 
 PROBE_STREAM = "ow:probe:unused"
 """A stream that never exists."""
 
 
 class RedisStagedStore:
-    """Implements StagedStore (staged.py), which says what each method means."""
+    """Implements StagedStore (staged_parts.py), which documents the methods."""
 
     def __init__(self, keys: Keys, send: Send) -> None:
         self._keys = keys

@@ -2,8 +2,8 @@
 
 Two connections, each opened by the first call that needs it: one carries the guarded writes in the
 order of the calls, one the reads and the housekeeping, so that a long read never delays a write.
-What the scripts say is in script_calls.py and scripts/; how the primary is found in
-primary.py. There are no background tasks: the caller waits.
+script_calls.py and scripts/ contain the scripts, primary.py finds the primary. There are no
+background tasks: the caller waits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from onewriter_broker.log.store.api import (
     Binding,
     BrokenKey,
     Durability,
+    EpochStatus,
     Fence,
     Observation,
     Outcome,
     OwnedRecord,
     OwnWrite,
-    Standing,
     StoredBlock,
     Unit,
 )
@@ -47,31 +47,31 @@ from onewriter_core.ids import Position, TopicName
 from onewriter_core.log_format.field_names import MARKER_FIELDS_RESERVED, STATE_FIELDS_RESERVED
 
 NO_REPLID = "0" * 40
-"""What a server names as its previous dataset when it knows none."""
+"""A server's value for an unknown previous dataset."""
 
 AUDIT_RECORDS_PER_TICK = 100
-"""Records of the audit taken apart before others get a turn of the event loop: a millisecond or two."""
+"""Audit records that are parsed in one iteration of the event loop: one or two milliseconds."""
 
 _UNIT_FIELDS = ("gen", "owner", "version", "lastLedger", "born", "format")
 
 _START_OVER = ("READONLY", "MASTERDOWN", "CLUSTERDOWN", "MOVED", "NOAUTH", "UNBLOCKED", "NOSCRIPT")
 """Errors after which the connection may not lead to a primary with our scripts: reconnect.
 
-NOSCRIPT too, although nothing was executed: resending it from here could overtake the order of the
-calls, while the caller's own retry cannot.
+NOSCRIPT is one of them, although nothing was executed: if this module sent the call again, it could overtake
+other calls; the caller's own retry cannot.
 """
 
 
 class RedisLogStore:
-    """One shard. Implements LogStore (api.py), which says what each method means."""
+    """One shard. Implements LogStore (api.py), which documents the methods."""
 
     def __init__(self, settings: RedisSettings, open_: Open = open_primary) -> None:
-        """``open_`` makes a connection to the primary, in place of the one given, if there was one."""
+        """``open_`` opens a connection to the primary, which replaces the given one, if any."""
         self._settings = settings
         self._keys = keys.Keys(settings.buckets)
         self._writes = _Channel(settings, open_)
         self._reads = _Channel(settings, open_)
-        # The connection and the dataset of the last write that a WAIT may vouch for.
+        # The connection and the dataset of the last write that a WAIT may confirm.
         self._vouching: tuple[Primary, str] | None = None
         self.compacted = RedisCompactedStore(self._keys, self._send_one, self._read)
         self.staged = RedisStagedStore(self._keys, self._send_aside)
@@ -146,7 +146,7 @@ class RedisLogStore:
         words: list[Word]
         match durability:
             case Durability.LOCAL:
-                # Not by WAITAOF under everysec: sent behind the write's reply it was answered at
+                # Not by WAITAOF under everysec: sent after the write's reply it was answered at
                 # once, before any sync (measured on Valkey 9.1.2).
                 return primary.syncs_always
             case Durability.REPLICATED:
@@ -161,11 +161,11 @@ class RedisLogStore:
 
     async def check(
         self, binding: Binding, topic: TopicName, token: str, *, marks: bool = False
-    ) -> Standing | Outcome:
+    ) -> EpochStatus | Outcome:
         words = script_calls.check(self._keys, binding, topic, token, marks=marks)
         primary, (reply,) = await self._writes.send([words])
-        answer = script_calls.standing(reply)
-        if marks and isinstance(answer, Standing):
+        answer = script_calls.epoch_status(reply)
+        if marks and isinstance(answer, EpochStatus):
             self._vouching = (primary, binding.replid)
         return answer
 
@@ -320,7 +320,7 @@ class _Channel:
     def __init__(self, settings: RedisSettings, open_: Open) -> None:
         self._settings = settings
         self._open = open_
-        # Fair, and so the order of the calls; held only until the commands are in the socket.
+        # The lock is fair, so it keeps the order of the calls; it is held until the commands are in the socket.
         self._turn = asyncio.Lock()
         self._primary: Primary | None = None
         self._closed = False
@@ -332,11 +332,11 @@ class _Channel:
         on: Primary | None = None,
         patience: float = 0.0,
     ) -> tuple[Primary, list[Reply]]:
-        """Send commands back to back; their replies, and the connection that carried them.
+        """Send pipelined commands. Returns their replies, and the connection that carried them.
 
-        ``on``: only over that connection. ``patience``: seconds beyond the usual that the server
-        was asked to wait. Raises Undecided when any command failed or got no answer in time,
-        BrokenKey when one met a key of another type.
+        ``on``: only over that connection. ``patience``: additional seconds that the server was asked
+        to wait. Raises Undecided if a command failed or got no answer in time, BrokenKey if a command
+        found a key of another type.
         """
         try:
             async with asyncio.timeout(self._settings.call_timeout_seconds + patience):
@@ -356,12 +356,12 @@ class _Channel:
         return primary, replies
 
     async def ready(self) -> Primary:
-        """The open connection, made if there is none. Raises Undecided."""
+        """The open connection; opens one if there is none. Raises Undecided."""
         async with self._turn:
             return await self._connected(None)
 
     async def leave_deposed(self) -> None:
-        """Drop a connection to a node that the Sentinels no longer call the primary.
+        """Close a connection to a node that is no longer the primary according to the Sentinels.
 
         A primary that was cut off stays writable until it is demoted, and keeps its connections.
         """
@@ -371,17 +371,17 @@ class _Channel:
         try:
             endpoint = await find_primary(self._settings)
         except Undecided:
-            return  # no sentinel answers: the node's own report has to suffice, and the guards decide
+            return  # no Sentinel answers: the node's own report must suffice, and the guards decide
         if endpoint != primary.endpoint:
             primary.connection.close()
 
     def drop(self) -> None:
-        """Forget the connection, so that the next call looks for the primary again."""
+        """Drop the connection, so that the next call searches for the primary again."""
         if self._primary is not None:
             self._primary.connection.close()
 
     async def close(self) -> None:
-        """Drop the connection for good."""
+        """Close the connection permanently."""
         self._closed = True
         self.drop()
         if self._primary is not None:
@@ -411,7 +411,7 @@ class _Channel:
 
 
 def _error_of(words: Sequence[Word], reply: hiredis.ReplyError) -> OnewriterError:
-    """What the server's error to a command means; scripts answer for their keys themselves."""
+    """The error for the server's error reply to a command; scripts report broken keys themselves."""
     text = str(reply)
     if text.startswith("WRONGTYPE"):
         return BrokenKey(f"{words[1]!s}: {text}")
@@ -419,7 +419,7 @@ def _error_of(words: Sequence[Word], reply: hiredis.ReplyError) -> OnewriterErro
 
 
 def _text(word: Reply) -> str:
-    # What others wrote may be no UTF-8; a reader must survive it.
+    # Values that other programs wrote may be invalid UTF-8; a reader must accept them.
     return word.decode(errors="replace") if isinstance(word, bytes) else str(word)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from onewriter_core.errors import ConfigurationError, Undecided
 
 CA_BYTES_MAX: Final = 1024 * 1024
-"""Of the file with the authorities."""
+"""Largest size of the file with the authorities."""
 
 _UNKNOWN_AUTHORITY: Final = frozenset({2, 18, 19, 20, 21})
 """OpenSSL's verify codes for a chain that ends at no trusted authority."""

@@ -13,7 +13,7 @@ from tests.unit.broker.topic.compaction.test_passes import (
     metadata_of,
     runs_of,
 )
-from tests.unit.broker.verify.histories import BUCKETS, Story, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TopicHistory, waiter
 
 from onewriter_broker.dispatch.positions import last_compacted_id
 from onewriter_broker.log.store.fake.server import FakeServer
@@ -39,8 +39,8 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 @pytest.fixture
-async def story() -> Story:
-    begun = await Story.begin(FakeLogStore(FakeServer().resolve, buckets=BUCKETS))
+async def history() -> TopicHistory:
+    begun = await TopicHistory.begin(FakeLogStore(FakeServer().resolve, buckets=BUCKETS))
     await begun.fence(Purpose.GRANT, waiter("alice"))
     return begun
 
@@ -64,15 +64,15 @@ def alike(count: int, content: bytes = b"", key: str = "a") -> bytes:
     ids=["messages", "more than a number's bits", "bytes"],
 )
 async def test_a_small_entry_that_becomes_a_large_one_is_kept_closed(
-    story: Story, large: bytes, monkeypatch: pytest.MonkeyPatch
+    history: TopicHistory, large: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onewriter_broker.log.topic_log.batches.decompress", None)  # it would raise
     assert len(large) < TICK_BYTES
     assert isinstance(content_of(large), Closed)
     assert cost_of(large) == (len(large), 1)
-    await story.publish(large, message("b", b"1"), message("b", b"2"))
-    await compacting(story)
-    entries = [entry for run in await runs_of(story) for entry in run.entries()]
+    await history.publish(large, message("b", b"1"), message("b", b"2"))
+    await compacting(history)
+    entries = [entry for run in await runs_of(history) for entry in run.entries()]
     assert [str(entry.position) for entry in entries] == ["5-1", "5-3"]
     assert bytes(entries[0].payload) == large
     assert last_index(large, None) == parse_metadata(large).num_messages_in_batch - 1
@@ -124,12 +124,12 @@ def test_the_numbers_of_two_entries_never_meet() -> None:
 
 
 async def test_the_last_message_is_found_without_opening_anything(
-    story: Story, monkeypatch: pytest.MonkeyPatch
+    history: TopicHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await story.publish(message("z", b"1"), batch(("a", b"1"), ("b", b"1"), ("c", b"1")))
-    await story.publish(message("c", b""))
-    done = await compacting(story)
+    await history.publish(message("z", b"1"), batch(("a", b"1"), ("b", b"1"), ("c", b"1")))
+    await history.publish(message("c", b""))
+    done = await compacting(history)
     monkeypatch.setattr("onewriter_broker.log.topic_log.batches.decompress", None)
-    message_id, position = await last_compacted_id(story.log, done.view)
+    message_id, position = await last_compacted_id(history.log, done.view)
     assert (message_id.entry, message_id.batch_index) == (2, 1)
     assert position == Position(5, 2)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, waiter
 
 from onewriter_broker.log.store.api import Durability, Observation
 from onewriter_broker.log.store.fake.server import FakeServer
@@ -19,7 +19,7 @@ from onewriter_broker.store_watch import COMPACT_BELOW, StoreWatch
 from onewriter_broker.topic.compaction.newest_messages import footprint
 from onewriter_broker.topic.compaction.schedule import (
     LINGER_SECONDS,
-    NO_ROOM_RETRY_SECONDS,
+    NO_SPACE_RETRY_SECONDS,
     RETRY_SECONDS,
     Compactions,
     Progress,
@@ -34,14 +34,14 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 class Broker:
     """A broker with one topic, and its clock."""
 
-    def __init__(self, server: FakeServer, story: Story, keys_max: int = 1_000) -> None:
+    def __init__(self, server: FakeServer, history: TopicHistory, keys_max: int = 1_000) -> None:
         self.server = server
-        self.story = story
+        self.history = history
         self.seconds = 100.0
-        self.room: dict[bool, float] = {False: math.inf, True: math.inf}
+        self.free: dict[bool, float] = {False: math.inf, True: math.inf}
         """In bytes; the key is whether retention waits for the compaction."""
         self.topic = SimpleNamespace(
-            compaction_threshold=0, runner=SimpleNamespace(logs={-1: story.log})
+            compaction_threshold=0, runner=SimpleNamespace(logs={-1: history.log})
         )
         self.compactions = Compactions(
             cast("Any", SimpleNamespace(loaded={str(TOPIC): self.topic})),
@@ -51,17 +51,17 @@ class Broker:
             store=self,
         )
 
-    def room_bytes(self, *, is_needed: bool) -> float:
-        return self.room[is_needed]
+    def free_bytes(self, *, is_needed: bool) -> float:
+        return self.free[is_needed]
 
-    async def observed_room_bytes(self, *, is_needed: bool) -> float:
-        return self.room[is_needed]
+    async def observed_free_bytes(self, *, is_needed: bool) -> float:
+        return self.free[is_needed]
 
     def progress(self) -> Progress:
-        return self.compactions.status(self.story.log).progress
+        return self.compactions.status(self.history.log).progress
 
     async def publish(self, *keys: str, size: int = 10) -> None:
-        await self.story.publish(
+        await self.history.publish(
             *(
                 build_entry(
                     pb.MessageMetadata(
@@ -85,28 +85,28 @@ class Broker:
 @pytest.fixture
 async def broker() -> Broker:
     server = FakeServer()
-    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
-    await story.fence(Purpose.GRANT, waiter("alice"))
-    return Broker(server, story)
+    history = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
+    await history.fence(Purpose.GRANT, waiter("alice"))
+    return Broker(server, history)
 
 
 async def test_nothing_happens_unasked(broker: Broker) -> None:
     await broker.publish(*"abab", size=100_000)
     await broker.round()
     assert broker.progress() is Progress.NOT_RUN
-    assert broker.story.log.compacted.horizon == EARLIEST
+    assert broker.history.log.compacted.horizon == EARLIEST
 
 
 async def test_a_request_is_done_once(broker: Broker) -> None:
     await broker.publish(*"abab")
-    assert broker.compactions.request(broker.story.log)
-    assert not broker.compactions.request(broker.story.log)
+    assert broker.compactions.request(broker.history.log)
+    assert not broker.compactions.request(broker.history.log)
     assert broker.progress() is Progress.RUNNING
     await broker.round()
-    story = broker.compactions.status(broker.story.log)
-    assert (story.progress, story.removed) == (Progress.SUCCESS, 2)
+    history = broker.compactions.status(broker.history.log)
+    assert (history.progress, history.removed) == (Progress.SUCCESS, 2)
     assert broker.compactions.totals.messages_removed == 2
-    assert broker.compactions.request(broker.story.log)
+    assert broker.compactions.request(broker.history.log)
 
 
 async def test_it_is_due_when_enough_came_behind_the_horizon(broker: Broker) -> None:
@@ -117,44 +117,44 @@ async def test_it_is_due_when_enough_came_behind_the_horizon(broker: Broker) -> 
     await broker.publish("a", size=4_000)
     await broker.round()
     assert broker.progress() is Progress.SUCCESS
-    first = broker.story.log.compacted.horizon
+    first = broker.history.log.compacted.horizon
     await broker.round()
-    assert broker.story.log.compacted.horizon == first
+    assert broker.history.log.compacted.horizon == first
     await broker.publish("b", size=6_000)
     await broker.round()
-    assert broker.story.log.compacted.horizon > first
+    assert broker.history.log.compacted.horizon > first
 
 
 async def test_a_large_view_waits_until_half_as_much_is_new(broker: Broker) -> None:
     broker.topic.compaction_threshold = 1_000
     await broker.publish(*"abcd", size=10_000)
     await broker.round()
-    first = broker.story.log.compacted.horizon
+    first = broker.history.log.compacted.horizon
     await broker.publish("a", size=15_000)
     await broker.round()
-    assert broker.story.log.compacted.horizon == first
+    assert broker.history.log.compacted.horizon == first
     await broker.publish("a", size=10_000)
     await broker.round()
-    assert broker.story.log.compacted.horizon > first
+    assert broker.history.log.compacted.horizon > first
 
 
 async def test_retention_that_waits_has_it_done(broker: Broker) -> None:
     broker.topic.compaction_threshold = 10**9
     await broker.publish("a")
-    broker.story.log.compacted.is_waited_for = True
+    broker.history.log.compacted.is_waited_for = True
     await broker.round()
     assert broker.progress() is Progress.SUCCESS
-    assert not broker.story.log.compacted.is_waited_for
+    assert not broker.history.log.compacted.is_waited_for
 
 
 async def test_a_view_that_counts_no_more_goes_when_nobody_reads_it(broker: Broker) -> None:
     await broker.publish("a")
-    broker.compactions.request(broker.story.log)
+    broker.compactions.request(broker.history.log)
     await broker.round()
-    reading = await broker.story.log.compacted.begin(EARLIEST)
+    reading = await broker.history.log.compacted.begin(EARLIEST)
     assert reading is not None
     await broker.publish("b")
-    broker.compactions.request(broker.story.log)
+    broker.compactions.request(broker.history.log)
     await broker.round()
     await broker.round()
     assert broker.slots_in_use() == 2
@@ -168,10 +168,10 @@ async def test_a_view_that_counts_no_more_goes_when_nobody_reads_it(broker: Brok
 
 async def test_what_a_broker_that_died_has_left_is_dropped(broker: Broker) -> None:
     await broker.publish("a")
-    broker.compactions.request(broker.story.log)
+    broker.compactions.request(broker.history.log)
     await broker.round()
     await broker.round()
-    log = broker.story.log
+    log = broker.history.log
     blocks = stored_in(broker.server.primary).compacted
     blocks[TOPIC, 1] = list(blocks[TOPIC, 0])
     await log.save_state({COMPACTING: "1 somebody"})
@@ -182,15 +182,15 @@ async def test_what_a_broker_that_died_has_left_is_dropped(broker: Broker) -> No
 async def test_a_full_store_is_spared(broker: Broker) -> None:
     broker.topic.compaction_threshold = 1
     await broker.publish("a")
-    broker.room[False] = 0
+    broker.free[False] = 0
     await broker.round()
     assert broker.progress() is Progress.NOT_RUN
-    broker.compactions.request(broker.story.log)
+    broker.compactions.request(broker.history.log)
     await broker.round()
-    story = broker.compactions.status(broker.story.log)
-    assert story.progress is Progress.ERROR
-    assert "almost full" in story.last_error
-    broker.room[False] = math.inf
+    history = broker.compactions.status(broker.history.log)
+    assert history.progress is Progress.ERROR
+    assert "almost full" in history.last_error
+    broker.free[False] = math.inf
     await broker.round()
     assert broker.progress() is Progress.ERROR  # the retry is not immediate
     broker.seconds += RETRY_SECONDS
@@ -201,10 +201,10 @@ async def test_a_full_store_is_spared(broker: Broker) -> None:
 async def test_what_retention_waits_for_may_write_into_the_reserve(broker: Broker) -> None:
     broker.topic.compaction_threshold = 10**9
     await broker.publish(*"abab", size=1_000)
-    broker.room = {False: 0, True: 4_000}
+    broker.free = {False: 0, True: 4_000}
     await broker.round()
     assert broker.progress() is Progress.NOT_RUN
-    broker.story.log.compacted.is_waited_for = True
+    broker.history.log.compacted.is_waited_for = True
     await broker.round()
     assert broker.progress() is Progress.SUCCESS
     assert broker.compactions.held_back == 0
@@ -215,23 +215,23 @@ async def test_a_view_without_room_is_told_and_made_as_soon_as_there_is_room(
 ) -> None:
     broker.topic.compaction_threshold = 10**9
     await broker.publish(*"abcd", size=1_000)
-    broker.room = {False: 0, True: 4_000}
-    broker.story.log.compacted.is_waited_for = True
-    before = list(broker.story.log.compacted.log.state)
+    broker.free = {False: 0, True: 4_000}
+    broker.history.log.compacted.is_waited_for = True
+    before = list(broker.history.log.compacted.log.state)
     await broker.round()
-    story = broker.compactions.status(broker.story.log)
-    assert story.progress is Progress.ERROR
-    assert "give it more memory" in story.last_error
-    assert "Retention waits for it" in story.last_error
+    history = broker.compactions.status(broker.history.log)
+    assert history.progress is Progress.ERROR
+    assert "give it more memory" in history.last_error
+    assert "Retention waits for it" in history.last_error
     assert broker.compactions.held_back == 1
-    assert broker.story.log.compacted.horizon == EARLIEST  # so retention must not cut anything
+    assert broker.history.log.compacted.horizon == EARLIEST  # so retention must not cut anything
     assert broker.slots_in_use() == 0
-    assert set(broker.story.log.state) - set(before) <= {COMPACTING}
-    broker.seconds += NO_ROOM_RETRY_SECONDS / 2
+    assert set(broker.history.log.state) - set(before) <= {COMPACTING}
+    broker.seconds += NO_SPACE_RETRY_SECONDS / 2
     failed = broker.compactions.totals.failed
     await broker.round()
     assert broker.compactions.totals.failed == failed  # the log is not read again in vain
-    broker.room[True] = 10_000
+    broker.free[True] = 10_000
     await broker.round()
     assert broker.progress() is Progress.SUCCESS
     assert broker.compactions.held_back == 0
@@ -291,13 +291,13 @@ async def filled(count: int, used: float, *, keys: int = 10) -> FilledStore:
     brokers: list[Broker] = []
     for _ in range(count):
         server = FakeServer()
-        story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
-        await story.fence(Purpose.GRANT, waiter("alice"))
-        broker = Broker(server, story)
+        history = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
+        await history.fence(Purpose.GRANT, waiter("alice"))
+        broker = Broker(server, history)
         broker.topic.compaction_threshold = 10**9
         for key in range(keys):
             await broker.publish(f"key-{key}", size=200_000)
-        story.log.compacted.is_waited_for = True
+        history.log.compacted.is_waited_for = True
         brokers.append(broker)
     return FilledStore(brokers, int(64_000_000 * used), 64_000_000)
 
@@ -324,10 +324,10 @@ async def test_a_store_that_fills_up_meanwhile_ends_the_copy_which_says_what_it_
     (broker,) = store.brokers
     store.grows = 500_000
     await broker.round()
-    story = broker.compactions.status(broker.story.log)
-    assert story.progress is Progress.ERROR
+    history = broker.compactions.status(broker.history.log)
+    assert history.progress is Progress.ERROR
     assert store.views == 0, "others have the room at once"
-    needed = broker.compactions._of(broker.story.log).needed_bytes
+    needed = broker.compactions._of(broker.history.log).needed_bytes
     store.grows, store.used_otherwise = 0, int(COMPACT_BELOW * store.limit) - needed + 100_000
     store.check()
     await broker.round()
@@ -342,28 +342,28 @@ async def test_a_store_that_fills_up_meanwhile_ends_the_copy_which_says_what_it_
 async def test_a_store_without_any_room_is_told_as_well(broker: Broker) -> None:
     broker.topic.compaction_threshold = 10**9
     await broker.publish("a")
-    broker.room = {False: 0, True: 0}
-    broker.story.log.compacted.is_waited_for = True
+    broker.free = {False: 0, True: 0}
+    broker.history.log.compacted.is_waited_for = True
     await broker.round()
-    assert "almost full" in broker.compactions.status(broker.story.log).last_error
+    assert "almost full" in broker.compactions.status(broker.history.log).last_error
     assert broker.compactions.held_back == 1
 
 
 async def test_too_many_keys_are_an_error_that_says_so(broker: Broker) -> None:
-    narrow = Broker(broker.server, broker.story, keys_max=2)
+    narrow = Broker(broker.server, broker.history, keys_max=2)
     await narrow.publish(*"abc")
-    narrow.compactions.request(narrow.story.log)
+    narrow.compactions.request(narrow.history.log)
     await narrow.round()
-    story = narrow.compactions.status(narrow.story.log)
-    assert story.progress is Progress.ERROR
-    assert "more than 2 keys" in story.last_error
+    history = narrow.compactions.status(narrow.history.log)
+    assert history.progress is Progress.ERROR
+    assert "more than 2 keys" in history.last_error
     assert narrow.compactions.totals.failed == 1
 
 
 async def test_a_log_that_moves_away_is_forgotten(broker: Broker) -> None:
     await broker.publish("a")
-    broker.compactions.request(broker.story.log)
-    broker.story.log.close()
+    broker.compactions.request(broker.history.log)
+    broker.history.log.close()
     await broker.round()
     assert broker.progress() is Progress.NOT_RUN
 
@@ -373,7 +373,7 @@ async def test_it_runs_until_it_is_cancelled(broker: Broker) -> None:
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(broker.compactions.run())
         await asyncio.sleep(0)
-        broker.compactions.request(broker.story.log)
+        broker.compactions.request(broker.history.log)
         for _ in range(1_000):
             await asyncio.sleep(0)
         running.cancel()

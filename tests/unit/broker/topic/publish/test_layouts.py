@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from tests.unit.broker.topic.fence_path_world import World, serving
-from tests.unit.broker.topic.publish.test_publish_epochs import held, room_of
+from tests.unit.broker.topic.publish.test_publish_epochs import held, setup_of
 
 from onewriter_broker.log.limits import APPS_PER_SUBJECT_MAX, LogLimits
 from onewriter_broker.log.store.api import Durability
@@ -28,8 +28,8 @@ FIELD = f"{LAYOUT_PREFIX}job"
 
 
 async def first_of(world: World) -> TopicLog:
-    room = await room_of(world)
-    return room.runner.logs[WHOLE]
+    setup = await setup_of(world)
+    return setup.runner.logs[WHOLE]
 
 
 class Notes:
@@ -124,9 +124,9 @@ async def test_tasks_that_ask_at_once_are_told_the_same() -> None:
 
 async def test_it_is_noted_while_somebody_has_the_topic() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        await held(room)
-        log = room.runner.logs[WHOLE]
+        setup = await setup_of(world)
+        await held(setup)
+        log = setup.runner.logs[WHOLE]
         assert await noting(world).note(log, "job", Layout(1, 4)) == Layout(1, 4)
 
 

@@ -34,7 +34,7 @@ APP = "job"
 DUPLICATE = PublishResult(is_duplicate=True)
 
 
-class Room:
+class PublishSetup:
     """The part of a broker that publishes, around one topic."""
 
     def __init__(self, world: World, runner: TopicRunner) -> None:
@@ -73,13 +73,13 @@ class Room:
         return sum(len(block.lengths) for block in blocks)
 
 
-async def room_of(world: World) -> Room:
-    return Room(world, await world.load())
+async def setup_of(world: World) -> PublishSetup:
+    return PublishSetup(world, await world.load())
 
 
-async def held(room: Room, name: str = "holder") -> int:
+async def held(setup: PublishSetup, name: str = "holder") -> int:
     """Let a producer hold the topic, and return its epoch."""
-    producer, channel = room.world.ask(room.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
+    producer, channel = setup.world.ask(setup.runner, AccessMode.EXCLUSIVE_WITH_FENCING, name)
     await until(lambda: channel.ready)
     assert producer.epoch is not None
     return producer.epoch
@@ -87,34 +87,34 @@ async def held(room: Room, name: str = "holder") -> int:
 
 async def test_an_epoch_that_does_not_lead_publishes_nothing() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts = await room.staged()
-        old = await held(room)
-        new = await held(room, "next")
+        setup = await setup_of(world)
+        parts = await setup.staged()
+        old = await held(setup)
+        new = await held(setup, "next")
         for epoch in (old, new + 1):
             for rows in (parts, []):  # without rows, the store gets no block to reject
                 with pytest.raises(Fenced) as fenced:
-                    await room.publish(rows, epoch=epoch)
+                    await setup.publish(rows, epoch=epoch)
                 assert fenced.value.current_epoch == new
-        assert await room.entries() == 0
+        assert await setup.entries() == 0
 
 
 async def test_under_an_epoch_that_leads_a_proof_is_needed() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await room.staged()
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await setup.staged()
         for right in (None, PublishRight(epoch + 1, Identity())):
             asked = PublishRequest(APP, 1, epoch, parts, right=right)
             with pytest.raises(Refused, match="was not proved"):
-                await room.publishing.publish(ORDERS, room.topic, asked, 1_234)
-        assert await room.entries() == 0
+                await setup.publishing.publish(ORDERS, setup.topic, asked, 1_234)
+        assert await setup.entries() == 0
 
 
 async def test_a_takeover_while_the_parts_are_read_is_seen() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts = await room.staged()
-        old = await held(room)
+        setup = await setup_of(world)
+        parts = await setup.staged()
+        old = await held(setup)
         read = world.store.staged.read
         taken = False
 
@@ -122,124 +122,124 @@ async def test_a_takeover_while_the_parts_are_read_is_seen() -> None:
             nonlocal taken
             if not taken:
                 taken = True
-                await held(room, "next")
+                await held(setup, "next")
             return await read(*arguments)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(world.store.staged, "read", slow)
             with pytest.raises(Fenced):
-                await room.publish(parts, epoch=old)
-        assert await room.entries() == 0
+                await setup.publish(parts, epoch=old)
+        assert await setup.entries() == 0
 
 
 async def test_crossing_requests_publish_once() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        parts = await room.staged()
-        found = await asyncio.gather(*(room.publish(parts, epoch=epoch) for _ in range(5)))
+        setup = await setup_of(world)
+        epoch = await held(setup)
+        parts = await setup.staged()
+        found = await asyncio.gather(*(setup.publish(parts, epoch=epoch) for _ in range(5)))
         assert sorted(each.is_duplicate for each in found) == [False, True, True, True, True]
-        assert await room.entries() == 2
+        assert await setup.entries() == 2
 
 
 async def test_while_one_is_published_its_app_is_not_forgotten() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
-        epoch = await room.led()
-        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
+        setup = await setup_of(world)
+        parts, topic_log = await setup.staged(), setup.runner.logs[WHOLE]
+        epoch = await setup.led()
+        asking = asyncio.get_running_loop().create_task(setup.publish(parts, epoch=epoch))
         await asyncio.sleep(0)
         assert topic_log.publishes is None  # the log has not received it yet
         with (
             pytest.raises(Unavailable, match="may have a publish of job in progress"),
-            room.publishing.keeping_still(topic_log, APP),
+            setup.publishing.keeping_still(topic_log, APP),
         ):
             pass
-        with room.publishing.keeping_still(topic_log, "another"):
+        with setup.publishing.keeping_still(topic_log, "another"):
             assert (await asking).where is not None
 
 
 async def test_while_an_app_is_forgotten_nothing_of_it_is_published() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts, topic_log = await room.staged(), room.runner.logs[WHOLE]
-        with room.publishing.keeping_still(topic_log, APP):
+        setup = await setup_of(world)
+        parts, topic_log = await setup.staged(), setup.runner.logs[WHOLE]
+        with setup.publishing.keeping_still(topic_log, APP):
             with pytest.raises(Unavailable, match="nothing was published; retry later"):
-                await room.publish(parts)
-            with pytest.raises(Unavailable), room.publishing.keeping_still(topic_log, APP):
+                await setup.publish(parts)
+            with pytest.raises(Unavailable), setup.publishing.keeping_still(topic_log, APP):
                 pass
-        assert (await room.publish(parts)).where is not None
+        assert (await setup.publish(parts)).where is not None
 
 
 async def test_in_a_full_store_nothing_new_is_published() -> None:
     async with serving() as world:
-        room = await room_of(world)
+        setup = await setup_of(world)
         is_full = False
-        room.publishing = AtomicPublishes(
-            world.store, world.appender, room.staging, is_full=lambda: is_full
+        setup.publishing = AtomicPublishes(
+            world.store, world.appender, setup.staging, is_full=lambda: is_full
         )
-        assert (await room.publish(await room.staged())).where is not None
-        is_full, parts = True, await room.staged(2)
-        assert (await room.publish(parts, version=1)).is_duplicate
+        assert (await setup.publish(await setup.staged())).where is not None
+        is_full, parts = True, await setup.staged(2)
+        assert (await setup.publish(parts, version=1)).is_duplicate
         with pytest.raises(Unavailable, match="almost full; nothing is published"):
-            await room.publish(parts, version=2)
+            await setup.publish(parts, version=2)
 
 
 async def test_it_goes_on_when_nobody_waits_for_the_answer() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts, epoch = await room.staged(), await room.led()
-        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
+        setup = await setup_of(world)
+        parts, epoch = await setup.staged(), await setup.led()
+        asking = asyncio.get_running_loop().create_task(setup.publish(parts, epoch=epoch))
         await asyncio.sleep(0)
         asking.cancel()
         field = f"{VERSION_PREFIX}{APP}"
-        await until(lambda: field in room.runner.logs[WHOLE].state)
-        assert await room.entries() == 2
+        await until(lambda: field in setup.runner.logs[WHOLE].state)
+        assert await setup.entries() == 2
 
 
 async def test_parts_that_are_gone_are_no_matter_once_they_are_published() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts = await room.staged()
-        await room.staging.drop(ORDERS, f"{APP}/")
+        setup = await setup_of(world)
+        parts = await setup.staged()
+        await setup.staging.drop(ORDERS, f"{APP}/")
         with pytest.raises(MissingPart):
-            await room.publish(parts)
-        parts = await room.staged()
-        assert not (await room.publish(parts)).is_duplicate
-        assert await room.publish(parts) == DUPLICATE
-        assert await room.publish(parts, version=0) == DUPLICATE
+            await setup.publish(parts)
+        parts = await setup.staged()
+        assert not (await setup.publish(parts)).is_duplicate
+        assert await setup.publish(parts) == DUPLICATE
+        assert await setup.publish(parts, version=0) == DUPLICATE
 
 
 async def test_no_rows_are_published_under_the_right_epoch_only() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        assert await room.publish([], epoch=epoch) == PublishResult(is_duplicate=False)
+        setup = await setup_of(world)
+        epoch = await held(setup)
+        assert await setup.publish([], epoch=epoch) == PublishResult(is_duplicate=False)
         with pytest.raises(Fenced):
-            await room.publish([], epoch=epoch + 1)
-        state = room.runner.logs[WHOLE]._state
+            await setup.publish([], epoch=epoch + 1)
+        state = setup.runner.logs[WHOLE]._state
         state |= {f"{VERSION_PREFIX}app-{number}": "1" for number in range(APPS_MAX)}
         with pytest.raises(Refused, match="under 500 names already"):
-            await room.publish([], epoch=epoch)
-        assert await room.entries() == 0
+            await setup.publish([], epoch=epoch)
+        assert await setup.entries() == 0
 
 
 async def test_a_terminated_topic_takes_no_more() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        await room.led()
-        room.runner.logs[WHOLE]._state[TERMINATED] = "0-0"
-        for parts in ([], await room.staged()):
+        setup = await setup_of(world)
+        await setup.led()
+        setup.runner.logs[WHOLE]._state[TERMINATED] = "0-0"
+        for parts in ([], await setup.staged()):
             with pytest.raises(Refused, match="terminated"):
-                await room.publish(parts)
+                await setup.publish(parts)
 
 
 async def test_a_defect_in_one_publish_closes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example a name that cannot be encoded: the topic has not been changed by then."""
     async with serving() as world:
-        room = await room_of(world)
-        parts = await room.staged()
-        epoch = await held(room)
+        setup = await setup_of(world)
+        parts = await setup.staged()
+        epoch = await held(setup)
 
         async def fails(*_: object) -> bytes:
             raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
@@ -247,10 +247,10 @@ async def test_a_defect_in_one_publish_closes_nothing(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patched:
             patched.setattr(Staging, "load", fails)
             with pytest.raises(Undecided, match="the broker's log says why"):
-                await room.publish(parts, epoch=epoch)
+                await setup.publish(parts, epoch=epoch)
         assert world.failures == []
-        assert not (await room.publish(parts, epoch=epoch)).is_duplicate
-        assert await room.entries() == 2
+        assert not (await setup.publish(parts, epoch=epoch)).is_duplicate
+        assert await setup.entries() == 2
 
 
 @pytest.mark.parametrize("call", ["publish", "watch"])
@@ -259,8 +259,8 @@ async def test_a_defect_once_the_log_has_a_publish_closes_the_topic(
 ) -> None:
     """The state in memory may be inconsistent, and no task would finish the publish."""
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
+        setup = await setup_of(world)
+        epoch = await held(setup)
 
         def fails(*_: object) -> None:
             raise RuntimeError("a defect")
@@ -270,14 +270,14 @@ async def test_a_defect_once_the_log_has_a_publish_closes_the_topic(
         else:
             monkeypatch.setattr(publishing, "_how_far", fails)
         with pytest.raises(Undecided):
-            await room.publish(await room.staged(), epoch=epoch)
+            await setup.publish(await setup.staged(), epoch=epoch)
         assert world.failures == [ORDERS]
 
 
 async def test_a_topic_that_leaves_says_so() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts, epoch = await room.staged(), await room.led()
-        room.runner.unload("moving")
+        setup = await setup_of(world)
+        parts, epoch = await setup.staged(), await setup.led()
+        setup.runner.unload("moving")
         with pytest.raises((Unavailable, Refused)):
-            await room.publish(parts, epoch=epoch)
+            await setup.publish(parts, epoch=epoch)

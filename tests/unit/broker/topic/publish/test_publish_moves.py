@@ -8,7 +8,7 @@ import pytest
 from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import BUCKET, ORDERS, Gates, World, serving
 from tests.unit.broker.topic.publish.publish_world import Calls, contents
-from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, held, room_of
+from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, held, setup_of
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
 from onewriter_broker.log.store.api import Binding, Durability
@@ -22,21 +22,21 @@ from onewriter_core.topic.model import WHOLE
 
 async def test_asked_again_behind_its_epoch_it_does_not_deny_what_is_published() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts = await room.staged()
-        old = await held(room)
-        assert (await room.publish(parts, epoch=old)).where is not None  # this answer is lost
-        await held(room, "next")
-        assert await room.publish(parts, epoch=old) == DUPLICATE
+        setup = await setup_of(world)
+        parts = await setup.staged()
+        old = await held(setup)
+        assert (await setup.publish(parts, epoch=old)).where is not None  # this answer is lost
+        await held(setup, "next")
+        assert await setup.publish(parts, epoch=old) == DUPLICATE
 
 
 async def test_asked_again_behind_the_topics_end_it_does_not_deny_what_is_published() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts = await room.staged()
-        assert (await room.publish(parts)).where is not None
-        room.runner.logs[WHOLE]._state[TERMINATED] = "0-0"
-        assert await room.publish(parts) == DUPLICATE
+        setup = await setup_of(world)
+        parts = await setup.staged()
+        assert (await setup.publish(parts)).where is not None
+        setup.runner.logs[WHOLE]._state[TERMINATED] = "0-0"
+        assert await setup.publish(parts) == DUPLICATE
 
 
 @pytest.mark.parametrize("are_gone", [True, False], ids=["parts gone", "parts there"])
@@ -44,14 +44,14 @@ async def test_what_another_request_published_while_the_parts_were_read_is_not_d
     *, are_gone: bool
 ) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts = await room.staged()
-        epoch = await held(room)
+        setup = await setup_of(world)
+        parts = await setup.staged()
+        epoch = await held(setup)
         gates = Gates(world.store, "staged_read")
-        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
+        asking = asyncio.get_running_loop().create_task(setup.publish(parts, epoch=epoch))
         await gates.reached("staged_read")
         stored_in(world.server.primary).states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "1"
-        await held(room, "next")
+        await held(setup, "next")
         if are_gone:
             stored_in(world.server.primary).clear_staged()
         gates.open("staged_read")
@@ -60,13 +60,13 @@ async def test_what_another_request_published_while_the_parts_were_read_is_not_d
 
 async def test_a_topic_that_moves_while_parts_are_read_is_not_the_end_of_its_epoch() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        parts = await room.staged()
+        setup = await setup_of(world)
+        epoch = await held(setup)
+        parts = await setup.staged()
         gates = Gates(world.store, "staged_read")
-        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
+        asking = asyncio.get_running_loop().create_task(setup.publish(parts, epoch=epoch))
         await gates.reached("staged_read")
-        room.runner.unload("moving")
+        setup.runner.unload("moving")
         gates.open("staged_read")
         with pytest.raises(Unavailable):
             await asking
@@ -74,24 +74,24 @@ async def test_a_topic_that_moves_while_parts_are_read_is_not_the_end_of_its_epo
 
 async def test_a_topic_that_moves_between_blocks_is_not_the_end_of_its_epoch() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
+        setup = await setup_of(world)
+        epoch = await held(setup)
         large = body(*[frame(bytes(200_000)) for _ in range(20)])
-        parts = [await room.staging.keep(ORDERS, f"{APP}/1/{n}/1", large) for n in range(2)]
-        Calls(world, 2, lambda: room.runner.unload("moving"))
+        parts = [await setup.staging.keep(ORDERS, f"{APP}/1/{n}/1", large) for n in range(2)]
+        Calls(world, 2, lambda: setup.runner.unload("moving"))
         with pytest.raises(Unavailable):
-            await room.publish(parts, epoch=epoch)
+            await setup.publish(parts, epoch=epoch)
 
 
 async def test_a_topic_that_moves_while_its_last_block_is_stored_is_not_the_end_either() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        parts = await room.staged()
+        setup = await setup_of(world)
+        epoch = await held(setup)
+        parts = await setup.staged()
         gates = Gates(world.store, "append")
-        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=epoch))
+        asking = asyncio.get_running_loop().create_task(setup.publish(parts, epoch=epoch))
         await gates.reached("append")
-        room.runner.unload("moving")
+        setup.runner.unload("moving")
         gates.open("append")
         with pytest.raises((Unavailable, Undecided)):
             await asking
@@ -108,44 +108,44 @@ async def succeeded(world: World) -> None:
 @pytest.mark.parametrize("known", [True, False], ids=["a version", "an epoch"])
 async def test_a_deposed_broker_vouches_for_nothing(*, known: bool) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        parts = await room.staged()
+        setup = await setup_of(world)
+        epoch = await held(setup)
+        parts = await setup.staged()
         await succeeded(world)
         dataset = stored_in(world.server.primary)
         if known:  # the successor has stored it, and no replica has confirmed it
             dataset.states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "1"
         # The successor may have granted that epoch, so the broker must not say that nothing is published.
         with pytest.raises(Undecided if known else Unavailable):
-            await room.publish(parts, epoch=epoch if known else epoch + 1)
+            await setup.publish(parts, epoch=epoch if known else epoch + 1)
 
 
 async def test_a_deposed_broker_does_not_say_that_an_epoch_may_go_on() -> None:
     """A request without rows appends nothing that the store could reject."""
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        assert await room.publish([], epoch=epoch) == PublishResult(is_duplicate=False)
+        setup = await setup_of(world)
+        epoch = await held(setup)
+        assert await setup.publish([], epoch=epoch) == PublishResult(is_duplicate=False)
         await succeeded(world)
         with pytest.raises(Unavailable, match="no longer serves"):
-            await room.publish([], epoch=epoch)
+            await setup.publish([], epoch=epoch)
 
 
 async def test_a_duplicate_is_as_durable_as_what_is_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        parts = await room.staged()
-        assert (await room.publish(parts)).where is not None
-        room.runner.logs[WHOLE]._durability = Durability.REPLICATED
+        setup = await setup_of(world)
+        parts = await setup.staged()
+        assert (await setup.publish(parts)).where is not None
+        setup.runner.logs[WHOLE]._durability = Durability.REPLICATED
 
         async def never(*_: object, **__: object) -> bool:
             return False  # the replicas are unavailable
 
         monkeypatch.setattr(world.store, "commit", never)
         with pytest.raises(Undecided):
-            await room.publish(parts)
+            await setup.publish(parts)
 
 
 @pytest.mark.parametrize("is_cut_off", [False, True])
@@ -153,14 +153,14 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
     monkeypatch: pytest.MonkeyPatch, *, is_cut_off: bool
 ) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        room.publishing = AtomicPublishes(
-            world.store, world.appender, room.staging, standstill_seconds=0.1
+        setup = await setup_of(world)
+        setup.publishing = AtomicPublishes(
+            world.store, world.appender, setup.staging, standstill_seconds=0.1
         )
-        epoch = await held(room)
+        epoch = await held(setup)
         large = body(*[frame(bytes(200_000)) for _ in range(20)])
-        parts = [await room.staging.keep(ORDERS, f"{APP}/1/0/1", large)]
-        log = room.runner.logs[WHOLE]
+        parts = [await setup.staging.keep(ORDERS, f"{APP}/1/0/1", large)]
+        log = setup.runner.logs[WHOLE]
         log._durability = log._wanted_durability = Durability.REPLICATED
         commit, are_back, failing = world.store.commit, asyncio.Event(), False
 
@@ -171,7 +171,7 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
 
         monkeypatch.setattr(world.store, "commit", committed)
         with pytest.raises(Undecided, match="ask for its status"):
-            await room.publish(parts, epoch=epoch)
+            await setup.publish(parts, epoch=epoch)
         kept = [each.block.commits for each in log.undecided]
         assert kept == [True], "of it only what tells its end is kept in memory"
         if is_cut_off:
@@ -179,50 +179,50 @@ async def test_without_its_replicas_it_is_given_up_and_asked_again_when_they_are
             await asyncio.sleep(0.05)  # waiting blocks are written again, and found in the log
         failing = False
         are_back.set()
-        room.publishing = AtomicPublishes(world.store, world.appender, room.staging)  # patient
-        assert await room.publish(parts, epoch=epoch) == DUPLICATE
+        setup.publishing = AtomicPublishes(world.store, world.appender, setup.staging)  # patient
+        assert await setup.publish(parts, epoch=epoch) == DUPLICATE
         assert len(await contents(log)) == 20
         assert log.ends[-1] == log.committed
 
 
 async def test_requests_that_wait_are_bounded_and_the_same_ones_share_an_end() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        parts = await room.staged()
+        setup = await setup_of(world)
+        epoch = await held(setup)
+        parts = await setup.staged()
         gates = Gates(world.store, "append")
         create_task = asyncio.get_running_loop().create_task
-        asking = [create_task(room.publish(parts, epoch=epoch))]
+        asking = [create_task(setup.publish(parts, epoch=epoch))]
         await gates.reached("append")
         asking += [
-            create_task(room.publish(parts, epoch=epoch)) for _ in range(PUBLISHES_WAITING_MAX - 1)
+            create_task(setup.publish(parts, epoch=epoch)) for _ in range(PUBLISHES_WAITING_MAX - 1)
         ]
         for _ in range(5):
             await asyncio.sleep(0)
         for version in (1, 2):
             with pytest.raises(Refused, match="retry later"):
-                await room.publish(parts, version=version, epoch=epoch)
+                await setup.publish(parts, version=version, epoch=epoch)
         gone = asking.pop()
         gone.cancel()
         await asyncio.wait([gone])
-        asking.append(create_task(room.publish(parts, epoch=epoch)))  # instead of that caller
+        asking.append(create_task(setup.publish(parts, epoch=epoch)))  # instead of that caller
         gates.open("append")
         first, *others = await asyncio.gather(*asking)
         assert first == PublishResult(is_duplicate=False, where=first.where)
         assert others == [DUPLICATE] * (PUBLISHES_WAITING_MAX - 1)
-        assert await room.publish(parts, epoch=epoch) == DUPLICATE, "there is room again"
+        assert await setup.publish(parts, epoch=epoch) == DUPLICATE, "there is room again"
 
 
 async def test_whoever_joined_one_that_fails_hears_why() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch = await held(room)
-        parts = await room.staged()
+        setup = await setup_of(world)
+        epoch = await held(setup)
+        parts = await setup.staged()
         gates = Gates(world.store, "staged_read")
         create_task = asyncio.get_running_loop().create_task
-        asking = [create_task(room.publish(parts, epoch=epoch)) for _ in range(3)]
+        asking = [create_task(setup.publish(parts, epoch=epoch)) for _ in range(3)]
         await gates.reached("staged_read")
-        room.runner.unload("moving")
+        setup.runner.unload("moving")
         gates.open("staged_read")
         found = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(each) for each in found] == [Unavailable] * 3

@@ -12,15 +12,15 @@ from tests.unit.broker.connection.test_deadlines import (
     declared,
 )
 from tests.unit.broker.topic.fence_path_world import Gates, serving, until
-from tests.unit.broker.topic.publish.test_publish_epochs import Room, room_of
+from tests.unit.broker.topic.publish.test_publish_epochs import PublishSetup, setup_of
 
 from onewriter_broker.connection.deadlines import ProgressDeadlines
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.topic.model import AccessMode, Held
 
 
-def deadlines_of(room: Room) -> ProgressDeadlines:
-    topic = SimpleNamespace(runner=room.runner, progress_deadline_seconds=DEADLINE_SECONDS)
+def deadlines_of(setup: PublishSetup) -> ProgressDeadlines:
+    topic = SimpleNamespace(runner=setup.runner, progress_deadline_seconds=DEADLINE_SECONDS)
     registry = Registry(orders=topic)
     registry.desired = DesiredState((declared(DEADLINE_SECONDS),))
     return deadlines(registry)
@@ -28,18 +28,18 @@ def deadlines_of(room: Room) -> ProgressDeadlines:
 
 async def test_who_publishes_as_a_whole_under_its_epoch_makes_progress() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        deadlines, parts = deadlines_of(room), await room.staged()
-        holder, channel = room.world.ask(room.runner, AccessMode.EXCLUSIVE)
+        setup = await setup_of(world)
+        deadlines, parts = deadlines_of(setup), await setup.staged()
+        holder, channel = setup.world.ask(setup.runner, AccessMode.EXCLUSIVE)
         await until(lambda: channel.ready)
         gates = Gates(world.store, "append")
         deadlines.check(100.0)
-        asking = asyncio.get_running_loop().create_task(room.publish(parts, epoch=holder.epoch))
+        asking = asyncio.get_running_loop().create_task(setup.publish(parts, epoch=holder.epoch))
         await gates.reached("append")
         deadlines.check(101.0 + DEADLINE_SECONDS)
         gates.open("append")
         assert (await asking).where is not None
-        assert isinstance(room.runner.topic.partitions[0].ownership, Held)
+        assert isinstance(setup.runner.topic.partitions[0].ownership, Held)
         for now in (200.0, 199.0 + DEADLINE_SECONDS):
             deadlines.check(now)
         assert channel.closed == 0

@@ -12,7 +12,13 @@ from tests.contents import stored_in
 from tests.stamps import stamp_anew
 from tests.unit.broker.topic.fence_path_world import ORDERS, World, serving, until
 from tests.unit.broker.topic.publish.publish_world import Calls, contents, whole
-from tests.unit.broker.topic.publish.test_publish_epochs import APP, DUPLICATE, Room, held, room_of
+from tests.unit.broker.topic.publish.test_publish_epochs import (
+    APP,
+    DUPLICATE,
+    PublishSetup,
+    held,
+    setup_of,
+)
 from tests.unit.broker.topic.publish.test_staging import body, frame
 
 from onewriter_broker.log.store.api import Block, Outcome
@@ -52,9 +58,9 @@ class StoppedStore:
             await self.go_on.wait()
 
 
-async def large_parts(room: Room, version: int = 1) -> list[StagedPartRef]:
+async def large_parts(setup: PublishSetup, version: int = 1) -> list[StagedPartRef]:
     text = body(*[frame(b"%d " % n + bytes(200_000)) for n in range(BLOCKS)])
-    return [await room.staging.keep(ORDERS, f"{APP}/{version}/0/1", text)]
+    return [await setup.staging.keep(ORDERS, f"{APP}/{version}/0/1", text)]
 
 
 def begun(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -68,22 +74,22 @@ def rows_of(blocks: list[Block]) -> int:
 @pytest.mark.parametrize("moment", ["before", "after"])
 async def test_one_that_stops_in_the_middle_was_certainly_not_published(moment: Moment) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await large_parts(room)
-        holder = next(iter(room.runner.producers.values()))
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await large_parts(setup)
+        holder = next(iter(setup.runner.producers.values()))
         store = StoppedStore(world, 2, moment)
-        asking = begun(room.publish(parts, epoch=epoch))
+        asking = begun(setup.publish(parts, epoch=epoch))
         await store.is_reached.wait()
         world.send(holder, 7)  # it waits for the publish
         with pytest.raises(Unavailable, match="nothing was published; retry later"):
             await asking
-        log = room.runner.logs[WHOLE]
+        log = setup.runner.logs[WHOLE]
         assert log.undecided == []
         store.go_on.set()
         await until(lambda: log.is_writable and not log.waiting and not log.undecided)
         assert rows_of(await whole(world)) == 1, "what was stored of it is gone"
         assert holder.epoch == epoch
-        assert (await room.publish(parts, epoch=epoch)).where is not None
+        assert (await setup.publish(parts, epoch=epoch)).where is not None
         assert rows_of(await whole(world)) == 1 + BLOCKS
 
 
@@ -92,64 +98,64 @@ async def test_one_whose_last_block_is_not_answered_is_unknown_and_asked_again_d
     *, is_stored: bool
 ) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await large_parts(room)
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await large_parts(setup)
         store = StoppedStore(world, LAST_CALL, "after" if is_stored else "before")
-        asking = begun(room.publish(parts, epoch=epoch))
+        asking = begun(setup.publish(parts, epoch=epoch))
         await store.is_reached.wait()
         with pytest.raises(Undecided, match="unknown"):
             await asking
-        log = room.runner.logs[WHOLE]
+        log = setup.runner.logs[WHOLE]
         ledger = log.ledger
         store.go_on.set()
-        again = await room.publish(parts, epoch=epoch)
+        again = await setup.publish(parts, epoch=epoch)
         assert (again, again.held) == (DUPLICATE, 1), "the call that was sent went on"
         assert len(await contents(log)) == BLOCKS, "readers get all of it"
         assert log.ends[-1] == log.committed == Position(ledger, BLOCKS)
         assert log.ledger == ledger, "nothing had to be fenced"
-        assert (await room.publish(await large_parts(room, 2), version=2, epoch=epoch)).where
+        assert (await setup.publish(await large_parts(setup, 2), version=2, epoch=epoch)).where
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
 async def test_while_it_may_be_stored_yet_nobody_is_told_that_it_is_not(*, is_stored: bool) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await large_parts(room)
-        log = room.runner.logs[WHOLE]
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await large_parts(setup)
+        log = setup.runner.logs[WHOLE]
         store = StoppedStore(world, LAST_CALL, "after" if is_stored else "before")
-        asking = begun(room.publish(parts, epoch=epoch))
+        asking = begun(setup.publish(parts, epoch=epoch))
         await store.is_reached.wait()
         with pytest.raises(Undecided, match="unknown"):
             await asking
         for version, by in [(1, epoch), (1, epoch + 1), (0, epoch)]:
             with pytest.raises(Undecided):
-                await room.publish(parts, version=version, epoch=by)
+                await setup.publish(parts, version=version, epoch=by)
         store.go_on.set()
         for by in (epoch + 1, epoch):
-            assert await room.publish(parts, epoch=by) == DUPLICATE
+            assert await setup.publish(parts, epoch=by) == DUPLICATE
         assert len(await contents(log)) == BLOCKS
         with pytest.raises(Fenced):
-            await room.publish(parts, version=2, epoch=epoch + 1)
+            await setup.publish(parts, version=2, epoch=epoch + 1)
 
 
 async def test_asked_under_another_epoch_while_the_first_is_under_way_it_is_not_denied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await room.staged()
-        load, is_reached, go_on = room.staging.load, asyncio.Event(), asyncio.Event()
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await setup.staged()
+        load, is_reached, go_on = setup.staging.load, asyncio.Event(), asyncio.Event()
 
         async def slowly(name: TopicName, part: StagedPartRef) -> bytes:
             is_reached.set()
             await go_on.wait()
             return await load(name, part)
 
-        monkeypatch.setattr(room.staging, "load", slowly)
-        asking = begun(room.publish(parts, epoch=epoch))
+        monkeypatch.setattr(setup.staging, "load", slowly)
+        asking = begun(setup.publish(parts, epoch=epoch))
         await is_reached.wait()
         other, later = (
-            begun(room.publish(parts, version=version, epoch=epoch + 1)) for version in (1, 2)
+            begun(setup.publish(parts, version=version, epoch=epoch + 1)) for version in (1, 2)
         )
         await asyncio.sleep(1.0)
         assert not other.done(), "it is not known yet whether the first is published"
@@ -162,23 +168,23 @@ async def test_asked_under_another_epoch_while_the_first_is_under_way_it_is_not_
 
 async def test_behind_it_a_closed_log_says_that_nobody_can_tell() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await large_parts(room)
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await large_parts(setup)
         store = StoppedStore(world, LAST_CALL, "before")
-        asking = begun(room.publish(parts, epoch=epoch))
+        asking = begun(setup.publish(parts, epoch=epoch))
         await store.is_reached.wait()
         with pytest.raises(Undecided):
             await asking
-        waiting = begun(room.publish(parts, epoch=epoch))
+        waiting = begun(setup.publish(parts, epoch=epoch))
         await asyncio.sleep(0.1)
-        room.runner.unload("moving")
-        for each in (waiting, room.publish(parts, epoch=epoch)):
+        setup.runner.unload("moving")
+        for each in (waiting, setup.publish(parts, epoch=epoch)):
             with pytest.raises(Undecided):
                 await each
         with pytest.raises(Unavailable):
-            await room.publish(parts, version=2, epoch=epoch)
+            await setup.publish(parts, version=2, epoch=epoch)
         store.go_on.set()
-        anew = await room_of(world)
+        anew = await setup_of(world)
         assert await anew.publish(parts, epoch=epoch) == DUPLICATE
         assert rows_of(await whole(world)) == BLOCKS
 
@@ -186,11 +192,11 @@ async def test_behind_it_a_closed_log_says_that_nobody_can_tell() -> None:
 @pytest.mark.parametrize("is_replicated", [True, False])
 async def test_a_failover_tells_what_became_of_it(*, is_replicated: bool) -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await large_parts(room)
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await large_parts(setup)
         replica = world.server.add_replica("node-1")
         store = StoppedStore(world, LAST_CALL, "after")
-        asking = begun(room.publish(parts, epoch=epoch))
+        asking = begun(setup.publish(parts, epoch=epoch))
         if not is_replicated:
             await asyncio.sleep(0)
             replica.holds_replication = True
@@ -205,10 +211,10 @@ async def test_a_failover_tells_what_became_of_it(*, is_replicated: bool) -> Non
         rebound = replace(found.binding, replid=replica.replid, generation=2)
         assert await stamp_anew(world.store, rebound) is Outcome.DONE
         world.owner.held = replace(found, binding=rebound)
-        room.runner.dataset_changed()
-        answer = await room.publish(parts, epoch=epoch)
+        setup.runner.dataset_changed()
+        answer = await setup.publish(parts, epoch=epoch)
         assert (answer == DUPLICATE) is is_replicated
-        log = room.runner.logs[WHOLE]
+        log = setup.runner.logs[WHOLE]
         assert rows_of(await whole(world)) == BLOCKS
         assert len(await contents(log)) == BLOCKS
         if is_replicated:
@@ -217,13 +223,13 @@ async def test_a_failover_tells_what_became_of_it(*, is_replicated: bool) -> Non
 
 async def test_one_that_the_store_knows_already_is_taken_back_as_ever() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, text = await held(room), body(*[frame(bytes(200_000)) for _ in range(4)])
-        parts = [await room.staging.keep(ORDERS, f"{APP}/1/0/1", text)]  # several blocks, one call
-        holder = next(iter(room.runner.producers.values()))
-        log = room.runner.logs[WHOLE]
+        setup = await setup_of(world)
+        epoch, text = await held(setup), body(*[frame(bytes(200_000)) for _ in range(4)])
+        parts = [await setup.staging.keep(ORDERS, f"{APP}/1/0/1", text)]  # several blocks, one call
+        holder = next(iter(setup.runner.producers.values()))
+        log = setup.runner.logs[WHOLE]
         store = StoppedStore(world, 1, "before")
-        asking = begun(room.publish(parts, epoch=epoch))
+        asking = begun(setup.publish(parts, epoch=epoch))
         await store.is_reached.wait()
         stored_in(world.server.primary).states[ORDERS][f"{VERSION_PREFIX}{APP}"] = "4"
         with pytest.raises(Undecided):
@@ -231,66 +237,66 @@ async def test_one_that_the_store_knows_already_is_taken_back_as_ever() -> None:
         world.send(holder, 7)
         store.go_on.set()
         await until(lambda: log.committed == Position(log.ledger, 1))
-        again = await room.publish(parts, epoch=epoch)
+        again = await setup.publish(parts, epoch=epoch)
         assert (again, again.held) == (DUPLICATE, 4)
 
 
 async def test_a_duplicate_says_what_the_store_knows() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await large_parts(room)
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await large_parts(setup)
         state = stored_in(world.server.primary).states[ORDERS]
         Calls(world, 1, lambda: state.update({f"{VERSION_PREFIX}{APP}": "4"}))
-        asking = [begun(room.publish(parts, epoch=epoch)) for _ in range(2)]
+        asking = [begun(setup.publish(parts, epoch=epoch)) for _ in range(2)]
         found = await asyncio.gather(*asking)
         assert [(each.is_duplicate, each.held) for each in found] == [(True, 4), (True, 4)]
-        parts = await large_parts(room, 5)
-        asking = [begun(room.publish(parts, version=5, epoch=epoch)) for _ in range(2)]
+        parts = await large_parts(setup, 5)
+        asking = [begun(setup.publish(parts, version=5, epoch=epoch)) for _ in range(2)]
         found = await asyncio.gather(*asking)
         assert [(each.is_duplicate, each.held) for each in found] == [(False, None), (True, 5)]
 
 
 async def test_one_that_waits_for_its_turn_costs_the_topic_nothing() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await room.staged()
-        log = room.runner.logs[WHOLE]
-        holder = next(iter(room.runner.producers.values()))
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await setup.staged()
+        log = setup.runner.logs[WHOLE]
+        holder = next(iter(setup.runner.producers.values()))
         store = StoppedStore(world, 1, "before")
         world.send(holder, 1)
         await store.is_reached.wait()
         with pytest.raises(Unavailable, match="retry later"):
-            await room.publish(parts, epoch=epoch)
+            await setup.publish(parts, epoch=epoch)
         ledger = log.ledger
         store.go_on.set()
-        assert (await room.publish(parts, epoch=epoch)).where is not None
+        assert (await setup.publish(parts, epoch=epoch)).where is not None
         assert log.ledger == ledger, "nothing had to be fenced"
 
 
 async def test_memory_that_others_wait_for_is_given_back() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await large_parts(room)
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await large_parts(setup)
         size = parts[0].bytes + staging.ENTRY_MEMORY_BYTES * parts[0].rows
-        room.staging._limits = staging.StagingLimits(loaded_bytes_max=size, topic_memory_bytes=0)
+        setup.staging._limits = staging.StagingLimits(loaded_bytes_max=size, topic_memory_bytes=0)
         other = TopicName.parse("other")
         store = StoppedStore(world, 2, "before")
-        asking = begun(room.publish(parts, epoch=epoch))
+        asking = begun(setup.publish(parts, epoch=epoch))
         await store.is_reached.wait()
-        with pytest.raises(Refused, match="use all memory"), room.staging.loading(other, parts):
+        with pytest.raises(Refused, match="use all memory"), setup.staging.loading(other, parts):
             pass
         began = asyncio.get_running_loop().time()
         with pytest.raises(Unavailable):
             await asking
         assert asyncio.get_running_loop().time() - began < 1.5 * STANDSTILL_SECONDS
-        with room.staging.loading(other, parts):
+        with setup.staging.loading(other, parts):
             store.go_on.set()
 
 
 async def test_one_that_gets_on_however_slowly_is_waited_for() -> None:
     async with serving() as world:
-        room = await room_of(world)
-        epoch, parts = await held(room), await large_parts(room)
+        setup = await setup_of(world)
+        epoch, parts = await held(setup), await large_parts(setup)
 
         async def slowly(call: str, moment: Moment) -> None:
             if (call, moment) == ("append", "before"):
@@ -298,5 +304,5 @@ async def test_one_that_gets_on_however_slowly_is_waited_for() -> None:
 
         world.store.faults.hook = slowly
         began = asyncio.get_running_loop().time()
-        assert (await room.publish(parts, epoch=epoch)).where is not None
+        assert (await setup.publish(parts, epoch=epoch)).where is not None
         assert asyncio.get_running_loop().time() - began > 2 * STANDSTILL_SECONDS

@@ -89,9 +89,9 @@ async def test_a_fence_that_meets_a_broken_key_closes_its_topic_and_the_appender
         await until(lambda: holder.ready)
         _, waiter = world.ask(runner, AccessMode.WAIT_FOR_EXCLUSIVE)
         put_foreign(world, STATE)
-        _, contender = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
+        _, producer_group = world.ask(runner, AccessMode.EXCLUSIVE_WITH_FENCING)
         await until(lambda: waiter.refusals and holder.closed)
-        assert contender.refusals or contender.closed
+        assert producer_group.refusals or producer_group.closed
         assert world.failures == []
         assert not world.appender_task.done()
         await runner.settled()

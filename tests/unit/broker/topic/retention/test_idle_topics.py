@@ -9,7 +9,7 @@ from typing import Any, cast
 from tests.contents import stored_in
 from tests.unit.broker.topic.fence_path_world import ORDERS, serving
 from tests.unit.broker.topic.test_fence_path_partitions import topics_of
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, entry, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, entry, waiter
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.log.store.api import Block
@@ -70,8 +70,8 @@ class World:
     def __init__(
         self,
         server: FakeServer,
-        former: Story,
-        mine: Story,
+        former: TopicHistory,
+        mine: TopicHistory,
         policy: Policy,
         limits: RetentionLimits,
     ) -> None:
@@ -111,7 +111,7 @@ class World:
 
 async def world(policy: Policy, limits: RetentionLimits = RetentionLimits()) -> World:
     server = FakeServer()
-    former = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
+    former = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     await former.fence(Purpose.GRANT, waiter("alice"))
     number = 0
     for ledger in range(LEDGERS):
@@ -121,7 +121,7 @@ async def world(policy: Policy, limits: RetentionLimits = RetentionLimits()) -> 
             await former.publish(entry("alice", number), entry("alice", number + 1))
             number += 2
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    mine = await Story.begin(store, owner="broker-b", version=2, ledger=64)
+    mine = await TopicHistory.begin(store, owner="broker-b", version=2, ledger=64)
     return World(server, former, mine, policy, limits)
 
 

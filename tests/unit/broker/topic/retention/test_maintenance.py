@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.broker.verify.histories import BUCKETS, an_eventful_life
+from tests.unit.broker.verify.histories import BUCKETS, a_long_history
 
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
@@ -150,10 +150,10 @@ async def test_a_store_that_does_not_answer_the_sweep_holds_up_no_look(
 
 async def test_of_a_topic_that_left_no_measurements_are_kept() -> None:
     """Otherwise a broker that serves changing topics would keep all measurements in memory."""
-    story = await an_eventful_life(FakeLogStore(FakeServer().resolve, buckets=BUCKETS))
+    history = await a_long_history(FakeLogStore(FakeServer().resolve, buckets=BUCKETS))
     subscriptions = SimpleNamespace(lowest_retained_position=lambda: None)
     topic = SimpleNamespace(
-        runner=SimpleNamespace(logs={-1: story.log}),
+        runner=SimpleNamespace(logs={-1: history.log}),
         subscriptions={-1: subscriptions},
         declared=declared(maxEntries=1_000),
         compaction_threshold=0,
@@ -162,6 +162,6 @@ async def test_of_a_topic_that_left_no_measurements_are_kept() -> None:
     await tested.sweep()
     assert tested._retention.has_measured
     tested._topics.loaded.clear()
-    story.log.close()
+    history.log.close()
     await tested.sweep()
     assert not tested._retention.has_measured

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.contents import stored_in
 from tests.stamps import stamp_anew
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, entry, nobody, waiter
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, entry, nobody, waiter
 
 from onewriter_broker.log.store.api import Binding, Block, Outcome
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore, Hook, Moment
 from onewriter_broker.topic.retention.retention import (
+    BlockRun,
     Retention,
     RetentionLimits,
-    Stretch,
     trim_before,
 )
 from onewriter_broker.verify.reader import verify
@@ -27,10 +27,10 @@ MARKER = Position(7, 0)
 UNLIMITED = Policy()
 
 
-def ten() -> list[Stretch]:
+def ten() -> list[BlockRun]:
     """Ten blocks of ten entries and 100 bytes, one each second, the last one now."""
     return [
-        Stretch(Position(5, 1 + 10 * n), 1, 10, 100, NOW_MS - 1000 * (9 - n)) for n in range(10)
+        BlockRun(Position(5, 1 + 10 * n), 1, 10, 100, NOW_MS - 1000 * (9 - n)) for n in range(10)
     ]
 
 
@@ -65,10 +65,10 @@ def test_what_exceeds_any_bound_goes_oldest_first(policy: Policy, expected: str 
 
 
 def test_a_young_block_in_front_of_old_ones_keeps_them() -> None:
-    stretches = ten()
-    stretches[2] = Stretch(stretches[2].start, 1, 10, 100, NOW_MS)
-    found = trim_before(stretches, Policy(max_age_seconds=3), None, MARKER, NOW_MS)
-    assert found == stretches[2].start
+    block_runs = ten()
+    block_runs[2] = BlockRun(block_runs[2].start, 1, 10, 100, NOW_MS)
+    found = trim_before(block_runs, Policy(max_age_seconds=3), None, MARKER, NOW_MS)
+    assert found == block_runs[2].start
 
 
 def test_nothing_unacknowledged_goes_unless_the_policy_says_so() -> None:
@@ -93,25 +93,25 @@ def server() -> FakeServer:
     return FakeServer()
 
 
-async def written(server: FakeServer, *, ledgers: int = 3, blocks: int = 4) -> Story:
+async def written(server: FakeServer, *, ledgers: int = 3, blocks: int = 4) -> TopicHistory:
     """Ledgers of blocks of two entries, each rolled into the next. The last one is current."""
     store = FakeLogStore(server.resolve, buckets=BUCKETS)
-    story = await Story.begin(store)
-    await story.fence(Purpose.GRANT, waiter("alice"))
+    history = await TopicHistory.begin(store)
+    await history.fence(Purpose.GRANT, waiter("alice"))
     number = 0
     for ledger in range(ledgers):
         if ledger:
-            await story.fence(Purpose.ROLL)
+            await history.fence(Purpose.ROLL)
         for _ in range(blocks):
-            await story.publish(entry("alice", number), entry("alice", number + 1))
+            await history.publish(entry("alice", number), entry("alice", number + 1))
             number += 2
-    return story
+    return history
 
 
-def hook(story: Story, hooked: Hook) -> None:
+def hook(history: TopicHistory, hooked: Hook) -> None:
     """Await the hook at each call to the store."""
-    assert isinstance(story.store, FakeLogStore)
-    story.store.faults.hook = hooked
+    assert isinstance(history.store, FakeLogStore)
+    history.store.faults.hook = hooked
 
 
 def stored(server: FakeServer) -> list[str]:
@@ -119,40 +119,40 @@ def stored(server: FakeServer) -> list[str]:
 
 
 async def test_a_sweep_trims_to_the_bound_and_says_up_to_where(server: FakeServer) -> None:
-    story = await written(server)
-    trimmed = await Retention().sweep(story.log, Policy(max_entries=12), nobody, story.clock_ms)
+    history = await written(server)
+    trimmed = await Retention().sweep(history.log, Policy(max_entries=12), nobody, history.clock_ms)
     assert stored(server) == ["6-5", "6-7", "7-0", "7-1", "7-3", "7-5", "7-7"]
     assert trimmed == 8
-    assert story.log.state[TRIMMED] == "6-5"
-    (report,) = await verify(story.store, [TOPIC], BUCKETS, lambda _log, _entries: None)
+    assert history.log.state[TRIMMED] == "6-5"
+    (report,) = await verify(history.store, [TOPIC], BUCKETS, lambda _log, _entries: None)
     assert report.findings.holds
 
 
 async def test_the_current_ledger_is_cut_behind_its_next_roll(server: FakeServer) -> None:
-    story, retention, bound = await written(server), Retention(), Policy(max_entries=2)
-    await retention.sweep(story.log, bound, nobody, story.clock_ms)
+    history, retention, bound = await written(server), Retention(), Policy(max_entries=2)
+    await retention.sweep(history.log, bound, nobody, history.clock_ms)
     assert stored(server)[0] == "7-0"
-    assert await retention.sweep(story.log, bound, nobody, story.clock_ms) == 0
-    await story.fence(Purpose.ROLL)
-    await retention.sweep(story.log, bound, nobody, story.clock_ms)
+    assert await retention.sweep(history.log, bound, nobody, history.clock_ms) == 0
+    await history.fence(Purpose.ROLL)
+    await retention.sweep(history.log, bound, nobody, history.clock_ms)
     assert stored(server) == ["7-7", "8-0"]
 
 
 async def test_what_a_subscription_needs_stays(server: FakeServer) -> None:
-    story, retention = await written(server), Retention()
+    history, retention = await written(server), Retention()
     bound = Policy(max_entries=1)
-    await retention.sweep(story.log, bound, lambda: Position(5, 4), story.clock_ms)
+    await retention.sweep(history.log, bound, lambda: Position(5, 4), history.clock_ms)
     assert stored(server)[0] == "5-5"
     forgetful = Policy(max_entries=1, keep_unacknowledged=False)
-    await retention.sweep(story.log, forgetful, lambda: Position(5, 4), story.clock_ms)
+    await retention.sweep(history.log, forgetful, lambda: Position(5, 4), history.clock_ms)
     assert stored(server)[0] == "7-0"
 
 
 async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_backlog(
     server: FakeServer,
 ) -> None:
-    story = await written(server)
-    story.log._tail.clear()  # so that the store is read
+    history = await written(server)
+    history.log._tail.clear()  # so that the store is read
     before = stored(server)
     standing: list[Position] = []
 
@@ -160,10 +160,10 @@ async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_bac
         if call == "read_blocks":
             standing[:] = [EARLIEST]
 
-    hook(story, comes)
+    hook(history, comes)
     bound = Policy(max_entries=1)
     dropped = await Retention().sweep(
-        story.log, bound, lambda: min(standing, default=None), story.clock_ms
+        history.log, bound, lambda: min(standing, default=None), history.clock_ms
     )
     assert (dropped, stored(server)) == (0, before)
 
@@ -171,8 +171,8 @@ async def test_a_subscription_that_comes_while_the_log_is_measured_keeps_its_bac
 async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    story = await written(server)
-    standing, trim_in_store = list[Position](), story.store.trim
+    history = await written(server)
+    standing, trim_in_store = list[Position](), history.store.trim
 
     async def a_block_at_a_time(
         binding: Binding, topic: TopicName, token: str, before: Position, fields: dict[str, str]
@@ -182,34 +182,36 @@ async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
         standing[:] = [Position(5, 4)]
         return outcome
 
-    monkeypatch.setattr(story.store, "trim", a_block_at_a_time)
+    monkeypatch.setattr(history.store, "trim", a_block_at_a_time)
     bound = Policy(max_entries=1)
-    await Retention().sweep(story.log, bound, lambda: min(standing, default=None), story.clock_ms)
+    await Retention().sweep(
+        history.log, bound, lambda: min(standing, default=None), history.clock_ms
+    )
     assert stored(server)[0] == "5-5"
 
 
 async def test_whoever_comes_while_a_call_is_under_way_begins_behind_its_cut(
     server: FakeServer,
 ) -> None:
-    story = await written(server)
+    history = await written(server)
     seen: list[Position] = []
 
     async def check(call: str, moment: Moment) -> None:
         if (call, moment) == ("trim", "before"):
-            seen.append(story.log.given_up_before)
+            seen.append(history.log.given_up_before)
 
-    hook(story, check)
-    await Retention().sweep(story.log, Policy(max_entries=12), nobody, story.clock_ms)
+    hook(history, check)
+    await Retention().sweep(history.log, Policy(max_entries=12), nobody, history.clock_ms)
     assert seen[0] == Position(6, 5)
     assert stored(server)[0] == "6-5"
 
 
 async def test_age_is_by_the_blocks_own_times(server: FakeServer) -> None:
-    story = await written(server)
+    history = await written(server)
     last_of_first_ledger = stored_in(server.primary).logs[TOPIC].blocks[4]
     assert isinstance(last_of_first_ledger, Block)
     now_ms = last_of_first_ledger.time_ms + 1 + 5_000
-    await Retention().sweep(story.log, Policy(max_age_seconds=5), nobody, now_ms)
+    await Retention().sweep(history.log, Policy(max_age_seconds=5), nobody, now_ms)
     assert stored(server)[0] == "6-0"
 
 
@@ -217,29 +219,31 @@ async def test_after_a_change_of_broker_the_log_is_measured_anew_a_part_at_a_tim
     server: FakeServer,
 ) -> None:
     retention = Retention(RetentionLimits(sweep_bytes_max=1, read_blocks_max=4))
-    story, bound = await written(server), Policy(max_entries=8)
-    story.log._tail.clear()  # as on a broker that has just loaded the topic
-    dropped = [await retention.sweep(story.log, bound, nobody, story.clock_ms) for _ in range(6)]
+    history, bound = await written(server), Policy(max_entries=8)
+    history.log._tail.clear()  # as on a broker that has just loaded the topic
+    dropped = [
+        await retention.sweep(history.log, bound, nobody, history.clock_ms) for _ in range(6)
+    ]
     assert dropped[0] == 0  # the unmeasured rest counts as empty
     assert stored(server)[0] == "7-0"
     assert sum(dropped) == 10
 
 
 async def test_a_dataset_that_lost_its_tail_is_measured_anew(server: FakeServer) -> None:
-    story, retention = await written(server), Retention()
+    history, retention = await written(server), Retention()
     bound = Policy(max_entries=24)
-    assert await retention.sweep(story.log, bound, nobody, story.clock_ms) == 0
+    assert await retention.sweep(history.log, bound, nobody, history.clock_ms) == 0
     server.restart(server.primary, keep=len(server.primary.history) - 3)  # three blocks are lost
     replid = server.primary.replid
-    story.binding = type(story.binding)(
-        story.binding.bucket, replid, 2, story.binding.owner, story.binding.version + 1
+    history.binding = type(history.binding)(
+        history.binding.bucket, replid, 2, history.binding.owner, history.binding.version + 1
     )
-    await stamp_anew(story.store, story.binding)
-    story.log._tail.clear()
-    await story.fence(Purpose.REFENCE)
+    await stamp_anew(history.store, history.binding)
+    history.log._tail.clear()
+    await history.fence(Purpose.REFENCE)
     for number in range(100, 103):
-        await story.publish(entry("alice", 2 * number), entry("alice", 2 * number + 1))
-    assert await retention.sweep(story.log, bound, nobody, story.clock_ms) == 0
+        await history.publish(entry("alice", 2 * number), entry("alice", 2 * number + 1))
+    assert await retention.sweep(history.log, bound, nobody, history.clock_ms) == 0
     assert stored(server)[0] == "5-0"
 
 
@@ -247,9 +251,9 @@ async def test_a_long_log_is_measured_in_a_bounded_number_of_stretches(
     server: FakeServer,
 ) -> None:
     retention = Retention(RetentionLimits(stretches_max=4))
-    story = await written(server, ledgers=6, blocks=6)
+    history = await written(server, ledgers=6, blocks=6)
     bound = Policy(max_entries=40)
-    await retention.sweep(story.log, bound, nobody, story.clock_ms)
+    await retention.sweep(history.log, bound, nobody, history.clock_ms)
     kept = sum(
         len(block.lengths)
         for block in stored_in(server.primary).logs[TOPIC].blocks
@@ -259,18 +263,20 @@ async def test_a_long_log_is_measured_in_a_bounded_number_of_stretches(
 
 
 async def test_a_deposed_brokers_sweep_changes_nothing(server: FakeServer) -> None:
-    story = await written(server)
+    history = await written(server)
     before = stored(server)
-    await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
-    assert await Retention().sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
+    await TopicHistory.begin(history.store, owner="broker-b", version=2, ledger=64)
+    assert (
+        await Retention().sweep(history.log, Policy(max_entries=1), nobody, history.clock_ms) == 0
+    )
     assert stored(server) == before
-    assert TRIMMED not in story.log.state
+    assert TRIMMED not in history.log.state
 
 
 async def test_a_log_that_is_not_bounded_or_not_open_is_left_alone(server: FakeServer) -> None:
-    story, retention = await written(server), Retention()
+    history, retention = await written(server), Retention()
     before = stored(server)
-    assert await retention.sweep(story.log, UNLIMITED, nobody, story.clock_ms) == 0
-    story.log.close()
-    assert await retention.sweep(story.log, Policy(max_entries=1), nobody, story.clock_ms) == 0
+    assert await retention.sweep(history.log, UNLIMITED, nobody, history.clock_ms) == 0
+    history.log.close()
+    assert await retention.sweep(history.log, Policy(max_entries=1), nobody, history.clock_ms) == 0
     assert stored(server) == before

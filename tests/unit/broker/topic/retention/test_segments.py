@@ -13,8 +13,8 @@ from tests.stamps import stamp_anew
 from tests.unit.broker.verify.histories import (
     BUCKETS,
     TOPIC,
-    Story,
-    an_eventful_life,
+    TopicHistory,
+    a_long_history,
     entry,
     waiter,
 )
@@ -37,15 +37,15 @@ from onewriter_core.topic.model import Purpose
 class BusyStore(FakeLogStore):
     """A store to which another producer publishes during reads."""
 
-    story: Story | None = None
+    history: TopicHistory | None = None
 
     async def read_blocks(self, *arguments: Any, **options: Any) -> list[StoredBlock]:
         found = await super().read_blocks(*arguments, **options)
-        story, self.story = self.story, None
-        if story is not None:
-            await story.publish(entry("carol", 100))
-            await story.fence(Purpose.ROLL)
-        self.story = story
+        history, self.history = self.history, None
+        if history is not None:
+            await history.publish(entry("carol", 100))
+            await history.fence(Purpose.ROLL)
+        self.history = history
         return found
 
 
@@ -55,8 +55,8 @@ def server() -> FakeServer:
 
 
 @pytest.fixture
-async def story(server: FakeServer) -> Story:
-    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+async def history(server: FakeServer) -> TopicHistory:
+    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
 def stored(server: FakeServer) -> MutableSequence[StoredBlock]:
@@ -84,12 +84,12 @@ def segments_by_ledger(segments: list[Segment]) -> dict[int, tuple[int, int, int
     }
 
 
-async def everything(indexes: SegmentIndexes, story: Story) -> list[Segment]:
+async def everything(indexes: SegmentIndexes, history: TopicHistory) -> list[Segment]:
     """All pages, each requested once."""
     found: dict[int, Segment] = {}
     after = EARLIEST
     for _ in range(1_000):
-        page = await indexes.page(story.log, story.binding.bucket, after)
+        page = await indexes.page(history.log, history.binding.bucket, after)
         found |= {each.ledger: each for each in page.segments}
         if page.is_complete:
             return list(found.values())
@@ -97,16 +97,16 @@ async def everything(indexes: SegmentIndexes, story: Story) -> list[Segment]:
     raise AssertionError("there is no end to it")
 
 
-async def trimmed(story: Story, before: Position) -> None:
-    measured = Measured(story.log, story.binding.generation)
-    measured.add((await story.log.read_blocks(EARLIEST, count=1))[0])
+async def trimmed(history: TopicHistory, before: Position) -> None:
+    measured = Measured(history.log, history.binding.generation)
+    measured.add((await history.log.read_blocks(EARLIEST, count=1))[0])
     await trim_to(measured, lambda: before)
 
 
 async def test_each_ledger_is_told_with_whose_it_was_and_what_it_holds(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    page = await SegmentIndexes().page(story.log, story.binding.bucket, EARLIEST)
+    page = await SegmentIndexes().page(history.log, history.binding.bucket, EARLIEST)
     assert page.is_complete
     assert segments_by_ledger(page.segments) == counted(stored(server))
     marked = [each.marker or {} for each in page.segments]
@@ -135,65 +135,65 @@ async def test_each_ledger_is_told_with_whose_it_was_and_what_it_holds(
     assert alice.oldest_ms < alice.newest_ms
     fenced = page.segments[3]
     assert (fenced.first, fenced.last, fenced.entries) == (None, None, 0)
-    assert (page.first, page.last) == (Position(5, 0), story.log.committed)
+    assert (page.first, page.last) == (Position(5, 0), history.log.committed)
 
 
 @pytest.mark.parametrize("is_remembered", [True, False])
 async def test_what_is_added_is_told_with_the_next_request(
-    server: FakeServer, story: Story, is_remembered: bool
+    server: FakeServer, history: TopicHistory, is_remembered: bool
 ) -> None:
     indexes = SegmentIndexes()
-    first = await indexes.page(story.log, story.binding.bucket, EARLIEST)
-    await story.publish(entry("carol", 3))
-    await story.fence(Purpose.ROLL)
-    await story.publish(entry("carol", 4), entry("carol", 5, batch=9))
+    first = await indexes.page(history.log, history.binding.bucket, EARLIEST)
+    await history.publish(entry("carol", 3))
+    await history.fence(Purpose.ROLL)
+    await history.publish(entry("carol", 4), entry("carol", 5, batch=9))
     if not is_remembered:
-        story.log.forget_tail()
-    page = await indexes.page(story.log, story.binding.bucket, first.next)
+        history.log.forget_tail()
+    page = await indexes.page(history.log, history.binding.bucket, first.next)
     assert [each.ledger for each in page.segments] == [10, 11]
-    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
+    assert segments_by_ledger(await everything(indexes, history)) == counted(stored(server))
 
 
 @pytest.mark.parametrize("before", [(5, 3), (5, 5), (6, 0), (6, 4), (7, 2), (9, 0), (10, 0)])
 @pytest.mark.parametrize("was_known", [True, False])
 async def test_of_a_trimmed_log_the_numbers_are_those_of_what_is_kept(
-    server: FakeServer, story: Story, before: tuple[int, int], was_known: bool
+    server: FakeServer, history: TopicHistory, before: tuple[int, int], was_known: bool
 ) -> None:
     indexes = SegmentIndexes()
     if was_known:
-        await everything(indexes, story)
-    await trimmed(story, Position(*before))
-    found = await everything(indexes, story)
+        await everything(indexes, history)
+    await trimmed(history, Position(*before))
+    found = await everything(indexes, history)
     assert segments_by_ledger(found) == counted(stored(server))
     first = stored(server)[0].position
     assert found[0].is_whole == (first.entry == 0)
     assert (found[0].marker or {}).get("producer") == {5: "alice", 6: "alice", 7: "bob"}.get(
         found[0].ledger, (found[0].marker or {}).get("producer")
     )
-    assert (await indexes.page(story.log, story.binding.bucket, EARLIEST)).first == first
+    assert (await indexes.page(history.log, history.binding.bucket, EARLIEST)).first == first
 
 
 async def test_a_log_that_is_trimmed_while_it_is_read_anew_is_told_right_in_the_end(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     indexes = SegmentIndexes(SegmentLimits(request_bytes_max=1, read_bytes_max=1))
-    await everything(indexes, story)
-    await trimmed(story, Position(5, 3))
-    page = await indexes.page(story.log, story.binding.bucket, EARLIEST)
+    await everything(indexes, history)
+    await trimmed(history, Position(5, 3))
+    page = await indexes.page(history.log, history.binding.bucket, EARLIEST)
     assert (page.segments, page.is_complete, page.next) == ([], False, EARLIEST)
-    await trimmed(story, Position(6, 4))
-    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
+    await trimmed(history, Position(6, 4))
+    assert segments_by_ledger(await everything(indexes, history)) == counted(stored(server))
 
 
 async def test_one_request_reads_a_bounded_part_and_tells_no_ledger_in_parts(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     indexes = SegmentIndexes(SegmentLimits(request_bytes_max=1, read_bytes_max=1))
     pages = list[SegmentPage]()
-    story.log.forget_tail()
+    history.log.forget_tail()
     after = EARLIEST
     while not pages or not pages[-1].is_complete:
-        pages.append(await indexes.page(story.log, story.binding.bucket, after))
+        pages.append(await indexes.page(history.log, history.binding.bucket, after))
         after = pages[-1].next
     assert len(pages) > len(counted(stored(server)))
     told_once = [each for page in pages for each in page.segments]
@@ -205,54 +205,54 @@ async def test_a_log_of_many_ledgers_is_told_in_pages_and_kept_in_bounds(
     server: FakeServer,
 ) -> None:
     limits = SegmentLimits(segments_per_page=3, segments_per_log_max=6, read_blocks_max=2)
-    story = await Story.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
+    history = await TopicHistory.begin(FakeLogStore(server.resolve, buckets=BUCKETS))
     for number in range(20):
-        await story.fence(Purpose.GRANT, waiter(f"p{number}"))
-        await story.publish(entry(f"p{number}", 0))
-    story.log.forget_tail()
+        await history.fence(Purpose.GRANT, waiter(f"p{number}"))
+        await history.publish(entry(f"p{number}", 0))
+    history.log.forget_tail()
     indexes = SegmentIndexes(limits)
     for _ in range(2):  # the second time, the first ones are read again
-        assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
+        assert segments_by_ledger(await everything(indexes, history)) == counted(stored(server))
     kept = sum(len(index.segments) for index in indexes._indexes.values())
     assert kept <= 6 + 3 + 2
-    late = await indexes.page(story.log, story.binding.bucket, Position(22, 1))
+    late = await indexes.page(history.log, history.binding.bucket, Position(22, 1))
     assert [each.ledger for each in late.segments] == [23, 24]
 
 
 async def test_a_log_is_indexed_from_where_it_is_asked_for(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    story.log.forget_tail()
-    page = await SegmentIndexes().page(story.log, story.binding.bucket, Position(7, 1))
+    history.log.forget_tail()
+    page = await SegmentIndexes().page(history.log, history.binding.bucket, Position(7, 1))
     assert segments_by_ledger(page.segments) == {
         ledger: numbers for ledger, numbers in counted(stored(server)).items() if ledger >= 7
     }
 
 
 async def test_a_dataset_that_lost_its_tail_is_indexed_anew(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     indexes = SegmentIndexes()
-    await everything(indexes, story)
+    await everything(indexes, history)
     server.restart(server.primary, keep=len(server.primary.history) - 2)
     replid = server.primary.replid
-    story.binding = type(story.binding)(
-        story.binding.bucket, replid, 2, story.binding.owner, story.binding.version + 1
+    history.binding = type(history.binding)(
+        history.binding.bucket, replid, 2, history.binding.owner, history.binding.version + 1
     )
-    await stamp_anew(story.store, story.binding)
-    story.log.forget_tail()
-    await story.fence(Purpose.REFENCE)
-    await story.publish(entry("carol", 8))
-    assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
+    await stamp_anew(history.store, history.binding)
+    history.log.forget_tail()
+    await history.fence(Purpose.REFENCE)
+    await history.publish(entry("carol", 8))
+    assert segments_by_ledger(await everything(indexes, history)) == counted(stored(server))
 
 
 async def test_indexes_of_logs_that_nobody_asks_about_are_forgotten(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     indexes = SegmentIndexes(SegmentLimits(logs_max=1))
-    await everything(indexes, story)
-    other = await Story.begin(
-        story.store, topic=type(TOPIC).parse("payments"), version=2, ledger=64
+    await everything(indexes, history)
+    other = await TopicHistory.begin(
+        history.store, topic=type(TOPIC).parse("payments"), version=2, ledger=64
     )
     await other.fence(Purpose.GRANT, waiter("alice"))
     await everything(indexes, other)
@@ -264,14 +264,14 @@ async def test_what_is_published_while_the_log_is_read_is_promised_to_nobody(
 ) -> None:
     """A reader of all segments that continues after ``last`` misses nothing."""
     store = BusyStore(server.resolve, buckets=BUCKETS)
-    story = await an_eventful_life(store)
-    story.log.forget_tail()
-    store.story, before = story, story.log.committed
+    history = await a_long_history(store)
+    history.log.forget_tail()
+    store.history, before = history, history.log.committed
     indexes = SegmentIndexes(SegmentLimits(read_bytes_max=1))
-    page = await indexes.page(story.log, story.binding.bucket, EARLIEST)
+    page = await indexes.page(history.log, history.binding.bucket, EARLIEST)
     assert page.is_complete
     assert page.last == max(each.ends for each in page.segments) == before
-    assert story.log.committed > before
+    assert history.log.committed > before
 
 
 async def test_requests_that_are_given_up_in_the_middle_leave_a_true_index(
@@ -279,23 +279,23 @@ async def test_requests_that_are_given_up_in_the_middle_leave_a_true_index(
 ) -> None:
     for turns in range(40):
         server = FakeServer()
-        story = await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+        history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
         indexes = SegmentIndexes(SegmentLimits(read_bytes_max=1))
         if turns % 2:
-            await everything(indexes, story)
-            await trimmed(story, Position(5, 3))
+            await everything(indexes, history)
+            await trimmed(history, Position(5, 3))
         request = asyncio.ensure_future(  # noqa: TID251 - it is cancelled below
-            indexes.page(story.log, story.binding.bucket, EARLIEST)
+            indexes.page(history.log, history.binding.bucket, EARLIEST)
         )
         for _ in range(turns // 2):
             await asyncio.sleep(0)
         request.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await request
-        assert segments_by_ledger(await everything(indexes, story)) == counted(stored(server))
+        assert segments_by_ledger(await everything(indexes, history)) == counted(stored(server))
 
 
-async def test_a_log_that_is_not_open_here_has_no_index(story: Story) -> None:
-    story.log.close()
+async def test_a_log_that_is_not_open_here_has_no_index(history: TopicHistory) -> None:
+    history.log.close()
     with pytest.raises(Unavailable):
-        await SegmentIndexes().page(story.log, story.binding.bucket, EARLIEST)
+        await SegmentIndexes().page(history.log, history.binding.bucket, EARLIEST)

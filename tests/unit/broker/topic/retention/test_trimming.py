@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 from tests.contents import stored_in
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, a_long_history
 
 from onewriter_broker.dispatch.subscriptions import Subscriptions
 from onewriter_broker.log.store.api import Binding, Outcome
@@ -66,8 +66,8 @@ def server() -> FakeServer:
 
 
 @pytest.fixture
-async def story(server: FakeServer) -> Story:
-    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+async def history(server: FakeServer) -> TopicHistory:
+    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
 def stored(server: FakeServer) -> list[str]:
@@ -88,58 +88,58 @@ def test_a_cut_is_what_was_asked_for_or_the_lowest_limit(asked: Position, expect
 
 
 async def test_what_was_asked_for_goes_and_it_is_noted_that_it_went_on_purpose(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    done = await trim(story.log, readers(), Position(6, 4))
+    done = await trim(history.log, readers(), Position(6, 4))
     assert (done.cut, done.first) == (Cut(Position(6, 4), None), Position(6, 4))
     assert stored(server)[0] == "6-4"
-    assert story.log.state[TRIMMED] == "6-4"
-    (report,) = await verify(story.store, [TOPIC], BUCKETS, lambda _log, _entries: None)
+    assert history.log.state[TRIMMED] == "6-4"
+    (report,) = await verify(history.store, [TOPIC], BUCKETS, lambda _log, _entries: None)
     assert report.findings.holds
 
 
-async def test_the_current_ledger_stays(server: FakeServer, story: Story) -> None:
-    done = await trim(story.log, readers(), Position(99, 0))
+async def test_the_current_ledger_stays(server: FakeServer, history: TopicHistory) -> None:
+    done = await trim(history.log, readers(), Position(99, 0))
     assert (done.cut.before, done.first) == (Position(10, 0), Position(10, 0))
     assert done.cut.limited_by == MARKER
 
 
 async def test_what_the_slowest_durable_subscription_lacks_stays_and_it_is_named(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     subscriptions = readers(slow=Position(5, 4), fast=Position(7, 1))
-    done = await trim(story.log, subscriptions, Position(7, 0))
+    done = await trim(history.log, subscriptions, Position(7, 0))
     assert done.cut.limited_by == Limit(Position(5, 5), "subscription", "slow")
     assert stored(server)[0] == "5-5"
 
 
 async def test_what_no_snapshot_of_the_deduplication_has_stays(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    story.log._state[DEDUPLICATION_FIELD] = "6-3 {}"
-    done = await trim(story.log, readers(), Position(9, 0))
+    history.log._state[DEDUPLICATION_FIELD] = "6-3 {}"
+    done = await trim(history.log, readers(), Position(9, 0))
     assert done.cut.limited_by == Limit(Position(6, 4), "deduplication")
     assert stored(server)[0] == "6-4"
 
 
 async def test_what_was_not_compacted_stays_and_the_compaction_is_asked_for(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    story.log.keep_uncompacted(is_wanted=True)
+    history.log.keep_uncompacted(is_wanted=True)
     before = stored(server)
-    done = await trim(story.log, readers(), Position(9, 0))
+    done = await trim(history.log, readers(), Position(9, 0))
     assert done.cut.limited_by is not None
     assert done.cut.limited_by.by == "compaction"
-    assert story.log.compacted.is_waited_for
+    assert history.log.compacted.is_waited_for
     assert stored(server) == before
-    assert TRIMMED not in story.log.state
+    assert TRIMMED not in history.log.state
 
 
 async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
-    server: FakeServer, story: Story, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, history: TopicHistory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     standing: dict[str, Position] = {}
-    trim_in_store, cuts = story.store.trim, list[Position]()
+    trim_in_store, cuts = history.store.trim, list[Position]()
 
     async def a_block_at_a_time(
         binding: Binding, topic: TopicName, token: str, before: Position, fields: dict[str, str]
@@ -150,9 +150,9 @@ async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
         standing["late"] = Position(5, 4)
         return outcome
 
-    monkeypatch.setattr(story.store, "trim", a_block_at_a_time)
+    monkeypatch.setattr(history.store, "trim", a_block_at_a_time)
     subscriptions = cast("Subscriptions", Readers(standing))
-    done = await trim(story.log, subscriptions, Position(7, 0))
+    done = await trim(history.log, subscriptions, Position(7, 0))
     late = Position(5, 5)
     assert cuts[0] == Position(7, 0)
     assert set(cuts[1:]) == {late}
@@ -161,36 +161,38 @@ async def test_a_subscription_that_comes_between_two_calls_keeps_its_backlog(
 
 
 async def test_a_trim_that_is_repeated_changes_nothing_more(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    first = await trim(story.log, readers(), Position(7, 2))
+    first = await trim(history.log, readers(), Position(7, 2))
     before, changes = stored(server), len(server.primary.history)
-    assert await trim(story.log, readers(), Position(7, 2)) == first
-    assert await trim(story.log, readers(), Position(6, 1)) == type(first)(
+    assert await trim(history.log, readers(), Position(7, 2)) == first
+    assert await trim(history.log, readers(), Position(6, 1)) == type(first)(
         Cut(Position(6, 1), None), first.first
     )
     assert stored(server) == before
     assert len(server.primary.history) == changes
 
 
-async def test_a_deposed_broker_trims_nothing_and_says_so(server: FakeServer, story: Story) -> None:
+async def test_a_deposed_broker_trims_nothing_and_says_so(
+    server: FakeServer, history: TopicHistory
+) -> None:
     before = stored(server)
-    await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
+    await TopicHistory.begin(history.store, owner="broker-b", version=2, ledger=64)
     with pytest.raises(Unavailable, match="no longer serves"):
-        await trim(story.log, readers(), Position(7, 0))
+        await trim(history.log, readers(), Position(7, 0))
     assert stored(server) == before
-    story.log.close()
+    history.log.close()
     with pytest.raises(Unavailable, match="not open"):
-        await trim(story.log, readers(), Position(7, 0))
+        await trim(history.log, readers(), Position(7, 0))
 
 
 # ------------------------------------------------------------ readers that had read everything
 
 
-def forgotten(story: Story) -> None:
+def forgotten(history: TopicHistory) -> None:
     """Reduce the log's knowledge to what is stored, as on a broker that has just begun to serve it."""
-    story.log._ends.clear()
-    story.log.forget_tail()
+    history.log._ends.clear()
+    history.log.forget_tail()
 
 
 def entry_ends(server: FakeServer, cut: Position) -> Position:
@@ -203,49 +205,51 @@ def entry_ends(server: FakeServer, cut: Position) -> Position:
 
 @pytest.mark.parametrize("cut", [Position(6, 0), Position(6, 1), Position(10, 0)])
 async def test_a_reader_that_had_read_all_that_went_reads_on(
-    server: FakeServer, story: Story, cut: Position
+    server: FakeServer, history: TopicHistory, cut: Position
 ) -> None:
     end = entry_ends(server, cut)
-    await trim(story.log, readers(), cut)
-    assert noted_ends(story.log) == {cut.ledger: end}
-    forgotten(story)
+    await trim(history.log, readers(), cut)
+    assert noted_ends(history.log) == {cut.ledger: end}
+    forgotten(history)
     asked = Position(end.ledger, end.entry + 1)
-    assert not lacks(story.log, asked, cut)
-    assert lacks(story.log, end, cut)
-    found = await Range(story.log, asked).read()
+    assert not lacks(history.log, asked, cut)
+    assert lacks(history.log, end, cut)
+    found = await Range(history.log, asked).read()
     assert found[0].position == cut
 
 
 async def test_cuts_that_follow_each_other_over_a_marker_remember_the_last_entry(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     end = entry_ends(server, Position(6, 0))
-    await trim(story.log, readers(), Position(6, 0))
-    await trim(story.log, readers(), Position(6, 1))
-    assert noted_ends(story.log) == {6: end}
-    assert not lacks(story.log, Position(end.ledger, end.entry + 1), Position(6, 1))
+    await trim(history.log, readers(), Position(6, 0))
+    await trim(history.log, readers(), Position(6, 1))
+    assert noted_ends(history.log) == {6: end}
+    assert not lacks(history.log, Position(end.ledger, end.entry + 1), Position(6, 1))
 
 
-async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(story: Story) -> None:
-    await trim(story.log, readers(), Position(6, 0))
-    forgotten(story)
-    story.log._state[TRIMMED] = "7-0"  # by a broker of an older version, or by a deletion
-    (end,) = noted_ends(story.log).values()
-    assert lacks(story.log, Position(end.ledger, end.entry + 1), Position(7, 0))
+async def test_a_cut_that_nobody_noted_is_not_explained_by_an_older_note(
+    history: TopicHistory,
+) -> None:
+    await trim(history.log, readers(), Position(6, 0))
+    forgotten(history)
+    history.log._state[TRIMMED] = "7-0"  # by a broker of an older version, or by a deletion
+    (end,) = noted_ends(history.log).values()
+    assert lacks(history.log, Position(end.ledger, end.entry + 1), Position(7, 0))
 
 
-async def test_the_ends_that_are_noted_are_bounded(story: Story) -> None:
+async def test_the_ends_that_are_noted_are_bounded(history: TopicHistory) -> None:
     limits = RetentionLimits(ledger_ends_max=2)
     for cut in (Position(6, 0), Position(7, 0), Position(10, 0)):
-        await trim(story.log, readers(), cut, limits)
-    assert list(noted_ends(story.log)) == [7, 10]
+        await trim(history.log, readers(), cut, limits)
+    assert list(noted_ends(history.log)) == [7, 10]
 
 
 async def test_what_went_with_a_call_that_nobody_answered_is_not_guessed(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    await trim(story.log, readers(), Position(5, 3))
+    await trim(history.log, readers(), Position(5, 3))
     blocks = stored_in(server.primary).logs[TOPIC].blocks
     del blocks[: [block.position for block in blocks].index(Position(6, 0))]
-    await trim(story.log, readers(), Position(6, 1))
-    assert list(noted_ends(story.log)) == []
+    await trim(history.log, readers(), Position(6, 1))
+    assert list(noted_ends(history.log)) == []

@@ -15,7 +15,7 @@ from tests.unit.broker.topic.retention.test_trimming import (
     readers,
     stored,
 )
-from tests.unit.broker.verify.histories import BUCKETS, TOPIC, Story, an_eventful_life, nobody
+from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, a_long_history, nobody
 
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX
 from onewriter_broker.dispatch.subscriptions import Subscriptions
@@ -42,63 +42,63 @@ def server() -> FakeServer:
 
 
 @pytest.fixture
-async def story(server: FakeServer) -> Story:
-    return await an_eventful_life(FakeLogStore(server.resolve, buckets=BUCKETS))
+async def history(server: FakeServer) -> TopicHistory:
+    return await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
 
 
-def hook(story: Story, hooked: Hook | None) -> None:
+def hook(history: TopicHistory, hooked: Hook | None) -> None:
     async def nothing(_call: str, _moment: Moment) -> None:
         return
 
-    cast("FakeLogStore", story.store).faults.hook = hooked or nothing
+    cast("FakeLogStore", history.store).faults.hook = hooked or nothing
 
 
-async def unanswered(story: Story, cut: Position, moment: Moment = "after") -> None:
+async def unanswered(history: TopicHistory, cut: Position, moment: Moment = "after") -> None:
     """A trim without an answer, which the store has or has not executed."""
 
     async def lose(call: str, when: Moment) -> None:
         if (call, when) == ("trim", moment):
             raise Undecided("the store did not answer in time")
 
-    hook(story, lose)
+    hook(history, lose)
     with pytest.raises(Undecided):
-        await trim(story.log, readers(), cut)
-    hook(story, None)
+        await trim(history.log, readers(), cut)
+    hook(history, None)
 
 
-async def misses(story: Story, asked: Position) -> bool:
+async def misses(history: TopicHistory, asked: Position) -> bool:
     """Whether the broker reports to a reader at this position that entries are missing."""
-    return lacks(story.log, asked, (await first_block(story.log)).position)
+    return lacks(history.log, asked, (await first_block(history.log)).position)
 
 
 # ------------------------------------------------------------ unanswered
 
 
 async def test_readers_do_not_pass_over_what_went_with_a_call_that_nobody_answered(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     end = entry_ends(server, CUT)
-    await unanswered(story, CUT)
-    forgotten(story)
+    await unanswered(history, CUT)
+    forgotten(history)
     assert stored(server)[0] == str(CUT)
-    assert await misses(story, MISSED)
-    assert not await misses(story, Position(end.ledger, end.entry + 1)), "it had read all of it"
+    assert await misses(history, MISSED)
+    assert not await misses(history, Position(end.ledger, end.entry + 1)), "it had read all of it"
 
 
 async def test_asked_again_the_memory_is_what_the_store_has(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
-    await unanswered(story, CUT)
-    assert (await trim(story.log, readers(), CUT)).first == CUT
-    forgotten(story)
-    assert await misses(story, MISSED)
+    await unanswered(history, CUT)
+    assert (await trim(history.log, readers(), CUT)).first == CUT
+    forgotten(history)
+    assert await misses(history, MISSED)
     state = stored_in(server.primary).states[TOPIC]
     for name in (TRIMMED, LEDGER_ENDS):
-        assert story.log.state[name] == state[name]
+        assert history.log.state[name] == state[name]
 
 
 async def test_what_retention_asked_for_is_known_where_it_is_not_asked_for_again(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     """As after a failover: the log is measured again, and found trimmed as intended."""
 
@@ -107,79 +107,81 @@ async def test_what_retention_asked_for_is_known_where_it_is_not_asked_for_again
             raise Undecided("the store did not answer in time")
 
     bound = Policy(max_age_seconds=1)
-    hook(story, lose)
+    hook(history, lose)
     with pytest.raises(Undecided):
-        await Retention().sweep(story.log, bound, nobody, story.clock_ms + 10_000_000)
-    hook(story, None)
-    assert await Retention().sweep(story.log, bound, nobody, story.clock_ms + 10_000_000) == 0
-    forgotten(story)
+        await Retention().sweep(history.log, bound, nobody, history.clock_ms + 10_000_000)
+    hook(history, None)
+    assert await Retention().sweep(history.log, bound, nobody, history.clock_ms + 10_000_000) == 0
+    forgotten(history)
     assert stored(server)[0] == "10-0"
-    assert await misses(story, MISSED)
+    assert await misses(history, MISSED)
 
 
-async def test_a_reader_that_comes_while_a_call_is_under_way_is_told(story: Story) -> None:
+async def test_a_reader_that_comes_while_a_call_is_under_way_is_told(history: TopicHistory) -> None:
     seen: list[bool] = []
-    story.log._ends.clear()
+    history.log._ends.clear()
 
     async def check(call: str, when: Moment) -> None:
         if call == "trim":
             first = CUT if when == "after" else Position(5, 0)
-            seen.append(lacks(story.log, MISSED, first))
+            seen.append(lacks(history.log, MISSED, first))
 
-    hook(story, check)
-    await trim(story.log, readers(), CUT)
+    hook(history, check)
+    await trim(history.log, readers(), CUT)
     assert seen == [False, True]
 
 
 async def test_one_that_was_never_executed_hides_nothing_and_asked_again_it_notes_all(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     before, end = stored(server), entry_ends(server, CUT)
-    await unanswered(story, CUT, "before")
+    await unanswered(history, CUT, "before")
     assert stored(server) == before
-    assert not await misses(story, MISSED)
+    assert not await misses(history, MISSED)
     assert TRIMMED not in stored_in(server.primary).states[TOPIC]
-    await trim(story.log, readers(), CUT)
+    await trim(history.log, readers(), CUT)
     state = stored_in(server.primary).states[TOPIC]
     assert (state[TRIMMED], state[LEDGER_ENDS]) == ("8-0", f"8 {end}")
 
 
-async def test_no_durable_subscription_begins_where_a_late_copy_may_cut(story: Story) -> None:
-    await unanswered(story, CUT, "before")
-    assert story.log.behind_cuts(EARLIEST) == CUT
+async def test_no_durable_subscription_begins_where_a_late_copy_may_cut(
+    history: TopicHistory,
+) -> None:
+    await unanswered(history, CUT, "before")
+    assert history.log.behind_cuts(EARLIEST) == CUT
 
 
 # ------------------------------------------------------------ rejected
 
 
 async def test_what_the_store_refused_is_there_for_durable_subscriptions_too(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     before = stored(server)
-    await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
+    await TopicHistory.begin(history.store, owner="broker-b", version=2, ledger=64)
     with pytest.raises(Unavailable, match="nothing was trimmed"):
-        await trim(story.log, readers(), CUT)
+        await trim(history.log, readers(), CUT)
     assert stored(server) == before
-    assert story.log.behind_cuts(EARLIEST) == EARLIEST
-    assert TRIMMED not in story.log.state
-    assert LEDGER_ENDS not in story.log.state
+    assert history.log.behind_cuts(EARLIEST) == EARLIEST
+    assert TRIMMED not in history.log.state
+    assert LEDGER_ENDS not in history.log.state
 
 
-async def test_a_refusal_takes_back_no_more_than_its_own_call(story: Story) -> None:
-    await trim(story.log, readers(), Position(6, 0))
-    await unanswered(story, Position(7, 0), "before")
-    known = dict(story.log.state)
-    await Story.begin(story.store, owner="broker-b", version=2, ledger=64)
+async def test_a_refusal_takes_back_no_more_than_its_own_call(history: TopicHistory) -> None:
+    await trim(history.log, readers(), Position(6, 0))
+    await unanswered(history, Position(7, 0), "before")
+    known = dict(history.log.state)
+    await TopicHistory.begin(history.store, owner="broker-b", version=2, ledger=64)
     with pytest.raises(Unavailable, match="nothing was trimmed"):
-        await trim(story.log, readers(), CUT)
-    assert story.log.state == known
-    assert story.log.behind_cuts(EARLIEST) == Position(7, 0)
+        await trim(history.log, readers(), CUT)
+    assert history.log.state == known
+    assert history.log.behind_cuts(EARLIEST) == Position(7, 0)
     with pytest.raises(Unavailable, match="nothing was trimmed"):  # although it is noted already
-        await trim(story.log, readers(), Position(7, 0))
+        await trim(history.log, readers(), Position(7, 0))
 
 
 async def test_a_ledger_that_is_opened_while_the_cut_is_prepared_does_not_refuse_it(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     reads = 0
 
@@ -188,32 +190,34 @@ async def test_a_ledger_that_is_opened_while_the_cut_is_prepared_does_not_refuse
         if (call, when) == ("read_blocks", "after"):
             reads += 1
             if reads == 2:  # the first one was for the log's beginning
-                await story.fence(Purpose.ROLL)
+                await history.fence(Purpose.ROLL)
 
-    hook(story, roll)
-    assert (await trim(story.log, readers(), CUT)).first == CUT
+    hook(history, roll)
+    assert (await trim(history.log, readers(), CUT)).first == CUT
     assert stored(server)[0] == str(CUT)
 
 
 # ------------------------------------------------------------ concurrent
 
 
-async def test_behind_a_change_of_hands_nothing_goes(server: FakeServer, story: Story) -> None:
+async def test_behind_a_change_of_hands_nothing_goes(
+    server: FakeServer, history: TopicHistory
+) -> None:
     before = stored(server)
 
     async def take(call: str, when: Moment) -> None:
         if (call, when) == ("read_blocks", "after"):
-            story.log._state["epoch"] = "99"
+            history.log._state["epoch"] = "99"
 
-    hook(story, take)
+    hook(history, take)
     with pytest.raises(Unavailable, match="changed during the trim"):
-        await trim(story.log, readers(), CUT)
+        await trim(history.log, readers(), CUT)
     assert stored(server) == before
-    assert story.log.behind_cuts(EARLIEST) == EARLIEST
+    assert history.log.behind_cuts(EARLIEST) == EARLIEST
 
 
 async def test_a_subscription_that_comes_while_the_cut_is_prepared_keeps_its_backlog(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     standing: dict[str, Position] = {}
     reads = 0
@@ -225,14 +229,14 @@ async def test_a_subscription_that_comes_while_the_cut_is_prepared_keeps_its_bac
             if reads == 2:  # the first one was for the log's beginning
                 standing["late"] = Position(5, 4)
 
-    hook(story, come)
-    done = await trim(story.log, cast("Subscriptions", Readers(standing)), CUT)
+    hook(history, come)
+    done = await trim(history.log, cast("Subscriptions", Readers(standing)), CUT)
     assert done.first == Position(5, 5)
     assert stored(server)[0] == "5-5"
 
 
 async def test_cuts_that_cross_are_noted_as_far_as_the_farthest(
-    server: FakeServer, story: Story
+    server: FakeServer, history: TopicHistory
 ) -> None:
     ends = {cut.ledger: entry_ends(server, cut) for cut in (Position(6, 0), CUT)}
 
@@ -240,14 +244,14 @@ async def test_cuts_that_cross_are_noted_as_far_as_the_farthest(
         for _ in range(5):
             await asyncio.sleep(0)
 
-    hook(story, slow)
+    hook(history, slow)
     done = await asyncio.gather(
-        *(trim(story.log, readers(), cut) for cut in (Position(6, 0), CUT, Position(6, 0)))
+        *(trim(history.log, readers(), cut) for cut in (Position(6, 0), CUT, Position(6, 0)))
     )
     assert all(isinstance(each, Trimmed) for each in done)
     assert stored(server)[0] == str(CUT)
-    assert trimmed_of(story.log) == CUT
-    assert noted_ends(story.log) == ends
+    assert trimmed_of(history.log) == CUT
+    assert noted_ends(history.log) == ends
     assert stored_in(server.primary).states[TOPIC][TRIMMED] == "8-0"
 
 

@@ -49,10 +49,10 @@ CALM_SECONDS = 16.0
 def simulate(seed: int) -> History:
     """Run one seed. The same seed gives the same history."""
     randomness = random.Random(f"{seed}/shape")
-    return run(seed, report, brokers=randomness.choice([2, 2, 3]))
+    return run(seed, run_scenario, brokers=randomness.choice([2, 2, 3]))
 
 
-async def report(world: World) -> None:
+async def run_scenario(world: World) -> None:
     randomness = world.random("story")
     _settle_clients(world, randomness)
     await asyncio.sleep(randomness.uniform(0.5, 2.0))
