@@ -10,7 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onewriter_core.api.status import PARTITIONS_SHOWN_MAX, TRANSITIONS_SHOWN_MAX
+from onewriter_core.api.status import (
+    PARTITIONS_SHOWN_MAX,
+    SHARED_SHOWN_MAX,
+    TRANSITIONS_SHOWN_MAX,
+)
 from onewriter_core.kubernetes_names import PAUSED, TOPIC_FINALIZER, UNMANAGED
 from onewriter_operator import conditions
 from onewriter_operator.kinds import SERVICE, SLICE, Json, Key, key_of, named, seconds_of
@@ -199,7 +203,7 @@ def _durability(facts: TopicFacts) -> str:
 def _writers(facts: TopicFacts, before: Json) -> Json:
     """Holder, queue, partitions and transitions; unchanged while no broker can report them."""
     view = facts.view
-    names = ("holder", "waiting", "partitions", "transitions")
+    names = ("holder", "sharedProducers", "waiting", "partitions", "transitions")
     if view is None:
         is_unknown = not facts.is_unserved and facts.acceptance.is_passed_on
         kept = names if is_unknown else ("partitions", "transitions")
@@ -210,6 +214,10 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
     found = {"waiting": view.waiting}
     if view.holder is not None:
         found["holder"] = holder(view.holder)
+    if view.shared_producers:
+        found["sharedProducers"] = [
+            holder(each) for each in view.shared_producers[:SHARED_SHOWN_MAX]
+        ]
     partitions = [
         {
             "partition": each.partition,
@@ -231,6 +239,7 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
 def holder(writer: ProducerView) -> Json:
     """The holder in the form of ``status.holder``."""
     return present(
+        name=writer.pod or writer.producer_name,
         producerName=writer.producer_name,
         claim=writer.claim,
         pod=writer.pod,
