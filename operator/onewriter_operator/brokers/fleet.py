@@ -218,6 +218,10 @@ class Fleet:
         """The buckets that no broker serves; None if no broker reports them."""
         return self._buckets.facts(asyncio.get_running_loop().time())
 
+    def why_not_durable(self, topic: str, durability: str) -> str | None:
+        """Why the store does not provide a durability. Empty: it does. None: unknown."""
+        return self._buckets.why_not_durable(topic, durability)
+
     def applied(self, key: Key, piece: str) -> Applied:
         """Which brokers have the present piece of an object."""
         synced = [broker for broker in self._brokers.values() if broker.is_synced]

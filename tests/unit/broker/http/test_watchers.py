@@ -144,7 +144,10 @@ async def test_all_topics_then_synced_then_changes_and_goings(
         reader = Reader(aiter(answer.content))
         lines = await reader.until("SYNCED")
         assert [line["status"]["value"] for line in lines[:-3]] == list(range(100))
+        durabilities = lines[-2].pop("durabilities")
         assert lines[-2] == {"type": "BUCKETS", "count": 64, "served": [0, 1], "waiting": {}}
+        assert (durabilities["None"], durabilities["Local"]) == ("", "")
+        assert "the store can promise Local at most" in durabilities["Replicated"]
         assert lines[-1] == {"type": "SYNCED", "broker": "broker-0~1", "revision": "r7"}
         for value in range(50):
             world.set("t3", value)
