@@ -18,7 +18,6 @@ from onewriter_pipeline.brokers.connection import (
     Access,
     Broken,
     Connection,
-    Patience,
     failure,
     understood,
 )
@@ -172,7 +171,7 @@ class Broker:
         frames before the error are correct.
         """
         name = log_name(log)
-        at, patience = start, Patience(self._access.patience_seconds)
+        at, patience = start, self._access.patience()
         while True:
             with patience.trying():
                 last: EndFrame | None = None
