@@ -95,7 +95,7 @@ class Recorder:
         """
         now = asyncio.get_running_loop().time()
         is_new = (about.uid, event.reason, event.note) not in self._series
-        if is_new and not event.is_answer and self._is_flood(about, event):
+        if is_new and not event.is_answer and self._is_over_limit(about, event):
             event = EmitEvent(event.reason, f"(and others alike) {event.reason}", event.is_warning)
         same = (about.uid, event.reason, event.note)
         known = self._series.get(same)
@@ -116,7 +116,7 @@ class Recorder:
         except asyncio.QueueFull:
             self._dropped()
 
-    def _is_flood(self, about: KubeObject, event: EmitEvent) -> bool:
+    def _is_over_limit(self, about: KubeObject, event: EmitEvent) -> bool:
         """Whether the object had too many different notes for the reason lately: then this one is only counted."""
         now = asyncio.get_running_loop().time()
         which = (about.uid, event.reason)

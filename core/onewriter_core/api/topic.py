@@ -83,7 +83,7 @@ class Consumers(ApiModel):
 
     @field_validator("namespaces", "subjects")
     @classmethod
-    def _nobody_twice(cls, named: tuple[str, ...]) -> tuple[str, ...]:
+    def _no_duplicates(cls, named: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(named)) != len(named):
             raise ValueError("must not name one twice")
         return named

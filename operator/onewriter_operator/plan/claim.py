@@ -186,7 +186,7 @@ def _granted(facts: ClaimFacts, producers: list[ClaimedProducer], ready: Verdict
             f"no producer of it writes; {unseen} wait for the topic behind those that are shown"
         )
         return no("Granted", "Waiting", message)
-    return no("Granted", "Waiting", "no producer has used the claim")
+    return no("Granted", "Idle", "no producer uses the claim")
 
 
 def _evicted(facts: ClaimFacts) -> Verdict:

@@ -59,7 +59,7 @@ def add_routes(router: Routes, site: Site) -> None:
                 topic_log, _, _ = await one_log(site, request)
                 start, end = _asked(request)
                 payload = request.query.get("payload", "").lower() != "false"
-                publishers = flag(request, "publishers")
+                publishers, is_stored = flag(request, "publishers"), flag(request, "stored")
                 gone = await _gone(topic_log, start)
                 if gone is not None:
                     return gone.answer()
@@ -74,7 +74,7 @@ def add_routes(router: Routes, site: Site) -> None:
             )
             try:
                 await response.prepare(request)
-                await stream.run(Range(topic_log, start, end))
+                await stream.run(Range(topic_log, start, end, is_stored=is_stored))
             except TimeoutError:
                 figures.cut_off += 1
                 log.warning("blocks.cut_off", address=request.remote, topic=str(topic_log.name))

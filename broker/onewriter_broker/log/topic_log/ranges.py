@@ -109,10 +109,14 @@ def lacks(topic_log: TopicLog, asked: Position, first: Position) -> bool:
 class Range:
     """The committed blocks of [start, end) at the time of the call.
 
-    ``at``: everything before it has been returned. Only one task may read at a time.
+    ``at``: everything before it has been returned. Only one task may read at a time. ``is_stored``: blocks are read
+    from the store only, also those that are in memory.
     """
 
-    __slots__ = ("_blocks_max", "_bytes_max", "_careful", "_largest", "_log", "at", "end")
+    __slots__ = (
+        *("_blocks_max", "_bytes_max", "_careful", "_is_stored", "_largest", "_log"),
+        *("at", "end"),
+    )
 
     def __init__(
         self,
@@ -122,7 +126,9 @@ class Range:
         *,
         read_bytes_max: int = READ_BYTES,
         read_blocks_max: int = READ_BLOCKS_MAX,
+        is_stored: bool = False,
     ) -> None:
+        self._is_stored = is_stored
         self._bytes_max = read_bytes_max
         self._blocks_max = read_blocks_max
         committed = behind(topic_log.committed)
@@ -156,7 +162,7 @@ class Range:
         return blocks
 
     async def _next(self) -> list[StoredBlock]:
-        remembered = self._remembered()
+        remembered = [] if self._is_stored else self._remembered()
         if remembered:
             return [await self._with_fields(block) for block in remembered]
         last = min(self.end.previous, self._log.committed)

@@ -195,3 +195,17 @@ def test_a_hole_is_seen_by_where_the_next_block_stands(
     at: tuple[int, int], found: tuple[int, int], hole: bool
 ) -> None:
     assert leaves_hole(Position(*at), Position(*found)) is hole
+
+
+@pytest.mark.parametrize("falsified", ["5-3", "9-1", "10-2", "10-5"])
+async def test_a_stored_range_shows_what_the_store_lost_after_the_broker_read_it(
+    server: FakeServer, falsified: str
+) -> None:
+    """The broker has these blocks in memory, and returns them to readers that do not ask for the store's."""
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+    whole = await read_all(Range(history.log, Position(5, 0)))
+    stored = stored_in(server.primary).logs[TOPIC].blocks
+    del stored[whole.index(falsified)]
+    assert await read_all(Range(history.log, Position(5, 0))) == whole
+    with pytest.raises(EntriesMissing):
+        await read_all(Range(history.log, Position(5, 0), is_stored=True))
