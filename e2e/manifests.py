@@ -25,6 +25,12 @@ KINDS = (STOCK, SIDECAR)
 PATIENT: Json = {"detection": {"pingIntervalSeconds": 10}}
 """For topics of tests that do not test silence: a slow machine must not cost a writer its topic."""
 
+PATIENT_WITH_SILENCE: Json = {"detection": {"pingIntervalSeconds": 2}}
+"""For topics of tests in which one pod is silent and the others must not appear to be.
+
+With the default, a pod that gets no processor for 2.5 s is silent.
+"""
+
 
 def account() -> Json:
     """Return the ServiceAccount of the writers."""

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from e2e.faults import Faults
-from e2e.manifests import KINDS, SIDECAR, STOCK
+from e2e.manifests import KINDS, PATIENT, PATIENT_WITH_SILENCE, SIDECAR, STOCK
 from e2e.world import World
 from e2e.writers import until
 from tests.cluster.control_plane import WAIT_SECONDS
 
-SPARED = {"fencing": {"podPolicy": "None", "minIntervalSeconds": 0}}
+SPARED = PATIENT_WITH_SILENCE | {"fencing": {"podPolicy": "None", "minIntervalSeconds": 0}}
 
 
 def losable(world: World, faults: Faults) -> str:
@@ -30,7 +30,8 @@ def is_node_ready(world: World, node: str) -> bool:
 def test_a_zombie_on_a_lost_node_appends_nothing(world: World, faults: Faults) -> None:
     node = losable(world, faults)
     spared = world.writers(STOCK, world.name_served_away_from(node, "spared"), spec=SPARED)
-    evicted = world.writers(SIDECAR, world.name_served_away_from(node, "evicted"))
+    name = world.name_served_away_from(node, "evicted")
+    evicted = world.writers(SIDECAR, name, spec=PATIENT_WITH_SILENCE)
     formers = [writers.leads_on(node) for writers in (spared, evicted)]
     zombie, condemned = formers
     faults.lose(node)
@@ -59,7 +60,8 @@ def test_a_leader_without_a_kubelet_writes_on_and_is_fenced_all_the_same(
     world: World, faults: Faults
 ) -> None:
     node = losable(world, faults)
-    writers = world.writers(STOCK, world.name_served_away_from(node, "unattended"))
+    name = world.name_served_away_from(node, "unattended")
+    writers = world.writers(STOCK, name, spec=PATIENT)
     former = writers.leads_on(node)
     faults.stop_kubelet(node)
     until(lambda: not is_node_ready(world, node))
@@ -82,7 +84,7 @@ def test_a_leader_without_a_kubelet_writes_on_and_is_fenced_all_the_same(
 
 def test_a_leader_on_a_drained_node_hands_over(world: World, faults: Faults) -> None:
     node = losable(world, faults)
-    all_writers = [world.writers(kind, f"drained-{kind}") for kind in KINDS]
+    all_writers = [world.writers(kind, f"drained-{kind}", spec=PATIENT) for kind in KINDS]
     formers = [writers.leads_on(node) for writers in all_writers]
     with drained(world, node):
         for writers, former in zip(all_writers, formers, strict=True):

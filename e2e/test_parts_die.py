@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 from e2e.faults import API_PORTS, STORE_PORTS, Faults
 from e2e.installation import NAMESPACE, Installation
-from e2e.manifests import SIDECAR, STOCK, Json
+from e2e.manifests import PATIENT, PATIENT_WITH_SILENCE, SIDECAR, STOCK, Json
 from e2e.world import World
 from e2e.writers import Writers, WritingPod, until
 
@@ -23,13 +23,13 @@ operator in time, as on a busy machine.
 @pytest.fixture(scope="module")
 def stock(world: World) -> Writers:
     """Writers with Pulsar's own client."""
-    return world.writers(STOCK)
+    return world.writers(STOCK, spec=PATIENT_WITH_SILENCE)
 
 
 @pytest.fixture(scope="module")
 def sidecar(world: World) -> Writers:
     """Writers with the sidecar."""
-    return world.writers(SIDECAR)
+    return world.writers(SIDECAR, spec=PATIENT_WITH_SILENCE)
 
 
 def evicted_once(writers: Writers, stale: WritingPod, successor: WritingPod) -> None:
@@ -83,7 +83,7 @@ def only_labelled_pods_wait(world: World) -> Writers:
     assert 'failed calling webhook "inject.onewriter.dev"' in answer["message"]
     status, answer = world.tried(STOCK)
     assert status == 201, answer
-    late = world.writers(SIDECAR, "late")
+    late = world.writers(SIDECAR, "late", spec=PATIENT)
     until(lambda: any("inject.onewriter.dev" in each for each in late.not_created()))
     assert late.pods() == []
     return late

@@ -9,7 +9,7 @@ from datetime import datetime
 import pytest
 from e2e import manifests
 from e2e.faults import Faults
-from e2e.manifests import KINDS
+from e2e.manifests import KINDS, PATIENT_WITH_SILENCE
 from e2e.world import World
 from e2e.writers import Writers, WritingPod, until
 
@@ -19,7 +19,7 @@ from onewriter_operator.plan.fenced import GRACE_SECONDS
 @pytest.fixture(scope="module")
 def all_writers(world: World) -> list[Writers]:
     """Writers with the stock client, and writers with the sidecar."""
-    return [world.writers(kind) for kind in KINDS]
+    return [world.writers(kind, spec=PATIENT_WITH_SILENCE) for kind in KINDS]
 
 
 def fenced_then_evicted(writers: Writers, former: WritingPod) -> None:
@@ -84,7 +84,7 @@ def wakes_in_time(all_writers: list[Writers], formers: list[WritingPod], faults:
 
 
 def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Faults) -> None:
-    writers = world.writers(name="guarded")
+    writers = world.writers(name="guarded", spec=PATIENT_WITH_SILENCE)
     world.apply(manifests.budget("guarded", available=2))
     former = writers.settled()
     faults.freeze(former.pod)
@@ -99,7 +99,7 @@ def test_a_budget_blocks_the_eviction_until_it_lets_go(world: World, faults: Fau
 
 
 def test_a_successor_of_the_same_name_is_never_evicted(world: World, faults: Faults) -> None:
-    writers = world.writers(name="stateful", stateful=True)
+    writers = world.writers(name="stateful", stateful=True, spec=PATIENT_WITH_SILENCE)
     former = writers.settled()
     with nobody_evicted(world, writers):
         faults.freeze(former.pod)

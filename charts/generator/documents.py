@@ -164,6 +164,18 @@ def _sentence(field: FieldInfo) -> str:
     return " ".join((field.description or "").replace("``", "`").split())
 
 
+KEPT = """\
+  annotations:
+    helm.sh/resource-policy: keep
+    argocd.argoproj.io/sync-options: Prune=false,Delete=false
+    kustomize.toolkit.fluxcd.io/prune: disabled
+"""
+"""Annotations of objects that no tool may delete when the chart is uninstalled or left out of Git."""
+
+ALWAYS_KEPT = "bucketanchors.onewriter.dev"
+"""Without the anchors, brokers refuse the data that the store's volume still has."""
+
+
 def crd_template(definition: Mapping[str, Any]) -> str:
     """A CRD as a template, with values to omit it and to keep it at an uninstall."""
     text = yaml.safe_dump(dict(definition), sort_keys=False, width=100, allow_unicode=True)
@@ -174,9 +186,11 @@ def crd_template(definition: Mapping[str, Any]) -> str:
     kept = (
         wanted
         + '  labels:\n    {{- include "onewriter.labels" (dict "root" . "component" "crds") | nindent 4 }}\n'
-        + "  {{- if .Values.crds.keep }}\n"
-        + "  annotations:\n    helm.sh/resource-policy: keep\n"
-        + "  {{- end }}\n"
+        + (
+            KEPT
+            if name == ALWAYS_KEPT
+            else "  {{- if .Values.crds.keep }}\n" + KEPT + "  {{- end }}\n"
+        )
     )
     body = text.replace(wanted, kept, 1)
     note = "{{- /* Written by python -m charts.generator from crds/. */}}\n"

@@ -53,7 +53,8 @@ class Crds(ApiModel):
     enabled: bool = True
     """Whether the chart installs and upgrades them."""
     keep: bool = True
-    """Whether they stay when the chart is uninstalled. Deleting them deletes all topics and anchors."""
+    """Whether they stay when the chart is uninstalled. Deleting them deletes all topics and claims. The definition of
+    BucketAnchor always stays, because the store's data cannot be used without the anchors."""
 
 
 class LogLevel(StrEnum):

@@ -418,7 +418,9 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
     for document in onewriter.installed():
         apply_as_operator(onewriter, document)
     cluster = onewriter.cluster
-    cluster.apply(TOPIC, ANCHOR)
+    lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease"}
+    lease["metadata"] = {"name": "onewriter-operator", "namespace": NAMESPACE}  # type: ignore[assignment]
+    cluster.apply(TOPIC, ANCHOR, lease)
     eventually(lambda: "data-onewriter-valkey-0" in onewriter.names("pvc"), "the volume's claim")
     # The output of `helm template` contains the Job too: applying it changes nothing.
     arguments = ("--helm-release=onewriter", f"--timeout-seconds={SECONDS_MAX}")
@@ -442,6 +444,15 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     assert onewriter.get("deployment", "onewriter-operator")["spec"]["replicas"] == 0
     assert onewriter.get("statefulset", "onewriter-broker")["spec"]["replicas"] == 0
+    assert "onewriter-operator" not in onewriter.names("lease")
+    remaining = re.findall(r"^  (kubectl delete .*?)   #", done.output, re.MULTILINE)
+    assert len(remaining) == 5, done.output
+    for command in remaining:
+        found = cluster.kubectl(*command.split()[1:], "--dry-run=server", check=False)
+        assert found.returncode == 0, f"{command}: {found.stderr}"
+        assert "xanchor" not in command or "shard-0" in found.stdout
+        assert "pvc" not in command or "data-onewriter-valkey-0" in found.stdout
+        assert "crd" not in command or "exclusivetopics" in found.stdout
     authority = onewriter.get("secret", "onewriter-ca")["data"]
     kept = cluster.get("exclusivetopic", "orders")["metadata"]
     assert kept["finalizers"] == ["example.org/theirs"], "ours goes, others' stays"
@@ -473,3 +484,50 @@ def test_where_definitions_go_the_objects_are_deleted_first(
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     assert "deleting ExclusiveTopic default/gone" in done.output
     eventually(lambda: "gone" not in cluster.names("exclusivetopic"), "the object goes")
+
+
+def test_anchors_outlive_an_uninstallation_that_deletes_the_definitions(
+    onewriter: Installation,
+) -> None:
+    """The volume stays, and brokers refuse its data without the anchor that knows it."""
+    # An uninstallation that was given up left the operator stopped.
+    onewriter.cluster.kubectl(
+        "scale", "deployment", "onewriter-operator", "--replicas=2", namespace=NAMESPACE
+    )
+    onewriter.install("crds.keep=false")
+    onewriter.cluster.apply(ANCHOR)
+    onewriter.helm("uninstall", "onewriter", "--no-hooks")
+    cluster = onewriter.cluster
+    eventually(lambda: "exclusivetopics.onewriter.dev" not in cluster.names("crd"), "gone")
+    assert "shard-0" in onewriter.names("bucketanchor")
+    onewriter.install()
+    assert "exclusivetopics.onewriter.dev" in cluster.names("crd")
+    assert "shard-0" in onewriter.names("bucketanchor")
+
+
+def test_documented_command_removes_finalizers_in_every_namespace(
+    onewriter: Installation,
+) -> None:
+    text = (ROOT / "docs" / "operator.md").read_text(encoding="utf-8")
+    (command,) = (
+        block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "finalizers" in block
+    )
+    onewriter.install()
+    cluster = onewriter.cluster
+    cluster.make_namespace("elsewhere")
+    for namespace in ("default", "elsewhere"):
+        topic = copy.deepcopy(TOPIC)
+        topic["metadata"] = {
+            "name": "stuck",
+            "namespace": namespace,
+            "finalizers": ["onewriter.dev/topic-cleanup"],
+        }
+        cluster.apply(topic)
+    script = (
+        f'kubectl() {{ {program("kubectl")} --kubeconfig={cluster.kubeconfig} "$@"; }}\n{command}'
+    )
+    done = commands.run(["bash", "-c", script], seconds=COMMAND_SECONDS)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(cluster.kubectl("get", "xt", "-A", "-o", "json").stdout)
+    assert not [each for each in found["items"] if each["metadata"].get("finalizers")]
+    cluster.kubectl("delete", "xt", "stuck", namespace="elsewhere")

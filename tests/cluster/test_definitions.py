@@ -62,6 +62,12 @@ ACCEPTED: dict[str, Json] = {
     "eviction now": topic({"fencing": {"podPolicy": "Delete", "minIntervalSeconds": 0}}),
     "one port without a name": topic(service(port(None, 80))),
     "two ports with names": topic(service(port("a", 80), port("b", 81))),
+    "two ports of one number and two protocols": topic(
+        service({**port("a", 53), "protocol": "UDP"}, port("b", 53))
+    ),
+    "labels with a prefix": claim(
+        subject={"podSelector": {"matchLabels": {"app.kubernetes.io/name": "writer", "empty": ""}}}
+    ),
     "deletion": topic({"deletionPolicy": "DeleteIfEmpty"}),
     "a claim": claim(),
     "a claim for pods": claim(subject={"podSelector": {"matchLabels": {"app": "writer"}}}),
@@ -128,6 +134,10 @@ REFUSED: dict[str, tuple[Json, str]] = {
         topic(service(port("a", 80), port("a", 81))),
         "each needs a different name",
     ),
+    "two ports of one number": (
+        topic(service(port("a", 80), port("b", 80))),
+        "two ports with the same number and protocol",
+    ),
     "no port": (topic(service()), "spec.leaderService.ports"),
     "a port beyond the last": (topic(service(port(None, 65536))), "ports[0].port"),
     "a Service named like a number": (
@@ -142,6 +152,23 @@ REFUSED: dict[str, tuple[Json, str]] = {
         "tokenSubject cannot be combined",
     ),
     "a claim for any pod": (claim(subject={"podSelector": {"matchLabels": {}}}), "matchLabels"),
+    "a label's name that no pod can have": (
+        claim(subject={"podSelector": {"matchLabels": {"no pod": "x"}}}),
+        "no pod can have such a label: a name is",
+    ),
+    "a label's value that no pod can have": (
+        claim(subject={"podSelector": {"matchLabels": {"app": "no pod"}}}),
+        "no pod can have such a label: a value has",
+    ),
+    "a claim that allows nothing": (
+        claim(allow=[]),
+        "an empty allow permits Shared producers only",
+    ),
+    "a claim that allows nothing in an exclusive mode": (
+        claim(mode="Exclusive", allow=[]),
+        "spec.allow",
+    ),
+    "a claim without a spec": ({**claim(), "spec": None}, "spec"),
     "a takeover without lead": (claim(allow=["takeover"]), "takeover also needs lead"),
     "a permission twice": (claim(allow=["lead", "lead"]), "spec.allow"),
     "a mode without its permission": (
@@ -253,6 +280,13 @@ def test_defaults_are_filled_in_and_status_begins_unobserved(
         "WaitForExclusive",
         "ExclusiveWithFencing",
     ]
+
+
+def test_a_spec_of_null_has_every_default(api_server: ControlPlane, namespace: str) -> None:
+    api_server.apply({**topic(name="null"), "spec": None}, topic(name="none"), namespace=namespace)
+    found = [api_server.get("xt", name, namespace=namespace)["spec"] for name in ("null", "none")]
+    assert found[0] == found[1]
+    assert found[0]["access"]["requireClaim"] is True
 
 
 def test_topics_are_selected_by_the_topic_they_stand_for(

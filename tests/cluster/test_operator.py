@@ -381,6 +381,35 @@ def is_terminating(world: World) -> list[bool]:
     return [each["conditions"]["terminating"] for each in found]
 
 
+def test_a_selector_that_others_add_is_removed_with_its_slices(world: World) -> None:
+    """Kubernetes writes slices of all pods that a selector selects, and leaves them when it is removed."""
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
+    wait_until(lambda: "leader-leader-ipv4" in world.names("endpointslice"))
+    foreign = {
+        "apiVersion": "discovery.k8s.io/v1",
+        "kind": "EndpointSlice",
+        "metadata": {
+            "name": "leader-abcde",
+            "labels": {
+                "kubernetes.io/service-name": "leader",
+                "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+            },
+        },
+        "addressType": "IPv4",
+        "endpoints": [{"addresses": ["10.0.0.9"]}],
+        "ports": [{"port": 80, "protocol": "TCP"}],
+    }
+    world.apply(foreign)
+    world.cluster.kubectl(
+        *("patch", "service", "leader", "--type=json", "-p"),
+        '[{"op": "add", "path": "/spec/selector", "value": {"app": "stock"}}]',
+        namespace=world.namespace,
+    )
+    wait_until(lambda: not world.get("service", "leader")["spec"].get("selector"))
+    wait_until(lambda: list(world.names("endpointslice")) == ["leader-leader-ipv4"])
+    world.until("Drifted", "True/Repaired")
+
+
 def test_a_leader_service_that_was_changed_or_deleted_comes_back(world: World) -> None:
     world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
     wait_until(lambda: world.names("endpointslice"))

@@ -206,10 +206,15 @@ class MemberObserver:
         self.leads = leads
 
     def _observe_again(self) -> None:
-        self._observed_seconds = 0.0
-        self._complete_after_seconds = RETURN_SECONDS
+        """Begin to observe after an interruption.
+
+        Further interruptions do not prolong it. Otherwise an observer on a busy machine, which is often held up,
+        would never find a dead broker.
+        """
+        if self._observed_seconds >= self._complete_after_seconds:
+            self._observed_seconds, self._complete_after_seconds = 0.0, DEAD_SECONDS
         for member in self._members.values():
-            if member.is_alive:
+            if member.is_alive and not member.has_to_return:
                 member.silent_seconds, member.has_to_return = 0.0, True
 
     def _compare(self, known: _Member, beat: Beat | None, gap: float) -> None:

@@ -61,7 +61,26 @@ class TopicReference(ApiModel):
 class LabelSelector(ApiModel):
     """Pods by their labels; all must match."""
 
-    match_labels: Annotated[dict[LabelName, LabelValue], Field(min_length=1, max_length=64)]
+    match_labels: Annotated[
+        dict[LabelName, LabelValue],
+        Field(
+            min_length=1,
+            max_length=64,
+            # Only here: a claim that an earlier release accepted matches no pod, as before.
+            json_schema_extra=rules(
+                rule(
+                    "self.all(name, !format.qualifiedName().validate(name).hasValue())",
+                    "no pod can have such a label: a name is [PREFIX/]NAME, of letters, digits, '-', '_' and"
+                    " '.', and begins and ends with a letter or digit",
+                ),
+                rule(
+                    "self.all(name, !format.labelValue().validate(self[name]).hasValue())",
+                    "no pod can have such a label: a value has at most 63 letters, digits, '-', '_' and '.',"
+                    " and begins and ends with a letter or digit",
+                ),
+            ),
+        ),
+    ]
     """Labels that a pod must have."""
 
 
@@ -120,6 +139,12 @@ class ProducerClaimSpec(ApiModel):
                 " || (self.mode == 'ExclusiveWithFencing' ? 'takeover' : 'lead') in self.allow",
                 "allow lacks the permission for mode: takeover for ExclusiveWithFencing, lead for other modes",
                 field=".mode",
+            ),
+            # Only here: a claim that an earlier release accepted still allows Shared producers.
+            rule(
+                "!has(self.allow) || size(self.allow) > 0 || (has(self.mode) && self.mode == 'Shared')",
+                "an empty allow permits Shared producers only: write mode: Shared, or name a permission",
+                field=".allow",
             ),
         )
     )

@@ -207,7 +207,14 @@ class LeaderService(ApiModel):
                 " self.ports.exists_one(q, has(q.name) && q.name == p.name))",
                 "if there are several ports, each needs a different name",
                 field=".ports",
-            )
+            ),
+            # Only here: objects that earlier releases accepted are still served, without the Service.
+            rule(
+                "self.ports.all(p, self.ports.exists_one(q, q.port == p.port"
+                " && q.protocol == p.protocol))",
+                "a Service cannot have two ports with the same number and protocol",
+                field=".ports",
+            ),
         )
     )
 

@@ -42,6 +42,8 @@ def service(topic: TopicObject, wanted: LeaderService, epoch: int) -> Json:
         "metadata": _metadata(topic, wanted.name, {EPOCH_LABEL: str(epoch)}),
         "spec": {
             "type": "ClusterIP",
+            # With one, Kubernetes itself would add slices of all pods that it selects.
+            "selector": {},
             "ports": [
                 {
                     **({"name": port.name} if port.name else {}),

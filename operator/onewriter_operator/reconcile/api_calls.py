@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from onewriter_operator.kinds import Json, Kind, key_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.plan.difference import differs
+from onewriter_operator.plan.difference import correction, differs
 from onewriter_operator.workqueue import RetryLater
 
 CONFLICT_SECONDS: Final = 0.5
@@ -48,8 +48,8 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
     """Write the wanted fields of an object, and lists item by item.
 
     Uses server-side apply first, so that other field managers keep their own fields. Apply cannot
-    remove an item that another manager put into a list (a port, a variable): if one is left, a merge
-    patch replaces the lists as a whole. ``version``: only if the object has this resourceVersion.
+    remove what another manager put into a list (a port, a variable) or into a selector: if it is left, a
+    merge patch replaces lists and selectors as a whole. ``version``: only if the object has this resourceVersion.
     Raises ApiRefused, ApiUnreachable.
     """
     key = key_of(wanted)
@@ -65,7 +65,7 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
     if not differs(wanted, written):
         return written
     body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
-    return await kube.merge(kind, key, body)
+    return await kube.merge(kind, key, correction(body, written))
 
 
 async def unless_gone(answer: Awaitable[object]) -> None:

@@ -20,6 +20,11 @@ POD_SECONDS: Final = 60.0
 DELETION_SECONDS: Final = 5.0
 """A failed deletion of a log is repeated after this time."""
 
+OBSTACLE_SECONDS_MAX: Final = 300.0
+"""Longest delay before a refused write is tried again."""
+
+DOUBLINGS_MAX: Final = 16
+
 PODS_MAX: Final = 64
 """Pods kept per topic."""
 
@@ -56,7 +61,11 @@ class ObjectCache:
 
 @dataclass(slots=True)
 class TopicCache(ObjectCache):
-    """State of an ExclusiveTopic."""
+    """State of an ExclusiveTopic.
+
+    ``failures``: consecutive failed writes of an object, by kind/name. ``foreign_until``: until when slices of
+    others are removed from the leader Service.
+    """
 
     stored: StoredTopic | None = None
     epoch_seen: int = 0
@@ -65,6 +74,9 @@ class TopicCache(ObjectCache):
     attempts: dict[str, tuple[RemovalAttempt, float]] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     obstacles: dict[str, Obstacle] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    generation: int = 0
+    foreign_until: float = 0.0
     fenced_pods: tuple[FencedPod, ...] | None = None
     ahead_since: float | None = None
     fence: OrderResult | None = None
@@ -80,6 +92,20 @@ class TopicCache(ObjectCache):
             return 0.0
         self.ahead_since = now if self.ahead_since is None else self.ahead_since
         return now - self.ahead_since
+
+    def obstruct(self, name: str, message: str, now: float, seconds: float) -> Obstacle:
+        """Note a failed write: the delay before the next one doubles with each failure."""
+        count = self.failures.get(name, 0)
+        self.failures[name] = count + 1
+        delay = min(seconds * 2 ** min(count, DOUBLINGS_MAX), OBSTACLE_SECONDS_MAX)
+        found = Obstacle(message, now + delay)
+        self.obstacles[name] = found
+        return found
+
+    def forget_obstacles(self) -> None:
+        """Try everything again at once."""
+        self.obstacles.clear()
+        self.failures.clear()
 
     def present_obstacles(self, now: float) -> dict[str, Obstacle]:
         """The obstacles that still count, by kind/name."""

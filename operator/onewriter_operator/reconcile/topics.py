@@ -47,10 +47,16 @@ REPLANS_MAX: Final = 3
 """How often one reconcile may meet a new obstacle and plan again."""
 
 REFUSED_SECONDS: Final = 60.0
-"""Delay after a write that the API server refused, or of an object that the topic does not own."""
+"""Delay after a write that the API server refused, or of an object that the topic does not own. It doubles with
+each refusal."""
 
 FAILING_SECONDS: Final = 5.0
-"""Delay after a write at which the API server failed."""
+"""Delay after a write at which the API server failed, which doubles with each failure."""
+
+FOREIGN_SECONDS: Final = 10.0
+"""After a selector was removed from the leader Service: time for Kubernetes to stop writing slices for it."""
+
+FOREIGN_POLL_SECONDS: Final = 2.0
 
 log = structlog.get_logger(__name__)
 
@@ -135,7 +141,10 @@ class TopicReconciler:
             cache.reconcile_at, cache.stored = asked, None
             cache.pods.clear()
             cache.attempts.clear()
-            cache.obstacles.clear()
+            cache.forget_obstacles()
+        if topic.generation != cache.generation:
+            cache.generation = topic.generation
+            cache.forget_obstacles()
         # The results of removed orders are dropped: a later order is new, whatever its text.
         cache.fence = cache.fence if topic.annotation(FENCE) else None
         cache.handover = cache.handover if topic.annotation(HANDOVER) else None
@@ -304,6 +313,8 @@ class TopicReconciler:
         elif cache.stored is not None and _is_elsewhere(topic, cache.stored):
             cache.stored = None  # an administrator may reassign it
             after.append(REFUSED_SECONDS)
+        if await self._remove_foreign_slices(topic, cache):
+            after.append(FOREIGN_POLL_SECONDS)
         if later is not None:
             raise later
         now = asyncio.get_running_loop().time()
@@ -330,7 +341,6 @@ class TopicReconciler:
             if obstacle is not None:
                 key = action.key if isinstance(action, Remove) else key_of(action.document)
                 log.warning("dependent.refused", object=named(key), reason=obstacle.message)
-                cache.obstacles[named(key)] = obstacle
                 return None, True
         return later, False
 
@@ -359,18 +369,22 @@ class TopicReconciler:
         self, topic: TopicObject, cache: TopicCache, action: Apply | Remove
     ) -> Obstacle | None:
         """Write or remove one object; its obstacle, if any. Raises RetryLater for a temporary failure."""
-        now = asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time()
+        key = action.key if isinstance(action, Remove) else key_of(action.document)
         try:
             if isinstance(action, Apply):
-                is_free = await self._apply(topic, cache, action)
-                return None if is_free else Obstacle("", now() + REFUSED_SECONDS, is_foreign=True)
-            key = action.key
+                if await self._apply(topic, cache, action):
+                    return None
+                cache.obstacles[named(key)] = foreign = Obstacle(
+                    "", now + REFUSED_SECONDS, is_foreign=True
+                )
+                return foreign
             kind = _KINDS[key.kind]
             await unless_gone(self._context.kube.delete(kind, key.namespace, key.name, action.uid))
         except ApiFails as failure:
-            return Obstacle(str(failure), now() + FAILING_SECONDS)
+            return cache.obstruct(named(key), str(failure), now, FAILING_SECONDS)
         except ApiRefused as refused:
-            return Obstacle(str(refused), now() + REFUSED_SECONDS)
+            return cache.obstruct(named(key), str(refused), now, REFUSED_SECONDS)
         return None
 
     async def _apply(self, topic: TopicObject, cache: TopicCache, action: Apply) -> bool:
@@ -381,10 +395,32 @@ class TopicReconciler:
             there = await api_answer(self._context.kube.get(action.kind, key.namespace, key.name))
             if there is not None and not parse(there).is_owned_by(topic.uid):
                 return False
+        former = self._context.store.get(key)
+        if former is not None and (former.document.get("spec") or {}).get("selector"):
+            cache.foreign_until = asyncio.get_running_loop().time() + FOREIGN_SECONDS
         written = await api_answer(enforce(self._context.kube, action.kind, wanted, action.version))
         cache.obstacles.pop(named(key), None)
+        cache.failures.pop(named(key), None)
         cache.written[named(key)] = digest(wanted)
         self._context.store.put(written)
+        return True
+
+    async def _remove_foreign_slices(self, topic: TopicObject, cache: TopicCache) -> bool:
+        """Delete the slices that Kubernetes wrote for a selector of others; whether to look again later.
+
+        Kubernetes does not delete them when the selector is removed.
+        """
+        wanted = topic.spec.leader_service
+        if wanted is None or asyncio.get_running_loop().time() >= cache.foreign_until:
+            return False
+        labels = f"{leader.SERVICE_NAME_LABEL}={wanted.name}"
+        namespace = topic.key.namespace
+        for each in map(parse, await api_answer(self._context.kube.list(SLICE, namespace, labels))):
+            if not each.is_owned_by(topic.uid):
+                log.warning("slice.foreign", object=named(each.key))
+                await unless_gone(
+                    self._context.kube.delete(SLICE, namespace, each.key.name, each.uid)
+                )
         return True
 
     async def _set_finalizers(self, topic: TopicObject, action: SetFinalizers) -> None:

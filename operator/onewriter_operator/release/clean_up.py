@@ -13,14 +13,15 @@ release's revision before it runs the first hook. Other ways to uninstall need a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from onewriter_core.errors import Unavailable
 from onewriter_core.kubernetes_names import GROUP
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import names
-from onewriter_operator.kinds import CLAIM, FIELD_MANAGER, SECRET, SLICE, TOPIC, Kind
+from onewriter_operator.installation.names import INSTANCE_LABEL
+from onewriter_operator.kinds import CLAIM, FIELD_MANAGER, LEASE, SECRET, SLICE, TOPIC, Kind
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.objects import KubeObject, parse
 from onewriter_operator.plan.leader import SLICE_MANAGER_LABEL
@@ -106,8 +107,59 @@ async def clean_up(
                     await _release(kube, kind, each, report)
             await _delete_slices(kube, configuration, report)
             await _stop_brokers(kube, configuration, report)
+            await _delete_lease(kube, configuration, report)
+            for line in remains(configuration, await _counts(kube, configuration)):
+                report(line)
     except TimeoutError as error:
         raise Unavailable(f"not done after {timeout_seconds:g} s") from error
+
+
+def remains(configuration: Configuration, counts: Mapping[str, int]) -> list[str]:
+    """What stays behind when the release is uninstalled, and how to delete it.
+
+    ``counts``: the number of objects of each kind.
+    """
+    here = f"-n {configuration.namespace}"
+    found: list[tuple[str, str]] = []
+    if any(counts.values()):
+        said = ", ".join(f"{count} {kind}s" for kind, count in counts.items() if count)
+        found.append(
+            ("kubectl delete xt,pclaim -A --all", f"{said}; their status no longer changes")
+        )
+    if configuration.brokers.storage.size or not configuration.external_store.is_used:
+        of_release = f"{here} -l {INSTANCE_LABEL}={configuration.release}"
+        found.append((f"kubectl delete pvc {of_release}", "the volumes: all messages"))
+    found += [
+        (f"kubectl delete xanchor --all {here}", "who owns which data, and the epochs given out"),
+        (
+            f"kubectl delete secret {configuration.release}-ca {here} --ignore-not-found",
+            "the authority that running sidecars trust",
+        ),
+        (
+            "kubectl delete crd -l app.kubernetes.io/name=onewriter",
+            "the definitions, with all objects of all installations in this cluster",
+        ),
+    ]
+    return [
+        "These remain, and a new installation of the same name continues with them.",
+        "To delete them, in this order:",
+        *(f"  {command}   # {what}" for command, what in found),
+    ]
+
+
+async def _counts(kube: Kube, configuration: Configuration) -> dict[str, int]:
+    return {kind.kind: len(await _all(kube, configuration, kind)) for kind in (TOPIC, CLAIM)}
+
+
+async def _delete_lease(kube: Kube, configuration: Configuration, report: Report) -> None:
+    """Delete the Lease of the operator's replicas, which stopped."""
+    name = names.component(configuration, names.OPERATOR)
+    try:
+        found = await kube.get(LEASE, configuration.namespace, name)
+    except ApiRefused:  # without the right, the Lease stays and does no harm
+        return
+    if found is not None:
+        await _delete(kube, LEASE, [parse(found)], report)
 
 
 async def _all(

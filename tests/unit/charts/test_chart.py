@@ -312,14 +312,29 @@ def test_every_binding_has_its_role() -> None:
 # ------------------------------------------------------------ definitions
 
 
-def test_definitions_stay_unless_somebody_wants_them_to_go() -> None:
+KEPT = {
+    "helm.sh/resource-policy": "keep",
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "kustomize.toolkit.fluxcd.io/prune": "disabled",
+}
+"""Annotations by which Helm, Argo CD and Flux leave an object alone."""
+
+
+def test_definitions_stay_unless_an_administrator_says_otherwise() -> None:
+    """That of BucketAnchor always stays: without anchors, brokers refuse the data in the volume."""
     for keep in (True, False):
         found = of_kind(rendered({"crds": {"keep": keep}}), "CustomResourceDefinition")
-        assert len(found) == 3
+        assert "bucketanchors.onewriter.dev" in {each["metadata"]["name"] for each in found}
         for each in found:
-            kept = each["metadata"].get("annotations", {}).get("helm.sh/resource-policy")
-            assert kept == ("keep" if keep else None)
+            is_kept = keep or each["metadata"]["name"] == "bucketanchors.onewriter.dev"
+            assert each["metadata"].get("annotations", {}) == (KEPT if is_kept else {})
     assert of_kind(rendered(LEAST), "CustomResourceDefinition") == []
+
+
+def test_uninstalling_prints_what_the_clean_up_says() -> None:
+    job = named(rendered(), "Job", "onewriter-clean-up")
+    policy = job["metadata"]["annotations"]["helm.sh/hook-output-log-policy"]
+    assert policy == "hook-succeeded,hook-failed"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "crds").glob("*.yaml")), ids=lambda path: path.stem)

@@ -205,12 +205,26 @@ def test_broker_has_time_to_return_after_the_store_was_away(timeline: Timeline) 
     timeline.run(10)
     timeline.stop(OTHER)
     timeline.run(10, store_away=True)
-    timeline.run(RETURN_SECONDS)
-    assert timeline.view().alive == {"broker-1"}
-    assert timeline.view().settled == {"broker-1"}
+    timeline.run(DEAD_SECONDS)
     assert not timeline.view().complete
+    timeline.run(RETURN_SECONDS - DEAD_SECONDS)
+    assert timeline.view() == LiveView(
+        frozenset({"broker-1"}), frozenset({"broker-1"}), complete=True
+    )
     timeline.run(BEAT_SECONDS)
     assert timeline.view() == LiveView(complete=True)
+
+
+def test_observer_that_is_held_up_again_and_again_finds_a_dead_broker(timeline: Timeline) -> None:
+    timeline.start(OTHER)
+    timeline.run(10)
+    timeline.stop(OTHER)
+    observed = 0.0
+    while timeline.observer.alive:
+        timeline.run(5, store_away=True)
+        timeline.run(1.5)
+        observed += 1.0
+    assert observed == RETURN_SECONDS
 
 
 def test_returned_broker_is_dead_two_seconds_after_its_last_heartbeat(timeline: Timeline) -> None:

@@ -12,6 +12,7 @@ from onewriter_operator.kinds import Kind
 from onewriter_operator.release.clean_up import (
     NotBeingUninstalled,
     check_uninstalling,
+    remains,
     without_ours,
 )
 from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET, problem, workloads
@@ -134,3 +135,26 @@ async def test_an_applied_rendering_ends_nothing(documents: list[Json], words: s
         await checked(*documents)
     assert "onewriter.dev/uninstall=true" in str(refused.value)
     assert "--no-hooks" in str(refused.value)
+
+
+# ------------------------------------------------------------ what remains
+
+
+def test_what_remains_is_named_with_the_command_that_deletes_it() -> None:
+    lines = remains(configured(), {"ExclusiveTopic": 2, "ProducerClaim": 0})
+    namespace = configured().namespace
+    commands = [line.strip().partition("   # ")[0] for line in lines[2:]]
+    assert commands == [
+        "kubectl delete xt,pclaim -A --all",
+        f"kubectl delete pvc -n {namespace} -l app.kubernetes.io/instance=onewriter",
+        f"kubectl delete xanchor --all -n {namespace}",
+        f"kubectl delete secret onewriter-ca -n {namespace} --ignore-not-found",
+        "kubectl delete crd -l app.kubernetes.io/name=onewriter",
+    ]
+    assert "2 ExclusiveTopics;" in lines[2]
+
+
+def test_without_volumes_and_objects_less_remains() -> None:
+    said = " ".join(remains(configured(EXTERNAL), {"ExclusiveTopic": 0, "ProducerClaim": 0}))
+    assert "pvc" not in said
+    assert "xt,pclaim" not in said
