@@ -5,7 +5,7 @@ to the dead pod. The operator does earlier what the node controller would do: it
 False, if the other brokers count the broker as dead and the broker does not answer the operator either.
 
 The kubelet owns this condition. As long as it runs, it sets the condition as its probes find the pod, so a mistake of
-the operator is corrected within seconds, and a node that returns needs nobody's help. Without an operator everything is as
+the operator is corrected within seconds, and a node that returns needs no help. Without an operator everything is as
 Kubernetes does it.
 """
 
