@@ -13,7 +13,7 @@ from e2e.manifests import KINDS, PATIENT_WITH_SILENCE
 from e2e.world import World
 from e2e.writers import Writers, WritingPod, until
 
-from onewriter_operator.plan.fenced import GRACE_SECONDS
+from onewriter_operator.plan.facts import GRACE_SECONDS
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -50,6 +51,26 @@ def test_nothing_is_left_open() -> None:
 def test_every_test_file_has_a_name_of_its_own() -> None:
     names = [path.name for path in tracked("tests/*.py") if path.name.startswith("test_")]
     assert len(names) == len(set(names))
+
+
+SAME_CLASS_NAME = {"onewriter": "onewriter/sync/"}
+"""Packages in which a folder has classes that are named after others on purpose: the facade without asyncio."""
+
+
+def test_a_package_defines_each_public_class_name_once() -> None:
+    found: dict[tuple[str, str], list[str]] = {}
+    for path in modules():
+        folder, _, inside = str(path.relative_to(ROOT)).partition("/")
+        package = inside.partition("/")[0]
+        if folder not in {"core", "broker", "client", "operator", "pipeline"}:
+            continue
+        facade = SAME_CLASS_NAME.get(package)
+        if facade is not None and inside.startswith(facade):
+            package = facade
+        for each in ast.parse(path.read_text()).body:
+            if isinstance(each, ast.ClassDef) and not each.name.startswith("_"):
+                found.setdefault((package, each.name), []).append(inside)
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}
 
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")

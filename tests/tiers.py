@@ -214,7 +214,7 @@ NEWCOMER = (
     Tier(
         "attacks",
         "hostile input and missing rights: nothing is written, read or stopped",
-        (pytest("tests/attacks", *QUICK),),
+        (pytest("tests/attacks", *QUICK, "--timeout", "360"),),
         budget_seconds=60,
         cores=1,
         missing=missing_clients,
@@ -222,7 +222,7 @@ NEWCOMER = (
     Tier(
         "compatibility",
         "data of earlier releases, and a rolling update and downgrade beside their brokers",
-        (pytest("tests/compatibility", *QUICK, "--timeout", "300"),),
+        (pytest("tests/compatibility", *QUICK, "--timeout", "360"),),
         budget_seconds=30,
         cores=1,
         missing=missing_clients,
@@ -230,7 +230,7 @@ NEWCOMER = (
     Tier(
         "conformance",
         "the store's contract on the embedded Valkey and on the fake server, the wire protocol's frames",
-        (pytest("tests/conformance", *QUICK, "-n2"),),
+        (pytest("tests/conformance", *QUICK, "-n2", "--timeout", "360"),),
         budget_seconds=45,
         cores=1,
         missing=missing_server,
@@ -238,7 +238,7 @@ NEWCOMER = (
     Tier(
         "integration",
         "processes, stock clients, signals and faults on the embedded Valkey",
-        (pytest("tests/integration", *QUICK, "--timeout", "180", "-n5", "--dist", "loadfile"),),
+        (pytest("tests/integration", *QUICK, "--timeout", "360", "-n5", "--dist", "loadfile"),),
         budget_seconds=180,
         missing=missing_clients,
         environment={"ONEWRITER_ROUNDS": "2"},
@@ -303,7 +303,7 @@ REST = (
     Tier(
         "conformance-full",
         "the store's contract on Debian's Redis, the anchor's on an API server, stock Java frames",
-        (pytest("tests/conformance", *FULL, "-n2"),),
+        (pytest("tests/conformance", *FULL, "-n2", "--timeout", "600"),),
         budget_seconds=60,
         cores=1,
         missing=lambda: [*missing_redis(), *binaries.missing_tools(), *missing_java()],

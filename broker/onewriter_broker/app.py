@@ -241,7 +241,7 @@ class Broker:
             filled=self.clients.store_filled,
             promised=self.topics.store_promises,
             dataset=self._dataset_seen,
-            returned=self.topics.resume_windows.nobody_could_come,
+            returned=self.topics.resume_windows.no_producer_could_resume,
             now=now,
             brokers=self.membership.brokers,
             on_observation=lambda _seen: self._update_shares(),

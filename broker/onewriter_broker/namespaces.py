@@ -52,7 +52,7 @@ class Conflict(Refused):
         super().__init__(ServerError.NOT_ALLOWED_ERROR, message)
 
 
-class Missing(Refused):
+class NamespaceMissing(Refused):
     """There is no such tenant, namespace or cluster."""
 
     def __init__(self, message: str) -> None:
@@ -137,7 +137,7 @@ class Namespaces:
         if stored is not None:
             return _object(stored)
         if name not in self.tenants():
-            raise Missing("Tenant does not exist")
+            raise NamespaceMissing("Tenant does not exist")
         return {"adminRoles": [], "allowedClusters": [STANDALONE]}
 
     async def create_tenant(self, name: str, info: Mapping[str, object]) -> None:
@@ -155,7 +155,7 @@ class Namespaces:
         """Replace the stored data of a tenant."""
         await self.refresh()
         if name not in self.tenants():
-            raise Missing(f"Tenant {name} not found")
+            raise NamespaceMissing(f"Tenant {name} not found")
         await self._write({_TENANT + name: self._tenant_text(info)})
 
     def _tenant_text(self, info: Mapping[str, object]) -> str:
@@ -170,7 +170,7 @@ class Namespaces:
         """Remove a tenant that has no namespaces."""
         await self.refresh()
         if name not in self.tenants():
-            raise Missing("Tenant doesn't exist")
+            raise NamespaceMissing("Tenant doesn't exist")
         if self.of_tenant(name):
             raise Conflict("The tenant still has active namespaces")
         if _TENANT + name not in self._stored:
@@ -180,16 +180,16 @@ class Namespaces:
     # ------------------------------------------------------------ namespaces
 
     def of_tenant(self, tenant: str) -> list[str]:
-        """The tenant's namespaces as ``tenant/namespace``; raises Missing."""
+        """The tenant's namespaces as ``tenant/namespace``; raises NamespaceMissing."""
         if tenant not in self.tenants():
-            raise Missing("Tenant not found")
+            raise NamespaceMissing("Tenant not found")
         found = {*self.configured, *self._under(_NAMESPACE)}
         return sorted(name for name in found if name.startswith(f"{tenant}/"))
 
     def require(self, namespace: str, message: str = "Namespace does not exist") -> None:
         """Raise Missing for a namespace that was not created."""
         if namespace not in self:
-            raise Missing(message)
+            raise NamespaceMissing(message)
 
     async def create(self, namespace: str, policies: Mapping[str, object]) -> None:
         """Create a namespace. ``policies`` is Pulsar's Policies object, stored unchanged."""
@@ -198,7 +198,7 @@ class Namespaces:
         if not _NAME.match(local):
             raise Invalid("Namespace name is not valid")
         if tenant not in self.tenants():
-            raise Missing("Tenant does not exist")
+            raise NamespaceMissing("Tenant does not exist")
         if namespace in self.configured or _NAMESPACE + namespace in self._stored:
             raise Conflict("Namespace already exists")
         if len(self._under(_NAMESPACE)) >= NAMESPACES_MAX:
@@ -262,9 +262,9 @@ class Namespaces:
         return sorted({STANDALONE, *self._under(_CLUSTER)})
 
     def cluster(self, name: str) -> dict[str, object] | None:
-        """The stored data of a cluster; None for one that was never changed; raises Missing."""
+        """The stored data of a cluster; None for one that was never changed; raises NamespaceMissing."""
         if name not in self.clusters():
-            raise Missing("Cluster does not exist")
+            raise NamespaceMissing("Cluster does not exist")
         stored = self._stored.get(_CLUSTER + name)
         return None if stored is None else _object(stored)
 
@@ -276,7 +276,7 @@ class Namespaces:
         if is_new and name in self.clusters():
             raise Conflict("Cluster already exists")
         if not is_new and name not in self.clusters():
-            raise Missing("Cluster does not exist")
+            raise NamespaceMissing("Cluster does not exist")
         if len(self._under(_CLUSTER)) >= CLUSTERS_MAX:
             raise Invalid(f"there are {CLUSTERS_MAX} clusters already")
         await self._write({_CLUSTER + name: text_of(dict(data))})

@@ -33,6 +33,9 @@ import pulsar
 from onewriter.testing import running_brokers
 
 SECONDS_MAX = 60.0
+OPERATION_SECONDS = 120
+"""The client's time limit for the subscription: the brokers of a busy machine need a while at first."""
+
 POLL_SECONDS = 0.05
 CHECKER = Path(__file__).with_name("checker.py")
 POLICIES = {"chosen": "Priority", "balanced": "Balanced"}
@@ -58,7 +61,9 @@ class Stage:
         self._options = options
         self._latest: dict[int, str] = {}
         self._client = pulsar.Client(
-            service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+            service_url,
+            operation_timeout_seconds=OPERATION_SECONDS,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
         )
         self._results = self._client.subscribe(
             [f"persistent://public/default/check-{n}" for n in range(options.endpoints)],

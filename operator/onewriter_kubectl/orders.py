@@ -21,7 +21,7 @@ from onewriter_kubectl import lookups
 from onewriter_kubectl.brokers import Brokers
 from onewriter_kubectl.kubectl import Json, Kubectl
 from onewriter_kubectl.objects import TOPIC, epoch, metadata, name, person, status
-from onewriter_kubectl.views import NOBODY
+from onewriter_kubectl.views import NO_PRODUCER
 
 POLL_SECONDS: Final = 0.5
 """Interval at which the result of an order is polled."""
@@ -157,7 +157,7 @@ def _ended(order: Order, topic: Json, current: int) -> str:
     if first is not None and first.get("cause") != order.kind.cause:
         raise _refused(f"epoch {order.epoch} had ended otherwise: {first.get('cause')}")
     holder = status(topic).get("holder")
-    return _done(order, current, person(holder) if holder else NOBODY)
+    return _done(order, current, person(holder) if holder else NO_PRODUCER)
 
 
 def _refuses(event: Json, order: Order) -> bool:

@@ -29,7 +29,7 @@ from onewriter_kubectl.objects import (
 Json = dict[str, Any]
 
 WAITERS_SHOWN_MAX: Final = 20
-FENCED_TOLD_MAX: Final = 8
+FENCED_SHOWN_MAX: Final = 8
 
 CAUSES: Final[Mapping[str, str]] = {
     "Initial": "the topic had no writer before",
@@ -261,9 +261,9 @@ def _waiters(found: Found) -> list[tuple[int, str]]:
 
 def _fenced(found: Found) -> list[str]:
     pods = list(status(found.topic).get("fencedPods") or ())
-    said = [_fenced_pod(found, pod) for pod in pods[:FENCED_TOLD_MAX]]
-    if len(pods) > FENCED_TOLD_MAX:
-        said.append(f"{len(pods) - FENCED_TOLD_MAX} more pods were fenced before.")
+    said = [_fenced_pod(found, pod) for pod in pods[:FENCED_SHOWN_MAX]]
+    if len(pods) > FENCED_SHOWN_MAX:
+        said.append(f"{len(pods) - FENCED_SHOWN_MAX} more pods were fenced before.")
     return said
 
 

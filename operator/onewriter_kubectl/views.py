@@ -22,7 +22,7 @@ from onewriter_kubectl.objects import (
 
 Json = dict[str, Any]
 
-NOBODY: Final = "nobody"
+NO_PRODUCER: Final = "nobody"
 
 
 def who(topic: Document, now: float) -> str:
@@ -108,7 +108,7 @@ def topic_status(
             ("object", name(topic)),
             ("topic", found.get("topic") or spec(topic).get("topic")),
             ("epoch", found.get("epoch")),
-            ("holder", person(holder) if holder else NOBODY),
+            ("holder", person(holder) if holder else NO_PRODUCER),
             ("claim", holder.get("claim")),
             ("node", holder.get("node")),
             ("address", holder.get("address")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,7 @@ from kubernetes.aio import client
 
 from onewriter_core.kubernetes_names import FENCE
 from onewriter_operator.brokers.client import Credentials
-from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.brokers.fleet import Fleet, FleetLimits
 from onewriter_operator.configuration import PORT_HTTP, PORT_HTTPS, Configuration
 from onewriter_operator.controller import Controller
 from onewriter_operator.declarations import Declarations
@@ -27,6 +28,7 @@ from onewriter_operator.installation import names
 from onewriter_operator.kinds import LEASE, TOPIC, Key
 from onewriter_operator.kube import Kube, load_configuration
 from onewriter_operator.metrics import Metrics
+from onewriter_operator.plan.facts import PlanLimits
 from onewriter_operator.reconcile.claims import ClaimReconciler
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
@@ -67,10 +69,24 @@ def broker_urls(settings: OperatorSettings, configuration: Configuration) -> dic
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorLimits:
+    """The times of an operator that are not settings. Tests pass other ones."""
+
+    plan: PlanLimits = PlanLimits()
+    fleet: FleetLimits = FleetLimits()
+
+
 class Operator:
     """One replica."""
 
-    def __init__(self, settings: OperatorSettings, configuration: Configuration) -> None:
+    def __init__(
+        self,
+        settings: OperatorSettings,
+        configuration: Configuration,
+        limits: OperatorLimits = OperatorLimits(),
+    ) -> None:
+        self._limits = limits
         self._settings = settings
         self._configuration = configuration
         self.metrics = Metrics()
@@ -138,6 +154,7 @@ class Operator:
             Credentials(settings.token_file, authority),
             declarations,
             controller,
+            self._limits.fleet,
         )
         followed = FollowedPods(kube, controller.pod_changed)
         context = ReconcileContext(
@@ -152,6 +169,7 @@ class Operator:
             options.leader_services,
             options.pod_deletion,
             lambda topic: controller.topic_changed(topic, None),
+            self._limits.plan,
         )
         topics, claims = TopicReconciler(context), ClaimReconciler(context)
 

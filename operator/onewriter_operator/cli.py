@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from typing import NoReturn
 
 import click
 import structlog
@@ -13,7 +14,7 @@ import uvloop
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ConfigurationError
 from onewriter_operator import configuration
-from onewriter_operator.app import Operator
+from onewriter_operator.app import Operator, OperatorLimits
 from onewriter_operator.logs import configure_logging
 from onewriter_operator.settings import OperatorSettings
 
@@ -23,6 +24,11 @@ log = structlog.get_logger(__name__)
 @click.command()
 def operator() -> None:
     """Run the operator (settings: ONEWRITER_OPERATOR_* and the configuration file)."""
+    serve()
+
+
+def serve(limits: OperatorLimits = OperatorLimits()) -> NoReturn:
+    """Run one replica with the settings of the environment, and end the process."""
     configure_logging()
     settings = OperatorSettings()
     try:
@@ -30,7 +36,7 @@ def operator() -> None:
     except ConfigurationError as error:
         click.echo(str(error), err=True)
         sys.exit(EXIT_USAGE)
-    sys.exit(uvloop.run(run(Operator(settings, wanted))))
+    sys.exit(uvloop.run(run(Operator(settings, wanted, limits))))
 
 
 async def run(replica: Operator) -> int:

@@ -61,7 +61,9 @@ CLAIM_REASONS: Final[Mapping[str, frozenset[str]]] = {
         | _CANNOT
         | _BROKERS
     ),
-    "Granted": frozenset({"Granted", "Waiting", "Fenced", "Rejected", "Unmanaged"} | _BROKERS),
+    "Granted": frozenset(
+        {"Granted", "Idle", "Waiting", "Fenced", "Rejected", "Unmanaged"} | _BROKERS
+    ),
     "FencedPodEvicted": frozenset(
         {"Evicted", "PodGone", "Pending", "BlockedByPDB", "EvictionFailed", "NotRequested"}
     ),

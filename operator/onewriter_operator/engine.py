@@ -49,15 +49,26 @@ class Handover:
     schedules itself until the queue is empty: so a queue with events always has a scheduled call.
     """
 
-    def __init__(self, intake: Intake, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        waiting_max: int = WAITING_MAX,
+        full_seconds: float = FULL_SECONDS,
+        batch_max: int = BATCH_MAX,
+    ) -> None:
+        self._waiting_max = waiting_max
+        self._full_seconds = full_seconds
+        self._batch_max = batch_max
         self._intake = intake
         self._loop = loop
         self._waiting: deque[tuple[str, Json]] = deque()
 
     async def deliver(self, kind: str, document: Json) -> None:
         """Hand one event over; called in the delivering thread's loop."""
-        while len(self._waiting) >= WAITING_MAX:  # noqa: ASYNC110 - another thread makes room
-            await asyncio.sleep(FULL_SECONDS)
+        while len(self._waiting) >= self._waiting_max:  # noqa: ASYNC110 - another thread makes room
+            await asyncio.sleep(self._full_seconds)
         self._waiting.append((kind, document))
         # One call for many events: each call wakes the other loop and waits for the interpreter lock.
         if len(self._waiting) == 1:
@@ -65,7 +76,7 @@ class Handover:
 
     def take_in(self) -> None:
         """Take in the queued events; called in the receiving loop."""
-        for _ in range(BATCH_MAX):
+        for _ in range(self._batch_max):
             try:
                 event = self._waiting.popleft()
             except IndexError:

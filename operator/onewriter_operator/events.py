@@ -74,7 +74,12 @@ class Recorder:
         instance: str,
         wall_clock: Callable[[], float],
         dropped: Callable[[], None] = lambda: None,
+        *,
+        alike_max: int = ALIKE_MAX,
+        remembered_max: int = REMEMBERED_MAX,
     ) -> None:
+        self._alike_max = alike_max
+        self._remembered_max = remembered_max
         self._kube = kube
         self._instance = instance
         self._wall_clock = wall_clock
@@ -90,7 +95,7 @@ class Recorder:
         """
         now = asyncio.get_running_loop().time()
         is_new = (about.uid, event.reason, event.note) not in self._series
-        if is_new and not event.is_answer and self._is_flood(about, event):
+        if is_new and not event.is_answer and self._is_over_limit(about, event):
             event = EmitEvent(event.reason, f"(and others alike) {event.reason}", event.is_warning)
         same = (about.uid, event.reason, event.note)
         known = self._series.get(same)
@@ -104,25 +109,25 @@ class Recorder:
             namespace = about.key.namespace or "default"
             self._series[same] = _Series("", namespace, 1, now, 0, now)
             self._series.move_to_end(same)
-            while len(self._series) > REMEMBERED_MAX:
+            while len(self._series) > self._remembered_max:
                 self._series.popitem(last=False)
         try:
             self._waiting.put_nowait((same, _event(about, event)))
         except asyncio.QueueFull:
             self._dropped()
 
-    def _is_flood(self, about: KubeObject, event: EmitEvent) -> bool:
+    def _is_over_limit(self, about: KubeObject, event: EmitEvent) -> bool:
         """Whether the object had too many different notes for the reason lately: then this one is only counted."""
         now = asyncio.get_running_loop().time()
         which = (about.uid, event.reason)
         recent = [at for at in self._recent.get(which, ()) if now - at < SERIES_SECONDS]
-        if len(recent) < ALIKE_MAX:
+        if len(recent) < self._alike_max:
             recent.append(now)
         self._recent[which] = recent
         self._recent.move_to_end(which)
-        while len(self._recent) > REMEMBERED_MAX:
+        while len(self._recent) > self._remembered_max:
             self._recent.popitem(last=False)
-        return len(recent) >= ALIKE_MAX
+        return len(recent) >= self._alike_max
 
     async def run(self) -> None:
         """Write the queued Events until cancelled."""

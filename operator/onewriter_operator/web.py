@@ -16,7 +16,7 @@ from onewriter_http.scrape_token import ScrapeToken
 from onewriter_http.server import Server, failed
 from onewriter_operator.metrics import Metrics
 
-PROBE: Final = For(Callers.EVERYBODY, "the kubelet proves no identity; the answer names no object")
+PROBE: Final = For(Callers.PUBLIC, "the kubelet proves no identity; the answer names no object")
 METRICS: Final = For(
     Callers.SCRAPER, "the answer names the topics and claims of all namespaces, and no message"
 )

@@ -96,7 +96,9 @@ class WorkQueue:
         observer: Observer | None = None,
         spacing_seconds: float = SPACING_SECONDS,
         randomness: random.Random | None = None,
+        keys_max: int = KEYS_MAX,
     ) -> None:
+        self._keys_max = keys_max
         self._reconcile = reconcile
         self._workers = workers
         self._resync_seconds = resync_seconds
@@ -140,7 +142,7 @@ class WorkQueue:
     def _add_after(self, key: Key, seconds: float) -> None:
         entry = self._entries.get(key)
         if entry is None:
-            if len(self._entries) >= KEYS_MAX:
+            if len(self._entries) >= self._keys_max:
                 self.refused += 1
                 log.error("workqueue.full", key=str(key), keys=len(self._entries))
                 return

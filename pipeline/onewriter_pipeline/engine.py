@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LOOPBACK: Final = "127.0.0.1"
 
-SAID_CHARACTERS_MAX: Final = 300
+ERROR_CHARACTERS_MAX: Final = 300
 """Characters of Spark's error text that a message shows."""
 
 _OURS: Final = re.compile(r"^(?:\s*pyspark[\w.]+: )?onewriter_\w+\.[\w.]+: (.+)$", re.MULTILINE)
@@ -97,11 +97,11 @@ def said_by(error: Exception) -> str:
     """The cause of a failure of Spark in one line: the message of our own error, if the failure contains one."""
     text = str(error)
     said = _OURS.findall(text) or _OTHERS.findall(text.partition(_TRACEBACK)[2])
-    return said[-1][:SAID_CHARACTERS_MAX] if said else _line(error)
+    return said[-1][:ERROR_CHARACTERS_MAX] if said else _line(error)
 
 
 def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:SAID_CHARACTERS_MAX]
+    return str(error).strip().splitlines()[0][:ERROR_CHARACTERS_MAX]
 
 
 @contextmanager

@@ -109,8 +109,8 @@ def write_options(
 
 def _query(options: Mapping[str, str], target: PublishTarget, app: str) -> str:
     """The identifier of a query among those of its driver, the same in each of its processes."""
-    spoken = {name.lower(): value for name, value in options.items()}
-    named = [spoken.get(name.lower(), "") for name in _OF_STREAMS]
+    spelled = {name.lower(): value for name, value in options.items()}
+    named = [spelled.get(name.lower(), "") for name in _OF_STREAMS]
     return hashlib.sha256(repr([target, app, *named]).encode()).hexdigest()
 
 

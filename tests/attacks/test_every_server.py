@@ -49,7 +49,7 @@ def sidecar() -> HttpServer:
 
 def test_the_sidecars_routes_are_for_its_pod_but_for_probes() -> None:
     _, routes = sidecar()._api()
-    assert paths(routes, Callers.EVERYBODY) == PROBES
+    assert paths(routes, Callers.PUBLIC) == PROBES
     assert paths(routes, Callers.POD) == {
         "/publish",
         "/leadership",
@@ -62,12 +62,12 @@ def test_the_sidecars_routes_are_for_its_pod_but_for_probes() -> None:
     }
     assert paths(routes, Callers.API_SERVER) == set()
     _, probes = sidecar()._probes()
-    assert paths(probes, Callers.EVERYBODY) == {each.resource.canonical for each, _ in probes}  # type: ignore[union-attr]
+    assert paths(probes, Callers.PUBLIC) == {each.resource.canonical for each, _ in probes}  # type: ignore[union-attr]
 
 
 def test_the_operators_routes_are_probes_and_the_webhook_is_for_the_api_server() -> None:
     operator = Web(Metrics(), list)
-    assert paths(operator.routes, Callers.EVERYBODY) == PROBES - {"/metrics"}
+    assert paths(operator.routes, Callers.PUBLIC) == PROBES - {"/metrics"}
     assert paths(operator.routes, Callers.SCRAPER) == {"/metrics"}
     webhook = Webhook(Path("none.crt"), Path("none.key"), cast("Any", None))
     assert paths(webhook.routes, Callers.API_SERVER) == {"/inject"}

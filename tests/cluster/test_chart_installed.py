@@ -25,7 +25,6 @@ from tests.cluster.control_plane import COMMAND_SECONDS, ControlPlane
 from onewriter_core.errors import Unavailable
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import created_once, objects
-from onewriter_operator.release import clean_up
 from onewriter_operator.release.cli import release
 
 Json = dict[str, Any]
@@ -468,9 +467,8 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
 
 
 def test_where_definitions_go_the_objects_are_deleted_first(
-    onewriter: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    onewriter: Installation, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(clean_up, "DELETION_SHARE", 0.02)  # there is no operator to wait for
     cluster = onewriter.cluster
     topic = copy.deepcopy(TOPIC)
     topic["metadata"] = {
@@ -479,7 +477,8 @@ def test_where_definitions_go_the_objects_are_deleted_first(
         "finalizers": ["onewriter.dev/topic-cleanup"],
     }
     cluster.apply(topic)
-    more = ("--confirm", "--delete-objects", f"--timeout-seconds={SECONDS_MAX}")
+    more = ["--confirm", "--delete-objects", f"--timeout-seconds={SECONDS_MAX}"]
+    more.append("--deletion-share=0.02")  # there is no operator to wait for
     done = run_hook(onewriter, "clean-up", tmp_path, *more)
     assert done.exit_code == 0, f"{done.output} {done.exception}"
     assert "deleting ExclusiveTopic default/gone" in done.output

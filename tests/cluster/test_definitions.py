@@ -6,6 +6,8 @@ Every bound and every rule of the models has an accepted and a refused case.
 from __future__ import annotations
 
 import copy
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -303,6 +305,75 @@ def test_topics_are_selected_by_the_topic_they_stand_for(
         namespace=namespace,
     )
     assert found.stdout.split() == ["exclusivetopic.onewriter.dev/one"]
+
+
+SHOWN: dict[str, Json] = {
+    "xt orders": {
+        "epoch": 7,
+        "waiting": 1,
+        "durability": "Local",
+        "holder": {
+            "name": "writer-0",
+            "producerName": "onewriter-broker-1~37f4da9d-2/0/1",
+            "pod": "writer-0",
+            "node": "node-a",
+            "claim": "primary",
+        },
+        "conditions": [
+            ("WriterActive", "True", "Held", ""),
+            ("Ready", "True", "Ready", "a writer holds the topic, or may take it"),
+        ],
+    },
+    "pclaim primary": {
+        "epoch": 7,
+        "pod": "writer-0",
+        "conditions": [("Granted", "True", "Granted", ""), ("Ready", "True", "Ready", "")],
+    },
+    "pclaim standby": {
+        "conditions": [("Granted", "False", "Idle", ""), ("Ready", "True", "Ready", "")]
+    },
+}
+"""The statuses behind the transcript in docs/operator.md."""
+
+
+def shown(status: Json) -> Json:
+    conditions = [
+        {
+            "type": kind,
+            "status": word,
+            "reason": reason,
+            "message": message,
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+            "observedGeneration": 1,
+        }
+        for kind, word, reason, message in status["conditions"]
+    ]
+    return {**status, "conditions": conditions}
+
+
+def test_documented_columns_are_those_of_kubectl(api_server: ControlPlane, namespace: str) -> None:
+    standby = claim()
+    standby["metadata"] = {"name": "standby"}
+    api_server.apply(topic(), claim(), standby, namespace=namespace)
+    for name, status in SHOWN.items():
+        patch = json.dumps({"status": shown(status)})
+        api_server.kubectl(
+            *("patch", *name.split(), "--subresource=status", "--type=merge", "-p", patch),
+            namespace=namespace,
+        )
+    text = (ROOT / "docs" / "operator.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```\n(\$ kubectl get xt,pclaim.*?)```", text, re.DOTALL)
+    for part in block.split("$ kubectl ")[1:]:
+        command, _, documented = part.partition("\n")
+        done = api_server.kubectl(
+            *command.removesuffix("-n shop").replace("-n shop", "").split(), namespace=namespace
+        )
+        assert ages_aside(done.stdout) == ages_aside(documented), done.stdout
+
+
+def ages_aside(text: str) -> list[str]:
+    """Return the lines without their last column; the distance of the others counts."""
+    return [line.rpartition(" ")[0].rstrip() for line in text.splitlines()]
 
 
 def test_short_names_category_and_columns(api_server: ControlPlane, namespace: str) -> None:

@@ -52,7 +52,7 @@ IN_TIME = ("--timeout-seconds", str(WAIT_SECONDS))
 """The plugin waits for the operator as long as the tests wait for anything."""
 
 
-class Said:
+class Output:
     def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
         self.code, self.out, self.err = done.returncode, done.stdout, done.stderr
 
@@ -100,7 +100,7 @@ class Stage:
             settings={"ONEWRITER_OPERATOR_TOKEN_FILE": str(self._token)},
         )
 
-    def __call__(self, *arguments: str, user: str = "", stdin: str = "") -> Said:
+    def __call__(self, *arguments: str, user: str = "", stdin: str = "") -> Output:
         """Run the plugin as kubectl does. ``user`` is one of ROLES, otherwise the administrator."""
         words = [*arguments, f"--kubeconfig={self.kubeconfig}", f"--namespace={self.namespace}"]
         words += [f"--as={user}"] if user else []
@@ -110,7 +110,7 @@ class Stage:
             stdin=stdin,
             seconds=COMMAND_SECONDS,
         )
-        return Said(done)
+        return Output(done)
 
     def status(self, name: str) -> Json:
         found: Json = self.cluster.get("xt", name, namespace=self.namespace).get("status") or {}

@@ -53,18 +53,21 @@ def own_world(control_plane: ControlPlane, tmp_path: Path) -> Iterator[World]:
 QUICK_FENCING = """
 import os
 import pathlib
-from onewriter_operator.plan import fenced
+from onewriter_operator.app import OperatorLimits
+from onewriter_operator.cli import serve
+from onewriter_operator.plan.facts import PlanLimits
 lasts = pathlib.Path(os.environ["ONEWRITER_OPERATOR_CONFIGURATION"]).with_suffix(".grace")
 class Grace(float):
     def __sub__(self, passed):
         left = float(self) - passed
         return max(left, 0.5) if lasts.exists() else left
-fenced.GRACE_SECONDS = Grace(1.0)
-fenced.RETRY_SECONDS_MIN = 0.5
-fenced.RETRY_SECONDS_MAX = 1.0
-fenced.FAILED_RETRY_SECONDS = 1.0
-from onewriter_operator.cli import operator
-operator()
+plan = PlanLimits(
+    grace_seconds=Grace(1.0),
+    eviction_retry_seconds_min=0.5,
+    eviction_retry_seconds_max=1.0,
+    eviction_failed_seconds=1.0,
+)
+serve(OperatorLimits(plan=plan))
 """
 """The operator with a short grace; the plan tables check the ten seconds. A file makes it longer."""
 

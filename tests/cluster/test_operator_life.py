@@ -233,12 +233,12 @@ def test_a_server_that_is_away_ends_leadership_and_comes_back_to_everything(
 
 
 PATIENT = """
-from onewriter_operator.plan import facts
-facts.PATIENCE_SECONDS = facts.MOVING_SECONDS = 60.0
-from onewriter_operator.brokers import fleet
-fleet.SETTLE_SECONDS, fleet.CATCH_UP_SECONDS = 120.0, 60.0
-from onewriter_operator.cli import operator
-operator()
+from onewriter_operator.app import OperatorLimits
+from onewriter_operator.brokers.fleet import FleetLimits
+from onewriter_operator.cli import serve
+from onewriter_operator.plan.facts import PlanLimits
+fleet = FleetLimits(settle_seconds=120.0, catch_up_seconds=60.0)
+serve(OperatorLimits(plan=PlanLimits(moving_seconds=60.0, patience_seconds=60.0), fleet=fleet))
 """
 """The operator with long delays for slow brokers; the plan tables check the real delays."""
 

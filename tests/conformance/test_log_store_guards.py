@@ -26,7 +26,7 @@ from onewriter_broker.log.store.api import (
 )
 from onewriter_broker.log.store.keys import Keys
 from onewriter_core.ids import EARLIEST, TopicName
-from onewriter_core.own.floors import EVERYBODYS, FLOOR_MARK
+from onewriter_core.own.floors import COMMON, FLOOR_MARK
 from onewriter_core.own.names import own_field
 
 TARGET, GUARDING, OTHER = topics_of_bucket(0, 3)
@@ -304,7 +304,7 @@ async def test_generations_of_a_dropped_ownership_record_are_over(mine: Writer) 
     await write(settles=True)
     assert [await answer(number) for number in (4, 5, 6)] == [STALE, STALE, AHEAD]
     assert await answer(5, own_field("other group", "resource")) == AHEAD
-    await write(audits=({"kind": "ownDropped"},), floors={EVERYBODYS: 7})
+    await write(audits=({"kind": "ownDropped"},), floors={COMMON: 7})
     other = own_field("other group", "resource")
     assert [await answer(number, other) for number in (7, 8)] == [STALE, AHEAD]
     assert await answer(7) == STALE

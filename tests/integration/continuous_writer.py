@@ -268,8 +268,8 @@ def check(
     missing = [(p, v) for v, p in writer.acked.items() if there.get(p) != v]
     silent = [(p, v) for p, v in missing if not any(a < p <= last for a, last in lost)]
     assert not silent, f"{len(silent)} acknowledged values lost silently: {silent[:3]}; {lost}"
-    spoken = [p for p in positions if any(after < p <= last for after, last in lost)]
-    assert not spoken, f"reported lost, but there: {spoken[:3]}"
+    announced = [p for p in positions if any(after < p <= last for after, last in lost)]
+    assert not announced, f"reported lost, but there: {announced[:3]}"
     back = {v for _, v in missing} & set(values)
     assert not back, f"acknowledged there, standing elsewhere: {sorted(back)[:3]}"
     return len(missing)

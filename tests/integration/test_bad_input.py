@@ -262,7 +262,7 @@ def test_late_sends_of_a_closed_producer_are_ignored(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 10 * ROUNDS)
+@pytest.mark.timeout(360 + 10 * ROUNDS)
 @pytest.mark.usefixtures("other_client")
 def test_thousands_connect_and_drop(broker: LocalBrokers, topic: str) -> None:
     hello = encode_command(pb.CommandConnect(client_version="hasty"))
@@ -347,7 +347,7 @@ def streams(draw: st.DrawFn) -> list[bytes]:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 10 * ROUNDS)
+@pytest.mark.timeout(360 + 10 * ROUNDS)
 @pytest.mark.usefixtures("other_client")
 def test_after_any_stream_the_broker_still_serves(
     broker: LocalBrokers, pieces: list[bytes]

@@ -411,7 +411,7 @@ def test_answers_are_as_documented(broker: LocalBrokers, topic: str, raw: RawCli
     raw(broker.address()).producer(topic, EXCLUSIVE, name="ada").publish(b"x")
     http = Http(broker.http_url)
     said = http("GET", f"{OWN}/{topic}/segments")[1]
-    names = "topic epoch ledger first last segments complete next"
+    names = "topic epoch ledger first last segments complete storedBlocks next"
     assert list(said) == names.split()
     remembered = http("GET", f"{OWN}/{topic}/segments?state=true")[1]["state"]
     assert list(remembered) == ["epoch", "ledger", "bucketLedger", "trimmed", "published"]

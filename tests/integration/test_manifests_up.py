@@ -17,6 +17,9 @@ from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_core.command import EXIT_USAGE
 from onewriter_core.errors import ServerError
 
+RUN_SECONDS_MAX = 240.0
+"""Time limit for the program on a busy machine. Alone it takes two seconds."""
+
 GOOD = """
 apiVersion: onewriter.dev/v1alpha1
 kind: ExclusiveTopic
@@ -35,7 +38,7 @@ def refused(folder: Path, manifests: str = GOOD, *arguments: str) -> str:
         [sys.executable, "-c", program, "up", "-f", str(path), *options, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=RUN_SECONDS_MAX,
         check=False,
     )
     said = done.stdout + done.stderr

@@ -21,7 +21,7 @@ from onewriter_core.own.names import resource_bucket
 from onewriter_core.own.table import LINEAGE_BITS
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(360)
 
 _numbers = itertools.count()
 

@@ -89,7 +89,7 @@ def dropped(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + ROUNDS)
+@pytest.mark.timeout(360 + ROUNDS)
 @pytest.mark.parametrize("kind", [SubscriptionType.EXCLUSIVE, SubscriptionType.FAILOVER])
 async def test_the_race_is_never_lost(
     broker: LocalBrokers,
@@ -158,7 +158,7 @@ async def _fail_after_redelivery(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(360 + 5 * ROUNDS)
 async def test_a_connection_that_is_lost_meanwhile(raw: RawClients, topic: str) -> None:
     """It returns with redelivery, and no message stays filtered."""
     with forked_brokers(settings={"advertised_host": PROXY_HOST}) as brokers:

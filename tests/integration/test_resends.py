@@ -159,7 +159,7 @@ def mortal() -> Iterator[LocalBrokers]:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 10 * ROUNDS)
+@pytest.mark.timeout(360 + 10 * ROUNDS)
 def test_a_resend_is_answered_with_the_original_position(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:

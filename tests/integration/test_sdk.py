@@ -99,7 +99,7 @@ async def test_a_writer_outlives_its_broker(topic: str) -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(360 + 5 * ROUNDS)
 async def test_under_load_a_takeover_leaves_no_doubt(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
@@ -121,7 +121,7 @@ async def test_under_load_a_takeover_leaves_no_doubt(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(360 + 5 * ROUNDS)
 async def test_a_cut_and_a_takeover_at_once_are_told_truly(raw: RawClients, topic: str) -> None:
     """Messages in flight are unknown. Results that are reported as definite are correct."""
     said = Said()

@@ -91,7 +91,7 @@ async def _nothing() -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(360 + 5 * ROUNDS)
 async def test_state_is_linearizable_while_writers_are_deposed(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
@@ -103,7 +103,7 @@ async def test_state_is_linearizable_while_writers_are_deposed(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(360 + 5 * ROUNDS)
 async def test_state_is_linearizable_while_connections_are_cut(topic: str) -> None:
     """All connections at once, with everything in transit."""
     with (
@@ -119,7 +119,7 @@ async def test_state_is_linearizable_while_connections_are_cut(topic: str) -> No
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(360 + 5 * ROUNDS)
 async def test_two_clients_write_one_map_for_long_and_none_is_fenced(
     broker: LocalBrokers, topic: str
 ) -> None:
@@ -147,7 +147,7 @@ async def test_two_clients_write_one_map_for_long_and_none_is_fenced(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 5 * ROUNDS)
+@pytest.mark.timeout(360 + 5 * ROUNDS)
 async def test_opening_in_mid_takeover_gives_the_fold_of_the_log(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
@@ -192,7 +192,7 @@ async def test_opening_in_mid_takeover_gives_the_fold_of_the_log(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 20 * ROUNDS)
+@pytest.mark.timeout(360 + 20 * ROUNDS)
 async def test_state_is_linearizable_while_brokers_are_killed(topic: str) -> None:
     rounds = max(2, ROUNDS // 4)
     with forked_brokers(brokers=2) as brokers:

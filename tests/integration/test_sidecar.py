@@ -156,7 +156,7 @@ def test_a_planned_handover(broker: LocalBrokers, topic: str, tmp_path: Path, ho
 
 @pytest.mark.full  # test_a_planned_handover
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 10 * ROUNDS)
+@pytest.mark.timeout(360 + 10 * ROUNDS)
 def test_taking_turns_by_release(broker: LocalBrokers, topic: str, tmp_path: Path) -> None:
     epochs: list[int] = []
     with sidecars(tmp_path, broker.service_url, topic, "a", "b") as pair:
@@ -233,7 +233,7 @@ def test_a_frozen_sidecar_wakes_up_and_publishes_nothing(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 20 * ROUNDS)
+@pytest.mark.timeout(360 + 20 * ROUNDS)
 def test_results_stored_and_not_stored_are_true(
     verified: tuple[LocalBrokers, Callable[[str], None]],
     raw: RawClients,

@@ -17,7 +17,7 @@ from tests.servers import running_pair, running_server
 from onewriter_broker.testing.processes import LocalBrokers
 from onewriter_core.errors import ServerError
 
-pytestmark = pytest.mark.timeout(330)
+pytestmark = pytest.mark.timeout(360)
 
 
 def test_replicated_waits_for_its_replica_and_nobody_else_does(topic: str) -> None:

@@ -29,7 +29,7 @@ from onewriter_broker.testing.processes import LocalBrokers, running_brokers
 from onewriter_broker.verbs.adopt import adopt as adopt_command
 from onewriter_core.errors import Unavailable
 
-pytestmark = pytest.mark.timeout(180 + 15 * ROUNDS)
+pytestmark = pytest.mark.timeout(360 + 15 * ROUNDS)
 
 
 class Link:

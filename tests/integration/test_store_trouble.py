@@ -17,7 +17,7 @@ from tests.servers import StoreServer, running_server
 from onewriter_broker.store_watch import INTERVAL_SECONDS
 from onewriter_core.errors import ServerError
 
-pytestmark = pytest.mark.timeout(330)
+pytestmark = pytest.mark.timeout(360)
 
 MEMORY_MAX = 24 * 1024 * 1024
 """Bytes of a store that is filled."""

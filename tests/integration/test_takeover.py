@@ -192,7 +192,7 @@ def test_other_producers_on_the_losers_connection_are_not_disturbed(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 10 * ROUNDS)
+@pytest.mark.timeout(360 + 10 * ROUNDS)
 def test_receipts_of_what_was_appended_come_before_the_close(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:
@@ -273,7 +273,7 @@ def test_a_waiter_with_an_old_epoch_is_fenced_and_not_queued(
 
 
 @pytest.mark.campaign
-@pytest.mark.timeout(120 + 10 * ROUNDS)
+@pytest.mark.timeout(360 + 10 * ROUNDS)
 def test_of_a_fencer_a_sharer_and_a_waiter_at_once_only_one_writes(
     broker: LocalBrokers, raw: RawClients, topic: str
 ) -> None:

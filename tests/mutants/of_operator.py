@@ -31,7 +31,7 @@ MUTANTS = (
         "onewriter_operator.plan.fenced:_Judge._due",
         "A fenced pod gets no time to register again.",
         "if grace > 0:",
-        "if grace > GRACE_SECONDS:",
+        "if grace > 10:",
         (KUBE,),
     ),
     Mutant(
@@ -39,7 +39,7 @@ MUTANTS = (
         ("S13",),
         "onewriter_operator.plan.fenced:_Judge._due",
         "Several pods of a topic are removed at the same time.",
-        "self._wait = GRACE_SECONDS  # one at a time: the others are looked at again",
+        "self._wait = self._facts.limits.grace_seconds",
         "pass",
         (KUBE,),
     ),

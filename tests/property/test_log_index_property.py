@@ -21,7 +21,7 @@ from tests.unit.broker.verify.histories import BUCKETS, TopicHistory, entry, wai
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
-from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, lacks
+from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, behind, lacks
 from onewriter_broker.topic.retention.segments import SegmentIndexes, SegmentLimits
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.topic.model import Purpose
@@ -47,7 +47,7 @@ class Reader:
             at = blocks.at
             try:
                 found = await blocks.read()
-            except Missing:
+            except EntriesMissing:
                 self.is_gone = True
                 return
             if not found:

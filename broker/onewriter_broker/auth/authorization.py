@@ -20,13 +20,13 @@ from onewriter_broker.ticks import Ticks
 from onewriter_core.api.manifests import DesiredState
 from onewriter_core.authorization import (
     Action,
-    AskedProducer,
     Denied,
     EpochResource,
     Granted,
     NamespaceResource,
     Policy,
     Principal,
+    RequestedProducer,
     Resource,
     Role,
     RoleSubjects,
@@ -118,7 +118,7 @@ class Authorization:
         identity: Identity,
         action: Action,
         resource: Resource | TopicName,
-        asked: AskedProducer | None = None,
+        asked: RequestedProducer | None = None,
     ) -> Granted | Denied:
         """The decision, neither counted nor logged, for filtering what a caller is shown."""
         if isinstance(resource, TopicName):
@@ -137,7 +137,7 @@ class Authorization:
         identity: Identity,
         action: Action,
         resource: Resource | TopicName,
-        asked: AskedProducer | None = None,
+        asked: RequestedProducer | None = None,
     ) -> Granted:
         """The decision for a request that needs the right. Raises Refused."""
         decision = self.may(identity, action, resource, asked)

@@ -25,7 +25,7 @@ TEXT_LENGTH_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedRight:
     """One subject that lacks one right."""
 
     subject: str
@@ -43,7 +43,9 @@ class TopicRefusals:
     def __init__(self, wall_ms: Callable[[], int], *, topics_max: int = TOPICS_MAX) -> None:
         self._wall_ms = wall_ms
         self._topics_max = topics_max
-        self._topics: OrderedDict[str, OrderedDict[tuple[str, Action], Refusal]] = OrderedDict()
+        self._topics: OrderedDict[str, OrderedDict[tuple[str, Action], RefusedRight]] = (
+            OrderedDict()
+        )
 
     def note(self, topic: TopicName, identity: Identity, right: Action) -> None:
         """Count one refusal at a declared topic."""
@@ -55,13 +57,13 @@ class TopicRefusals:
         subject = _shown(identity.subject)
         former = found.pop((subject, right), None)
         count = 1 if former is None else former.count + 1
-        found[subject, right] = Refusal(
+        found[subject, right] = RefusedRight(
             subject, right, count, self._wall_ms(), _shown(identity.pod_uid)
         )
         if len(found) > PER_TOPIC_MAX:
             found.popitem(last=False)
 
-    def of(self, topic: TopicName) -> Sequence[Refusal]:
+    def of(self, topic: TopicName) -> Sequence[RefusedRight]:
         """The refusals at a topic, the latest first."""
         return tuple(reversed(self._topics.get(str(topic.base), OrderedDict()).values()))
 

@@ -13,7 +13,7 @@ from onewriter_broker.connection.schemas import check_consumer
 from onewriter_broker.dispatch.api import SubscribeOptions, seek_target
 from onewriter_broker.dispatch.handle import ConsumerHandle
 from onewriter_broker.log.topic_log.entries import Entry, EntryRun
-from onewriter_broker.quotas.book import Held, Part, Quota, QuotaExceeded
+from onewriter_broker.quotas.book import Held, Quota, QuotaExceeded, QuotaUnit
 from onewriter_broker.resources.records import OwnerEnd
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError, Refused, ServerError
@@ -24,7 +24,7 @@ from onewriter_core.wire.encoding import encode_ack_response, encode_message_hea
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_core.wire.values import Ack, Flow
 
-KNOW_END = ("Pulsar-Java", "DotPulsar")
+TRACK_END = ("Pulsar-Java", "DotPulsar")
 """Stock clients that understand REACHED_END_OF_TOPIC. The C++ and Go clients close their connection
 on it."""
 
@@ -70,7 +70,7 @@ class ConsumerCommands:
     ) -> None:
         self.peer_address = address
         self.identity = identity
-        self._knows_end = client_version.startswith(KNOW_END) or link.extensions_version > 0
+        self._tracks_end = client_version.startswith(TRACK_END) or link.extensions_version > 0
         self._owner = owner
         self._clients = clients
         self._link = link
@@ -122,7 +122,7 @@ class ConsumerCommands:
             return
         try:
             self._consumers.take(
-                command.consumer_id, Part(Quota.CONSUMERS_PER_SUBJECT, self._subject)
+                command.consumer_id, QuotaUnit(Quota.CONSUMERS_PER_SUBJECT, self._subject)
             )
         except QuotaExceeded as exceeded:
             self._link.write(error_reply(command.request_id, exceeded))
@@ -323,7 +323,7 @@ class ConsumerCommands:
         self._link.write(replies.active_consumer_change(consumer_id, is_active=is_active))
 
     def reached_end(self, consumer_id: int) -> None:
-        if self._knows_end:
+        if self._tracks_end:
             self._link.write(replies.reached_end_of_topic(consumer_id))
 
     def consumer_closed(self, consumer_id: int) -> None:

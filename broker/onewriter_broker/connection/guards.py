@@ -31,7 +31,7 @@ from onewriter_core.topic.model import WHOLE
 
 
 @dataclass(frozen=True, slots=True)
-class AskedGuard:
+class RequestedGuard:
     """A guard as a client names it: an epoch of a topic, or a generation of an ownership."""
 
     name: str
@@ -39,7 +39,7 @@ class AskedGuard:
     group: str | None = None
 
 
-def asked_guard(properties: Mapping[str, str]) -> AskedGuard | None:
+def requested_guard(properties: Mapping[str, str]) -> RequestedGuard | None:
     """The guard that a producer's properties name; None if there is none. Raises Refused."""
     name = properties.get(GUARD_PROPERTY)
     if name is None:
@@ -49,7 +49,7 @@ def asked_guard(properties: Mapping[str, str]) -> AskedGuard | None:
             )
         return None
     number = _number(properties.get(GUARD_NUMBER_PROPERTY, ""))
-    return AskedGuard(name, number, properties.get(GUARD_GROUP_PROPERTY))
+    return RequestedGuard(name, number, properties.get(GUARD_GROUP_PROPERTY))
 
 
 def _number(text: str) -> int:
@@ -62,12 +62,12 @@ def _number(text: str) -> int:
     return number
 
 
-def guarding_topic(asked: AskedGuard) -> TopicName | None:
+def guarding_topic(asked: RequestedGuard) -> TopicName | None:
     """The topic of a guard; None if the guard names a resource. Raises InvalidTopicName."""
     return TopicName.parse(asked.name) if asked.group is None else topic_of(asked.name)
 
 
-def resolve(asked: AskedGuard, target: TopicName, buckets: int) -> Guard:
+def resolve(asked: RequestedGuard, target: TopicName, buckets: int) -> Guard:
     """The record in the store on which writes to ``target`` depend. Raises Refused,
     InvalidTopicName.
     """
@@ -96,7 +96,7 @@ class Guards:
 
     async def admit(
         self,
-        asked: AskedGuard,
+        asked: RequestedGuard,
         target: TopicLog,
         subject: str,
         require: Callable[[OwnedResource], object],
@@ -143,11 +143,11 @@ class Guards:
             await raise_floor(target, guard, self._prove)
             return
         if guard.kind is GuardKind.EPOCH:
-            asked = AskedGuard(guard.name, guard.number)
+            asked = RequestedGuard(guard.name, guard.number)
             guard_status = await self._beside(TopicName.parse(guard.name))
         else:
             group, resource = split_field(guard.name)
-            asked = AskedGuard(resource, guard.number, group)
+            asked = RequestedGuard(resource, guard.number, group)
             guard_status = await self._owned(asked)
             # The ownership's bucket is also the target's bucket: check that this broker still owns
             # it.
@@ -166,7 +166,7 @@ class Guards:
         epochs = await epoch_status_of(topic.runner.logs[topic.partition_of(name)], self._prove)
         return GenerationStatus(epochs.leads, epochs.epoch)
 
-    async def _elsewhere(self, asked: AskedGuard, target: TopicLog) -> GenerationStatus:
+    async def _elsewhere(self, asked: RequestedGuard, target: TopicLog) -> GenerationStatus:
         """The tenure and the highest epoch of a topic that another broker may serve, read from the
         store.
         """
@@ -177,11 +177,11 @@ class Guards:
         current = 0 if tenure is None else tenure.epoch
         return GenerationStatus(current, int(state.get("epoch", "0")))
 
-    async def _owned(self, asked: AskedGuard) -> GenerationStatus:
+    async def _owned(self, asked: RequestedGuard) -> GenerationStatus:
         """The standing of an ownership whose bucket this broker serves."""
         return await self._ownerships.generation_status(asked.group or "", canonical(asked.name))
 
-    async def _owned_elsewhere(self, asked: AskedGuard, target: TopicLog) -> GenerationStatus:
+    async def _owned_elsewhere(self, asked: RequestedGuard, target: TopicLog) -> GenerationStatus:
         resource = canonical(asked.name)
         bucket = resource_bucket(resource, self._buckets)
         records = await target.store.read_owned(bucket)
@@ -202,7 +202,7 @@ class Guards:
             raise no_space(target.name, floors_max)
 
 
-def _judge(asked: AskedGuard, guard_status: GenerationStatus) -> None:
+def _judge(asked: RequestedGuard, guard_status: GenerationStatus) -> None:
     """Raise Fenced or Refused unless the guard's number is the current one."""
     if guard_status.current == asked.number:
         return

@@ -19,7 +19,7 @@ from onewriter_broker.auth.authentication import PEER, Authenticated
 from onewriter_broker.connection.clients import Clients
 from onewriter_broker.connection.session import Session
 from onewriter_broker.connection.withdrawals import Reading
-from onewriter_broker.quotas.book import Part, QuotaExceeded, connection_parts
+from onewriter_broker.quotas.book import QuotaExceeded, QuotaUnit, connection_parts
 from onewriter_broker.tls import ServerCertificate
 from onewriter_broker.topic.registry.loaded_topic import Detection
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
@@ -117,7 +117,7 @@ class ClientProtocol(asyncio.BufferedProtocol):
         self._is_refreshing = False
         self._expiry: asyncio.TimerHandle | None = None
         self._connect_timer: asyncio.TimerHandle | None = None
-        self._counted: tuple[Part, ...] = ()
+        self._counted: tuple[QuotaUnit, ...] = ()
 
     # ------------------------------------------------------------ asyncio.BufferedProtocol
 

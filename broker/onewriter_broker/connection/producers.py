@@ -16,10 +16,15 @@ from types import MappingProxyType
 import structlog
 
 from onewriter_broker.connection.clients import Clients
-from onewriter_broker.connection.guards import AskedGuard, Guards, asked_guard, guarding_topic
+from onewriter_broker.connection.guards import (
+    Guards,
+    RequestedGuard,
+    guarding_topic,
+    requested_guard,
+)
 from onewriter_broker.connection.named_partitions import NamedPartitions
 from onewriter_broker.connection.properties import (
-    AskedPriority,
+    RequestedPriority,
     if_epoch_of,
     mode_of,
     parse_priority,
@@ -32,11 +37,11 @@ from onewriter_broker.dispatch.api import check_pairs, check_printable
 from onewriter_broker.log.store.api import Guard, GuardKind, Outcome
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.log.topic_log.termination import terminated_at
-from onewriter_broker.quotas.book import Held, Part, Quota, namespace_key, subject_of
+from onewriter_broker.quotas.book import Held, Quota, QuotaUnit, namespace_key, subject_of
 from onewriter_broker.topic.producers.deduplication import INVENTED_PREFIX
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_broker.topic.registry.loaded_topic import Detection, LoadedTopic
-from onewriter_core.authorization import Action, AskedProducer, Granted
+from onewriter_core.authorization import Action, Granted, RequestedProducer
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.property_names import HOST_PROPERTY
@@ -115,7 +120,7 @@ class ProducerCommands:
         except Refused as error:  # before any property is read
             self._link.write(error_reply(command.request_id, error))
             return
-        asked = self._asked_priority(command)
+        asked = self._requested_priority(command)
         present = self._producers.get(command.producer_id)
         if present is not None:
             self._open_again(command, present, asked)
@@ -130,12 +135,12 @@ class ProducerCommands:
         self._producers[command.producer_id] = opening
         try:
             name = TopicName.parse(command.topic)
-            guard = asked_guard(properties_of(command))
+            guard = requested_guard(properties_of(command))
             self._check_store(name, command)
             self._producers.take(
                 command.producer_id,
-                Part(Quota.PRODUCERS_PER_SUBJECT, self._subject),
-                Part(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
+                QuotaUnit(Quota.PRODUCERS_PER_SUBJECT, self._subject),
+                QuotaUnit(Quota.PRODUCERS_PER_NAMESPACE, namespace_key(name.namespace_name)),
             )
         except (InvalidTopicName, Refused) as error:
             del self._producers[command.producer_id]
@@ -162,10 +167,10 @@ class ProducerCommands:
         self,
         command: pb.CommandProducer,
         present: Producer | Opening,
-        asked: AskedPriority,
+        asked: RequestedPriority,
     ) -> None:
         """Repeat the answer for the same producer id on the same connection, or refuse it."""
-        priority = present.asked_priority if isinstance(present, Producer) else present.priority
+        priority = present.requested_priority if isinstance(present, Producer) else present.priority
         if (asked.value or 0) != priority:
             text = "the queue priority of a producer never changes after its creation"
             code = ServerError.NOT_ALLOWED_ERROR
@@ -183,8 +188,8 @@ class ProducerCommands:
         command: pb.CommandProducer,
         name: TopicName,
         opening: Opening,
-        asked: AskedPriority,
-        asked_for: AskedGuard | None,
+        asked: RequestedPriority,
+        asked_for: RequestedGuard | None,
     ) -> None:
         guard = None
         try:
@@ -223,7 +228,7 @@ class ProducerCommands:
         name: TopicName,
         topic: LoadedTopic,
         opening: Opening,
-        asked: AskedPriority,
+        asked: RequestedPriority,
         guard: Guard | None = None,
     ) -> None:
         """Admit the producer and pass it to the topic's runner, which answers it."""
@@ -240,7 +245,7 @@ class ProducerCommands:
             request,
             topic.runner.logs[request.partition],
             self._gathered,
-            asked_priority=asked.value or 0,
+            requested_priority=asked.value or 0,
             properties=properties_of(command) or NO_PROPERTIES,
             guard=guard,
         )
@@ -257,7 +262,7 @@ class ProducerCommands:
         command: pb.CommandProducer,
         name: TopicName,
         topic: LoadedTopic,
-        asked: AskedPriority,
+        asked: RequestedPriority,
     ) -> Request:
         """The command as a request to the topic machine. Raises Refused."""
         properties = properties_of(command)
@@ -296,12 +301,12 @@ class ProducerCommands:
             host=self._identity.node or properties.get(HOST_PROPERTY) or self._peer_host,
         )
 
-    def _admission(self, name: TopicName, mode: AccessMode, asked: AskedPriority) -> Granted:
+    def _admission(self, name: TopicName, mode: AccessMode, asked: RequestedPriority) -> Granted:
         """The right to write. Raises Refused."""
-        wanted = AskedProducer(mode, asked.value)
+        wanted = RequestedProducer(mode, asked.value)
         return self._clients.authorization.require(self._identity, Action.PRODUCE, name, wanted)
 
-    def _asked_priority(self, command: pb.CommandProducer) -> AskedPriority:
+    def _requested_priority(self, command: pb.CommandProducer) -> RequestedPriority:
         field = self._clients.settings.queue_priority_field
         wire = queue_priority(command, field) if field else None
         return parse_priority(properties_of(command), wire)

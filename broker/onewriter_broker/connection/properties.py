@@ -27,7 +27,7 @@ SECONDS_DIGITS_MAX = 32
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
 
 
-class AskedPriority(NamedTuple):
+class RequestedPriority(NamedTuple):
     """The priority that a producer asked for; None if it asked for none.
 
     ``note`` is for the audit: the invalid value that the producer sent.
@@ -77,7 +77,7 @@ def serve_seconds_of(properties: Mapping[str, str]) -> float:
     return math.ceil(seconds * 1000) / 1000  # as the store keeps it, and never less
 
 
-def parse_priority(properties: Mapping[str, str], wire_value: int | None) -> AskedPriority:
+def parse_priority(properties: Mapping[str, str], wire_value: int | None) -> RequestedPriority:
     """The priority that a PRODUCER command asks for; never raises.
 
     The wire field wins over the property ``onewriter.queue-priority``. A value that is not a signed 32-bit number
@@ -85,11 +85,13 @@ def parse_priority(properties: Mapping[str, str], wire_value: int | None) -> Ask
     """
     if wire_value is not None:
         if INT32_MIN <= wire_value <= INT32_MAX:
-            return AskedPriority(wire_value)
-        return AskedPriority(None, f"queue priority {wire_value} is not a signed 32-bit number")
+            return RequestedPriority(wire_value)
+        return RequestedPriority(None, f"queue priority {wire_value} is not a signed 32-bit number")
     text = properties.get(PRIORITY_PROPERTY)
     if text is None:
-        return AskedPriority(None)
+        return RequestedPriority(None)
     if _WHOLE_NUMBER.fullmatch(text) and INT32_MIN <= int(text) <= INT32_MAX:
-        return AskedPriority(int(text))
-    return AskedPriority(None, f"{PRIORITY_PROPERTY} {text[:40]!a} is not a signed 32-bit number")
+        return RequestedPriority(int(text))
+    return RequestedPriority(
+        None, f"{PRIORITY_PROPERTY} {text[:40]!a} is not a signed 32-bit number"
+    )

@@ -15,7 +15,7 @@ from typing import Any, Final
 from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.connection.properties import mode_of
 from onewriter_broker.connection.requests import code_of, error_reply
-from onewriter_core.authorization import Action, AskedProducer
+from onewriter_core.authorization import Action, RequestedProducer
 from onewriter_core.errors import ProtocolError, Refused
 from onewriter_core.ids import Identity, InvalidTopicName, TopicName
 from onewriter_core.wire import replies
@@ -187,7 +187,7 @@ class CommandRights:
             return  # the answer will be that there is no such consumer
         asked = None
         if isinstance(command, pb.CommandProducer):
-            asked = AskedProducer(mode_of(command))
+            asked = RequestedProducer(mode_of(command))
         for action in actions:
             self._authorization.require(self._identity, action, name, asked)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from onewriter_broker.connection.requests import Link
 from onewriter_broker.log.appender import Appender
-from onewriter_broker.log.joint_append import JointAppend, Part
+from onewriter_broker.log.joint_append import JointAppend, JointEntry
 from onewriter_broker.log.topic_log.log import ENTRY_BYTES
 from onewriter_broker.topic.producers.producer import Producer
 from onewriter_core.errors import Refused, ServerError, Undecided
@@ -98,12 +98,12 @@ def check_bucket(topics: Sequence[TopicName], buckets: int) -> None:
             )
 
 
-def _part(part: pb.CommandPublishTogether.Part, producer: Producer) -> Part:
+def _part(part: pb.CommandPublishTogether.Part, producer: Producer) -> JointEntry:
     payload = memoryview(part.entry)
     if not entry_checksum_ok(payload):
         raise Refused(ServerError.CHECKSUM_ERROR, "the checksum of a message is wrong")
     send = Send(part.producer_id, part.sequence_id, max(1, part.num_messages))
-    return Part(producer.topic_log, send, payload, producer.guard)
+    return JointEntry(producer.topic_log, send, payload, producer.guard)
 
 
 def _ids(positions: Sequence[Position], producers: Sequence[Producer]) -> list[MessageId]:

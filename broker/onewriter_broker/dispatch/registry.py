@@ -16,7 +16,7 @@ from onewriter_broker.dispatch.cursor import Cursor, CursorFormatError
 from onewriter_broker.dispatch.positions import last_compacted_id, last_message_id, seek_position
 from onewriter_broker.dispatch.saved_cursors import STATE_PREFIX, read_cursor
 from onewriter_broker.dispatch.subscription import Subscription
-from onewriter_broker.quotas.book import Part, Quota, namespace_key
+from onewriter_broker.quotas.book import Quota, QuotaUnit, namespace_key
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.wire.values import MessageId
@@ -34,7 +34,7 @@ class Registry:
         self._by_name: dict[str, Subscription] = {}
         self._is_closed = False
         namespace = namespace_key(context.log.name.namespace_name)
-        self._part = Part(Quota.SUBSCRIPTIONS_PER_NAMESPACE, namespace)
+        self._part = QuotaUnit(Quota.SUBSCRIPTIONS_PER_NAMESPACE, namespace)
         self._last: tuple[Position, MessageId, Position] | None = None
         self._restore()
         context.log.watch(self._advanced)

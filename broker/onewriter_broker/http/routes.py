@@ -14,7 +14,7 @@ from aiohttp import web
 
 from onewriter_broker.auth.authorization import Authorization
 from onewriter_broker.http.site import namespace_of, topic_of
-from onewriter_broker.namespaces import Missing
+from onewriter_broker.namespaces import NamespaceMissing
 from onewriter_core.authorization import INSTALLATION, Action, Resource
 from onewriter_core.errors import Refused, ServerError
 from onewriter_core.ids import Identity
@@ -120,5 +120,5 @@ def check(
                 authorization.require(identity, action, resource)
             except Refused as refused:
                 if refused.code is ServerError.TOPIC_NOT_FOUND:
-                    raise Missing(f"Namespace not found ({refused.message})") from None
+                    raise NamespaceMissing(f"Namespace not found ({refused.message})") from None
                 raise

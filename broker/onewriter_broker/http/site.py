@@ -22,7 +22,7 @@ from onewriter_broker.http.peers import PeerRefused, Peers
 from onewriter_broker.http.watchers import Watchers
 from onewriter_broker.log.store.api import LogStore, Observation
 from onewriter_broker.log.topic_log.losses import Loss
-from onewriter_broker.namespaces import Conflict, Invalid, Missing, Namespaces
+from onewriter_broker.namespaces import Conflict, Invalid, NamespaceMissing, Namespaces
 from onewriter_broker.ownership.membership import Membership
 from onewriter_broker.quotas.book import subject_of
 from onewriter_broker.ticks import Ticks
@@ -87,7 +87,7 @@ def status_of(error: Exception) -> int:
             return error.status
         case Conflict() | Undivided():
             return 409
-        case Missing():
+        case NamespaceMissing():
             return 404
         case Invalid() | InvalidTopicName():
             return 412

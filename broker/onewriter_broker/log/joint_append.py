@@ -29,7 +29,7 @@ from onewriter_core.wire.values import Send
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class JointEntry:
     """One entry for one log. Its log reports the result to it as to a Sender."""
 
     topic_log: TopicLog
@@ -71,7 +71,7 @@ class JointAppend:
     together.
     """
 
-    def __init__(self, parts: Sequence[Part], may_write: Callable[[], bool]) -> None:
+    def __init__(self, parts: Sequence[JointEntry], may_write: Callable[[], bool]) -> None:
         self.parts = tuple(parts)
         self.logs = tuple(dict.fromkeys(part.topic_log for part in parts))
         self._may_write = may_write
@@ -134,7 +134,7 @@ class JointAppend:
             )
 
 
-def _check_block(parts: Sequence[Part]) -> None:
+def _check_block(parts: Sequence[JointEntry]) -> None:
     if len({part.guard for part in parts}) > 1:
         text = "messages for one topic are stored together under one guard only"
         raise Refused(ServerError.NOT_ALLOWED_ERROR, text)

@@ -114,7 +114,7 @@ class Acquirer:
         self._single_node = single_node
         self._randomness = randomness
         self._last_seen_ms = last_seen_ms
-        self._births = 0
+        self._birthmarks = 0
 
     async def acquire(
         self, bucket: int, is_free: Callable[[Record], bool], remembered: int | None = None
@@ -133,7 +133,7 @@ class Acquirer:
                 return None
             node = await self._store.observe([bucket])
             verdict = self._judged(current.record, bucket, node, remembered)
-            if is_unborn(node, bucket) and not isinstance(verdict, Refuse):
+            if has_no_birthmark(node, bucket) and not isinstance(verdict, Refuse):
                 await self._store.bear(bucket, self._new_birthmark())
                 node = await self._store.observe([bucket])
                 verdict = self._judged(current.record, bucket, node, remembered)
@@ -191,8 +191,8 @@ class Acquirer:
         )
 
     def _new_birthmark(self) -> str:
-        self._births += 1
-        return f"{self._me}/{self._births}"
+        self._birthmarks += 1
+        return f"{self._me}/{self._birthmarks}"
 
     async def _stamp(self, binding: Binding, birthmark: str) -> Outcome:
         """Stamp, and repeat it if the store gave no answer: a stamp is idempotent."""
@@ -215,7 +215,7 @@ def still_holds(binding: Binding, node: Observation) -> bool:
     )
 
 
-def is_unborn(node: Observation, bucket: int) -> bool:
+def has_no_birthmark(node: Observation, bucket: int) -> bool:
     """Whether the bucket has neither a record nor the birthmark that its first stamp requires."""
     unit = node.units.get(bucket, Unit())
     return unit.generation == 0 and not unit.birthmark
@@ -263,7 +263,7 @@ async def adopt_force(
             return _problem(unchanged, "nothing to force: brokers can take this bucket as it is")
         if not node.is_primary:
             return _problem(unchanged, "the store at hand is not a primary")
-        if is_unborn(node, bucket):  # missing data is given up
+        if has_no_birthmark(node, bucket):  # missing data is given up
             await store.bear(bucket, operator)
             node = await store.observe([bucket])
         desired = forced(current.record, bucket, node, owner=operator)

@@ -60,7 +60,7 @@ class QuotaExceeded(Refused):
         self.quota = quota
 
 
-class Part(NamedTuple):
+class QuotaUnit(NamedTuple):
     """One unit of one quota, and whom it counts for."""
 
     quota: Quota
@@ -89,18 +89,18 @@ class QuotaBook:
         used = self._used[quota]
         return max(used.items(), key=lambda each: each[1], default=("", 0))
 
-    def take(self, *parts: Part) -> None:
+    def take(self, *parts: QuotaUnit) -> None:
         """Count one more of each part, either all or none. Raises QuotaExceeded."""
         for quota, whose in parts:
             self.check(quota, whose, self._used[quota][whose])
         self.count(*parts)
 
-    def count(self, *parts: Part) -> None:
+    def count(self, *parts: QuotaUnit) -> None:
         """Count one more of each part, even beyond a limit."""
         for quota, whose in parts:
             self._used[quota][whose] += 1
 
-    def give_back(self, *parts: Part) -> None:
+    def give_back(self, *parts: QuotaUnit) -> None:
         """Count one less of each part."""
         for quota, whose in parts:
             used = self._used[quota]
@@ -130,13 +130,13 @@ def subject_of(identity: Identity, address: str) -> str:
     return f"anonymous client at {network_of(address.rpartition(':')[0] or address)}"
 
 
-def connection_parts(identity: Identity, address: str) -> tuple[Part, ...]:
+def connection_parts(identity: Identity, address: str) -> tuple[QuotaUnit, ...]:
     """The parts of a connection: those of its subject, and for a ServiceAccount also those of its namespace."""
-    parts = [Part(Quota.CONNECTIONS_PER_SUBJECT, subject_of(identity, address))]
+    parts = [QuotaUnit(Quota.CONNECTIONS_PER_SUBJECT, subject_of(identity, address))]
     namespace = Principal(identity).namespace
     if namespace is not None:
         whose = f"Kubernetes namespace {namespace}"
-        parts.append(Part(Quota.CONNECTIONS_PER_NAMESPACE, whose))
+        parts.append(QuotaUnit(Quota.CONNECTIONS_PER_NAMESPACE, whose))
     return tuple(parts)
 
 
@@ -154,9 +154,9 @@ class Held(dict[int, Item]):
     def __init__(self, book: QuotaBook) -> None:
         super().__init__()
         self._book = book
-        self._parts: dict[int, tuple[Part, ...]] = {}
+        self._parts: dict[int, tuple[QuotaUnit, ...]] = {}
 
-    def take(self, key: int, *parts: Part) -> None:
+    def take(self, key: int, *parts: QuotaUnit) -> None:
         """Count an id that is in the mapping, or will be. Raises QuotaExceeded."""
         self._book.take(*parts)
         self._parts[key] = parts

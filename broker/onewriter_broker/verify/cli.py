@@ -24,7 +24,7 @@ from onewriter_broker.process import redis_settings
 from onewriter_broker.settings import Settings
 from onewriter_broker.store_option import without_password
 from onewriter_broker.verify.reader import LogReport, all_logs, logs_of, verify
-from onewriter_core.audit.findings import PREDICATES
+from onewriter_core.audit.findings import NOT_DETECTED, PREDICATES
 from onewriter_core.command import EXIT_REFUSED, output_option
 from onewriter_core.errors import ConfigurationError, Refused, ServerError, Undecided
 from onewriter_core.ids import InvalidTopicName, TopicName
@@ -157,12 +157,12 @@ class _Progress:
     """Writes the progress of a long check to standard error."""
 
     def __init__(self) -> None:
-        self._said_at = time.monotonic()
+        self._logged_at = time.monotonic()
 
     def __call__(self, log: str, entries: int) -> None:
         now = time.monotonic()
-        if now - self._said_at >= PROGRESS_SECONDS:
-            self._said_at = now
+        if now - self._logged_at >= PROGRESS_SECONDS:
+            self._logged_at = now
             click.echo(f"onewriter: {log}: {entries} entries checked", err=True)
 
 
@@ -171,6 +171,7 @@ def _as_json(reports: Sequence[LogReport]) -> str:
         {
             "holds": all(report.findings.holds for report in reports),
             "checked": PREDICATES,
+            "notDetected": NOT_DETECTED,
             "logs": [
                 {
                     "log": report.log,
@@ -223,6 +224,7 @@ def _as_table(reports: Sequence[LogReport]) -> str:
         lines += _details(report)
     predicates = ", ".join(PREDICATES)
     lines += ["", f"Checked: {predicates}, as far as log and audit show them."]
+    lines.append(f"Not detected: {'; '.join(NOT_DETECTED)}.")
     return "\n".join(lines)
 
 

@@ -18,5 +18,5 @@ AddRoutes = Callable[[SidecarRoutes], None]
 OWN_POD: Final = For(
     Callers.POD, "it acts with the ServiceAccount of its pod, whose token every container may read"
 )
-PROBE: Final = For(Callers.EVERYBODY, "the kubelet proves no identity; the answer names no message")
-METRICS: Final = For(Callers.EVERYBODY, "counts of this pod, without names of keys or contents")
+PROBE: Final = For(Callers.PUBLIC, "the kubelet proves no identity; the answer names no message")
+METRICS: Final = For(Callers.PUBLIC, "counts of this pod, without names of keys or contents")

@@ -112,7 +112,7 @@ class ClaimSubject(ApiModel):
     """The exact subject of a static token; excludes the other fields."""
 
     @model_validator(mode="after")
-    def _names_somebody(self) -> Self:
+    def _names_a_subject(self) -> Self:
         in_kubernetes = self.service_account_name is not None or self.pod_selector is not None
         if not in_kubernetes and self.token_subject is None:
             raise ValueError("must have one of serviceAccountName, podSelector, tokenSubject")

@@ -82,10 +82,12 @@ KINDS: Final = (
         "xt",
         (
             Column("Epoch", ".status.epoch", "integer"),
-            Column("Holder", ".status.holder.producerName"),
+            Column("Holder", ".status.holder.name"),
             Column("State", _condition("WriterActive", "reason")),
             Column("Ready", _condition("Ready", "status")),
             Column("Message", _condition("Ready", "message"), priority=1),
+            Column("Node", ".status.holder.node", priority=1),
+            Column("Claim", ".status.holder.claim", priority=1),
             Column("Waiting", ".status.waiting", "integer", priority=1),
             Column("Durability", ".status.durability", priority=1),
             _AGE,

@@ -62,6 +62,8 @@ Conditions = Annotated[
 class Holder(ApiModel):
     """Who writes."""
 
+    name: Text | None = None
+    """Its pod, or the producer's name if it did not authenticate as a pod."""
     producer_name: Text
     """The producer's name."""
     claim: Word | None = None

@@ -83,7 +83,7 @@ class Consumers(ApiModel):
 
     @field_validator("namespaces", "subjects")
     @classmethod
-    def _nobody_twice(cls, named: tuple[str, ...]) -> tuple[str, ...]:
+    def _no_duplicates(cls, named: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(named)) != len(named):
             raise ValueError("must not name one twice")
         return named
@@ -175,7 +175,7 @@ class Compaction(ApiModel):
     """Bytes of new entries after which a log is compacted again; at least half of the view's own size."""
 
 
-class Fencing(ApiModel):
+class FencingPolicy(ApiModel):
     """What happens to the pod of a writer fenced as stale; means nothing outside Kubernetes."""
 
     pod_policy: WordOf[PodPolicy] = PodPolicy.EVICT
@@ -295,7 +295,7 @@ class ExclusiveTopicSpec(ApiModel):
     """How much of the log is kept."""
     compaction: Compaction = Compaction()
     """Whether the latest message of each key is kept."""
-    fencing: Fencing = Fencing()
+    fencing: FencingPolicy = FencingPolicy()
     """What happens to the pod of a writer that was fenced as stale."""
     leader_service: LeaderService | None = None
     """A Service that routes only to the writer's pod."""

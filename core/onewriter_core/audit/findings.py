@@ -20,6 +20,13 @@ PREDICATES: Final = {
 }
 """The predicates that the stored log and audit can show, each with the part of it that they show."""
 
+NOT_DETECTED: Final = (
+    "removed newest blocks of a log, until the next fence",
+    "changed entries whose hashes, and those of all later blocks of their ledger, were computed again",
+    "changes that also change the audit records accordingly",
+)
+"""Changes of stored logs that no check can find. Every report says so."""
+
 
 @dataclass(frozen=True, slots=True)
 class AuditLimits:

@@ -27,7 +27,7 @@ from onewriter_core.audit.publishers import PublisherChecker
 from onewriter_core.audit.publishes import VersionChecker
 from onewriter_core.audit.records import FenceRecord
 from onewriter_core.audit.sequences import SequenceChecker
-from onewriter_core.ids import EARLIEST, Position
+from onewriter_core.ids import EARLIEST, NUMBER_MAX, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +171,21 @@ class LogChecker:
             )
 
     def _audited(self, marker: LedgerBegins, record: FenceRecord | None) -> Iterator[Finding]:
-        if record is not None or marker.time_ms is None:
+        if record is not None:
             return
-        oldest = self.audit.oldest
+        oldest, ledger = self.audit.oldest, marker.position.ledger
+        time_ms = NUMBER_MAX if marker.time_ms is None else marker.time_ms
+        if marker.time_ms is None and ledger > self.audit.newest_ledger:
+            return  # a table whose audit ends earlier than its messages
         if oldest is None:
             self._note("the bucket's audit holds no fences: markers were not compared with it")
-        elif marker.position.ledger <= oldest.ledger or marker.time_ms <= oldest.time_ms:
+        elif ledger <= oldest.ledger or time_ms <= oldest.time_ms:
             self._note(f"markers before audit {oldest.record_id} were not compared with the audit")
         else:
             yield self._finding(
                 "S4",
                 marker.position,
-                f"ledger {marker.position.ledger} has a marker, but the audit has no such fence",
+                f"ledger {ledger} has a marker, but the audit has no such fence",
             )
 
     def _identity(self, marker: LedgerBegins, record: FenceRecord | None) -> Iterator[Finding]:

@@ -8,9 +8,9 @@ docs/security.md has the table of rights.
 from onewriter_core.authorization.claims import PodsOf, matches
 from onewriter_core.authorization.decisions import (
     Action,
-    AskedProducer,
     Denied,
     Granted,
+    RequestedProducer,
     may,
 )
 from onewriter_core.authorization.principals import Principal, Role, RoleSubjects, subjects_of
@@ -31,7 +31,6 @@ from onewriter_core.authorization.resources import (
 __all__ = [
     "INSTALLATION",
     "Action",
-    "AskedProducer",
     "ConsumersDefault",
     "Denied",
     "EpochResource",
@@ -43,6 +42,7 @@ __all__ = [
     "Policy",
     "Principal",
     "Proof",
+    "RequestedProducer",
     "Resource",
     "Role",
     "RoleSubjects",

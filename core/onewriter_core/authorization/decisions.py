@@ -70,7 +70,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class AskedProducer:
+class RequestedProducer:
     """The access mode that a producer asks for. ``priority``: None if it asks for none."""
 
     mode: AccessMode
@@ -79,7 +79,7 @@ class AskedProducer:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """The action is allowed. The fields are used only for PRODUCE with an AskedProducer.
+    """The action is allowed. The fields are used only for PRODUCE with a RequestedProducer.
 
     ``claim_name`` is the claim that admits the producer, empty if none was needed. ``priority`` is the effective one,
     which is decided at registration: a claim that is edited later affects the next registration.
@@ -120,7 +120,7 @@ def may(
     principal: Principal,
     action: Action,
     resource: Resource,
-    asked: AskedProducer | None = None,
+    asked: RequestedProducer | None = None,
 ) -> Granted | Denied:
     """Decide whether ``principal`` may do ``action`` to ``resource``.
 
@@ -182,7 +182,7 @@ def _owned(principal: Principal, action: Action, resource: OwnedResource) -> Gra
 
 
 def _topic(
-    principal: Principal, action: Action, topic: TopicResource, asked: AskedProducer | None
+    principal: Principal, action: Action, topic: TopicResource, asked: RequestedProducer | None
 ) -> Granted | Denied:
     if topic.name.domain != "persistent":
         text = "only persistent topics are served here"
@@ -329,7 +329,7 @@ def _exists(principal: Principal, action: Action, topic: TopicResource) -> Denie
 
 
 def _produce(
-    principal: Principal, action: Action, topic: TopicResource, asked: AskedProducer | None
+    principal: Principal, action: Action, topic: TopicResource, asked: RequestedProducer | None
 ) -> Granted | Denied:
     """Decide PRODUCE. Matching claims restrict a producer even if the topic requires no claim.
 
@@ -388,7 +388,7 @@ def _produce_somehow(
     if not matching or topic.declaration is None:
         return last
     for mode in topic.declaration.spec.access.modes:
-        last = _produce(principal, action, topic, AskedProducer(mode))
+        last = _produce(principal, action, topic, RequestedProducer(mode))
         if isinstance(last, Granted):
             return last
     return last
@@ -412,7 +412,7 @@ def _no_writer(principal: Principal, action: Action, topic: TopicResource) -> De
     return _lacks(principal, action, topic, why, detail=_who_reads(topic))
 
 
-def _unclaimed(asked: AskedProducer | None) -> Granted:
+def _unclaimed(asked: RequestedProducer | None) -> Granted:
     priority = 0 if asked is None else _queue_priority(asked.mode, asked.priority or 0)
     return Granted(priority, "", may_take_over=True)
 

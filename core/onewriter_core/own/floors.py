@@ -2,7 +2,7 @@
 
 A record may be dropped if its resource has no owner. But no generation may be granted twice. So the group keeps the
 highest dropped generation: its *floor*. Resources of the group without a record begin above it. Floors never fall. The
-number of groups with their own floor is bounded. Above the bound all groups share one floor (EVERYBODYS).
+number of groups with their own floor is bounded. Above the bound all groups share one floor (COMMON).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ It is so far above ``table.GENERATION_ASKED_MAX`` that no resource reaches it by
 FLOOR_MARK: Final = "\x1e"
 """The prefix of a floor's name among the names of records. No group may contain it."""
 
-EVERYBODYS: Final = FLOOR_MARK * 2
+COMMON: Final = FLOOR_MARK * 2
 """The name of the shared floor, for groups without their own."""
 
 
@@ -35,11 +35,11 @@ class Floors:
     """The floors of one bucket: by group, and the shared one."""
 
     groups: Mapping[str, int] = field(default_factory=dict)
-    everybodys: int = 0
+    common: int = 0
 
     def of(self, group: str) -> int:
         """The highest generation that may have been granted to a resource without a record."""
-        return max(self.groups.get(group, 0), self.everybodys)
+        return max(self.groups.get(group, 0), self.common)
 
     def covers(self, name: str, generation: int) -> bool:
         """Whether no owner can have this generation any more: it is at or below the group's floor.
@@ -63,10 +63,10 @@ class Floors:
         groups = dict(self.groups)
         for group, floor in other.groups.items():
             groups[group] = max(groups.get(group, 0), floor)
-        everybodys = max(self.everybodys, other.everybodys)
+        common = max(self.common, other.common)
         if len(groups) > groups_max:
-            return Floors({}, max(everybodys, *groups.values()))
-        return Floors(groups, everybodys)
+            return Floors({}, max(common, *groups.values()))
+        return Floors(groups, common)
 
     def begin(self, group: str, nothing: Ownership) -> Ownership:
         """The ownership of a resource of the group that has no record."""
@@ -75,7 +75,7 @@ class Floors:
     def encode(self) -> dict[str, int]:
         """The floors by the names under which they are stored beside the records."""
         found = {f"{FLOOR_MARK}{group}": floor for group, floor in self.groups.items()}
-        return found | ({EVERYBODYS: self.everybodys} if self.everybodys else {})
+        return found | ({COMMON: self.common} if self.common else {})
 
 
 def decode(stored: Mapping[str, int]) -> Floors:
@@ -83,9 +83,9 @@ def decode(stored: Mapping[str, int]) -> Floors:
     groups = {
         name.removeprefix(FLOOR_MARK): number
         for name, number in stored.items()
-        if is_floor(name) and name != EVERYBODYS
+        if is_floor(name) and name != COMMON
     }
-    return Floors(groups, stored.get(EVERYBODYS, 0))
+    return Floors(groups, stored.get(COMMON, 0))
 
 
 def is_floor(name: str) -> bool:

@@ -195,9 +195,9 @@ def defer(topic: Topic, group: ProducerGroup | None, request: Request) -> Step:
     deferred = tuple(other for other in topic.deferred if other not in former)
     topic = replace(topic, deferred=deferred)
     if len(deferred) >= DEFERRED_MAX or len(others) > 1:
-        everybody = [m.registration for m in others] or [request.registration]
+        registrations = [m.registration for m in others] or [request.registration]
         text = "the holder of the topic is changing"
-        return topic, effects + tuple(not_ready(r, text) for r in everybody)
+        return topic, effects + tuple(not_ready(r, text) for r in registrations)
     return replace(topic, deferred=(*deferred, request)), effects
 
 

@@ -71,7 +71,7 @@ def check_step(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
     _rights_do_not_return(before, event, after)
     _one_fence(before, event, after, effects)
     _grants_earned(before, event, after, effects)
-    _nobody_else_serves(before, event, after, effects)
+    _no_other_producer_serves(before, event, after, effects)
     _everybody_answered(before, event, after, effects)
     _gate_kept(before, event, after, effects)
     _removal_names_who(before, event, after, effects)
@@ -338,7 +338,7 @@ def _opened(before: Topic, event: Event) -> int:
     return 0
 
 
-def _nobody_else_serves(
+def _no_other_producer_serves(
     before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
 ) -> None:
     """No grant while a former holder may still serve (S14)."""
@@ -383,10 +383,10 @@ def _everybody_answered(
         _must("no producer is answered twice in a step", len(received) == 1 or fenced_out, received)
         _must("only a known producer is answered", name in was or name == asked, received)
         _must("a departed producer is not answered", name != gone, received)
-    everybody = was.keys() | now.keys()
+    names = was.keys() | now.keys()
     if asked is not None:
-        everybody |= {asked}
-    for name in everybody:
+        names |= {asked}
+    for name in names:
         answer = answers.get(name, [None])[-1]
         _answered(
             name, was.get(name), now.get(name), answer, is_gone=name == gone, is_asked=name == asked
@@ -527,18 +527,20 @@ def _administrator_answered(
     before: Topic, event: Event, after: Topic, effects: tuple[Effect, ...]
 ) -> None:
     answered = [effect.identifier for effect in effects if isinstance(effect, Answer)]
-    owed = (
+    expected = (
         [before.pending_fence.answers]
         if before.pending_fence is not None and before.pending_fence.answers
         else []
     )
     if isinstance(event, HandoverRequested | FenceRequested):
-        owed.append(event.identifier)
+        expected.append(event.identifier)
     promised = (
         [after.pending_fence.answers]
         if after.pending_fence is not None and after.pending_fence.answers
         else []
     )
     _must(
-        "an administrator is answered once", sorted(answered + promised) == sorted(owed), answered
+        "an administrator is answered once",
+        sorted(answered + promised) == sorted(expected),
+        answered,
     )

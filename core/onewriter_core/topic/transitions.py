@@ -258,14 +258,14 @@ def gone_while_fencing(topic: Topic, event: ProducerGone) -> Step:
 def ticked(topic: Topic, event: ClockTicked) -> Step:
     """End what is due: reservations, remembered refusals, the wait for a partition 0."""
     topic, due = _expired(topic, event.now)
-    return _asked_alone(topic, due, event.now)
+    return _requested_alone(topic, due, event.now)
 
 
 def ticked_while_draining(topic: Topic, event: ClockTicked) -> Step:
     """As ``ticked``. Also grants the topic if the former holder's serving time has passed."""
     topic, due = _expired(topic, event.now)
     topic, effects = end_drain(topic, event.now)
-    topic, more = _asked_alone(topic, due, event.now)
+    topic, more = _requested_alone(topic, due, event.now)
     return topic, effects + more
 
 
@@ -284,7 +284,7 @@ def _expired(topic: Topic, now: float) -> tuple[Topic, list[Request]]:
     return topic, due
 
 
-def _asked_alone(topic: Topic, due: list[Request], now: float) -> Step:
+def _requested_alone(topic: Topic, due: list[Request], now: float) -> Step:
     """Each request competes for its own partition: the request of partition 0 did not come."""
     effects: tuple[Effect, ...] = ()
     for request in due:

@@ -1,7 +1,7 @@
 """The buckets that no broker serves, and why, from the reports of all brokers. No I/O.
 
 A broker reports the buckets that it serves and those that it should serve but does not. A bucket
-counts as waiting if a broker has reported it for ``PATIENCE_SECONDS`` and no broker serves it: a
+counts as waiting if a broker has reported it for ``patience_seconds`` and no broker serves it: a
 restart of the store must not rewrite the status of every topic twice.
 """
 
@@ -31,7 +31,8 @@ class _Report:
 class Buckets:
     """The buckets of one installation, by the reports of its brokers."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._patience_seconds = patience_seconds
         self._reports: dict[str, _Report] = {}
         self._since: dict[int, float] = {}
         self._reported: dict[int, str] = {}
@@ -55,7 +56,7 @@ class Buckets:
         counted = {
             bucket: reason
             for bucket, reason in self._waiting().items()
-            if now - self._since[bucket] >= PATIENCE_SECONDS
+            if now - self._since[bucket] >= self._patience_seconds
         }
         changed = {
             bucket for bucket, reason in counted.items() if self._reported.get(bucket) != reason
@@ -72,7 +73,7 @@ class Buckets:
         """Why no broker serves the topic's bucket; empty when one does, or nothing is known."""
         bucket = self._bucket_of(topic)
         since = self._since.get(bucket)
-        if since is None or now - since < PATIENCE_SECONDS:
+        if since is None or now - since < self._patience_seconds:
             return ""
         return f"bucket {bucket} waits: {self._waiting()[bucket]}"
 

@@ -23,18 +23,24 @@ GATHER_SHARE: Final = 4.0
 class Backoff:
     """A growing, jittered delay."""
 
-    def __init__(self) -> None:
-        self._seconds = RETRY_SECONDS_MIN
+    def __init__(
+        self,
+        seconds_min: float = RETRY_SECONDS_MIN,
+        seconds_max: float = RETRY_SECONDS_MAX,
+    ) -> None:
+        self._first = seconds_min
+        self._longest = seconds_max
+        self._seconds = seconds_min
 
     def longer(self) -> float:
         """The present delay; the next one is twice as long, up to the bound."""
         found = self._seconds * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load, guards nothing
-        self._seconds = min(self._seconds * 2, RETRY_SECONDS_MAX)
+        self._seconds = min(self._seconds * 2, self._longest)
         return found
 
     def reset(self) -> None:
         """Start again with the shortest delay, after a success."""
-        self._seconds = RETRY_SECONDS_MIN
+        self._seconds = self._first
 
 
 class Debounce:
@@ -44,13 +50,14 @@ class Debounce:
     contains the whole state and costs the operator and every broker CPU time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, gather_seconds: float = GATHER_SECONDS_MIN) -> None:
+        self._gather_seconds = gather_seconds
         self._not_before = 0.0
 
     async def wait(self) -> None:
         """Wait for more changes."""
         now = asyncio.get_running_loop().time()
-        await asyncio.sleep(max(GATHER_SECONDS_MIN, self._not_before - now))
+        await asyncio.sleep(max(self._gather_seconds, self._not_before - now))
 
     def took(self, seconds: float) -> None:
         """Note how long it took to build the state or to send it to one broker."""

@@ -1,7 +1,7 @@
 """The connection to all brokers: sends the desired state to each and follows its stream.
 
 Each broker has two tasks. One follows the stream and reconnects with growing pauses; the topics of a
-broken stream count as unknown only after ``GRACE_SECONDS``, so that a restart does not rewrite a
+broken stream count as unknown only after ``grace_seconds``, so that a restart does not rewrite a
 thousand statuses. The other sends the newest desired state after each change, and again if the broker
 reports a different one.
 """
@@ -16,8 +16,7 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from onewriter_operator.brokers import buckets
-from onewriter_operator.brokers.buckets import Buckets
+from onewriter_operator.brokers.buckets import PATIENCE_SECONDS, Buckets
 from onewriter_operator.brokers.client import (
     BrokerClient,
     BrokerRefused,
@@ -25,8 +24,14 @@ from onewriter_operator.brokers.client import (
     Credentials,
     NotServedHere,
 )
-from onewriter_operator.brokers.delays import Backoff, Debounce
-from onewriter_operator.brokers.lookups import LookUps
+from onewriter_operator.brokers.delays import (
+    GATHER_SECONDS_MIN,
+    RETRY_SECONDS_MAX,
+    RETRY_SECONDS_MIN,
+    Backoff,
+    Debounce,
+)
+from onewriter_operator.brokers.lookups import TOGETHER_MAX, LookUps
 from onewriter_operator.brokers.views import View, Views, claims_in
 from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired
 from onewriter_operator.kinds import Json, Key
@@ -47,6 +52,26 @@ CHECK_SECONDS: Final = 30.0
 
 AGE_SECONDS_MAX: Final = 3_600.0
 """Age of a topic's state that is older or unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetLimits:
+    """The times and limits of a fleet: see the constants, also those of delays, buckets and lookups."""
+
+    retry_seconds_min: float = RETRY_SECONDS_MIN
+    retry_seconds_max: float = RETRY_SECONDS_MAX
+    gather_seconds: float = GATHER_SECONDS_MIN
+    grace_seconds: float = GRACE_SECONDS
+    settle_seconds: float = SETTLE_SECONDS
+    catch_up_seconds: float = CATCH_UP_SECONDS
+    check_seconds: float = CHECK_SECONDS
+    patience_seconds: float = PATIENCE_SECONDS
+    together_max: int = TOGETHER_MAX
+
+    def backoff(self) -> Backoff:
+        """The delays between attempts to reach one broker."""
+        return Backoff(self.retry_seconds_min, self.retry_seconds_max)
+
 
 REFUSED_PIECES_MAX: Final = 1_000
 """Objects that one broker may refuse; with more, the whole desired state counts as refused."""
@@ -114,16 +139,18 @@ class Fleet:
         credentials: Credentials,
         declarations: Declarations,
         listener: Listener,
+        limits: FleetLimits = FleetLimits(),
     ) -> None:
+        self._limits = limits
         self._declarations = declarations
         self._listener = listener
         self._views = Views()
-        self._buckets = Buckets()
+        self._buckets = Buckets(limits.patience_seconds)
         self._buckets_timer: asyncio.TimerHandle | None = None
         self._desired: Desired | None = None
         self._dirty = asyncio.Event()
-        self._debounce = Debounce()
-        self._look_ups = LookUps(self._synced_clients)
+        self._debounce = Debounce(limits.gather_seconds)
+        self._look_ups = LookUps(self._synced_clients, limits.together_max)
         self._is_settling = bool(urls)
         self._brokers = {
             name: _Broker(BrokerClient(name, url, credentials)) for name, url in urls.items()
@@ -296,7 +323,7 @@ class Fleet:
         """Wait for the brokers' answers about the topics that existed at the start."""
         await self._dirty.wait()
         try:
-            async with asyncio.timeout(SETTLE_SECONDS):
+            async with asyncio.timeout(self._limits.settle_seconds):
                 while self._declarations.awaits_answers():
                     self._dirty.clear()
                     await self._dirty.wait()  # each answer calls declare()
@@ -308,10 +335,10 @@ class Fleet:
 
     async def _send_changes(self, broker: _Broker) -> None:
         """Send the newest desired state to one broker until it has accepted it."""
-        pause = Backoff()
+        pause = self._limits.backoff()
         while True:
             try:
-                async with asyncio.timeout(CHECK_SECONDS):
+                async with asyncio.timeout(self._limits.check_seconds):
                     await broker.is_wanted.wait()
             except TimeoutError:
                 await self._check(broker)
@@ -410,7 +437,7 @@ class Fleet:
 
     async def _follow(self, broker: _Broker) -> None:
         """Follow a broker's stream until cancelled."""
-        pause = Backoff()
+        pause = self._limits.backoff()
         try:
             while True:
                 lines = broker.lines
@@ -426,7 +453,7 @@ class Fleet:
                     pause.reset()
                 if broker.is_synced and broker.lost is None:
                     loop = asyncio.get_running_loop()
-                    broker.lost = loop.call_later(GRACE_SECONDS, self._lose, broker)
+                    broker.lost = loop.call_later(self._limits.grace_seconds, self._lose, broker)
                 await asyncio.sleep(pause.longer())
         finally:
             broker.cancel_loss()
@@ -484,7 +511,7 @@ class Fleet:
             if broker.revision and is_same:
                 self._listener.drifted(broker.client.name)
             broker.revision, broker.pieces = "", {}
-            broker.behind_until = now + CATCH_UP_SECONDS
+            broker.behind_until = now + self._limits.catch_up_seconds
         broker.incarnation, broker.reported = incarnation, revision
         was_synced, broker.is_synced, broker.problem = broker.is_synced, True, ""
         self._is_settling &= not self.state().all_synced
@@ -497,7 +524,7 @@ class Fleet:
 
     async def _settle_in_time(self) -> None:
         """Count brokers that have not answered in time as away."""
-        await asyncio.sleep(SETTLE_SECONDS)
+        await asyncio.sleep(self._limits.settle_seconds)
         if self._is_settling:
             self._is_settling = False
             self._listener.fleet_changed()
@@ -518,7 +545,9 @@ class Fleet:
         self._report_buckets(ceased)
         if self._buckets.are_waiting and self._buckets_timer is None:
             loop = asyncio.get_running_loop()
-            self._buckets_timer = loop.call_later(buckets.PATIENCE_SECONDS, self._check_buckets)
+            self._buckets_timer = loop.call_later(
+                self._limits.patience_seconds, self._check_buckets
+            )
 
     def _check_buckets(self) -> None:
         self._buckets_timer = None

@@ -22,7 +22,10 @@ log = structlog.get_logger(__name__)
 class LookUps:
     """``brokers`` returns the reachable brokers. At most one look-up per running reconcile waits."""
 
-    def __init__(self, brokers: Callable[[], Sequence[BrokerClient]]) -> None:
+    def __init__(
+        self, brokers: Callable[[], Sequence[BrokerClient]], together_max: int = TOGETHER_MAX
+    ) -> None:
+        self._together_max = together_max
         self._brokers = brokers
         self._waiting: dict[str, asyncio.Future[StoredTopic]] = {}
         self._is_wanted = asyncio.Event()
@@ -39,7 +42,7 @@ class LookUps:
         """Send the requests until cancelled."""
         while True:
             await self._is_wanted.wait()
-            together = list(self._waiting)[:TOGETHER_MAX]
+            together = list(self._waiting)[: self._together_max]
             waiting = {topic: self._waiting.pop(topic) for topic in together}
             if not self._waiting:
                 self._is_wanted.clear()

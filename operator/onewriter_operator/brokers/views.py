@@ -31,7 +31,8 @@ class View:
 class Views:
     """The views of all brokers, by topic."""
 
-    def __init__(self) -> None:
+    def __init__(self, topics_max: int = TOPICS_REMEMBERED_MAX) -> None:
+        self._topics_max = topics_max
         self._by_broker: dict[str, dict[str, View]] = {}
         self._last_server: OrderedDict[str, str] = OrderedDict()
         self._gone_at: OrderedDict[str, float] = OrderedDict()
@@ -59,7 +60,7 @@ class Views:
         self._gone_at.pop(topic, None)
         best = self.best(topic)
         if best is not None:
-            _remember(self._last_server, topic, best.broker)
+            self._remember(self._last_server, topic, best.broker)
         return None if before is None else before.status
 
     def drop(self, broker: str, topic: str, now: float) -> TopicView | None:
@@ -69,7 +70,7 @@ class Views:
         if self._last_server.get(topic) == broker:
             del self._last_server[topic]
         if before is not None and self.best(topic) is None:
-            _remember(self._gone_at, topic, now)
+            self._remember(self._gone_at, topic, now)
         return None if before is None else before.status
 
     def keep_only(self, broker: str, topics: Iterable[str], now: float) -> list[str]:
@@ -84,17 +85,16 @@ class Views:
         """Drop all views of a broker; the topics that it served."""
         return list(self._by_broker.pop(broker, {}))
 
+    def _remember(self, values: OrderedDict[str, _Value], topic: str, value: _Value) -> None:
+        values[topic] = value
+        values.move_to_end(topic)
+        while len(values) > self._topics_max:
+            values.popitem(last=False)
+
 
 def claims_in(status: TopicView | None) -> set[str]:
     """The claims whose producers a view mentions."""
     return set() if status is None else {each.claim for each in status.producers if each.claim}
-
-
-def _remember(values: OrderedDict[str, _Value], topic: str, value: _Value) -> None:
-    values[topic] = value
-    values.move_to_end(topic)
-    while len(values) > TOPICS_REMEMBERED_MAX:
-        values.popitem(last=False)
 
 
 def _rank(view: View) -> tuple[bool, int, int, float]:

@@ -18,8 +18,6 @@ from onewriter_operator.objects import (
 )
 from onewriter_operator.plan.actions import Action, EmitEvent, RequeueAfter
 from onewriter_operator.plan.facts import (
-    MOVING_SECONDS,
-    PATIENCE_SECONDS,
     SETTLING_SECONDS,
     ClaimFacts,
 )
@@ -37,7 +35,7 @@ def plan_claim(facts: ClaimFacts) -> Plan:
     if facts.is_too_early:
         return Plan((RequeueAfter(SETTLING_SECONDS),), None)
     if facts.acceptance.is_passed_on and facts.is_moving:
-        return Plan((RequeueAfter(MOVING_SECONDS),), None)
+        return Plan((RequeueAfter(facts.limits.moving_seconds),), None)
     producers, omitted = _producers(facts)
     before, generation = facts.declared.status, facts.declared.generation
     found: Json = {"observedGeneration": generation}
@@ -59,7 +57,7 @@ def plan_claim(facts: ClaimFacts) -> Plan:
         _verdicts(facts, producers), before.conditions, generation, facts.now
     )
     if facts.acceptance.is_passed_on and facts.is_settling_soon:
-        return Plan((RequeueAfter(PATIENCE_SECONDS),), None)
+        return Plan((RequeueAfter(facts.limits.patience_seconds),), None)
     return Plan(tuple(_events(before, parse_claim_status(found))), found)
 
 
@@ -188,7 +186,7 @@ def _granted(facts: ClaimFacts, producers: list[ClaimedProducer], ready: Verdict
             f"no producer of it writes; {unseen} wait for the topic behind those that are shown"
         )
         return no("Granted", "Waiting", message)
-    return no("Granted", "Waiting", "no producer has used the claim")
+    return no("Granted", "Idle", "no producer uses the claim")
 
 
 def _evicted(facts: ClaimFacts) -> Verdict:

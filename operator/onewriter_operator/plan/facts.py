@@ -162,6 +162,34 @@ SETTLING_SECONDS: Final = 1.0
 """Delay of an object whose broker has not answered yet, while the operator is still settling."""
 
 
+GRACE_SECONDS: Final = 10.0
+"""A fenced writer that registers again within this time keeps its pod."""
+
+EVICTION_RETRY_SECONDS_MIN: Final = 5.0
+EVICTION_RETRY_SECONDS_MAX: Final = 60.0
+"""Delays between attempts that a disruption budget forbids; the delay doubles each time."""
+
+EVICTION_FAILED_SECONDS: Final = 60.0
+"""Delay between attempts that fail for another reason (two budgets, missing rights)."""
+
+AHEAD_SECONDS: Final = 30.0
+"""Within this time another operator shows the later writer that it knows of; afterwards an unknown
+epoch in the Service counts as drift."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLimits:
+    """The times of all plans: see the constants."""
+
+    moving_seconds: float = MOVING_SECONDS
+    patience_seconds: float = PATIENCE_SECONDS
+    grace_seconds: float = GRACE_SECONDS
+    eviction_retry_seconds_min: float = EVICTION_RETRY_SECONDS_MIN
+    eviction_retry_seconds_max: float = EVICTION_RETRY_SECONDS_MAX
+    eviction_failed_seconds: float = EVICTION_FAILED_SECONDS
+    ahead_seconds: float = AHEAD_SECONDS
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Facts about any declared object.
@@ -185,6 +213,7 @@ class Facts:
     is_lost: bool = False
     pending_seconds: float = 3600.0
     status_editor: str = ""
+    limits: PlanLimits = PlanLimits()
 
     @property
     def was_used(self) -> bool:
@@ -194,7 +223,11 @@ class Facts:
     @property
     def is_moving(self) -> bool:
         """Whether a broker has just released the topic, and its producers are finding the next one."""
-        return self.view is None and self.was_used and self.view_age_seconds < MOVING_SECONDS
+        return (
+            self.view is None
+            and self.was_used
+            and self.view_age_seconds < self.limits.moving_seconds
+        )
 
     @property
     def is_unserved(self) -> bool:
@@ -210,7 +243,7 @@ class Facts:
     def is_settling_soon(self) -> bool:
         """Whether it is too early to report that the brokers lack the object."""
         applied = self.applied
-        is_waiting = applied.is_catching_up or self.pending_seconds < PATIENCE_SECONDS
+        is_waiting = applied.is_catching_up or self.pending_seconds < self.limits.patience_seconds
         is_decided = applied.is_everywhere or applied.refusal or applied.is_held_back
         return self.brokers.synced > 0 and is_waiting and not is_decided
 

@@ -20,21 +20,11 @@ from onewriter_core.api.status import FENCED_PODS_SHOWN_MAX
 from onewriter_operator.kinds import seconds_of, timestamp
 from onewriter_operator.objects import FencedPod
 from onewriter_operator.plan.actions import Action, EmitEvent, LookUpPod, RemovePod, RequeueAfter
-from onewriter_operator.plan.facts import RemovalAttempt, TopicFacts
+from onewriter_operator.plan.facts import PlanLimits, RemovalAttempt, TopicFacts
 from onewriter_operator.plan.view import TopicView
 
 STALE_CAUSES: Final = frozenset({"Silent", "ProgressDeadline", "Forced", "FencedByAdministrator"})
 """Causes of a transition after which the former writer's pod may have to be removed."""
-
-GRACE_SECONDS: Final = 10.0
-"""A fenced writer that registers again within this time keeps its pod."""
-
-RETRY_SECONDS_MIN: Final = 5.0
-RETRY_SECONDS_MAX: Final = 60.0
-"""Delays between attempts that a disruption budget forbids; the delay doubles each time."""
-
-FAILED_RETRY_SECONDS: Final = 60.0
-"""Delay between attempts that fail for another reason (two budgets, missing rights)."""
 
 UNSEEN_RETRY_SECONDS: Final = 10.0
 """Delay if the broker omits waiters from its list: the pod may be one of them."""
@@ -177,13 +167,13 @@ class _Judge:
 
     def _due(self, pod: FencedPod, attempt: RemovalAttempt | None) -> FencedPod:
         """Remove the pod now, or note when."""
-        grace = GRACE_SECONDS - self._facts.fenced_for.get(pod.identifier, 0.0)
+        grace = self._facts.limits.grace_seconds - self._facts.fenced_for.get(pod.identifier, 0.0)
         if grace > 0:
             self._check_again(grace)
             return pod
         if attempt is not None:
             pod = self._blocked(pod, attempt)
-            wait = _delay(attempt) - attempt.age_seconds
+            wait = _delay(attempt, self._facts.limits) - attempt.age_seconds
             if wait > 0:
                 self._check_again(wait)
                 return pod
@@ -196,7 +186,8 @@ class _Judge:
             return pod
         is_deletion = self._policy == "Delete" and self._facts.may_delete_pods
         self.actions.append(RemovePod(namespace, pod.pod, pod.pod_uid, pod.identifier, is_deletion))
-        self._wait = GRACE_SECONDS  # one at a time: the others are looked at again
+        # One at a time: the others are looked at again.
+        self._wait = self._facts.limits.grace_seconds
         return pod
 
     def _blocked(self, pod: FencedPod, attempt: RemovalAttempt) -> FencedPod:
@@ -216,11 +207,11 @@ class _Judge:
         self.soonest = seconds if self.soonest is None else min(self.soonest, seconds)
 
 
-def _delay(attempt: RemovalAttempt) -> float:
+def _delay(attempt: RemovalAttempt, limits: PlanLimits) -> float:
     """Delay from this attempt to the next one."""
     if attempt.retry_after_seconds is not None:
-        return max(attempt.retry_after_seconds, RETRY_SECONDS_MIN)
+        return max(attempt.retry_after_seconds, limits.eviction_retry_seconds_min)
     if attempt.answer == "EvictionFailed":
-        return FAILED_RETRY_SECONDS
-    doubled: float = RETRY_SECONDS_MIN * 2 ** min(attempt.count - 1, 8)
-    return min(doubled, RETRY_SECONDS_MAX)
+        return limits.eviction_failed_seconds
+    doubled: float = limits.eviction_retry_seconds_min * 2 ** min(attempt.count - 1, 8)
+    return min(doubled, limits.eviction_retry_seconds_max)

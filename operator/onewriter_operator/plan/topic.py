@@ -36,8 +36,6 @@ from onewriter_operator.plan.actions import (
 )
 from onewriter_operator.plan.difference import difference, differs, digest
 from onewriter_operator.plan.facts import (
-    MOVING_SECONDS,
-    PATIENCE_SECONDS,
     SETTLING_SECONDS,
     TopicFacts,
 )
@@ -55,10 +53,6 @@ FLICKER_SECONDS: Final = 1.0
 
 UNKNOWN_SECONDS: Final = 5.0
 """Delay before the operator asks the brokers again about an unknown topic."""
-
-AHEAD_SECONDS: Final = 30.0
-"""Within this time another operator shows the later writer that it knows of; afterwards an unknown
-epoch in the Service counts as drift."""
 
 BROKER_DRIFT: Final = "desired state of"
 """Prefix of drift that concerns every topic: each status shows it, and no topic reports an Event."""
@@ -127,14 +121,14 @@ def _wait_seconds(facts: TopicFacts) -> float | None:
     if not facts.acceptance.is_passed_on:
         return None
     if facts.is_moving:
-        return MOVING_SECONDS
+        return facts.limits.moving_seconds
     if _flickers(facts):
         return FLICKER_SECONDS
     is_unknown = facts.view is None and not _is_stored(facts) and not facts.epoch_seen
     if facts.status_editor and is_unknown and facts.acceptance.reason == "Accepted":
         # The true epoch is unknown: it may be neither the one that was written nor a lower one.
         return UNKNOWN_SECONDS
-    return PATIENCE_SECONDS if facts.is_settling_soon else None
+    return facts.limits.patience_seconds if facts.is_settling_soon else None
 
 
 def _is_stored(facts: TopicFacts) -> bool:
@@ -226,6 +220,7 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
 def holder(writer: ProducerView) -> Json:
     """The holder in the form of ``status.holder``."""
     return present(
+        name=writer.pod or writer.producer_name,
         producerName=writer.producer_name,
         claim=writer.claim,
         pod=writer.pod,
@@ -419,9 +414,10 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
         namespace = facts.declared.key.namespace
         actions.append(LookUpPod(namespace, writer.pod, writer.pod_uid))
     drift: list[str] = []
-    if leader.is_ahead(epoch, facts.slices, facts.service) and facts.ahead_seconds < AHEAD_SECONDS:
+    is_ahead = leader.is_ahead(epoch, facts.slices, facts.service)
+    if is_ahead and facts.ahead_seconds < facts.limits.ahead_seconds:
         # Another operator may know a later writer.
-        return [*actions, RequeueAfter(AHEAD_SECONDS)], []
+        return [*actions, RequeueAfter(facts.limits.ahead_seconds)], []
     service = leader.service(facts.declared, wanted, epoch)
     is_other = facts.service is None or differs(service, facts.service.document)
     if is_other and not _is_refused(facts, key_of(service)):

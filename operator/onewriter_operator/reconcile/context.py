@@ -14,7 +14,7 @@ from onewriter_operator.events import Recorder
 from onewriter_operator.kube import Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.objects import DeclaredObject, TopicObject
-from onewriter_operator.plan.facts import Acceptance, Applied, FleetState
+from onewriter_operator.plan.facts import Acceptance, Applied, FleetState, PlanLimits
 from onewriter_operator.plan.view import TopicView
 from onewriter_operator.reconcile.cache import ObjectCache
 from onewriter_operator.reconcile.followed_pods import FollowedPods
@@ -34,6 +34,7 @@ class CommonFacts(TypedDict):
     is_lost: bool
     pending_seconds: float
     status_editor: str
+    limits: PlanLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class ReconcileContext:
     leader_services: OptIn = OptIn(enabled=True)
     pod_deletion: OptIn = OptIn(enabled=True)
     changed: Callable[[str], None] = lambda _topic: None
+    plan_limits: PlanLimits = PlanLimits()
 
     def note_declared_by(self, topic: str, namespace: str) -> None:
         """Note the first namespace that declared a topic: it decides which object counts."""
@@ -86,4 +88,5 @@ class ReconcileContext:
             "is_lost": self.fleet.is_lost(acceptance.topic),
             "pending_seconds": cache.pending_seconds(piece, asyncio.get_running_loop().time()),
             "status_editor": editor[0] if editor != cache.editor else "",
+            "limits": self.plan_limits,
         }

@@ -43,7 +43,10 @@ class Pod(NamedTuple):
 class FollowedPods:
     """Calls ``changed`` with the uid of each pod that changed, is being deleted, or is gone."""
 
-    def __init__(self, kube: Kube, changed: Callable[[str], None]) -> None:
+    def __init__(
+        self, kube: Kube, changed: Callable[[str], None], followed_max: int = FOLLOWED_MAX
+    ) -> None:
+        self._followed_max = followed_max
         self._kube = kube
         self._changed = changed
         self._wanted: dict[Key, Pod] = {}
@@ -76,7 +79,7 @@ class FollowedPods:
                     tasks.pop(pod).cancel()
                     self._facts.pop(pod.uid, None)
                 for pod in wanted:
-                    if pod not in tasks and len(tasks) < FOLLOWED_MAX:
+                    if pod not in tasks and len(tasks) < self._followed_max:
                         tasks[pod] = group.create_task(self._follow(pod))
 
     async def _follow(self, pod: Pod) -> None:

@@ -20,7 +20,7 @@ def is_shown(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> bool:
     return _own(wanted, wanted) == _own(found, wanted)
 
 
-def strays(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Json]:
+def foreign_fields(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Json]:
     """JSON-patch operations for status fields that differ after a server-side apply, because another field
     manager owns them.
     """
@@ -65,7 +65,7 @@ async def write(
         "status": status,
     }
     written = await api_answer(kube.apply_status(kind, body))
-    left = strays(status, mapping(written.get("status")))
+    left = foreign_fields(status, mapping(written.get("status")))
     if left:
         written = await api_answer(kube.mend_status(kind, written, left))
     store.put(written, is_own=True)

@@ -82,8 +82,11 @@ class _DependentFacts(TypedDict):
 class TopicReconciler:
     """Reconciles one ExclusiveTopic at a time."""
 
-    def __init__(self, context: ReconcileContext) -> None:
+    def __init__(
+        self, context: ReconcileContext, *, failing_seconds: float = FAILING_SECONDS
+    ) -> None:
         self._context = context
+        self._failing_seconds = failing_seconds
         self._answered = AnsweredActions(context)
         self._caches: dict[str, TopicCache] = {}
         self._uid_of: dict[Key, str] = {}
@@ -382,7 +385,7 @@ class TopicReconciler:
             kind = _KINDS[key.kind]
             await unless_gone(self._context.kube.delete(kind, key.namespace, key.name, action.uid))
         except ApiFails as failure:
-            return cache.obstruct(named(key), str(failure), now, FAILING_SECONDS)
+            return cache.obstruct(named(key), str(failure), now, self._failing_seconds)
         except ApiRefused as refused:
             return cache.obstruct(named(key), str(refused), now, REFUSED_SECONDS)
         return None

@@ -94,12 +94,13 @@ async def clean_up(
     report: Report,
     *,
     deletes_objects: bool,
+    deletion_share: float = DELETION_SHARE,
 ) -> None:
     """Clean up. Raises Unavailable if it takes too long, ApiRefused, ApiUnreachable."""
     try:
         async with asyncio.timeout(timeout_seconds):
             if deletes_objects:
-                await _delete_all(kube, configuration, timeout_seconds * DELETION_SHARE, report)
+                await _delete_all(kube, configuration, timeout_seconds * deletion_share, report)
             # Without the operator, finalizers and slices do not return.
             await _stop(kube, configuration, DEPLOYMENT, names.OPERATOR, report)
             for kind in (TOPIC, CLAIM):

@@ -78,6 +78,13 @@ def wait(path: Path, kubeconfig: Path | None, timeout_seconds: float) -> None:
     help="Delete all topics and claims first, as their deletion policies say.",
 )
 @click.option(
+    "--deletion-share",
+    type=click.FloatRange(0, 1),
+    default=clean_up.DELETION_SHARE,
+    show_default=True,
+    help="Part of the timeout in which the operator may delete them.",
+)
+@click.option(
     "--helm-release",
     default="",
     help="Act only while Helm uninstalls this release, or the operator's Deployment is annotated "
@@ -91,6 +98,7 @@ def clean_up_command(
     path: Path,
     kubeconfig: Path | None,
     timeout_seconds: float,
+    deletion_share: float,
     helm_release: str,
     helm_revision: int,
     *,
@@ -104,7 +112,12 @@ def clean_up_command(
         if not confirm:
             await clean_up.check_uninstalling(kube, configuration, helm_release, helm_revision)
         await clean_up.clean_up(
-            kube, configuration, timeout_seconds, click.echo, deletes_objects=delete_objects
+            kube,
+            configuration,
+            timeout_seconds,
+            click.echo,
+            deletes_objects=delete_objects,
+            deletion_share=deletion_share,
         )
 
     _run(kubeconfig, work)

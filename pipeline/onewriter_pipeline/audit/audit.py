@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from onewriter_core.audit.findings import Finding
+from onewriter_core.audit.findings import NOT_DETECTED, Finding
+from onewriter_core.audit.grants import LogAudit
 from onewriter_core.audit.logs import LogChecker
 from onewriter_core.audit.records import LossRecord
 from onewriter_core.audit.sequences import stored_twice
+from onewriter_core.ids import Position
 from onewriter_pipeline.audit import facts, history, live, table_files, table_segments
 from onewriter_pipeline.audit.kept import Kept
 from onewriter_pipeline.audit.repeats import doubtful
@@ -39,6 +41,13 @@ BOTH: Final = "both"
 TENURES_SHOWN: Final = 20
 """Tenures in the text of a report; its JSON has all."""
 
+NOT_DETECTED_IN_TABLES: Final = (
+    "rows that were changed together with their digests in segments",
+    "removed newest commits of messages, unless --from both finds that the log was trimmed further",
+    "removed newest records of audit",
+)
+"""Changes of tables that an audit does not find."""
+
 FINDINGS_MAX: Final = 10_000
 """Findings in a report. The report says if there are more."""
 
@@ -58,6 +67,13 @@ class AuditReport:
     records: int = 0
     read_seconds: float = 0.0
     judge_seconds: float = 0.0
+    kept: Kept = field(default_factory=Kept)
+    """What is known besides the contents; not a part of the document."""
+
+    @property
+    def not_detected(self) -> tuple[str, ...]:
+        """The changes that this audit does not find."""
+        return NOT_DETECTED if self.tier == LIVE else NOT_DETECTED_IN_TABLES
 
     def document(self) -> dict[str, Any]:
         """The report as JSON."""
@@ -77,6 +93,7 @@ class AuditReport:
             ],
             "losses": self.losses,
             "notes": self.notes,
+            "notDetected": list(self.not_detected),
             "timeline": self.timeline,
             "leaderless": self.leaderless,
             "holders": self.holders,
@@ -99,6 +116,7 @@ class AuditReport:
             yield f"  {finding.predicate} {finding.log} {where}: {finding.sentence}"
         for note in self.notes:
             yield f"  note: {note}"
+        yield f"  not detected ({self.tier}): {'; '.join(self.not_detected)}"
         for loss in self.losses:
             yield f"  lost, as the broker reported: {loss['log']} after {loss['after']} up to {loss['last']}"
         for row in self.leaderless:
@@ -173,7 +191,8 @@ class Audit:
         kept = table_files.kept_records(tables)
         segments = [row for row in tables.segments(logs) if row.batch < state.next_batch]
         publishes = table_segments.publishes_of(segments)
-        files = table_files.files_of(messages.place, stored, logs, publishes)
+        offloaded = table_segments.offloaded_of(segments)
+        files = table_files.files_of(messages.place, stored, logs, publishes, offloaded)
         observed = gathered(
             spark, table_files.observe_file, files, sum(file.size for file in files)
         )
@@ -182,6 +201,7 @@ class Audit:
             segments, {log: position_of(offsets[log]) for log in logs}
         )
         said += table_segments.count_faults(segments, table_segments.counted_of(observed))
+        said += table_segments.digest_faults(segments, observed)
         report.notes += [*_nothing(logs), *table_segments.unknown_publishes(segments)]
         observed = table_segments.in_order(
             pa.concat_tables([observed, pa.Table.from_pylist(said, facts.FACTS)])
@@ -202,6 +222,12 @@ class Audit:
             logs = logs_of(broker, self.selection)
             held = {log: broker.segments(log) for log in logs}
         reports[1].findings += different(held, tables.segments(logs))
+        offsets = tables.existing(MESSAGES).state().offsets
+        for log, segments in held.items():
+            if log in offsets:
+                known = reports[0].kept.of(log).logs.get(log, LogAudit())
+                end = position_of(offsets[log])
+                reports[1].findings += missing_between(log, known, end, segments.first)
         return reports
 
     def _there(self) -> Tables:
@@ -226,6 +252,7 @@ def judge(
     """Fill a report from the facts about these logs, and from what is known besides."""
     began = time.monotonic()
     wanted = set(logs)
+    report.kept = kept
     found = [each for each in kept.findings if each.log in wanted]
     found += _stored_twice(observed, repeats)
     of_log = facts.facts_in(observed)
@@ -287,3 +314,25 @@ def different(held: dict[str, Segments], rows: Sequence[SegmentRow]) -> list[Fin
                     Finding(log, "S7", (f"{segment.ledger}-{segment.end.entry - 1}",), text)
                 )
     return found
+
+
+def missing_between(log: str, known: LogAudit, end: Position, first: Position) -> list[Finding]:
+    """Entries that were acknowledged after the end of the table, and before the beginning of the log.
+
+    Ledgers without entries do not count: a trim may drop them before the table records them.
+    """
+    acknowledged = {
+        position
+        for fence in known.fences.values()
+        for partition, position in fence.acknowledged.items()
+        if fence.log_name(partition) == log and position.entry > 0
+    }
+    gone = [each for each in acknowledged if end <= each < first and not known.is_lost(end, each)]
+    if not gone:
+        return []
+    last = max(gone)
+    sentence = (
+        f"entries were acknowledged up to {last}, but the table ends before {end}, and the log begins"
+        f" at {first}"
+    )
+    return [Finding(log, "S5", (str(end), str(last), str(first)), sentence)]

@@ -67,6 +67,11 @@ PUBLISHER: Final = "publisher"
 of that app and ledger, up to the next fact.
 """
 
+DIGEST: Final = "digest"
+"""What a file has of the entries [first, last] that were offloaded together: the number of rows is ``messages``, and
+``uuid`` is their digest.
+"""
+
 CUT: Final = "cut"
 """The readable log continues at ``first``; what was before was trimmed, or is damaged."""
 

@@ -59,7 +59,12 @@ def observe_before(broker: Broker, logs: Sequence[str]) -> Observations:
         kept.add(bucket, broker.audit(bucket))
     for log in logs:
         kept.of(log).settle([log])
-        found.held[log] = _segments(broker, log, found.notes)
+        held = found.held[log] = _segments(broker, log, found.notes)
+        if held.end < END_OF_LOG and not held.stored_blocks:
+            found.notes.append(
+                f"{log}: its broker has an earlier release, and may have sent the newest blocks from its"
+                " memory instead of the store"
+            )
     return found
 
 
@@ -160,7 +165,7 @@ def _observed(
 ) -> Iterator[pa.RecordBatch]:
     start = None if at == EARLIEST else at
     end = None if part.end == END_OF_LOG else part.end
-    for frame in broker.frames(part.log, start, end, publishers=True):
+    for frame in broker.frames(part.log, start, end, publishers=True, stored=True):
         if isinstance(frame, MarkerFrame):
             if part.start <= frame.position < part.end:
                 observer.marker(frame)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,16 +19,20 @@ from onewriter_core.ids import NUMBER_MAX, Position
 from onewriter_pipeline.audit import facts
 from onewriter_pipeline.audit.kept import Kept
 from onewriter_pipeline.binaries import Signed
-from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.schema import BATCH_INDEX, ENTRY, LEDGER, PRODUCER, PUBLISH_TIME, SEQUENCE
-from onewriter_pipeline.tables.files import Place, line, opened_parquet, table_errors
-from onewriter_pipeline.tables.layout import AUDIT, TOPIC_PARTITION, TableFile, folder_of
+from onewriter_pipeline.tables.digest import DIGESTS, row_hashes, runs_of, shown, total
+from onewriter_pipeline.tables.files import Place, line, opened_parquet, rows_at_once, table_errors
+from onewriter_pipeline.tables.layout import AUDIT, MESSAGES, TOPIC_PARTITION, TableFile, folder_of
+from onewriter_pipeline.tables.read_back import check_readable, is_within, widen
 from onewriter_pipeline.tables.tables import Tables
 
-OBSERVED_ROWS: Final = 256 * 1024
-"""Rows that are read at once."""
 
-_COLUMNS: Final = [LEDGER, ENTRY, BATCH_INDEX, PRODUCER, SEQUENCE, PUBLISH_TIME]
+class Offloaded(NamedTuple):
+    """Entries [first, end) of a ledger that were offloaded together: they have one digest."""
+
+    ledger: int
+    first: int
+    end: int
 
 
 class Publish(NamedTuple):
@@ -52,8 +56,12 @@ class MessageFile:
     path: str
     log: str
     size: int = 0
+    rows: int = 0
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Size, rows, and bounds of columns, from the commit of the file."""
     publishes: tuple[Publish, ...] = ()
-    """The publishes in the ledgers of the file."""
+    offloaded: tuple[Offloaded, ...] = ()
+    """The publishes in the ledgers of the file, and what was offloaded of them, in order."""
 
 
 def files_of(
@@ -61,29 +69,112 @@ def files_of(
     files: Iterable[TableFile],
     logs: Iterable[str],
     publishes: Mapping[str, Sequence[Publish]],
+    offloaded: Mapping[str, Sequence[Offloaded]],
 ) -> list[MessageFile]:
-    """The files of some logs; ``publishes`` by log."""
+    """The files of some logs; ``publishes`` and ``offloaded`` by log."""
     folders = {folder_of(log): log for log in logs}
     found = []
     for each in files:
         log = folders.get(each.partition.get(TOPIC_PARTITION, ""))
         if log is not None:
             low, high = each.bounds.get(LEDGER, (0, NUMBER_MAX))
-            inside = (one for one in publishes.get(log, ()) if low <= one.ledger <= high)
-            found.append(MessageFile(place, each.path, log, each.size, tuple(inside)))
+            found.append(
+                MessageFile(
+                    *(place, each.path, log, each.size, each.rows, each.bounds),
+                    tuple(one for one in publishes.get(log, ()) if low <= one.ledger <= high),
+                    tuple(one for one in offloaded.get(log, ()) if low <= one.ledger <= high),
+                )
+            )
     return found
 
 
 def observe_file(file: MessageFile) -> Iterator[pa.RecordBatch]:
-    """The facts of a file. Raises TableError if it is missing or cannot be read."""
+    """The facts of a file. A file that is not what was committed is a fault.
+
+    Raises TableError if the file cannot be reached.
+    """
+    digests = _Digests(file.offloaded)
+    seen: dict[str, tuple[int, int]] = {}
+    rows = 0
     try:
-        with opened_parquet(file.place, file.path, read_dictionary=(PRODUCER,)) as opened:
-            for batch in opened.iter_batches(OBSERVED_ROWS, columns=_COLUMNS):
+        with table_errors(file.place):
+            (info,) = file.place.files().get_file_info([file.path])
+        if not info.is_file:
+            yield _fault(file, "is gone")
+            return
+        if info.size != file.size:
+            said = f"has {info.size} bytes, and had {file.size} when it was committed"
+            yield _fault(file, said)
+        names = MESSAGES.columns.names
+        with opened_parquet(file.place, file.path) as opened:
+            missing = [name for name in names if name not in opened.schema_arrow.names]
+            if missing:
+                yield _fault(file, f"has no column {missing[0]}")
+                return
+            for batch in opened.iter_batches(rows_at_once(opened.metadata), columns=names):
                 if batch.num_rows:
+                    rows += batch.num_rows
+                    widen(seen, batch, file.bounds)
+                    digests.add(batch)
                     yield facts.facts_of(list(_facts(file, batch)))
     except (OSError, pa.ArrowException) as error:
-        where = f"{file.place.location}/{file.path}"
-        raise TableError(f"{where} cannot be read: {line(error)}") from error
+        check_readable(file.place, file.path, error)
+        yield _fault(file, f"cannot be read as it was written: {line(error)}")
+        return
+    if rows != file.rows:
+        yield _fault(file, f"has {rows} rows, and had {file.rows} when it was committed")
+    beyond = [name for name, bounds in seen.items() if not is_within(bounds, file.bounds[name])]
+    if beyond:
+        yield _fault(file, f"has values of {beyond[0]} that it was not committed with")
+    yield facts.facts_of([{"log": file.log} | row for row in digests.facts()])
+
+
+def _fault(file: MessageFile, what: str) -> pa.RecordBatch:
+    low, first = file.bounds.get(LEDGER, (0, 0)), file.bounds.get(ENTRY, (0, 0))
+    fault = {
+        "log": file.log,
+        "kind": facts.FAULT,
+        "predicate": "S7",
+        "place": str(Position(low[0], first[0] if low[0] == low[1] else 0)),
+        "sentence": f"the file {file.path} {what}",
+    }
+    return facts.facts_of([fault])
+
+
+class _Digests:
+    """Rows and digest of each part that was offloaded, as a file has it."""
+
+    def __init__(self, offloaded: Sequence[Offloaded]) -> None:
+        self._parts: dict[int, list[Offloaded]] = {}
+        for each in sorted(offloaded):
+            self._parts.setdefault(each.ledger, []).append(each)
+        self._found: dict[Offloaded, tuple[int, int]] = {}
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows in the order of the file. Rows that no part covers are counted elsewhere."""
+        ledgers, entries = batch.column(LEDGER).to_numpy(), batch.column(ENTRY).to_numpy()
+        hashes = row_hashes(batch, MESSAGES.columns)
+        for ledger, low, high in runs_of(ledgers):
+            parts = self._parts.get(ledger, [])
+            firsts = np.array([each.first for each in parts], np.int64)
+            which = np.searchsorted(firsts, entries[low:high], "right") - 1
+            for number, begin, end in runs_of(which):
+                if number >= 0:
+                    rows, digest = self._found.get(parts[number], (0, 0))
+                    digest = (digest + total(hashes[low + begin : low + end])) % DIGESTS
+                    self._found[parts[number]] = rows + end - begin, digest
+
+    def facts(self) -> Iterator[dict[str, Any]]:
+        """What was found, by part."""
+        for each, (rows, digest) in self._found.items():
+            yield {
+                "kind": facts.DIGEST,
+                "ledger": each.ledger,
+                "first": each.first,
+                "last": each.end - 1,
+                "messages": rows,
+                "uuid": shown(digest),
+            }
 
 
 def _facts(file: MessageFile, batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:

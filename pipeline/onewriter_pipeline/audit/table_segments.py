@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_pipeline.audit import facts
-from onewriter_pipeline.audit.table_files import Publish
+from onewriter_pipeline.audit.table_files import Offloaded, Publish
+from onewriter_pipeline.tables.digest import DIGESTS, shown
 from onewriter_pipeline.tables.layout import SegmentRow
 from onewriter_pipeline.tables.publishes import PublishRun, extended, torn
 
@@ -148,6 +149,45 @@ def count_faults(
                 "sentence": f"{offloaded} messages of ledger {ledger} were offloaded, the table has"
                 f" {found}",
             }
+
+
+def offloaded_of(rows: Sequence[SegmentRow]) -> dict[str, list[Offloaded]]:
+    """What was offloaded of each log, part by part."""
+    found: dict[str, list[Offloaded]] = {}
+    for (log, ledger), parts in _by_ledger(rows).items():
+        found.setdefault(log, []).extend(
+            Offloaded(ledger, part.first, part.end) for part in parts if part.entries
+        )
+    return found
+
+
+def digest_faults(rows: Sequence[SegmentRow], observed: pa.Table) -> Iterator[dict[str, Any]]:
+    """Faults for parts whose rows differ from those that were offloaded.
+
+    Where the number of rows differs, ``count_faults`` reports it.
+    """
+    digests = observed.filter(pc.equal(observed["kind"], facts.DIGEST))
+    columns = ("log", "ledger", "first", "messages", "uuid")
+    found: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for log, ledger, first, count, text in zip(
+        *(digests[name].to_pylist() for name in columns), strict=True
+    ):
+        before, digest = found.get((log, ledger, first), (0, 0))
+        found[log, ledger, first] = before + count, (digest + int(text, 16)) % DIGESTS
+    for (log, ledger), parts in _by_ledger(rows).items():
+        for part in parts:
+            count, digest = found.get((log, ledger, part.first), (0, 0))
+            if part.rows and count == part.rows and shown(digest) != part.digest:
+                last = Position(ledger, part.end - 1)
+                yield {
+                    "log": log,
+                    "kind": facts.FAULT,
+                    "predicate": "S7",
+                    "place": f"{Position(ledger, part.first)},{last}",
+                    "sentence": f"the messages {Position(ledger, part.first)} to {last} in the table are"
+                    " not those that were offloaded: their digest is"
+                    f" {shown(digest)} instead of {part.digest}",
+                }
 
 
 def _by_ledger(

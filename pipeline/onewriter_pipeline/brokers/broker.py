@@ -135,7 +135,8 @@ class Broker:
                         if each.end > first
                     )
                     numbers = int(page["epoch"]), int(page["ledger"])
-                    return Segments(str(page["topic"]), *numbers, first, end, kept)
+                    stored = page.get("storedBlocks") is True
+                    return Segments(str(page["topic"]), *numbers, first, end, kept, stored)
                 after = position_of(page["next"])
         raise Damaged(f"{name} has more segments than a client reads")
 
@@ -162,21 +163,28 @@ class Broker:
         *,
         payload: bool = True,
         publishers: bool = False,
+        stored: bool = False,
     ) -> Generator[BlockFrame | MarkerFrame, None, None]:
         """The blocks and markers of [start, end), whole as they are stored, in order, each once.
 
         ``start`` None: from the first that the log has. ``end`` None: up to what is committed now. ``payload``
         False: blocks come without the entries' bytes. ``publishers``: with their publishers, if the broker's
-        release returns them. The first block may begin before the range, and the last one may end after it. A
+        release returns them. ``stored``: as the store has them (``Segments.stored_blocks``); otherwise the newest may
+        come from the broker's memory. The first block may begin before the range, and the last one may end after it. A
         broken stream is resumed after the last whole block. Raises Trimmed, LogEnds, Damaged, Away and others; the
         frames before the error are correct.
         """
         name = log_name(log)
+        query = {
+            "payload": None if payload else "false",
+            "publishers": "true" if publishers else None,
+            "stored": "true" if stored else None,
+        }
         at, patience = start, Patience(self._access.patience_seconds)
         while True:
             with patience.trying():
                 last: EndFrame | None = None
-                for frame in self._attempt(name, at, end, payload=payload, publishers=publishers):
+                for frame in self._attempt(name, at, end, query):
                     if isinstance(frame, ErrorFrame):
                         raise _broken_off(frame)
                     if isinstance(frame, EndFrame):
@@ -195,14 +203,10 @@ class Broker:
         name: TopicName,
         start: Position | None,
         end: Position | None,
-        *,
-        payload: bool,
-        publishers: bool,
+        options: Mapping[str, str | None],
     ) -> Iterator[BlockFrame | MarkerFrame | EndFrame | ErrorFrame]:
         """One stream, until it ends or breaks. Raises Broken, PipelineError."""
-        query = {"from": start and shown(start), "to": end and shown(end)}
-        query["payload"] = None if payload else "false"
-        query["publishers"] = "true" if publishers else None
+        query = {"from": start and shown(start), "to": end and shown(end), **options}
         path, owner, frames = f"{topic_path(name)}/blocks", str(name.base), Frames()
         try:
             for data in self._connection.stream(path, owner=owner, query=query):

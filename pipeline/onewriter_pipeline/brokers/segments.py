@@ -62,6 +62,7 @@ class Segments:
     entry.
 
     ``epoch`` is the newest granted epoch, ``ledger`` the current ledger: the values that ``trim`` expects.
+    ``stored_blocks``: the broker reads blocks from the store if it is asked to. Earlier releases do not.
     """
 
     log: str
@@ -70,6 +71,7 @@ class Segments:
     first: Position
     end: Position
     segments: tuple[Segment, ...]
+    stored_blocks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,7 @@ class OffloadReport:
 Observe = Callable[[Step, Batch | None], None]
 
 
-def _nobody(step: Step, batch: Batch | None) -> None:
+def _no_step(step: Step, batch: Batch | None) -> None:
     del step, batch
 
 
@@ -142,7 +142,7 @@ class Offload:
     with_audit: bool = True
 
     def run(
-        self, runner: Runner[Any, Any], cores: int, observe: Observe = _nobody
+        self, runner: Runner[Any, Any], cores: int, observe: Observe = _no_step
     ) -> OffloadReport:
         """Copy everything. Raises PipelineError; then the committed batches are valid, and the job can be repeated."""
         began = time.monotonic()

@@ -87,6 +87,7 @@ def _sections(report: AuditReport, drawn: dict[str, bytes]) -> Iterator[str]:
     yield section("Violations", table(columns, findings) if findings else "")
     yield section("Lost, as brokers reported", _losses(report))
     yield section("Notes", listed(report.notes))
+    yield section("Not detected", listed(report.not_detected))
     yield section("Timeline", picture(drawn["timeline"], _SEEN["timeline"]))
     windows = [
         ("cause", "Why the one before ended"),

@@ -15,6 +15,7 @@ from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.schema import ENTRY, LEDGER
 from onewriter_pipeline.tables.digest import row_hashes, runs_of
 from onewriter_pipeline.tables.files import (
+    Place,
     files_of,
     line,
     opened_parquet,
@@ -81,29 +82,28 @@ def _read_file(
                 return f"has no column {missing[0]}"
             for batch in parquet.iter_batches(rows_at_once(parquet.metadata), columns=names):
                 rows += batch.num_rows
-                _widen(seen, batch, file.bounds)
+                widen(seen, batch, file.bounds)
                 _add(found, batch, wanted)
     except (OSError, pa.ArrowException) as error:
-        _check_readable(table, file, error)
+        check_readable(table.place, file.path, error)
         return f"cannot be read as it was written: {line(error)}"
     if rows != file.rows:
         return f"has {rows} rows, and had {file.rows} when it was committed"
-    beyond = [name for name, bounds in seen.items() if not _is_within(bounds, file.bounds[name])]
+    beyond = [name for name, bounds in seen.items() if not is_within(bounds, file.bounds[name])]
     return f"has values of {beyond[0]} that it was not committed with" if beyond else ""
 
 
-def _check_readable(table: Table, file: TableFile, error: Exception) -> None:
+def check_readable(place: Place, path: str, error: Exception) -> None:
     """Raise TableError if the file cannot be read at all, instead of having wrong contents."""
     try:
-        with table.place.files().open_input_stream(file.path) as stream:
+        with place.files().open_input_stream(path) as stream:
             while stream.read(COPY_BYTES):
                 pass
     except (OSError, pa.ArrowException):
-        place = f"{table.place.location}/{file.path}"
-        raise TableError(f"{place} cannot be read: {line(error)}") from error
+        raise TableError(f"{place.location}/{path} cannot be read: {line(error)}") from error
 
 
-def _widen(seen: dict[str, tuple[int, int]], batch: pa.RecordBatch, names: Iterable[str]) -> None:
+def widen(seen: dict[str, tuple[int, int]], batch: pa.RecordBatch, names: Iterable[str]) -> None:
     """Extend the bounds of some columns with those of a batch."""
     for name in names:
         if name not in batch.schema.names:
@@ -114,7 +114,7 @@ def _widen(seen: dict[str, tuple[int, int]], batch: pa.RecordBatch, names: Itera
             seen[name] = (min(low, pair["min"]), max(high, pair["max"]))
 
 
-def _is_within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
+def is_within(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
     return outer[0] <= inner[0] and inner[1] <= outer[1]
 
 

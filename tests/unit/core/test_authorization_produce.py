@@ -10,12 +10,12 @@ import pytest
 from onewriter_core.api import ExclusiveTopic, ProducerClaim
 from onewriter_core.authorization import (
     Action,
-    AskedProducer,
     Denied,
     Granted,
     PodsOf,
     Policy,
     Principal,
+    RequestedProducer,
     TopicResource,
     UndeclaredTopics,
     may,
@@ -49,7 +49,7 @@ def admit(
     pods_of: PodsOf = lambda _claim: (),
 ) -> Granted:
     resource = TopicResource(name, declared, tuple(claims), pods_of, Policy(undeclared=undeclared))
-    asked = AskedProducer(mode, priority)
+    asked = RequestedProducer(mode, priority)
     return granted(may(Principal(identity), Action.PRODUCE, resource, asked))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from onewriter_core.ids import Identity
 from onewriter_core.own.floors import (
-    EVERYBODYS,
+    COMMON,
     GENERATION_DROPPED_MAX,
     Floors,
     decode,
@@ -43,14 +43,14 @@ def test_a_floor_is_at_or_above_all_that_was_dropped(
 def test_groups_keep_their_own_floors_while_there_is_room() -> None:
     floors = Floors().after([(own_field("a", "r"), 7), (own_field("b", "r"), 3)])
     assert (floors.of("a"), floors.of("b"), floors.of("c")) == (7, 3, 0)
-    assert EVERYBODYS not in floors.encode()
+    assert COMMON not in floors.encode()
 
 
 def test_a_floor_is_no_record_and_no_group_is_called_like_one() -> None:
     assert all(is_floor(name) for name in Floors({"": 1, "a": 2}, 3).encode())
     assert not is_floor(own_field("", "resource"))
     with pytest.raises(Exception, match="control"):
-        check_text("group", EVERYBODYS, 256)
+        check_text("group", COMMON, 256)
 
 
 def test_the_next_owner_begins_above_the_floor() -> None:

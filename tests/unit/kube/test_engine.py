@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from onewriter_operator import engine
 from onewriter_operator.engine import Engine, EngineFailed, Handover
 
 Json = dict[str, Any]
@@ -43,9 +42,7 @@ async def test_no_event_is_left_behind_however_slowly_they_are_taken_in() -> Non
     assert taken == list(range(2_000))
 
 
-async def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "WAITING_MAX", 5)
-    monkeypatch.setattr(engine, "FULL_SECONDS", 0.001)
+async def test_the_line_is_bounded() -> None:
     taken: list[int] = []
     longest = 0
 
@@ -54,7 +51,7 @@ async def test_the_line_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         longest = max(longest, len(handover._waiting))
         taken.append(document["n"])
 
-    handover = Handover(intake, asyncio.get_running_loop())
+    handover = Handover(intake, asyncio.get_running_loop(), waiting_max=5, full_seconds=0.001)
     await arrive(500, handover, taken)
     assert taken == list(range(500))
     assert longest <= 5
@@ -73,14 +70,11 @@ async def test_an_event_that_fails_holds_back_no_other() -> None:
     assert taken == [0, 1, 2, -1, 4, 5, 6, 7, 8, 9]
 
 
-async def test_other_tasks_run_while_many_events_are_queued(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(engine, "BATCH_MAX", 10)
+async def test_other_tasks_run_while_many_events_are_queued() -> None:
     loop = asyncio.get_running_loop()
     taken: list[int] = []
     between: list[int] = []
-    handover = Handover(lambda _, document: taken.append(document["n"]), loop)
+    handover = Handover(lambda _, document: taken.append(document["n"]), loop, batch_max=10)
     for number in range(25):
         await handover.deliver("ADDED", {"n": number})
     while len(taken) < 25:

@@ -50,11 +50,11 @@ class Server:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, **limits: int) -> None:
         self.server = Server()
         self.dropped = 0
         self.recorder = Recorder(
-            cast("Kube", self.server), "operator-0", lambda: 1000.5, self._dropped
+            cast("Kube", self.server), "operator-0", lambda: 1000.5, self._dropped, **limits
         )
 
     def _dropped(self) -> None:
@@ -67,8 +67,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[World]:
-    world = World()
+async def running(**limits: int) -> AsyncIterator[World]:
+    world = World(**limits)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(world.recorder.run())
         yield world
@@ -180,19 +180,15 @@ async def test_a_refusal_for_good_is_not_repeated() -> None:
         assert world.server.failures == []
 
 
-async def test_events_beyond_the_bound_are_dropped_and_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(events, "ALIKE_MAX", 10_000)
-    world = World()
+async def test_events_beyond_the_bound_are_dropped_and_counted() -> None:
+    world = World(alike_max=10_000)
     for number in range(events.WAITING_MAX + 5):
         world.report(note=str(number))
     assert world.dropped == 5
 
 
-async def test_the_number_of_known_events_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "REMEMBERED_MAX", 50)
-    async with running() as world:
+async def test_the_number_of_known_events_is_bounded() -> None:
+    async with running(remembered_max=50) as world:
         for number in range(200):
             world.report(reason=cast("EventReason", f"Reason{number}"))
             await asyncio.sleep(0.1)

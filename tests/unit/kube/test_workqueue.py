@@ -12,7 +12,7 @@ import pytest
 
 from onewriter_operator import workqueue
 from onewriter_operator.kinds import Key
-from onewriter_operator.workqueue import GONE, RetryLater, WorkQueue
+from onewriter_operator.workqueue import GONE, KEYS_MAX, RetryLater, WorkQueue
 
 pytestmark = pytest.mark.looptime
 
@@ -25,10 +25,18 @@ def key(name: str) -> Key:
 
 @contextlib.asynccontextmanager
 async def running(
-    reconcile: Callable[[Key], Awaitable[float | None]], *, workers: int = 4, resync: float = 1000.0
+    reconcile: Callable[[Key], Awaitable[float | None]],
+    *,
+    workers: int = 4,
+    resync: float = 1000.0,
+    keys_max: int = KEYS_MAX,
 ) -> AsyncIterator[WorkQueue]:
     queue = WorkQueue(
-        reconcile, workers=workers, resync_seconds=resync, randomness=random.Random(1)
+        reconcile,
+        workers=workers,
+        resync_seconds=resync,
+        randomness=random.Random(1),
+        keys_max=keys_max,
     )
     async with asyncio.TaskGroup() as group:
         task = group.create_task(queue.run())
@@ -248,13 +256,11 @@ async def test_old_appointments_do_not_pile_up() -> None:
         assert len(queue._later) < 100
 
 
-async def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workqueue, "KEYS_MAX", 3)
-
+async def test_keys_are_bounded() -> None:
     async def reconcile(found: Key) -> None:
         return None
 
-    async with running(reconcile) as queue:
+    async with running(reconcile, keys_max=3) as queue:
         for name in "abcde":
             queue.add(key(name))
         assert queue.refused == 2

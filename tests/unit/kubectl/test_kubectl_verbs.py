@@ -26,14 +26,13 @@ from tests.unit.kubectl.fake_kubectl import (
 )
 
 from onewriter_core.errors import ConfigurationError, OnewriterError, Refused, Undecided
-from onewriter_kubectl import cli, orders, redaction
+from onewriter_kubectl import cli, redaction
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeKubectl:
     found = FakeKubectl(tmp_path)
     monkeypatch.setenv("ONEWRITER_KUBECTL", str(found.program))
-    monkeypatch.setattr(orders, "POLL_SECONDS", 0.01)
     monkeypatch.setattr("onewriter_kubectl.orders.secrets.token_hex", lambda _: "5eed")
     found.fails("get services", FORBIDDEN)
     found.has("get events")

@@ -23,7 +23,13 @@ from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import EXPIRES, Refusal, Site, flag
 from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.topic_log.log import TopicLog
-from onewriter_broker.log.topic_log.ranges import Missing, Range, first_block, lacks, trimmed_of
+from onewriter_broker.log.topic_log.ranges import (
+    EntriesMissing,
+    Range,
+    first_block,
+    lacks,
+    trimmed_of,
+)
 from onewriter_core.authorization import Action
 from onewriter_core.errors import OnewriterError
 from onewriter_core.ids import EARLIEST, Position
@@ -53,7 +59,7 @@ def add_routes(router: Routes, site: Site) -> None:
                 topic_log, _, _ = await one_log(site, request)
                 start, end = _asked(request)
                 payload = request.query.get("payload", "").lower() != "false"
-                publishers = flag(request, "publishers")
+                publishers, is_stored = flag(request, "publishers"), flag(request, "stored")
                 gone = await _gone(topic_log, start)
                 if gone is not None:
                     return gone.answer()
@@ -61,14 +67,14 @@ def add_routes(router: Routes, site: Site) -> None:
             response = web.StreamResponse(
                 headers={"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
             )
-            stream = Stream(
+            stream = BlockStream(
                 *(topic_log, response, request.get(EXPIRES), figures),
                 payload=payload,
                 publishers=publishers,
             )
             try:
                 await response.prepare(request)
-                await stream.run(Range(topic_log, start, end))
+                await stream.run(Range(topic_log, start, end, is_stored=is_stored))
             except TimeoutError:
                 figures.cut_off += 1
                 log.warning("blocks.cut_off", address=request.remote, topic=str(topic_log.name))
@@ -141,7 +147,7 @@ async def _gone(topic_log: TopicLog, asked: Position | None) -> Gone | None:
 # ------------------------------------------------------------ streaming
 
 
-class Stream:
+class BlockStream:
     """One reader's stream. ``expires_at``: the expiry of its proof of identity, in Unix seconds.
 
     ``payload``: whether to send the entries' bytes; ``publishers``: whether to name the publishers.
@@ -180,7 +186,7 @@ class Stream:
             last = packed.pack_error(500, text, at=positions.shown(blocks.at))
         except _Ended as ended:
             last = ended.frame
-        except Missing as missing:
+        except EntriesMissing as missing:
             last = Gone(self._log, missing.asked, missing.found).frame()
         except OnewriterError as error:
             last = packed.pack_error(503, str(error))

@@ -114,6 +114,7 @@ def _page(topic_log: TopicLog, epoch: int, page: SegmentPage) -> dict[str, Any]:
         "last": positions.shown(page.last),
         "segments": [],
         "complete": page.is_complete,
+        "storedBlocks": True,
         "next": positions.shown(page.next),
     }
 

@@ -43,12 +43,12 @@ class _Part(msgspec.Struct, frozen=True, gc=False):
     checksum: str
 
 
-class _Asked(msgspec.Struct):
+class _PublishBody(msgspec.Struct):
     parts: list[_Part]
     epoch: int | None = None
 
 
-_DECODER: Final = msgspec.json.Decoder(_Asked)
+_DECODER: Final = msgspec.json.Decoder(_PublishBody)
 """It skips unknown fields without creating objects, so a body of many unknown fields is cheap."""
 
 

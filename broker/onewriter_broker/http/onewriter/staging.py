@@ -29,7 +29,7 @@ from onewriter_broker.topic.publish.layouts import LAYOUT_PREFIX, Overtaken
 from onewriter_broker.topic.publish.requests import PublishRequest, PublishResult, PublishRight
 from onewriter_broker.topic.publish.staging import PART_BYTES_MAX, Changer, MissingPart
 from onewriter_broker.topic.registry.loaded_topic import LoadedTopic
-from onewriter_core.authorization import Action, AskedProducer, Granted
+from onewriter_core.authorization import Action, Granted, RequestedProducer
 from onewriter_core.errors import ProtocolError, Refused, ServerError, Unavailable, Undecided
 from onewriter_core.ids import TopicName
 from onewriter_core.log_format.field_names import OWNER_PREFIX, VERSION_PREFIX
@@ -188,11 +188,11 @@ def _add_dropping(router: Routes, site: Site) -> None:
         fields = [f"{each}{app}" for each in prefixes]
         topic = served[0][1]
         first = topic.runner.logs[topic.partition_of(names[0])]
-        async with AsyncExitStack() as stillness:
-            await stillness.enter_async_context(site.publishing.layouts.lock(first, app))
+        async with AsyncExitStack() as locks:
+            await locks.enter_async_context(site.publishing.layouts.lock(first, app))
             for each, topic in served:  # check all partitions before the first one forgets
                 topic_log = topic.runner.logs[topic.partition_of(each)]
-                stillness.enter_context(site.publishing.keeping_still(topic_log, app))
+                locks.enter_context(site.publishing.keeping_still(topic_log, app))
             versions = [
                 await _forgotten(site, topic, topic.partition_of(each), app, fields)
                 for each, topic in served
@@ -354,12 +354,12 @@ async def _admitted(site: Site, request: web.Request, name: TopicName) -> Loaded
     topics, authorization = site.topics, site.clients.authorization
     resource, identity = authorization.topic(name), request[IDENTITY]
     decisions = [
-        authorization.may(identity, Action.PRODUCE, resource, AskedProducer(mode))
+        authorization.may(identity, Action.PRODUCE, resource, RequestedProducer(mode))
         for mode in _MODES
     ]
     if not any(isinstance(each, Granted) for each in decisions):
         # The refusal of the first mode is counted and returned.
-        authorization.require(identity, Action.PRODUCE, resource, AskedProducer(_MODES[0]))
+        authorization.require(identity, Action.PRODUCE, resource, RequestedProducer(_MODES[0]))
     await site.require_owned(request, name)
     await _check_undivided(site, name)
     topic = await topics.serve(name, creator_of(request))

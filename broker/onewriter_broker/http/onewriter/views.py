@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, assert_never
 
-from onewriter_broker.auth.refusals import Refusal
+from onewriter_broker.auth.refusals import RefusedRight
 from onewriter_broker.http.pulsar.stats import MODE_NAMES, iso
 from onewriter_broker.log.store.api import Observation
 from onewriter_broker.log.topic_log.losses import Loss
@@ -76,7 +76,7 @@ def stored_summary(states: Sequence[Mapping[str, str]]) -> Json:
     }
 
 
-def refusal(found: Refusal) -> Json:
+def refusal(found: RefusedRight) -> Json:
     """An identity that lacks a right to a topic."""
     return {
         "subject": found.subject or None,

@@ -130,7 +130,7 @@ def _add_brokers(router: Routes, site: Site) -> None:
 
     async def active(request: web.Request) -> web.Response:
         cluster = request.match_info.get("cluster", STANDALONE)
-        site.namespaces.cluster(cluster)  # raises Missing
+        site.namespaces.cluster(cluster)  # raises NamespaceMissing
         return web.json_response([host_of(address) for address in addresses()])
 
     async def leader(request: web.Request) -> web.Response:

@@ -15,7 +15,7 @@ from onewriter_broker.connection.lookups import (
 )
 from onewriter_broker.http.routes import Routes, on_topic
 from onewriter_broker.http.site import Site, topic_of
-from onewriter_broker.namespaces import Missing
+from onewriter_broker.namespaces import NamespaceMissing
 from onewriter_core.authorization import Action
 from onewriter_core.errors import Refused, ServerError, Unavailable
 from onewriter_core.ids import TopicName
@@ -37,7 +37,7 @@ def add_routes(router: Routes, site: Site) -> None:
             site.check_topic(request, name)
         except Refused as refused:
             if refused.code is ServerError.TOPIC_NOT_FOUND:
-                raise Missing("Namespace not found") from None
+                raise NamespaceMissing("Namespace not found") from None
             raise
         return name
 

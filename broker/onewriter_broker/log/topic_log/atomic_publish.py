@@ -69,7 +69,7 @@ class BoundElsewhere(Refused):
         self.owner = owner
 
 
-class StoodStill(Unavailable):
+class StoreStalled(Unavailable):
     """The store stored nothing of a publish for too long. The publish was abandoned, and is certainly not stored."""
 
 
@@ -370,7 +370,7 @@ def abandon(
         if topic_log.publishes is not None:
             topic_log.publishes.forget_held(leaves_hole=True)
         return False
-    publish.fail(StoodStill(f"{why}; nothing was published; retry later"))
+    publish.fail(StoreStalled(f"{why}; nothing was published; retry later"))
     if not publish.has_begun:
         return False
     topic_log.drop_undecided(lambda each: each.publish is publish)

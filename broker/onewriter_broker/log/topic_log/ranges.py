@@ -1,7 +1,7 @@
 """Committed blocks of one log between two positions, read in parts.
 
 For readers of large parts of a log that need no cursor: bulk readers, the index of its ledgers. The result is
-complete: a gap in the log raises Missing.
+complete: a gap in the log raises EntriesMissing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ READ_BLOCKS_MAX = 32
 _NOTHING: Mapping[int, Position] = MappingProxyType({})
 
 
-class Missing(Undecided):
+class EntriesMissing(Undecided):
     """The log has no entry at a position at which it must have one.
 
     The entry was trimmed meanwhile, or the store lost it. ``asked``: everything before it was read;
@@ -109,10 +109,14 @@ def lacks(topic_log: TopicLog, asked: Position, first: Position) -> bool:
 class Range:
     """The committed blocks of [start, end) at the time of the call.
 
-    ``at``: everything before it has been returned. Only one task may read at a time.
+    ``at``: everything before it has been returned. Only one task may read at a time. ``is_stored``: blocks are read
+    from the store only, also those that are in memory.
     """
 
-    __slots__ = ("_blocks_max", "_bytes_max", "_careful", "_largest", "_log", "at", "end")
+    __slots__ = (
+        *("_blocks_max", "_bytes_max", "_careful", "_is_stored", "_largest", "_log"),
+        *("at", "end"),
+    )
 
     def __init__(
         self,
@@ -122,7 +126,9 @@ class Range:
         *,
         read_bytes_max: int = READ_BYTES,
         read_blocks_max: int = READ_BLOCKS_MAX,
+        is_stored: bool = False,
     ) -> None:
+        self._is_stored = is_stored
         self._bytes_max = read_bytes_max
         self._blocks_max = read_blocks_max
         committed = behind(topic_log.committed)
@@ -135,7 +141,7 @@ class Range:
     async def read(self) -> list[StoredBlock]:
         """The next whole blocks; empty if there are no more.
 
-        The first block may begin before the range, and the last one may end after it. Raises Missing,
+        The first block may begin before the range, and the last one may end after it. Raises EntriesMissing,
         MalformedBlock (everything before that block was returned), Unavailable if this broker no longer
         serves the log, Undecided if the store does not answer.
         """
@@ -150,13 +156,13 @@ class Range:
             return []
         for block in blocks:
             if self._leaves_hole(block.position):
-                raise Missing(self.at, block.position)
+                raise EntriesMissing(self.at, block.position)
             self.at = behind(last_position(block))
         self._largest = max(map(stored_bytes, blocks))
         return blocks
 
     async def _next(self) -> list[StoredBlock]:
-        remembered = self._remembered()
+        remembered = [] if self._is_stored else self._remembered()
         if remembered:
             return [await self._with_fields(block) for block in remembered]
         last = min(self.end.previous, self._log.committed)
@@ -179,7 +185,7 @@ class Range:
         return blocks
 
     async def _check_empty(self) -> None:
-        """No block was found up to the end: raises Missing if one may have been removed."""
+        """No block was found up to the end: raises EntriesMissing if one may have been removed."""
         log = self._log
         following = await log.read_blocks(self.at, log.committed, count=1)
         if following:
@@ -193,7 +199,7 @@ class Range:
             or lacks(log, self.at, found)
             or any(self.at <= end < self.end for end in log.ends)
         ):
-            raise Missing(self.at, found)
+            raise EntriesMissing(self.at, found)
 
     def _leaves_hole(self, found: Position) -> bool:
         """Like ``leaves_hole``; markers that were trimmed with everything before them leave no gap."""

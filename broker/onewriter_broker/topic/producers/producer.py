@@ -167,7 +167,6 @@ class Producer:
         "_has_published",
         "_last_progress_at",
         "_on_idle",
-        "asked_priority",
         "channel",
         "epoch",
         "filter",
@@ -184,6 +183,7 @@ class Producer:
         "properties",
         "request",
         "request_id",
+        "requested_priority",
         "resends",
         "since_ms",
         "topic_log",
@@ -198,7 +198,7 @@ class Producer:
         topic_log: TopicLog,
         gathered: Callable[[TopicLog], None],
         *,
-        asked_priority: int = 0,
+        requested_priority: int = 0,
         properties: Mapping[str, str] = MappingProxyType({}),
         guard: Guard | None = None,
     ) -> None:
@@ -216,7 +216,7 @@ class Producer:
         self.is_answered = False
         """Whether the client was notified that it may write. False while its lineage is read from the log."""
         self.epoch: int | None = None
-        self.asked_priority = asked_priority
+        self.requested_priority = requested_priority
         self.properties = properties
         self.guard = guard
         """The guard of all its writes."""

@@ -21,7 +21,7 @@ from onewriter_broker.log.topic_log.atomic_publish import (
     PUBLISHES_WAITING_MAX,
     Entries,
     Publish,
-    StoodStill,
+    StoreStalled,
     check_app,
     check_owner,
 )
@@ -226,7 +226,7 @@ class AtomicPublishes:
                     return _duplicate(held)
                 await self._check_epoch(runner, partition, asked)
             except Undecided:
-                if not isinstance(error, StoodStill):
+                if not isinstance(error, StoreStalled):
                     raise  # otherwise the store is stalled and cannot tell more
             raise
         # Another caller that staged this version gets "duplicate" even if its parts are gone.
@@ -279,13 +279,13 @@ class AtomicPublishes:
     async def _recorded(
         self, runner: TopicRunner, topic_log: TopicLog, asked: PublishRequest
     ) -> Binding:
-        """The binding under which the audit names the publisher. Raises StoodStill and as PublisherRecords.record."""
+        """The binding under which the audit names the publisher. Raises StoreStalled, and as PublisherRecords.record."""
         try:
             async with asyncio.timeout(self._standstill_seconds):
                 return await self._publishers.record(runner, topic_log, asked)
         except TimeoutError:
             why = f"the store has taken nothing for {self._standstill_seconds:g} s"
-            raise StoodStill(f"{why}; nothing was published; retry later") from None
+            raise StoreStalled(f"{why}; nothing was published; retry later") from None
 
     async def _check_epoch(
         self, runner: TopicRunner, partition: int, asked: PublishRequest

@@ -29,7 +29,7 @@ class ResumeWindows:
         until = self._now() + self._seconds
         self._of_buckets = dict.fromkeys(self._of_buckets, until)
 
-    def nobody_could_come(self, seconds: float) -> None:
+    def no_producer_could_resume(self, seconds: float) -> None:
         """Extend the windows by the ``seconds`` of an outage of the store that ends now.
 
         A load needs the store. A window that ended during the outage would give the topic to the first

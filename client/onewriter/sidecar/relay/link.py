@@ -96,7 +96,7 @@ class Host(Protocol):
         """The pod's token; None if the relay has none. Raises OnewriterError."""
         ...
 
-    async def open(self, broker: Address | None, end: End) -> Address:
+    async def open(self, broker: Address | None, end: RelayEnd) -> Address:
         """Connect ``end`` to this broker, or to any; return the address. Raises OnewriterError."""
         ...
 
@@ -104,21 +104,21 @@ class Host(Protocol):
         """A broker named this one in an answer to a look-up."""
         ...
 
-    def admits(self, link: Link) -> bool:
+    def admits(self, link: RelayLink) -> bool:
         """Whether there may be another connection of a client."""
         ...
 
-    def ended(self, link: Link, reason: str) -> None:
+    def ended(self, link: RelayLink, reason: str) -> None:
         """The link is closed."""
         ...
 
 
-class End(asyncio.BufferedProtocol):
+class RelayEnd(asyncio.BufferedProtocol):
     """One of the two sockets of a link. It passes on back-pressure to ``other``."""
 
     def __init__(self, on_data: Callable[[bytes], None], on_lost: Callable[[], None]) -> None:
         self.transport: asyncio.Transport | None = None
-        self.other: End | None = None
+        self.other: RelayEnd | None = None
         self.is_read_paused = False
         self.is_write_paused = False
         self._on_data = on_data
@@ -182,10 +182,10 @@ class End(asyncio.BufferedProtocol):
             self.transport.abort()
 
 
-class _ClientEnd(End):
+class _ClientEnd(RelayEnd):
     """The client's socket: it exists before the broker's."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: RelayLink) -> None:
         super().__init__(link.from_client, link.client_lost)
         self._link = link
 
@@ -194,15 +194,15 @@ class _ClientEnd(End):
         self._link.begun()
 
 
-class Link:
+class RelayLink:
     """Create one for each connection; ``client`` is the protocol of its socket."""
 
     def __init__(self, host: Host) -> None:
-        self.client: End = _ClientEnd(self)
+        self.client: RelayEnd = _ClientEnd(self)
         self.address: Address | None = None
         """The address at which the broker was reached; None before."""
         self._host = host
-        self._broker = End(self._from_broker, self._broker_lost)
+        self._broker = RelayEnd(self._from_broker, self._broker_lost)
         self._client_frames = Splitter({pb.BaseCommand.CONNECT}, HANDSHAKE_LENGTH_MAX)
         self._broker_frames = Splitter(FROM_BROKER, ANSWER_LENGTH_MAX)
         self._connect: pb.CommandConnect | None = None

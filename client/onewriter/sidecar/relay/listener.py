@@ -13,7 +13,7 @@ import structlog
 from onewriter._config import Address, ClientOptions, parse_service_url, token_of
 from onewriter._errors import ConfigurationError, Unavailable
 from onewriter.sidecar.metrics import Metrics
-from onewriter.sidecar.relay.link import CLOSE_SECONDS, SILENT, End, Link, LinkLimits
+from onewriter.sidecar.relay.link import CLOSE_SECONDS, SILENT, LinkLimits, RelayEnd, RelayLink
 from onewriter_core.errors import ProtocolError
 
 HOSTS = ("127.0.0.1", "::1")
@@ -69,7 +69,7 @@ class Relay:
         self._spawn = spawn
         self._metrics = metrics
         self._connections_max = connections_max
-        self._links: dict[Link, None] = {}
+        self._links: dict[RelayLink, None] = {}
         self._brokers: dict[Address, None] = {}
         self._servers: list[asyncio.Server] = []
         self._looked_at = now()
@@ -91,7 +91,7 @@ class Relay:
         loop = asyncio.get_running_loop()
         for host in HOSTS:
             try:
-                server = await loop.create_server(lambda: Link(self).client, host, port)
+                server = await loop.create_server(lambda: RelayLink(self).client, host, port)
             except OSError as error:
                 if host != HOSTS[0] and error.errno in _NO_IPV6:
                     continue
@@ -121,7 +121,7 @@ class Relay:
         source = self._options.token
         return None if source is None else (await token_of(source)).decode()
 
-    async def open(self, broker: Address | None, end: End) -> Address:
+    async def open(self, broker: Address | None, end: RelayEnd) -> Address:
         if broker is None:
             return await self._open_any(end)
         if broker not in self._brokers:
@@ -138,7 +138,7 @@ class Relay:
         if len(self._brokers) > BROKERS_MAX:
             del self._brokers[next(iter(self._brokers))]
 
-    def admits(self, link: Link) -> bool:
+    def admits(self, link: RelayLink) -> bool:
         if len(self._links) >= self._connections_max:
             log.warning("relay.too_many_connections", at_most=self._connections_max)
             return False
@@ -146,7 +146,7 @@ class Relay:
         self._metrics.relay_connections.set(len(self._links))
         return True
 
-    def ended(self, link: Link, reason: str) -> None:
+    def ended(self, link: RelayLink, reason: str) -> None:
         self._links.pop(link, None)
         self._metrics.relay_connections.set(len(self._links))
         self._metrics.relay_closed.labels(reason).inc()
@@ -162,7 +162,7 @@ class Relay:
         """The address of the service URL that is tried first."""
         return self._addresses[self._first % len(self._addresses)]
 
-    async def _open_any(self, end: End) -> Address:
+    async def _open_any(self, end: RelayEnd) -> Address:
         until = self.now() + ANY_BROKER_SECONDS
         while True:
             address = self._present
@@ -180,7 +180,7 @@ class Relay:
             else:
                 return address
 
-    async def _open_one(self, address: Address, end: End) -> None:
+    async def _open_one(self, address: Address, end: RelayEnd) -> None:
         """Connect once. Raises Unavailable, ConfigurationError (the TLS files)."""
         tls = await asyncio.to_thread(self._options.tls.context) if address.is_tls else None
         try:

@@ -14,7 +14,7 @@ from tests.unit.broker.log.test_ranges import DamagedStore
 from tests.unit.broker.verify.histories import BUCKETS, TOPIC, TopicHistory, a_long_history
 
 from onewriter_broker.http.metrics import BlockStreams
-from onewriter_broker.http.onewriter.blocks import STREAMS_MAX, Stream, one_more
+from onewriter_broker.http.onewriter.blocks import STREAMS_MAX, BlockStream, one_more
 from onewriter_broker.http.site import Refusal
 from onewriter_broker.log.store.api import Block
 from onewriter_broker.log.store.fake.server import FakeServer
@@ -46,10 +46,12 @@ class Response:
         self.has_ended = True
 
 
-def stream(history: TopicHistory, response: Response, **options: Any) -> Stream:
+def stream(history: TopicHistory, response: Response, **options: Any) -> BlockStream:
     expires_at = options.pop("expires_at", None)
     figures = options.pop("figures", BlockStreams())
-    return Stream(history.log, cast("web.StreamResponse", response), expires_at, figures, **options)
+    return BlockStream(
+        history.log, cast("web.StreamResponse", response), expires_at, figures, **options
+    )
 
 
 def frames(data: bytes) -> list[tuple[int, bytes]]:

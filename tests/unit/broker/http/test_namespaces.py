@@ -11,7 +11,7 @@ from onewriter_broker.namespaces import (
     POLICY_BYTES_MAX,
     Conflict,
     Invalid,
-    Missing,
+    NamespaceMissing,
     Namespaces,
 )
 from onewriter_broker.settings import Settings
@@ -117,9 +117,9 @@ async def test_bad_names_and_values_are_refused(server: FakeServer) -> None:
         await here.create_tenant("shop", {"allowedClusters": "standalone"})
     with pytest.raises(Invalid):
         await here.set_policy("public/default", "retention", "x" * POLICY_BYTES_MAX)
-    with pytest.raises(Missing):
+    with pytest.raises(NamespaceMissing):
         await here.set_policy("no/where", "retention", 1)
-    with pytest.raises(Missing):
+    with pytest.raises(NamespaceMissing):
         await here.create("nobody/eu", {})
     assert here.tenants() == ["public"]
 
@@ -131,10 +131,10 @@ async def test_clusters_beside_the_one_that_is_always_there(server: FakeServer) 
     assert here.cluster("standalone") is None
     with pytest.raises(Conflict):
         await here.put_cluster("west", {}, is_new=True)
-    with pytest.raises(Missing):
+    with pytest.raises(NamespaceMissing):
         await here.put_cluster("east", {}, is_new=False)
     with pytest.raises(Conflict):
         await here.delete_cluster("standalone")
     await here.delete_cluster("west")
-    with pytest.raises(Missing):
+    with pytest.raises(NamespaceMissing):
         here.cluster("west")

@@ -18,7 +18,7 @@ from tests.unit.broker.topic.fence_path_world import (
     until,
 )
 
-from onewriter_broker.log.joint_append import JointAppend, Part
+from onewriter_broker.log.joint_append import JointAppend, JointEntry
 from onewriter_broker.log.limits import FLOORS_MAX
 from onewriter_broker.log.store.api import (
     Binding,
@@ -347,7 +347,9 @@ class Asked:
     def __init__(self, world: World, runner: TopicRunner, *guards: Guard | None) -> None:
         self.may_write = True
         parts = [
-            Part(runner.logs[partition], Send(1, 0), memoryview(b"part %d" % partition), guard)
+            JointEntry(
+                runner.logs[partition], Send(1, 0), memoryview(b"part %d" % partition), guard
+            )
             for partition, guard in zip((0, 1), guards or (None, None), strict=True)
         ]
         self.request = JointAppend(parts, lambda: self.may_write)
@@ -459,8 +461,8 @@ async def test_together_what_cannot_be_one_block_is_refused() -> None:
         log = runner.logs[0]
         large = memoryview(bytes(200_000))
         with pytest.raises(Refused, match="bytes"):
-            JointAppend([Part(log, Send(1, 0), large, None)] * 2, lambda: True)
-        parts = [Part(log, Send(1, 0), large[:1], guard) for guard in (None, floor(1))]
+            JointAppend([JointEntry(log, Send(1, 0), large, None)] * 2, lambda: True)
+        parts = [JointEntry(log, Send(1, 0), large[:1], guard) for guard in (None, floor(1))]
         with pytest.raises(Refused, match="one guard"):
             JointAppend(parts, lambda: True)
         with pytest.raises(Refused, match="at least one"):

@@ -20,7 +20,7 @@ from onewriter_broker.log.store.blocks import MalformedBlock
 from onewriter_broker.log.store.fake.server import FakeServer
 from onewriter_broker.log.store.fake.store import FakeLogStore
 from onewriter_broker.log.topic_log.log import last_position
-from onewriter_broker.log.topic_log.ranges import Missing, Range, behind, leaves_hole
+from onewriter_broker.log.topic_log.ranges import EntriesMissing, Range, behind, leaves_hole
 from onewriter_core.errors import Unavailable
 from onewriter_core.ids import EARLIEST, Position
 from onewriter_core.log_format.field_names import TRIMMED
@@ -107,10 +107,10 @@ async def test_a_hole_is_an_error_wherever_it_is(server: FakeServer) -> None:
     stored = stored_in(server.primary).logs[TOPIC].blocks
     (gone,) = (block for block in stored if block.position == Position(5, 3))
     stored.remove(gone)
-    with pytest.raises(Missing) as raised:
+    with pytest.raises(EntriesMissing) as raised:
         await read_all(Range(history.log, EARLIEST))
     assert (raised.value.asked, raised.value.found) == (Position(5, 3), Position(5, 5))
-    with pytest.raises(Missing):
+    with pytest.raises(EntriesMissing):
         await read_all(Range(history.log, Position(5, 4)))
 
 
@@ -125,7 +125,7 @@ async def test_a_range_that_goes_altogether_while_it_is_read_is_not_an_empty_one
     del stored[gone]
     if gone.start == 0:
         history.log._state[TRIMMED] = str(stored[0].position)
-    with pytest.raises(Missing) as raised:
+    with pytest.raises(EntriesMissing) as raised:
         await blocks.read()
     assert raised.value.asked == Position(5, 3)
     assert blocks.at == Position(5, 3)
@@ -195,3 +195,17 @@ def test_a_hole_is_seen_by_where_the_next_block_stands(
     at: tuple[int, int], found: tuple[int, int], hole: bool
 ) -> None:
     assert leaves_hole(Position(*at), Position(*found)) is hole
+
+
+@pytest.mark.parametrize("falsified", ["5-3", "9-1", "10-2", "10-5"])
+async def test_a_stored_range_shows_what_the_store_lost_after_the_broker_read_it(
+    server: FakeServer, falsified: str
+) -> None:
+    """The broker has these blocks in memory, and returns them to readers that do not ask for the store's."""
+    history = await a_long_history(FakeLogStore(server.resolve, buckets=BUCKETS))
+    whole = await read_all(Range(history.log, Position(5, 0)))
+    stored = stored_in(server.primary).logs[TOPIC].blocks
+    del stored[whole.index(falsified)]
+    assert await read_all(Range(history.log, Position(5, 0))) == whole
+    with pytest.raises(EntriesMissing):
+        await read_all(Range(history.log, Position(5, 0), is_stored=True))

@@ -6,10 +6,10 @@ import pytest
 
 from onewriter_broker.quotas.book import (
     Held,
-    Part,
     Quota,
     QuotaBook,
     QuotaExceeded,
+    QuotaUnit,
     connection_parts,
     subject_of,
 )
@@ -22,21 +22,21 @@ OF_NAMESPACE = Quota.PRODUCERS_PER_NAMESPACE
 
 def test_as_many_as_the_quota_allows_are_taken_and_the_refusal_names_it() -> None:
     book = QuotaBook({PRODUCERS: 2})
-    book.take(Part(PRODUCERS, "subject a"))
-    book.take(Part(PRODUCERS, "subject a"))
+    book.take(QuotaUnit(PRODUCERS, "subject a"))
+    book.take(QuotaUnit(PRODUCERS, "subject a"))
     with pytest.raises(QuotaExceeded) as refused:
-        book.take(Part(PRODUCERS, "subject a"))
+        book.take(QuotaUnit(PRODUCERS, "subject a"))
     assert "subject a has 2 producers" in refused.value.message
     assert "quota_producers_per_subject allows 2" in refused.value.message
     assert book.refused[PRODUCERS] == 1
-    book.take(Part(PRODUCERS, "subject b"))
-    book.give_back(Part(PRODUCERS, "subject a"))
-    book.take(Part(PRODUCERS, "subject a"))
+    book.take(QuotaUnit(PRODUCERS, "subject b"))
+    book.give_back(QuotaUnit(PRODUCERS, "subject a"))
+    book.take(QuotaUnit(PRODUCERS, "subject a"))
 
 
 def test_of_several_parts_all_are_taken_or_none() -> None:
     book = QuotaBook({PRODUCERS: 5, OF_NAMESPACE: 1})
-    parts = Part(PRODUCERS, "subject a"), Part(OF_NAMESPACE, "namespace n")
+    parts = QuotaUnit(PRODUCERS, "subject a"), QuotaUnit(OF_NAMESPACE, "namespace n")
     book.take(*parts)
     with pytest.raises(QuotaExceeded):
         book.take(*parts)
@@ -46,15 +46,15 @@ def test_of_several_parts_all_are_taken_or_none() -> None:
 def test_a_quota_of_zero_allows_any_number() -> None:
     book = QuotaBook({PRODUCERS: 0})
     for _ in range(1_000):
-        book.take(Part(PRODUCERS, "subject a"))
+        book.take(QuotaUnit(PRODUCERS, "subject a"))
     book.check(PRODUCERS, "subject a", 10**9)
     assert book.most(PRODUCERS) == ("subject a", 1_000)
 
 
 def test_returned_quota_leaves_no_count() -> None:
     book = QuotaBook()
-    book.take(Part(PRODUCERS, "subject a"))
-    book.give_back(Part(PRODUCERS, "subject a"))
+    book.take(QuotaUnit(PRODUCERS, "subject a"))
+    book.give_back(QuotaUnit(PRODUCERS, "subject a"))
     assert book.most(PRODUCERS) == ("", 0)
 
 
@@ -62,10 +62,10 @@ def test_ids_of_a_connection_count_until_they_are_removed() -> None:
     book = QuotaBook({PRODUCERS: 3})
     held: Held[str] = Held(book)
     for number in range(3):
-        held.take(number, Part(PRODUCERS, "subject a"))
+        held.take(number, QuotaUnit(PRODUCERS, "subject a"))
         held[number] = "producer"
     with pytest.raises(QuotaExceeded):
-        held.take(3, Part(PRODUCERS, "subject a"))
+        held.take(3, QuotaUnit(PRODUCERS, "subject a"))
     del held[0]
     assert held.remove(1) == "producer"
     assert held.remove(1) is None

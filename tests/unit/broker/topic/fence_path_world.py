@@ -273,7 +273,13 @@ class World:
             serve_seconds=serve_seconds,
         )
         producer = Producer(
-            channel, 1, 1, request, runner.logs[partition], self.appender.gathered, asked_priority=0
+            channel,
+            1,
+            1,
+            request,
+            runner.logs[partition],
+            self.appender.gathered,
+            requested_priority=0,
         )
         runner.request(producer)
         return producer, channel

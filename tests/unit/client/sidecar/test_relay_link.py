@@ -11,7 +11,7 @@ import pytest
 from onewriter._config import Address
 from onewriter._errors import Unavailable
 from onewriter.sidecar.relay import answers
-from onewriter.sidecar.relay.link import READ_BYTES, End, Link, LinkLimits
+from onewriter.sidecar.relay.link import READ_BYTES, LinkLimits, RelayEnd, RelayLink
 from onewriter_core.wire import replies
 from onewriter_core.wire.commands import encode_command
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
@@ -55,7 +55,7 @@ class FakeTransport:
         assert high > 0
 
 
-def connected(end: End) -> FakeTransport:
+def connected(end: RelayEnd) -> FakeTransport:
     transport = FakeTransport()
     end.connection_made(cast("asyncio.Transport", transport))
     return transport
@@ -76,7 +76,7 @@ class FakeRelay:
         self.is_full = False
         self.error: Exception | None = None
         self.broker = FakeTransport()
-        self.broker_end: End | None = None
+        self.broker_end: RelayEnd | None = None
 
     def now(self) -> float:
         return self.time
@@ -88,7 +88,7 @@ class FakeRelay:
     async def token(self) -> str | None:
         return self.token_now
 
-    async def open(self, broker: Address | None, end: End) -> Address:
+    async def open(self, broker: Address | None, end: RelayEnd) -> Address:
         self.opened.append(broker)
         if self.error is not None:
             raise self.error
@@ -99,11 +99,11 @@ class FakeRelay:
     def learned(self, broker: Address) -> None:
         self.known.append(broker)
 
-    def admits(self, link: Link) -> bool:
+    def admits(self, link: RelayLink) -> bool:
         del link
         return not self.is_full
 
-    def ended(self, link: Link, reason: str) -> None:
+    def ended(self, link: RelayLink, reason: str) -> None:
         del link
         self.ends.append(reason)
 
@@ -117,7 +117,7 @@ class World:
 
     def __init__(self, relay: FakeRelay) -> None:
         self.relay = relay
-        self.link = Link(relay)
+        self.link = RelayLink(relay)
         self.client = connected(self.link.client)
 
     async def open(self, connect: bytes = CONNECT) -> None:
@@ -137,7 +137,7 @@ class World:
         self.link.look(self.relay.time)
 
 
-def feed(end: End, data: bytes) -> None:
+def feed(end: RelayEnd, data: bytes) -> None:
     """As asyncio does it: through the buffer, in pieces."""
     for at in range(0, len(data), READ_BYTES):
         piece = data[at : at + READ_BYTES]

@@ -7,12 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from typing import Any
 
-import pytest
 from tests.unit.kube.fake_broker import FakeBroker
 
-from onewriter_operator.brokers import delays, fleet
 from onewriter_operator.brokers.client import Credentials
-from onewriter_operator.brokers.fleet import Fleet
+from onewriter_operator.brokers.fleet import Fleet, FleetLimits
 from onewriter_operator.declarations import Declarations
 from onewriter_operator.kinds import Key
 from onewriter_operator.store import Store
@@ -60,13 +58,25 @@ class Received:
         self.drifts.append(broker)
 
 
+QUICK = FleetLimits(
+    retry_seconds_min=0.02, retry_seconds_max=0.1, gather_seconds=0.01, grace_seconds=0.3
+)
+
+
 class World:
-    def __init__(self, *brokers: FakeBroker, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        *brokers: FakeBroker,
+        credentials: Credentials | None = None,
+        limits: FleetLimits = QUICK,
+    ) -> None:
         self.store = Store()
         self.declarations = Declarations(self.store)
         self.received = Received()
         urls = {broker.name: broker.url for broker in brokers}
-        self.fleet = Fleet(urls, credentials or Credentials(None), self.declarations, self.received)
+        self.fleet = Fleet(
+            urls, credentials or Credentials(None), self.declarations, self.received, limits
+        )
 
     def declare(self, *documents: dict[str, Any]) -> None:
         for document in documents:
@@ -88,11 +98,3 @@ async def until(holds: Callable[[], Any], seconds: float = 60.0) -> None:
     async with asyncio.timeout(seconds):
         while not holds():  # noqa: ASYNC110 - what is waited for has no event
             await asyncio.sleep(0.01)
-
-
-def make_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten all delays of the fleet."""
-    monkeypatch.setattr(delays, "RETRY_SECONDS_MIN", 0.02)
-    monkeypatch.setattr(delays, "RETRY_SECONDS_MAX", 0.1)
-    monkeypatch.setattr(delays, "GATHER_SECONDS_MIN", 0.01)
-    monkeypatch.setattr(fleet, "GRACE_SECONDS", 0.3)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.kube.brokers.fleet_world import TOPIC, World, make_impatient, until
+from tests.unit.kube.brokers.fleet_world import QUICK, TOPIC, World, until
 from tests.unit.kube.fake_broker import FakeBroker
 
 from onewriter_core.ids import TopicName, bucket_of
-from onewriter_operator.brokers import buckets
 from onewriter_operator.brokers.buckets import PATIENCE_SECONDS, Buckets
 
 Json = dict[str, Any]
@@ -74,14 +74,11 @@ def test_a_report_of_impossible_buckets_is_refused(count: int) -> None:
         Buckets().put("broker-0", {"count": count, "served": [], "waiting": {}}, 0.0)
 
 
-async def test_the_fleet_tells_of_topics_whose_bucket_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    make_impatient(monkeypatch)
-    monkeypatch.setattr(buckets, "PATIENCE_SECONDS", 0.1)
+async def test_the_fleet_tells_of_topics_whose_bucket_waits() -> None:
+    limits = replace(QUICK, patience_seconds=0.1)
     broker = FakeBroker()
     broker.buckets = {"type": "BUCKETS", **REFUSED}
-    async with broker.running(), World(broker).running() as world:
+    async with broker.running(), World(broker, limits=limits).running() as world:
         await until(lambda: world.fleet.why_waiting(TOPIC))
         await until(lambda: world.received.waiting == [TOPIC])
         broker.report_buckets([MINE], {})

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 from tests.cluster.pki import Authority
-from tests.unit.kube.brokers.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
+from tests.unit.kube.brokers.fleet_world import KEY, QUICK, TOPIC, World, topic, until
 from tests.unit.kube.fake_broker import FakeBroker, status
 
-from onewriter_operator.brokers import client, fleet
+from onewriter_operator.brokers import client
 from onewriter_operator.brokers.client import BrokerUnreachable, Credentials
 from onewriter_operator.kinds import Key
 from onewriter_operator.objects import parse_topic
 from onewriter_operator.plan.facts import Applied
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_impatient(monkeypatch)
 
 
 async def test_every_broker_receives_the_declarations() -> None:
@@ -46,9 +42,7 @@ async def test_a_burst_is_sent_in_few_calls() -> None:
         assert len(broker.bodies) <= 20
 
 
-async def test_the_fleet_settles_when_all_brokers_answered_or_the_time_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_fleet_settles_when_all_brokers_answered_or_the_time_is_over() -> None:
     one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
     async with one.running(), two.running():
         async with World(one, two).running() as world:
@@ -56,8 +50,8 @@ async def test_the_fleet_settles_when_all_brokers_answered_or_the_time_is_over(
             await until(lambda: world.fleet.state().all_synced)
             assert not world.fleet.state().is_settling
         two.is_down = True
-        monkeypatch.setattr(fleet, "SETTLE_SECONDS", 0.5)
-        async with World(one, two).running() as world:
+        limits = replace(QUICK, settle_seconds=0.5)
+        async with World(one, two, limits=limits).running() as world:
             await until(lambda: world.fleet.state().synced == 1)
             assert world.fleet.state().is_settling
             changes = world.received.fleet_changes
@@ -80,9 +74,7 @@ async def test_an_operator_that_starts_tells_brokers_nothing_that_they_have() ->
             await until(lambda: len(broker.bodies) == 2)
 
 
-async def test_an_operator_that_starts_takes_nothing_from_brokers_before_it_has_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_operator_that_starts_takes_nothing_from_brokers_before_it_has_asked() -> None:
     new = topic("new") | {"status": {"observedGeneration": -1}}
     broker = FakeBroker()
     async with broker.running(), World(broker).running() as world:
@@ -96,8 +88,8 @@ async def test_an_operator_that_starts_takes_nothing_from_brokers_before_it_has_
         world.declare()
         await until(lambda: len(broker.topics()) == 2)
         assert len(broker.bodies) == 1
-    monkeypatch.setattr(fleet, "SETTLE_SECONDS", 0.3)
-    async with broker.running(), World(broker).running() as world:
+    limits = replace(QUICK, settle_seconds=0.3)
+    async with broker.running(), World(broker, limits=limits).running() as world:
         world.store.put(new)
         world.declarations.start()
         world.declare(topic())
@@ -229,12 +221,10 @@ async def test_a_broker_that_lost_its_state_receives_it_again() -> None:
         assert world.received.drifts == []  # a restart is no drift
 
 
-async def test_a_foreign_state_is_drift(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fleet, "CHECK_SECONDS", 0.05)
+async def test_a_foreign_state_is_drift() -> None:
+    limits = replace(QUICK, check_seconds=0.05)
     broker = FakeBroker()
-    async with broker.running(), World(broker).running() as world:
+    async with broker.running(), World(broker, limits=limits).running() as world:
         world.declare(topic())
         await until(world.is_everywhere)
         broker.revision = "by hand"

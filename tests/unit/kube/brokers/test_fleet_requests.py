@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.kube.brokers.fleet_world import KEY, TOPIC, World, make_impatient, topic, until
+from tests.clock import skip
+from tests.unit.kube.brokers.fleet_world import KEY, QUICK, TOPIC, World, topic, until
 from tests.unit.kube.fake_broker import FakeBroker, producer_group, status
 
-from onewriter_operator.brokers import client, lookups
-from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable, Credentials
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_impatient(monkeypatch)
+from onewriter_operator.brokers import client
+from onewriter_operator.brokers.client import (
+    TOKEN_SECONDS,
+    BrokerRefused,
+    BrokerUnreachable,
+    Credentials,
+)
 
 
 async def test_questions_go_to_the_broker_that_serves_the_topic() -> None:
@@ -106,12 +108,10 @@ async def test_topics_that_are_looked_up_meanwhile_are_looked_up_together() -> N
         assert broker.calls.count(("POST", "/onewriter/v1/topics")) == 1
 
 
-async def test_no_more_are_looked_up_together_than_a_broker_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lookups, "TOGETHER_MAX", 20)
+async def test_no_more_are_looked_up_together_than_a_broker_takes() -> None:
+    limits = replace(QUICK, together_max=20)
     broker = FakeBroker()
-    async with broker.running(), World(broker).running() as world:
+    async with broker.running(), World(broker, limits=limits).running() as world:
         await until(lambda: world.fleet.state().all_synced)
         found = await asyncio.gather(*(world.fleet.stored(named(n)) for n in range(50)))
         assert not any(each.exists for each in found)
@@ -166,19 +166,16 @@ async def test_a_log_is_deleted_only_if_it_is_to_be() -> None:
         assert broker.deletions == [(TOPIC, False), (TOPIC, True)]
 
 
-async def test_the_token_is_shown_and_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "TOKEN_SECONDS", 0.05)
+async def test_the_token_is_shown_and_read_again(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("one\n")
     credentials = Credentials(file)
     assert await credentials.headers() == {"Authorization": "Bearer one"}
     file.write_text("two\n")
-    await asyncio.sleep(0.06)
+    skip(TOKEN_SECONDS)
     assert await credentials.headers() == {"Authorization": "Bearer two"}
     file.unlink()
-    await asyncio.sleep(0.06)
+    skip(TOKEN_SECONDS)
     with pytest.raises(BrokerUnreachable):
         await credentials.headers()
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
-import pytest
 from tests.clock import skip
-from tests.unit.kube.brokers.fleet_world import TOPIC, World, make_impatient, until
+from tests.unit.kube.brokers.fleet_world import QUICK, TOPIC, World, until
 from tests.unit.kube.fake_broker import FakeBroker, producer_group, status
 
-from onewriter_operator.brokers import fleet
 from onewriter_operator.brokers.views import Views, claims_in
 from onewriter_operator.plan.view import parse_view
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    make_impatient(monkeypatch)
 
 
 async def test_the_fleet_receives_the_topics_that_brokers_serve() -> None:
@@ -53,10 +47,10 @@ async def test_the_broker_with_the_later_ledger_counts() -> None:
         assert view.broker == "broker-1"
 
 
-async def test_a_short_break_is_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet, "GRACE_SECONDS", 10.0)
+async def test_a_short_break_is_forgiven() -> None:
+    limits = replace(QUICK, grace_seconds=10.0)
     broker, second = FakeBroker(), f"{TOPIC}-2"
-    async with broker.running(), World(broker).running() as world:
+    async with broker.running(), World(broker, limits=limits).running() as world:
         broker.serve(TOPIC)
         await until(lambda: world.fleet.view(TOPIC))
         changes = world.received.fleet_changes
@@ -135,9 +129,8 @@ def test_views_keep_the_time_when_a_topic_was_last_served() -> None:
     assert views.gone_at(TOPIC) is None
 
 
-def test_views_remember_a_bounded_number_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onewriter_operator.brokers.views.TOPICS_REMEMBERED_MAX", 3)
-    found = Views()
+def test_views_remember_a_bounded_number_of_topics() -> None:
+    found = Views(topics_max=3)
     for number in range(9):
         found.put("a", f"t{number}", parse_view(status()), 0)
     found.lose("a")

@@ -61,15 +61,15 @@ class Server:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, followed_max: int) -> None:
         self.server = Server()
         self.changed: list[str] = []
-        self.pods = FollowedPods(cast("Kube", self.server), self.changed.append)
+        self.pods = FollowedPods(cast("Kube", self.server), self.changed.append, followed_max)
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[World]:
-    world = World()
+async def running(followed_max: int = followed_pods.FOLLOWED_MAX) -> AsyncIterator[World]:
+    world = World(followed_max)
     async with asyncio.TaskGroup() as group:
         task = group.create_task(world.pods.run())
         yield world
@@ -145,9 +145,8 @@ async def test_a_pod_that_cannot_be_followed_is_unknown_and_tried_again() -> Non
         assert world.pods.facts("u0") is not None
 
 
-async def test_no_more_are_followed_than_the_bound_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(followed_pods, "FOLLOWED_MAX", 3)
-    async with running() as world:
+async def test_no_more_are_followed_than_the_bound_says() -> None:
+    async with running(followed_max=3) as world:
         for number in range(5):
             world.pods.want(topic(number), Pod("shop", f"writer-{number}", f"u{number}"))
         await asyncio.sleep(0.01)

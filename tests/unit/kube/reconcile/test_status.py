@@ -14,7 +14,7 @@ from onewriter_operator.kinds import (
 )
 from onewriter_operator.objects import parse, parse_conditions
 from onewriter_operator.plan.difference import difference, digest
-from onewriter_operator.reconcile.status import is_shown, strays
+from onewriter_operator.reconcile.status import foreign_fields, is_shown
 
 Json = dict[str, Any]
 
@@ -51,11 +51,11 @@ def test_anything_else_is(found: Json) -> None:
 def test_a_patch_removes_fields_that_an_apply_leaves_to_others() -> None:
     wanted = {"epoch": 3, "topic": "t", "conditions": [condition("Ready")]}
     found = {"epoch": 3, "topic": "x", "holder": {}, "conditions": [condition("Audited")]}
-    assert strays(wanted, found) == [
+    assert foreign_fields(wanted, found) == [
         {"op": "remove", "path": "/status/holder"},
         {"op": "replace", "path": "/status/topic", "value": "t"},
     ]
-    assert strays(wanted, wanted) == []
+    assert foreign_fields(wanted, wanted) == []
 
 
 def test_managed_fields_show_the_other_writer_of_a_status() -> None:

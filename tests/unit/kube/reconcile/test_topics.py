@@ -6,6 +6,7 @@ import copy
 from typing import Any, cast
 
 import pytest
+from tests.clock import skip
 from tests.unit.kube.fake_broker import producer_group, status, transition
 
 from onewriter_operator.brokers.client import BrokerRefused, BrokerUnreachable
@@ -17,9 +18,14 @@ from onewriter_operator.kinds import CLAIM, POD, SERVICE, SLICE, TOPIC, Key, Kin
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.objects import KubeObject
-from onewriter_operator.plan import fenced
 from onewriter_operator.plan.actions import EmitEvent
-from onewriter_operator.plan.facts import Applied, FleetState, StoredTopic
+from onewriter_operator.plan.facts import (
+    AHEAD_SECONDS,
+    Applied,
+    FleetState,
+    PlanLimits,
+    StoredTopic,
+)
 from onewriter_operator.plan.view import TopicView, parse_view
 from onewriter_operator.reconcile import topics
 from onewriter_operator.reconcile.context import ReconcileContext
@@ -147,7 +153,12 @@ class Reported:
 class World:
     """One topic with its reconciler."""
 
-    def __init__(self, spec: Json | None = None, annotations: Json | None = None) -> None:
+    def __init__(
+        self,
+        spec: Json | None = None,
+        annotations: Json | None = None,
+        failing_seconds: float = topics.FAILING_SECONDS,
+    ) -> None:
         self.server, self.brokers, self.reported = Server(), OneBroker(), Reported()
         self.store = Store()
         self.declarations = Declarations(self.store)
@@ -162,7 +173,9 @@ class World:
                 Metrics(),
                 self.followed,
                 lambda: 1_000.0,
-            )
+                plan_limits=PlanLimits(grace_seconds=0.0),
+            ),
+            failing_seconds=failing_seconds,
         )
         about = {"name": "orders", "namespace": "shop", "uid": "t1", "generation": 1}
         self.put(
@@ -213,11 +226,6 @@ class World:
         return [call for call in self.server.calls if call.startswith(verb)]
 
 
-@pytest.fixture(autouse=True)
-def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fenced, "GRACE_SECONDS", 0.0)
-
-
 # ------------------------------------------------------------ what belongs to a topic
 
 
@@ -257,11 +265,8 @@ async def test_a_topic_that_can_have_no_partitions_is_looked_up_again_until_it_c
     assert world.condition("PolicyApplied") == "True/Applied"
 
 
-async def test_a_repeated_failure_does_not_extend_a_reconcile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(topics, "FAILING_SECONDS", -1.0)
-    world = World(LEADER)
+async def test_a_repeated_failure_does_not_extend_a_reconcile() -> None:
+    world = World(LEADER, failing_seconds=-1.0)
     world.server.failures["apply Service/leader"] = ApiRefused(500, "a webhook is away")
     await world.reconcile()
     assert len(world.calls("apply Service")) == 1 + topics.REPLANS_MAX
@@ -313,9 +318,7 @@ async def test_other_objects_that_a_topic_owns_are_left_alone() -> None:
     assert world.calls("delete") == []
 
 
-async def test_a_label_with_an_unknown_epoch_is_repaired_in_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_label_with_an_unknown_epoch_is_repaired_in_the_end() -> None:
     world = World(LEADER)
     await world.reconcile()
     key = Key(SLICE.kind, "shop", "leader-leader-ipv4")
@@ -324,7 +327,7 @@ async def test_a_label_with_an_unknown_epoch_is_repaired_in_the_end(
     world.put(forged)
     await world.reconcile()
     assert world.server.objects[key]["metadata"]["labels"]["onewriter.dev/epoch"] == "999"
-    monkeypatch.setattr("onewriter_operator.plan.topic.AHEAD_SECONDS", 0.0)
+    skip(AHEAD_SECONDS)
     await world.reconcile()
     assert world.server.objects[key]["metadata"]["labels"]["onewriter.dev/epoch"] == "0"
     assert world.condition("Drifted") == "True/Repaired"

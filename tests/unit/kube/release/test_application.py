@@ -21,9 +21,7 @@ TEMPLATE: Json = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application, "POLL_SECONDS", 0.0)
+pytestmark = pytest.mark.looptime
 
 
 def in_state(*states: str) -> Json:

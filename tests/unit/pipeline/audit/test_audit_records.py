@@ -90,8 +90,12 @@ def stored(
 ) -> table_files.MessageFile:
     schema = arrow_schema()
     table = pa.Table.from_pylist(rows, schema)
-    pq.write_table(table, folder / "messages.parquet")
-    return table_files.MessageFile(Place(str(folder)), "messages.parquet", LOG, publishes=publishes)
+    path = folder / "messages.parquet"
+    pq.write_table(table, path)
+    place = Place(str(folder))
+    return table_files.MessageFile(
+        place, path.name, LOG, path.stat().st_size, len(rows), publishes=publishes
+    )
 
 
 def message(
@@ -154,24 +158,15 @@ def test_foreign_messages_within_a_publish_are_reported(tmp_path: Path) -> None:
     assert fault["sentence"] == "an entry among those of publish app/9 is not its own"
 
 
-def test_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(TableError, match=r"gone\.parquet cannot be read"):
-        list(
-            table_files.observe_file(
-                table_files.MessageFile(Place(str(tmp_path)), "gone.parquet", LOG)
-            )
-        )
-
-
-def test_unreadable_file_is_reported_in_one_line(tmp_path: Path) -> None:
+def test_missing_and_unreadable_files_are_faults(tmp_path: Path) -> None:
+    place = Place(str(tmp_path))
+    (gone,) = rows_of(table_files.MessageFile(place, "gone.parquet", LOG))
+    assert (gone["predicate"], gone["sentence"]) == ("S7", "the file gone.parquet is gone")
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and nothing behind it" * 9)
-    with pytest.raises(TableError, match=r"torn\.parquet cannot be read: Parquet magic") as raised:
-        list(
-            table_files.observe_file(
-                table_files.MessageFile(Place(str(tmp_path)), "torn.parquet", LOG)
-            )
-        )
-    assert "\n" not in str(raised.value)
+    changed, torn = rows_of(table_files.MessageFile(place, "torn.parquet", LOG, 9))
+    assert "has 234 bytes, and had 9 when it was committed" in changed["sentence"]
+    assert "torn.parquet cannot be read as it was written: Parquet magic" in torn["sentence"]
+    assert "\n" not in torn["sentence"]
 
 
 def test_missing_file_of_the_audit_table_is_a_table_error(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class RedisLogStore:
         self._writes = _Channel(settings, open_)
         self._reads = _Channel(settings, open_)
         # The connection and the dataset of the last write that a WAIT may confirm.
-        self._vouching: tuple[Primary, str] | None = None
+        self._confirmable: tuple[Primary, str] | None = None
         self.compacted = RedisCompactedStore(self._keys, self._send_one, self._read)
         self.staged = RedisStagedStore(self._keys, self._send_aside)
 
@@ -104,14 +104,14 @@ class RedisLogStore:
 
     async def stamp(self, binding: Binding, *, birthmark: str = "") -> Outcome:
         words = script_calls.stamp(self._keys, binding, birthmark=birthmark)
-        return await self._write(words, binding, vouches=True)
+        return await self._write(words, binding, confirms=True)
 
     async def fence(self, fence: Fence) -> Outcome:
         for log in fence.logs:
             blocks.check_fields(log.marker, MARKER_FIELDS_RESERVED)
             blocks.check_fields(log.state, STATE_FIELDS_RESERVED)
         words = script_calls.fence(self._keys, fence, self._settings.audit_records_max)
-        return await self._write(words, fence.binding, vouches=True)
+        return await self._write(words, fence.binding, confirms=True)
 
     async def append(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
         if not appends:
@@ -123,7 +123,7 @@ class RedisLogStore:
         outcomes = script_calls.append_outcomes(reply, order)
         for item, outcome in zip(appends, outcomes, strict=True):
             if outcome is Outcome.DONE:
-                self._vouching = (primary, item.binding.replid)
+                self._confirmable = (primary, item.binding.replid)
         return outcomes
 
     async def append_together(self, appends: Sequence[Append]) -> list[Outcome | BrokenKey]:
@@ -131,15 +131,15 @@ class RedisLogStore:
         primary, (reply,) = await self._writes.send([script_calls.together(self._keys, appends)])
         outcomes = script_calls.append_outcomes(reply, range(len(appends)))
         if Outcome.DONE in outcomes:
-            self._vouching = (primary, appends[0].binding.replid)
+            self._confirmable = (primary, appends[0].binding.replid)
         return outcomes
 
     async def commit(self, durability: Durability, *, replid: str = "") -> bool:
         if durability is Durability.NONE:
             return True
-        if self._vouching is None:
+        if self._confirmable is None:
             raise Undecided("no write was made that could be committed")
-        primary, written = self._vouching
+        primary, written = self._confirmable
         if replid not in {"", written}:
             raise Undecided("the last write went to another dataset than the one to commit")
         timeout_ms = int(self._settings.commit_timeout_seconds * 1000)
@@ -166,7 +166,7 @@ class RedisLogStore:
         primary, (reply,) = await self._writes.send([words])
         answer = script_calls.epoch_status(reply)
         if marks and isinstance(answer, EpochStatus):
-            self._vouching = (primary, binding.replid)
+            self._confirmable = (primary, binding.replid)
         return answer
 
     async def set_state(
@@ -210,7 +210,9 @@ class RedisLogStore:
 
     async def own(self, write: OwnWrite) -> Outcome:
         words = script_calls.own(self._keys, write, self._settings.audit_records_max)
-        return await self._write(words, write.binding, vouches=bool(write.records or write.dropped))
+        return await self._write(
+            words, write.binding, confirms=bool(write.records or write.dropped)
+        )
 
     async def read_owned(self, bucket: int, *, replid: str = "") -> dict[str, OwnedRecord]:
         generations = _hash(await self._read(["HGETALL", self._keys.own(bucket)], replid))
@@ -284,12 +286,12 @@ class RedisLogStore:
         await self._reads.close()
 
     async def _write(
-        self, words: Sequence[Word], binding: Binding, *, vouches: bool = False
+        self, words: Sequence[Word], binding: Binding, *, confirms: bool = False
     ) -> Outcome:
         primary, (reply,) = await self._writes.send([words])
         outcome = script_calls.outcome(reply)
-        if vouches and outcome is Outcome.DONE:
-            self._vouching = (primary, binding.replid)
+        if confirms and outcome is Outcome.DONE:
+            self._confirmable = (primary, binding.replid)
         return outcome
 
     async def _send_one(self, words: Sequence[Word]) -> Reply:

@@ -22,7 +22,7 @@ from tests.unit.broker.topic.publish.publish_world import (
     whole,
 )
 
-from onewriter_broker.log.joint_append import JointAppend, Part
+from onewriter_broker.log.joint_append import JointAppend, JointEntry
 from onewriter_broker.log.store.api import (
     Binding,
     Block,
@@ -200,7 +200,7 @@ async def test_it_goes_on_behind_what_was_withdrawn() -> None:
         fields = {far.floor_field: "9"}
         assert await world.store.set_state(other.binding, other.name, token, fields) is Outcome.DONE
         parts = [
-            Part(log, Send(1, 0), memoryview(entry("x", 0)), guard)
+            JointEntry(log, Send(1, 0), memoryview(entry("x", 0)), guard)
             for log, guard in ((one, None), (other, far))
         ]
         together = JointAppend(parts, lambda: True)

@@ -45,7 +45,7 @@ def test_while_the_store_is_away_no_window_passes() -> None:
     now = 101.0
     windows.unloaded(TOPIC)
     now = 109.0
-    windows.nobody_could_come(8.0)
+    windows.no_producer_could_resume(8.0)
     assert windows.until(1) == 111.0, "two seconds were left of it"
     assert windows.until(2) is None, "it had passed before"
     assert windows.until(3, TOPIC) == 112.0
@@ -58,6 +58,6 @@ def test_a_window_is_never_longer_than_a_whole_one() -> None:
     now = 159.9
     windows.bucket_acquired(1)
     now = 160.0
-    windows.nobody_could_come(60.0)
+    windows.no_producer_could_resume(60.0)
     assert windows.until(1) == 163.0
     assert windows.until(2, TOPIC) == 163.0
