@@ -36,7 +36,7 @@ REASON: Final = "BrokerLost"
 log = structlog.get_logger(__name__)
 
 
-class Brokers(Protocol):
+class Witnesses(Protocol):
     """What is asked of the fleet."""
 
     async def members(self, seconds: float) -> Mapping[str, bool]:
@@ -55,7 +55,7 @@ class LostBrokers:
         self,
         kube: Kube,
         namespace: str,
-        brokers: Brokers,
+        brokers: Witnesses,
         wall_clock: Callable[[], float],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
