@@ -201,6 +201,10 @@ class Fleet:
         """Why no broker serves the topic's bucket; empty when one does, or nothing is known."""
         return self._buckets.why_waiting(topic, asyncio.get_running_loop().time())
 
+    def why_not_durable(self, topic: str, durability: str) -> str | None:
+        """Why the store does not provide a durability. Empty: it does. None: unknown."""
+        return self._buckets.why_not_durable(topic, durability)
+
     def applied(self, key: Key, piece: str) -> Applied:
         """Which brokers have the present piece of an object."""
         synced = [broker for broker in self._brokers.values() if broker.is_synced]
