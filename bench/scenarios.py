@@ -111,14 +111,6 @@ def python_client(service_url: str, token: str | None = None) -> Iterator[pulsar
         client.close()
 
 
-def subscribe_from_start(service_url: str, topic: str, subscription: str) -> None:
-    """Make a durable subscription at the topic's start, so that what follows is its backlog."""
-    with python_client(service_url) as client:
-        client.subscribe(
-            topic, subscription, initial_position=pulsar.InitialPosition.Earliest
-        ).close()
-
-
 def warm_up(service_url: str, *, messages: int = 400_000) -> None:
     """Publish unmeasured messages, so that a server which compiles itself as it runs is compiled.
 

@@ -26,12 +26,12 @@ def token_of(subject: str, **claims: object) -> str:
 
 
 def http_as(broker: InProcessBroker, subject: str = "") -> Http:
-    """The broker's HTTP port as somebody; without a subject as a stranger."""
+    """A client of the broker's HTTP port with this subject; without a subject it has no token."""
     return Http(broker.http_url, token_of(subject) if subject else "")
 
 
 def wire_as(broker: InProcessBroker, raw: Callable[..., RawClient], subject: str) -> RawClient:
-    """A connection to the broker as somebody."""
+    """A connection to the broker with this subject."""
     return raw(address_of(broker), token=token_of(subject))
 
 

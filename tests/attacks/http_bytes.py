@@ -47,7 +47,7 @@ def send(url: str, data: bytes) -> Raw:
 def request(
     method: str, path: str, *headers: str, body: bytes = b"", host: str = "localhost"
 ) -> bytes:
-    """A request whose connection is closed behind its answer."""
+    """A request whose connection is closed after the answer."""
     lines = [f"{method} {path} HTTP/1.1", f"Host: {host}", "Connection: close", *headers]
     if body:
         lines.append(f"Content-Length: {len(body)}")

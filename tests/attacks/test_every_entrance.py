@@ -41,7 +41,7 @@ PARTS = {
     "bundle": "0x00000000_0xffffffff",
     "role": "subscription/x",
 }
-"""What stands in for the variables of paths; ``1`` for those that are not here."""
+"""Values of path variables; ``1`` for variables that are not listed."""
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ SCRAPE_TOKEN = "a-token-for-prometheus"  # noqa: S105 - made for this test
 
 @pytest.fixture(scope="module")
 def anonymous() -> Iterator[InProcessBroker]:
-    """A broker of one machine: everybody who reaches it is its administrator."""
+    """A broker of one machine: every client that reaches it is an administrator."""
     with in_process_broker() as broker:
         yield broker
 

@@ -50,7 +50,7 @@ def test_owning_a_topic_requires_the_right_to_read_it(
 def test_a_group_that_others_consume_for_is_not_taken(
     guarded: GuardedBrokers, raw: RawClients
 ) -> None:
-    """Also where everybody may read: its stock consumers would be refused from then on."""
+    """Also for a topic that every subject may read: its stock consumers would be refused from then on."""
     broker = guarded(manifests=MANIFESTS)
     victim = wire_as(broker, raw, WEB)
     consumer = victim.subscribe(ORDERS, "billing", pb.CommandSubscribe.SHARED)

@@ -40,7 +40,7 @@ NAMING = (
 
 
 class Served:
-    """A broker behind TLS, as somebody on the network sees it."""
+    """A broker with TLS, as seen from the network."""
 
     def __init__(self, make: GuardedBrokers, folder: Path, **settings: object) -> None:
         self.authority = Authority(folder)

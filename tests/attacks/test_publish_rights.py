@@ -94,7 +94,7 @@ class Payments:
         return Caller(self, subject, headers)
 
     def take_over(self, subject: str, deposed: int | None = None) -> RawProducer:
-        """Have somebody else lead the topic; whoever was deposed before names whom it deposes."""
+        """Let another producer lead the topic; a producer that was deposed before names the epoch that it deposes."""
         properties = {"onewriter.if-epoch": str(deposed or self.epoch)}
         client = self.connect(subject)
         found: RawProducer = client.producer(
@@ -111,7 +111,7 @@ class Payments:
 
 @dataclass
 class Caller:
-    """Somebody who asks over HTTP and shows something."""
+    """An HTTP client that presents a registration or a capability."""
 
     payments: Payments
     subject: str
@@ -176,7 +176,7 @@ def test_the_holder_and_whom_it_trusts_publish(payments: Payments) -> None:
 
 
 def test_the_audit_says_who_published_by_which_right(payments: Payments) -> None:
-    """Once for each, however often it publishes: whoever has a capability cannot fill the audit."""
+    """One record for each, even if it publishes often: the holder of a capability cannot fill the audit."""
     holder = payments.holder()
     bearer = payments.caller("spark", Onewriter_Capability=payments.capability())
     for version, caller in enumerate([holder, bearer, holder, bearer], 1):
@@ -306,7 +306,7 @@ def test_a_forged_secret_is_none(payments: Payments, forged: Callable[[str], str
             refused(caller.publish(part))
             if subject == STRANGER:
                 refused(caller.stage())
-            else:  # by its own right to produce, like anything that nobody publishes
+            else:  # by its own right to produce, like all parts that are not published
                 assert caller.stage(subject)[0] == 200
     assert payments.stored() == 0
 

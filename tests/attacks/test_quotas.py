@@ -210,7 +210,7 @@ spec: {topic: persistent://public/default/declared, access: {requireClaim: false
 
 
 def test_undeclared_topics_leave_the_holder_of_a_declared_one_alone(raw: RawClients) -> None:
-    """One anonymous connection once filled the store, and then nobody could write."""
+    """An anonymous connection must not fill the store, so that other clients can still write."""
     with (
         running_server(maxmemory="32000000") as server,
         forked_brokers(redis_url=server.url, manifests=DECLARED) as brokers,

@@ -27,7 +27,7 @@ from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 
 
 def union(branches: int, first: int = 0) -> bytes:
-    """A field that is one of so many records."""
+    """A field whose type is one of this number of records."""
     records = [
         {"type": "record", "name": f"b{n}", "fields": [{"name": "x", "type": "int"}]}
         for n in range(first, first + branches)

@@ -19,7 +19,7 @@ from onewriter_broker.testing.in_process import InProcessBroker
 
 @contextlib.contextmanager
 def slow_uploads(broker: InProcessBroker, subject: str, count: int) -> Iterator[None]:
-    """So many parts whose bodies never end."""
+    """This number of parts whose bodies never end."""
     with contextlib.ExitStack() as stack:
         for number in range(count):
             connection = stack.enter_context(connected(broker.http_url))
@@ -37,7 +37,7 @@ def test_slow_bodies_of_an_identity_leave_places_for_uploads(
     broker = guarded()
     wire_as(broker, raw, "calm").producer("greedy").close()
     with slow_uploads(broker, "greedy", 4 * UPLOADS.places):
-        # Whoever asks as the one that is greedy is told to wait: its places are taken.
+        # Requests of the greedy subject must wait, because its places are used.
         path = f"{OWN}/greedy/staged/app/1/p/again"
 
         def is_refused() -> bool:

@@ -41,7 +41,7 @@ RIVAL = topic("rival", "heir")
 
 
 class Declaring:
-    """What the operator does: it tells the broker which objects there are."""
+    """Send the declared objects to the broker, like the operator."""
 
     def __init__(self, broker: InProcessBroker) -> None:
         self.broker = broker

@@ -111,7 +111,7 @@ def test_acknowledgements_of_many_messages_at_once_are_taken_in_steps(
         filling = [MessageId(ids[0].ledger, 1_000_000)] * 5_000
         client.write(encode_ack(consumer.consumer_id, 0, odd + filling, request_id=7))
         client.say(pb.CommandPing())
-        client.expect(pb.CommandPong)  # behind the ACK
+        client.expect(pb.CommandPong)  # after the ACK
         found = client.expect(pb.CommandAckResponse, lambda each: each.request_id == 7)
         assert found.HasField("error")  # of the ids that are not in the log
         again = raw(address_of(broker))

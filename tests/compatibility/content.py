@@ -131,7 +131,7 @@ def _fill_topics(client: pulsar.Client, brokers: LocalBrokers) -> None:
 
 
 def _subscribe(client: pulsar.Client) -> None:
-    """A cursor in the middle, and one with acknowledgements of its own behind an open message."""
+    """A cursor in the middle, and one with individual acknowledgements after an unacknowledged message."""
     for name, kind in zip(
         SUBSCRIPTIONS, (ConsumerType.Exclusive, ConsumerType.Shared), strict=True
     ):

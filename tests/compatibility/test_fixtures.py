@@ -1,4 +1,4 @@
-"""Every later tree opens what an earlier release has stored, and goes on with it."""
+"""Every later release opens the data of an earlier release, and continues with it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_clients_see_what_they_saw_when_it_was_written(opened: Opened) -> None:
     expected = dict(opened.observed)
     tables = expected.pop("tables")
     found = observe(opened.brokers)
-    # A broker that starts opens new ledgers, so the history goes on.
+    # A broker that starts opens new ledgers, so the history continues.
     found["history"] = found["history"][: len(expected["history"])]
     assert json.loads(json.dumps(found)) == expected
     assert values_of(opened.tables) == tables

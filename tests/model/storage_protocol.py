@@ -55,7 +55,7 @@ Not modelled
 * Force: ``adopt --force`` ignores lineage on purpose. Restoring an old copy of the anchor.
 * The last granted ledger recorded in the anchor (with it a holder resumes after a failover that provably lost no
   marker); in the model such a holder must be granted the topic again.
-* Liveness. Only ``sometimes`` properties name what the protocol refuses for ever.
+* Liveness. Only ``sometimes`` properties name what the protocol refuses permanently.
 """
 
 from __future__ import annotations

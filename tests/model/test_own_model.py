@@ -83,7 +83,7 @@ def test_the_table_holds_everywhere() -> None:
 def equal_steals_for_anybody(
     before: Ownership, request: OwnRequest
 ) -> OwnershipGranted | OwnershipDenied:
-    """As in the proposal: two owners that both believe in generation 1 alternate for ever."""
+    """As in the proposal: two owners that both have generation 1 alternate without end."""
     answer = decide(before, request)
     if isinstance(answer, OwnershipDenied) and answer.code is ServerError.PRODUCER_BUSY:
         taken = Ownership(before.generation + 1, request.owner, is_owned=True)

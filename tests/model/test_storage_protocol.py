@@ -282,7 +282,7 @@ def test_second_lines_of_defence_are_not_what_it_stands_on() -> None:
     examine(rules, THREE_OWNERS).assert_sound()
 
 
-# ---- The model tells its story --------------------------------------------------------------------
+# ---- The trace of the model --------------------------------------------------------------------------
 
 
 def test_every_kind_of_action_has_its_line() -> None:

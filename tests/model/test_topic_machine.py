@@ -284,7 +284,7 @@ SCENARIOS = {
         Bounds(3, 2),
         (RESUMED, REPLACED, TOOK_OVER, STALE, GHOST),
     ),
-    # A deposed fencer must name the epoch, so that two fencers do not depose each other for ever.
+    # A deposed fencer must name the epoch, so that two fencers do not depose each other without end.
     "two fencers": Scenario(
         World((Actor("A", FENCING), Actor("B", FENCING)), departs_late=True),
         Bounds(2, 1),

@@ -49,7 +49,6 @@ class Session:
         self.peer_address = address
         self.identity = identity
         self.client_version = client_version
-        self.connected_at_ms = clients.wall_ms()
         self._clients = clients
         self._link = link
         self._requests = Requests(

@@ -4,8 +4,8 @@
     python -m tests.attacks.fuzzing.attackers http HOST PORT SEED REQUESTS --routes FILE [--token TOKEN] [--tls]
 
 FILE lists pairs of method and path as JSON (``fuzzing.routes`` makes them).
-A peer that closes the connection, resets it or does not answer is fine here: whoever starts the attack looks at the
-victim. At most ``AT_ONCE`` connections are open, and each one ends after ``CONNECTION_SECONDS``.
+A peer that closes the connection, resets it or does not answer is not an error here: the program that starts the
+attack checks the victim. At most ``AT_ONCE`` connections are open, and each one ends after ``CONNECTION_SECONDS``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.attacks.fuzzing.routes import Route
 AT_ONCE = 8
 CONNECTION_SECONDS = 10.0
 ANSWER_SECONDS = 0.05
-"""How long an attacker waits for the answer to what it sent, unless it is told another time."""
+"""Default time for which an attacker waits for an answer."""
 FRAMES_PER_CONNECTION = (3, 40)
 READ_BYTES = 65_536
 
@@ -42,7 +42,7 @@ class Sent:
 
 
 async def attack_wire(address: tuple[str, int], seed: int, frames: int, *, token: str = "") -> Sent:
-    """Send so many frames over connections that each say CONNECT first, mostly."""
+    """Send this number of frames; most connections send CONNECT first."""
     random = Random(seed)
     left, connections, sent = frames, 0, 0
 
@@ -74,7 +74,7 @@ async def attack_http(
     ssl_context: ssl.SSLContext | None = None,
     answer_seconds: float = ANSWER_SECONDS,
 ) -> Sent:
-    """Send so many requests, each over a connection of its own. Without an answer in time it is aborted."""
+    """Send this number of requests, each over its own connection. A request without an answer in time is aborted."""
     random = Random(seed)
     host = f"{address[0]}:{address[1]}"
     sent = 0

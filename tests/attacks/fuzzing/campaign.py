@@ -44,7 +44,7 @@ WIRE_SHARE = 3
 """Attackers of the wire protocol; one more attacks HTTP, and one stages and publishes rows."""
 
 STAGING_SHARE = 5
-"""One request in so many stages, publishes or discards rows."""
+"""One of this number of requests stages, publishes or discards rows."""
 
 PUBLISH_SECONDS = 0.5
 """How long the attacker that publishes waits for an answer: the store must have it before."""

@@ -30,7 +30,7 @@ PARTS, ATTEMPTS, STAGED_VERSIONS = ("0", "1", "2"), ("a", "b"), ("1", "2", "3")
 """Few names, so that a publish finds parts that were staged."""
 
 HELD_TOPIC = "staged"
-"""The topic whose registration an attacker may show; nobody else may lead it."""
+"""The topic whose registration an attacker may present; no other client may lead it."""
 
 PUBLISHED_VERSION_MAX = 500
 """A version that was published is not published again: this many are tried."""
@@ -47,7 +47,7 @@ VALID: Mapping[str, tuple[str, ...]] = {
     "attempt": ATTEMPTS,
     "key": ("k", "a/b"),
 }
-"""What stands for a variable of a path in most requests, so that they get as far as the body."""
+"""Values of path variables in most requests, so that the broker reads their bodies."""
 
 VALID_SHARE = 0.85
 """Of the variables of a path; of a path with seven variables a third is right as a whole."""

@@ -19,7 +19,7 @@ from onewriter_operator.webhook import Webhook
 Route = tuple[str, str]
 
 ANY_METHOD = "PATCH"
-"""Stands for a route that takes every method."""
+"""Represents a route that accepts every method."""
 
 UNKNOWN: tuple[Route, ...] = (("GET", "/{name}"), ("POST", "/onewriter/v1/{name}"))
 """Paths that no server has."""

@@ -75,7 +75,7 @@ def text(random: Random) -> str:
 
 
 def number(random: Random, bits: int = 64) -> int:
-    """A whole number that fits into so many bits, mostly at an edge."""
+    """An integer that fits into this number of bits, mostly at a limit."""
     found: int = random.choice(NUMBERS) if random.random() < 0.8 else random.getrandbits(bits)
     mask: int = 2**bits - 1
     return found & mask

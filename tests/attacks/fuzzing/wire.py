@@ -39,7 +39,7 @@ def hello(token: str = "") -> bytes:
 
 
 def frames(random: Random, number: int) -> Iterator[bytes]:
-    """So many frames. The first ones open producers and consumers, so that later ones meet some."""
+    """This number of frames. The first ones open producers and consumers, so that later ones find some."""
     for position in range(number):
         if position < 2 and random.random() < 0.7:
             yield _opening(random, position)

@@ -44,7 +44,7 @@ class Consumer:
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Stay subscribed for ever."""
+        """Stay subscribed until cancelled."""
         backoff = Backoff(self.client)
         while True:
             try:

@@ -135,7 +135,7 @@ def impostor(topic: str) -> Body:
 
 
 def consumer(topic: str, subscription: str = "s") -> Body:
-    """Consume for ever."""
+    """Consume until cancelled."""
 
     async def body(client: Client) -> None:
         await Consumer(client, topic, subscription).run()

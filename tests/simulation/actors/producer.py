@@ -400,7 +400,7 @@ class Producer:
         elif self.state is State.CREATING:
             self._over(name, Outcome.FAIL)
         else:
-            self._detach()  # ProducerBusy and similar errors are retried for ever
+            self._detach()  # ProducerBusy and similar errors are retried without limit
 
     def _over(self, why: str, outcome: Outcome) -> None:
         """Refused, fenced or given up: the pending messages have failed, some of them for certain."""

@@ -21,8 +21,6 @@ from onewriter_broker.tls import (
 )
 from onewriter_core.errors import ConfigurationError
 
-DAY = 24 * 3600.0
-
 
 class Lab:
     def __init__(self, directory: Path) -> None:

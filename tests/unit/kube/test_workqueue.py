@@ -16,8 +16,6 @@ from onewriter_operator.workqueue import GONE, KEYS_MAX, RetryLater, WorkQueue
 
 pytestmark = pytest.mark.looptime
 
-Visits = list[tuple[float, Key]]
-
 
 def key(name: str) -> Key:
     return Key("ExclusiveTopic", "shop", name)

@@ -265,11 +265,6 @@ class TopicLog:
         return self._bytes_in
 
     @property
-    def blocks_in(self) -> int:
-        """The number of these blocks."""
-        return self._blocks_in
-
-    @property
     def is_measured(self) -> bool:
         """Whether ``size`` is the measured size of the log; if not, it counts only entries that arrived here."""
         return self._is_measured
