@@ -24,6 +24,9 @@ PRODUCERS_SHOWN_MAX: Final = 100
 FENCED_PODS_SHOWN_MAX: Final = 32
 """The maximum number of fenced pods that are listed, newest first."""
 
+SHARED_SHOWN_MAX = 10
+"""The maximum number of Shared producers that are listed."""
+
 Number = Annotated[int, Field(ge=0, json_schema_extra={"format": "int64"})]
 Time = Annotated[str, Field(max_length=64, json_schema_extra={"format": "date-time"})]
 Text = Annotated[str, Field(max_length=1024)]
@@ -160,6 +163,14 @@ class ExclusiveTopicStatus(ApiModel):
     """The newest topic epoch of any partition; it never decreases."""
     holder: Holder | None = None
     """The present writer; unset if there is none."""
+    shared_producers: Annotated[
+        ListOf[Holder],
+        Field(
+            max_length=SHARED_SHOWN_MAX,
+            json_schema_extra={"x-kubernetes-list-type": "atomic"},
+        ),
+    ] = ()
+    """Shared producers, which write beside each other without an epoch of their own; the first 10."""
     waiting: Number | None = None
     """Producers in the queue."""
     partitions: Annotated[

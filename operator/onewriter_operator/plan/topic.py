@@ -10,7 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from onewriter_core.api.status import PARTITIONS_SHOWN_MAX, TRANSITIONS_SHOWN_MAX
+from onewriter_core.api.status import (
+    PARTITIONS_SHOWN_MAX,
+    SHARED_SHOWN_MAX,
+    TRANSITIONS_SHOWN_MAX,
+)
 from onewriter_core.kubernetes_names import PAUSED, TOPIC_FINALIZER, UNMANAGED
 from onewriter_operator import conditions
 from onewriter_operator.kinds import SERVICE, SLICE, Json, Key, key_of, named, seconds_of
@@ -177,18 +181,29 @@ def _status(
     if epoch is not None:
         found["epoch"] = epoch
     found |= _writers(facts, before.document)
-    durability = "" if facts.view is None else facts.view.durability
-    found["durability"] = durability or facts.declared.spec.durability
+    durability = _durability(facts)
+    if durability:
+        found["durability"] = durability
     if fenced:
         found["fencedPods"] = [pod.to_document() for pod in fenced]
     found["conditions"] = conditions.written(judged, before.conditions, generation, facts.now)
     return found
 
 
+def _durability(facts: TopicFacts) -> str:
+    """The durability that a broker reports: of the topic, or for one that no client uses, of its store."""
+    if facts.view is not None and facts.view.durability:
+        return facts.view.durability
+    if facts.durability_refusal is not None:
+        return "" if facts.durability_refusal else facts.declared.spec.durability
+    is_edited = bool(facts.status_editor)
+    return "" if is_edited else str(facts.declared.status.document.get("durability") or "")
+
+
 def _writers(facts: TopicFacts, before: Json) -> Json:
     """Holder, queue, partitions and transitions; unchanged while no broker can report them."""
     view = facts.view
-    names = ("holder", "waiting", "partitions", "transitions")
+    names = ("holder", "sharedProducers", "waiting", "partitions", "transitions")
     if view is None:
         is_unknown = not facts.is_unserved and facts.acceptance.is_passed_on
         kept = names if is_unknown else ("partitions", "transitions")
@@ -199,6 +214,10 @@ def _writers(facts: TopicFacts, before: Json) -> Json:
     found = {"waiting": view.waiting}
     if view.holder is not None:
         found["holder"] = holder(view.holder)
+    if view.shared_producers:
+        found["sharedProducers"] = [
+            holder(each) for each in view.shared_producers[:SHARED_SHOWN_MAX]
+        ]
     partitions = [
         {
             "partition": each.partition,

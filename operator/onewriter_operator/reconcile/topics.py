@@ -64,7 +64,7 @@ _KINDS: Final = {SERVICE.kind: SERVICE, SLICE.kind: SLICE}
 
 STATUS_FIELDS: Final = frozenset(
     {"observedGeneration", "topic", "epoch", "holder", "waiting", "partitions", "durability"}
-    | {"transitions", "fencedPods"}
+    | {"transitions", "fencedPods", "sharedProducers"}
 )
 """Fields of the status that only the operator may write."""
 
