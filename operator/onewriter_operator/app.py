@@ -35,6 +35,7 @@ from onewriter_operator.reconcile.claims import ClaimReconciler
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.reconcile.installation import InstallationReconciler
+from onewriter_operator.reconcile.lost_brokers import LostBrokers
 from onewriter_operator.reconcile.one_writer import Certificates, OneWriterReconciler
 from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.settings import OperatorSettings
@@ -216,6 +217,8 @@ class Operator:
                 )
                 group.create_task(installation.run())
                 group.create_task(one_writer.run())
+                lost = LostBrokers(kube, configuration.namespace, fleet, wall_clock)
+                group.create_task(lost.run())
 
     async def _certificates(self, authority: Path | None) -> Certificates:
         """The certificates that this operator uses."""

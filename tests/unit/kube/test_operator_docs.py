@@ -97,6 +97,6 @@ def test_every_metric_is_named_and_no_other() -> None:
 
 def test_every_annotation_is_explained() -> None:
     values = {PAUSED, UNMANAGED, RECONCILE_AT, FENCE, HANDOVER}
-    values |= {TOPIC_ANNOTATION, PRIORITY_ANNOTATION, RELAY_ANNOTATION, READY_WHEN_ANNOTATION}
+    values |= {TOPIC_ANNOTATION, PRIORITY_ANNOTATION, READY_WHEN_ANNOTATION, RELAY_ANNOTATION}
     explained = set(re.findall(r"^\| `(onewriter\.dev/[a-z-]+)", DOCS, re.MULTILINE))
     assert explained == values
