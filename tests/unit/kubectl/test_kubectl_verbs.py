@@ -229,7 +229,8 @@ def test_help_names_every_verb() -> None:
     said = run("--help").output
     assert all(f"\n  {verb}" in said for verb in cli.onewriter.commands)
     assert set(cli.onewriter.commands) == {
-        *("who", "status", "history", "why", "fence", "handover", "reassign", "report"),
+        *("who", "status", "timeline", "history", "why"),
+        *("fence", "handover", "reassign", "report"),
     }
 
 
