@@ -73,6 +73,11 @@ def acknowledged(printed: str) -> set[Line]:
     return {_line(each, each["position"]) for each in _events(printed, "wrote")}
 
 
+def acknowledged_ms(printed: str) -> list[int]:
+    """Return when a writer got its acknowledgements, in milliseconds of its wall clock."""
+    return [int(each["atMs"]) for each in _events(printed, "wrote") if "atMs" in each]
+
+
 def refused(printed: str) -> int:
     """Return how often a writer was refused because another writer led."""
     return len(_events(printed, "refused"))

@@ -78,7 +78,8 @@ class Writer:
         if status == 200:
             took_ms = round((time.monotonic() - self.asked_at) * 1000)
             position = f"{answer['ledger']}-{answer['entry']}"
-            report("wrote", **line, position=position, tookMs=took_ms)
+            at_ms = time.time_ns() // 1_000_000
+            report("wrote", **line, position=position, tookMs=took_ms, atMs=at_ms)
             self.number += 1
         elif status == 409:
             report("refused", term=self.term, reason=answer["error"], stored=answer["stored"])

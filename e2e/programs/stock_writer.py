@@ -34,6 +34,10 @@ def took_ms(since: float) -> int:
     return round((time.monotonic() - since) * 1000)
 
 
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 class Writer:
     """Leads, writes, loses the topic, and starts again. ``producer`` is set while it leads."""
 
@@ -76,7 +80,7 @@ class Writer:
             asked = time.monotonic()
             found = producer.send(json.dumps(line).encode())
             position = f"{found.ledger_id()}-{found.entry_id()}"
-            report("wrote", **line, position=position, tookMs=took_ms(asked))
+            report("wrote", **line, position=position, tookMs=took_ms(asked), atMs=now_ms())
             time.sleep(INTERVAL_SECONDS)
         self.producer = None
         producer.close()

@@ -48,6 +48,9 @@ CAUSES: Final[Mapping[str, str]] = {
 
 UNKNOWN_CAUSE: Final = "{former} lost the topic for a reason that this version does not know"
 
+_SERVING: Final = ("Serving", "No broker serves it")
+_APPLIED: Final = ("PolicyApplied", "The brokers do not have its spec")
+
 OPEN: Final = frozenset({"Pending", "BlockedByPDB", "EvictionFailed"})
 """Outcomes of a fenced pod that are not final."""
 
@@ -72,12 +75,28 @@ class Found:
 
 def why(found: Found) -> list[str]:
     """The sentences; empty ones separate groups."""
-    parts = (_holder(found), _history(found), _queue(found), _fenced(found), _obstacles(found))
+    parts = (
+        _unserved(found),
+        _holder(found),
+        _history(found),
+        _queue(found),
+        _fenced(found),
+        _obstacles(found),
+    )
     said: list[str] = []
     for part in parts:
         if part:
             said += [*([""] if said else []), *part]
     return said
+
+
+# ------------------------------------------------------------ whether it can be written
+
+
+def _unserved(found: Found) -> list[str]:
+    """Why no producer can write now, even if the topic has a holder. It comes first."""
+    is_known = condition(found.topic, "Serving").get("status") == "False"
+    return _failing(found.topic, (_SERVING,)) if is_known else []
 
 
 # ------------------------------------------------------------ who writes
@@ -331,19 +350,23 @@ def _obstacles(found: Found) -> list[str]:
         said.append(
             f"This may be outdated: {text(found.operator)}. Writing and fencing continue without it."
         )
-    return said or ["Nothing needs attention."]
+    return said or ([] if _unserved(found) else ["Nothing needs attention."])
 
 
-def _conditions(topic: Document) -> list[str]:
+def _failing(topic: Document, kinds: Sequence[tuple[str, str]]) -> list[str]:
+    """A sentence for each condition that is not True."""
     said = []
-    for kind, words in (
-        ("Serving", "No broker serves it"),
-        ("PolicyApplied", "The brokers do not have its spec"),
-    ):
+    for kind, words in kinds:
         now = condition(topic, kind)
         if now and now.get("status") != "True":
             doubt = "" if now.get("status") == "False" else " as far as is known"
             said.append(f"{words}{doubt} ({now.get('reason')}): {text(now.get('message'))}.")
+    return said
+
+
+def _conditions(topic: Document) -> list[str]:
+    is_unknown = condition(topic, "Serving").get("status") == "Unknown"
+    said = _failing(topic, (_SERVING, _APPLIED) if is_unknown else (_APPLIED,))
     for kind, words in (
         ("Conflict", "Another object has the topic"),
         ("Stalled", "It cannot continue until a user changes something"),

@@ -5,20 +5,25 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shutil
 import time
 import urllib.parse
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
+from click.testing import CliRunner
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.operators import OperatorProcess, running, wait_until
 from tests.cluster.worlds import World
+from tests.servers import running_server
 from tests.unit.kube.fake_broker import ThreadedBroker, producer_group, status, transition
 
 from onewriter_broker.testing.processes import LocalBrokers, running_brokers
+from onewriter_broker.verbs.adopt import adopt as adopt_command
 
 Json = dict[str, Any]
 
@@ -254,6 +259,52 @@ def test_a_broker_that_dies_is_bridged(stage: Stage) -> None:
         assert is_back()
     finally:
         client.close()
+
+
+def test_a_durability_that_the_store_does_not_provide_is_not_shown_as_given(stage: Stage) -> None:
+    world = stage.world
+    world.topic(**OPEN_TOPIC, durability="Replicated")
+    world.until("Serving", "False/RefusedByBroker")
+    world.until("Ready", "False/RefusedByBroker")
+    assert "durability" not in world.status()
+    world.topic(**OPEN_TOPIC, durability="Local")
+    world.until("Ready", "True/Ready")
+    assert world.status()["durability"] == "Local"
+
+
+def test_topics_of_a_store_that_lost_its_data_are_not_ready_until_a_person_decides(
+    api_server: ControlPlane, tmp_path: Path
+) -> None:
+    name = f"emptied-{uuid.uuid4().hex[:10]}"
+    api_server.make_namespace(name)
+    settings = {"buckets": 64, **PATIENT_BROKERS}
+    with running_server() as store, running_brokers(redis_url=store.url, settings=settings) as own:
+        urls = dict(zip(own.names, own.http_urls, strict=True))
+        operator = OperatorProcess(tmp_path, api_server, name, urls)
+        with running(operator):
+            world = World(api_server, name, None, operator)  # type: ignore[arg-type]
+            world.topic(**OPEN_TOPIC)
+            world.until("Ready", "True/Ready")
+            client = pulsar.Client(own.service_url, operation_timeout_seconds=ANSWER_SECONDS)
+            try:
+                Stage(world, own).writer(client, "one").send(b"acknowledged")
+                world.until("WriterActive", "True/Held")
+            finally:
+                client.close()
+            store.kill()
+            shutil.rmtree(store.folder / "appendonlydir")  # as when its volume is lost
+            store.start()
+            world.until("Serving", "False/BucketWaiting")
+            world.until("Ready", "False/BucketWaiting")
+            adopted = CliRunner().invoke(
+                adopt_command,
+                [
+                    *("--force", "--all", "--reason", "the volume is lost"),
+                    *("--redis-url", store.url, "--data-dir", str(own.data_directory)),
+                ],
+            )
+            assert adopted.exit_code == 0, adopted.output
+            world.until("Ready", "True/Ready")
 
 
 # ------------------------------------------------------------ comparison of the fake and the real broker

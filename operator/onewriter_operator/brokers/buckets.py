@@ -1,4 +1,4 @@
-"""The buckets that no broker serves, and why, from the reports of all brokers. No I/O.
+"""The buckets that no broker serves, and why, and the durabilities of the store, from the reports of all brokers. No I/O.
 
 A broker reports the buckets that it serves and those that it should serve but does not. A bucket
 counts as waiting if a broker has reported it for ``patience_seconds`` and no broker serves it: a
@@ -26,6 +26,9 @@ class _Report:
     count: int
     served: frozenset[int]
     waiting: Mapping[int, str]
+    durabilities: Mapping[str, str]
+    """The reason why the store does not provide a durability, empty if it does. Brokers of an earlier release report
+    none."""
 
 
 class Buckets:
@@ -38,13 +41,21 @@ class Buckets:
         self._reported: dict[int, str] = {}
 
     def put(self, broker: str, line: Json, now: float) -> set[int]:
-        """Take in a broker's report; the buckets that counted as waiting and no longer wait."""
+        """Take in a broker's report; the buckets that counted as waiting and no longer wait, or all buckets if the
+        durabilities of the store have changed.
+        """
         count = int(line["count"])
         if not 0 < count <= BUCKETS_MAX:
             raise ValueError(f"a report of {count} buckets")
         waiting = {int(bucket): str(reason) for bucket, reason in line["waiting"].items()}
-        self._reports[broker] = _Report(count, frozenset(map(int, line["served"])), waiting)
-        return self._ceased(now)
+        durabilities = {
+            str(name): str(reason) for name, reason in line.get("durabilities", {}).items()
+        }
+        is_known = any(report.durabilities == durabilities for report in self._reports.values())
+        served = frozenset(map(int, line["served"]))
+        self._reports[broker] = _Report(count, served, waiting, durabilities)
+        ceased = self._ceased(now)
+        return ceased if is_known or not durabilities else set(range(count))
 
     def lose(self, broker: str, now: float) -> set[int]:
         """Drop the report of a broker that cannot be followed; see ``put``."""
@@ -76,6 +87,16 @@ class Buckets:
         if since is None or now - since < self._patience_seconds:
             return ""
         return f"bucket {bucket} waits: {self._waiting()[bucket]}"
+
+    def why_not_durable(self, topic: str, durability: str) -> str | None:
+        """Why the store does not provide a durability, by the broker of the topic's bucket or else any broker.
+
+        Empty: it does. None: unknown.
+        """
+        bucket = self._bucket_of(topic)
+        reports = [report for _, report in sorted(self._reports.items()) if report.durabilities]
+        reports.sort(key=lambda report: bucket not in report.served)
+        return reports[0].durabilities.get(durability) if reports else None
 
     def topics_in(self, buckets: Container[int], topics: Iterable[str]) -> list[str]:
         """The topics of some buckets."""

@@ -201,6 +201,10 @@ class Fleet:
         """Why no broker serves the topic's bucket; empty when one does, or nothing is known."""
         return self._buckets.why_waiting(topic, asyncio.get_running_loop().time())
 
+    def why_not_durable(self, topic: str, durability: str) -> str | None:
+        """Why the store does not provide a durability. Empty: it does. None: unknown."""
+        return self._buckets.why_not_durable(topic, durability)
+
     def applied(self, key: Key, piece: str) -> Applied:
         """Which brokers have the present piece of an object."""
         synced = [broker for broker in self._brokers.values() if broker.is_synced]
@@ -257,6 +261,28 @@ class Fleet:
         if found is not None and not found.is_served:
             raise BrokerUnreachable(found.waiting_reason or "no broker serves it at present")
         return found
+
+    async def members(self, seconds: float) -> Mapping[str, bool]:
+        """Whether each broker is alive, as the first broker says that answers in time; empty if none does."""
+        for client in self._synced_clients():
+            try:
+                return await client.members(seconds)
+            except (BrokerUnreachable, BrokerRefused):
+                continue
+        return {}
+
+    async def answers(self, name: str, seconds: float) -> bool:
+        """Whether this broker answers the operator in time. A broker that the operator does not know counts as one."""
+        broker = self._brokers.get(name)
+        if broker is None:
+            return True
+        try:
+            await broker.client.members(seconds)
+        except BrokerUnreachable:
+            return False
+        except BrokerRefused:
+            return True
+        return True
 
     def _synced_clients(self) -> list[BrokerClient]:
         return [each.client for _, each in sorted(self._brokers.items()) if each.is_synced]

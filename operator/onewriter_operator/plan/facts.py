@@ -197,7 +197,8 @@ class Facts:
     ``view`` is the report of the broker that serves the topic (``GET /onewriter/v1/topics/...``), None
     if no broker serves it; ``view_age_seconds`` is the time since its state changed, or since the last
     broker stopped serving it. ``bucket_waiting``: why no broker serves the topic's bucket, empty if
-    one does. ``is_lost``: the operator cannot follow the broker that served the topic last.
+    one does. ``durability_refusal``: why the store does not provide the declared durability; empty: it does; None:
+    unknown. ``is_lost``: the operator cannot follow the broker that served the topic last.
     ``pending_seconds``: the time since the operator began to send the object in its present form.
     ``status_editor``: another field manager that changed the status, empty if none did.
     """
@@ -210,6 +211,7 @@ class Facts:
     view: TopicView | None = None
     view_age_seconds: float = 3600.0
     bucket_waiting: str = ""
+    durability_refusal: str | None = None
     is_lost: bool = False
     pending_seconds: float = 3600.0
     status_editor: str = ""
@@ -219,6 +221,13 @@ class Facts:
     def was_used(self) -> bool:
         """Whether a producer held the topic, or used the claim, when the status was written."""
         return self.declared.was_used
+
+    @property
+    def refusal(self) -> str:
+        """Why the brokers refuse the object as it is declared; empty: they do not."""
+        if self.applied.refusal or not self.durability_refusal:
+            return self.applied.refusal
+        return f"it is declared with {self.durability_refusal}"
 
     @property
     def is_moving(self) -> bool:

@@ -181,12 +181,23 @@ def _status(
     if epoch is not None:
         found["epoch"] = epoch
     found |= _writers(facts, before.document)
-    durability = "" if facts.view is None else facts.view.durability
-    found["durability"] = durability or facts.declared.spec.durability
+    durability = _durability(facts)
+    if durability:
+        found["durability"] = durability
     if fenced:
         found["fencedPods"] = [pod.to_document() for pod in fenced]
     found["conditions"] = conditions.written(judged, before.conditions, generation, facts.now)
     return found
+
+
+def _durability(facts: TopicFacts) -> str:
+    """The durability that a broker reports: of the topic, or for one that no client uses, of its store."""
+    if facts.view is not None and facts.view.durability:
+        return facts.view.durability
+    if facts.durability_refusal is not None:
+        return "" if facts.durability_refusal else facts.declared.spec.durability
+    is_edited = bool(facts.status_editor)
+    return "" if is_edited else str(facts.declared.status.document.get("durability") or "")
 
 
 def _writers(facts: TopicFacts, before: Json) -> Json:

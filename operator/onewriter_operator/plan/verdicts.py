@@ -90,8 +90,8 @@ def _serving(facts: TopicFacts) -> Verdict:
         return no("Serving", acceptance.reason, acceptance.message)
     if facts.declared.is_going:
         return no("Serving", "Deleting", "the topic is being deleted and admits no producer")
-    if facts.applied.refusal:
-        return no("Serving", "RefusedByBroker", facts.applied.refusal)
+    if facts.refusal:
+        return no("Serving", "RefusedByBroker", facts.refusal)
     if view is not None and (view.waiting_reason or not view.is_served):
         reason = view.waiting_reason or "no broker serves it just now"
         return no("Serving", "BucketWaiting", reason)
@@ -214,8 +214,8 @@ def _reconciling(facts: TopicFacts, applied: Verdict) -> Verdict:
 def _stalled(facts: TopicFacts, service: ServiceProblem | None) -> Verdict:
     if facts.acceptance.reason in OBSTACLES:
         return yes("Stalled", facts.acceptance.reason, facts.acceptance.message)
-    if facts.applied.refusal:
-        return yes("Stalled", "RefusedByBroker", facts.applied.refusal)
+    if facts.refusal:
+        return yes("Stalled", "RefusedByBroker", facts.refusal)
     if is_undivided(facts):
         return yes("Stalled", UNDIVIDED, _undivided(facts))
     if service is not None:

@@ -31,6 +31,7 @@ class CommonFacts(TypedDict):
     view: TopicView | None
     view_age_seconds: float
     bucket_waiting: str
+    durability_refusal: str | None
     is_lost: bool
     pending_seconds: float
     status_editor: str
@@ -72,6 +73,9 @@ class ReconcileContext:
             acceptance = self.declarations.acceptance(key)
         view = self.fleet.view(acceptance.topic) if acceptance.is_passed_on else None
         waiting = self.fleet.why_waiting(acceptance.topic) if acceptance.is_passed_on else ""
+        refusal = None
+        if acceptance.is_passed_on and isinstance(declared, TopicObject):
+            refusal = self.fleet.why_not_durable(acceptance.topic, declared.spec.durability)
         piece = self.declarations.piece(key)
         applied = self.fleet.applied(key, piece)
         if self.declarations.is_held_back(declared):
@@ -85,6 +89,7 @@ class ReconcileContext:
             "view": None if view is None else view.status,
             "view_age_seconds": self.fleet.age_seconds(acceptance.topic),
             "bucket_waiting": waiting,
+            "durability_refusal": refusal,
             "is_lost": self.fleet.is_lost(acceptance.topic),
             "pending_seconds": cache.pending_seconds(piece, asyncio.get_running_loop().time()),
             "status_editor": editor[0] if editor != cache.editor else "",

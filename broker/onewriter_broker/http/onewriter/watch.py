@@ -20,6 +20,8 @@ from onewriter_broker.http.onewriter.status import served_status
 from onewriter_broker.http.routes import Routes, on_installation
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watcher
+from onewriter_broker.log.store.api import Durability
+from onewriter_broker.topic.registry.declarations import why_not_promised
 from onewriter_core.authorization import Action
 
 PATH: Final = "/onewriter/v1/watch"
@@ -107,13 +109,16 @@ class _Stream:
             await asyncio.sleep(0)
 
     async def _tell_buckets(self) -> None:
-        """Send the buckets that this broker serves, and those that it waits for, if they have changed."""
-        ownership = self._site.topics.ownership
+        """Send the buckets that this broker serves, those that it waits for, and the durabilities of the store, if
+        they have changed.
+        """
+        ownership, promises = self._site.topics.ownership, self._site.topics.promises
         found = {
             "type": "BUCKETS",
             "count": self._site.clients.settings.buckets,
             "served": sorted(ownership.served()),
             "waiting": {str(bucket): text for bucket, text in sorted(ownership.waiting().items())},
+            "durabilities": {each.value: why_not_promised(each, promises) for each in Durability},
         }
         if found != self._told_buckets:
             self._told_buckets = found

@@ -29,13 +29,18 @@ log = structlog.get_logger(__name__)
 
 def asks_too_much(declared: ExclusiveTopic, promises: frozenset[Durability]) -> str:
     """Why a store with these durabilities cannot serve the topic. Empty: it can."""
-    if Durability(declared.spec.durability.value) in promises:
+    refusal = why_not_promised(Durability(declared.spec.durability.value), promises)
+    return refusal and f"{declared.topic_name} is declared with {refusal}"
+
+
+def why_not_promised(durability: Durability, promises: frozenset[Durability]) -> str:
+    """Why a store with these durabilities does not provide another one. Empty: it provides it."""
+    if durability in promises:
         return ""
     strongest = max(promises, key=list(Durability).index)
     return (
-        f"{declared.topic_name} is declared with durability {declared.spec.durability.value}, and "
-        f"the store can promise {strongest.value} at most: add replicas or change appendfsync, or "
-        "declare less"
+        f"durability {durability.value}, and the store can promise {strongest.value} at most: "
+        "add replicas or change appendfsync, or declare less"
     )
 
 

@@ -16,6 +16,7 @@ from onewriter_broker.http.onewriter import watch as watch_module
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers, WatchIntervals
+from onewriter_broker.log.store.api import Durability
 from onewriter_core.ids import TopicName
 
 
@@ -68,6 +69,7 @@ class World:
                     ownership=SimpleNamespace(
                         served=lambda: self.served, waiting=lambda: self.waiting
                     ),
+                    promises=frozenset({Durability.NONE, Durability.LOCAL}),
                 ),
                 clients=SimpleNamespace(settings=SimpleNamespace(buckets=64)),
                 desired=SimpleNamespace(revision="r7"),
@@ -135,7 +137,10 @@ async def test_all_topics_then_synced_then_changes_and_goings(
         reader = Reader(aiter(answer.content))
         lines = await reader.until("SYNCED")
         assert [line["status"]["value"] for line in lines[:-2]] == list(range(100))
+        durabilities = lines[-2].pop("durabilities")
         assert lines[-2] == {"type": "BUCKETS", "count": 64, "served": [0, 1], "waiting": {}}
+        assert (durabilities["None"], durabilities["Local"]) == ("", "")
+        assert "the store can promise Local at most" in durabilities["Replicated"]
         assert lines[-1] == {"type": "SYNCED", "broker": "broker-0~1", "revision": "r7"}
         for value in range(50):
             world.set("t3", value)

@@ -84,3 +84,24 @@ async def test_the_fleet_tells_of_topics_whose_bucket_waits() -> None:
         broker.report_buckets([MINE], {})
         await until(lambda: world.received.waiting == [TOPIC, TOPIC])
         assert world.fleet.why_waiting(TOPIC) == ""
+
+
+def test_the_broker_of_the_bucket_reports_what_the_store_provides() -> None:
+    found = Buckets()
+    assert found.why_not_durable(TOPIC, "Replicated") is None
+    able = {"Local": "", "Replicated": ""}
+    unable = able | {"Replicated": "it has no replica"}
+    others = report([]) | {"durabilities": able}
+    assert found.put("broker-0", others, 0.0) == set(range(others["count"]))
+    assert found.why_not_durable(TOPIC, "Replicated") == ""
+    served = report([MINE]) | {"durabilities": unable}
+    assert found.put("broker-1", served, 0.0) == set(range(served["count"]))
+    assert found.put("broker-1", served, 1.0) == set(), "nothing has changed"
+    assert found.why_not_durable(TOPIC, "Replicated") == "it has no replica"
+    assert found.why_not_durable(TOPIC, "Local") == ""
+
+
+def test_a_broker_of_an_earlier_release_reports_no_durability() -> None:
+    found = Buckets()
+    assert found.put("broker-0", report([MINE]), 0.0) == set()
+    assert found.why_not_durable(TOPIC, "Local") is None
