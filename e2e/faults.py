@@ -53,23 +53,25 @@ class Faults:
         """kill -9 every process of a container; the kubelet starts it again."""
         self._machines.shell(_node(pod), _signal("KILL", [_container(pod, container)]))
 
-    def kill_behind(self, words: str, pod: Json, container: str) -> None:
+    def kill_behind(
+        self, words: str, pod: Json, container: str, *, seconds: float = SAID_SECONDS
+    ) -> None:
         """Kill it as soon as the container has printed these words: its own node watches the output.
 
         Raises ClusterError with the output that it has printed instead.
         """
         logs = f"{self._logs(pod)}/{container}/*.log"
-        complaint = f"not within {SAID_SECONDS} s: {words}; it printed:"
+        complaint = f"not within {seconds} s: {words}; it printed:"
         is_late = "test $(date +%s) -gt $end"
         said = (
-            f"end=$(($(date +%s) + {SAID_SECONDS}));"
+            f"end=$(($(date +%s) + {seconds}));"
             f" until grep -qsF '{words}' {logs}; do"
             f" if {is_late}; then echo '{complaint}' >&2; tail -n 40 {logs} >&2; exit 1; fi;"
             f" sleep {SAID_POLL_SECONDS}; done"
         )
         signal = _signal("KILL", [_container(pod, container)])
         script = f"{said}; {signal}"
-        self._machines.shell(_node(pod), script, SAID_SECONDS + SHELL_SECONDS)
+        self._machines.shell(_node(pod), script, seconds + SHELL_SECONDS)
 
     def freeze(self, pod: Json) -> None:
         """Stop every process of the pod; only SIGKILL ends it."""

@@ -56,14 +56,17 @@ class Run:
     seconds: float = 0.0
     failures: list[str] = field(default_factory=list)
     is_over: bool = False
+    root: Path = ROOT
+    """The directory in which the tier's commands run."""
+    logs: Path = LOGS
 
     @property
     def log(self) -> Path:
-        return LOGS / f"{self.tier.name}.log"
+        return self.logs / f"{self.tier.name}.log"
 
     @property
     def progress(self) -> Path:
-        return LOGS / f"{self.tier.name}.progress"
+        return self.logs / f"{self.tier.name}.progress"
 
     def counts(self) -> Counts:
         return counts_of(self.progress.read_text()) if self.progress.exists() else Counts()
@@ -155,7 +158,12 @@ def execute(command: Command, run: Run) -> int:
         log.write(f"== {shlex.join(shorten(command))}\n".encode())
         log.flush()
         done = subprocess.run(
-            command, cwd=ROOT, check=False, env=environment, stdout=log, stderr=subprocess.STDOUT
+            command,
+            cwd=run.root,
+            check=False,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
     return done.returncode
 
@@ -266,7 +274,7 @@ def show_summary(runs: Sequence[Run], console: Console, seconds: float) -> None:
     for run in runs:
         if run.failures and run.log.exists():
             lines = run.log.read_text(errors="replace").splitlines()
-            step(f"{run.tier.name} failed; the end of {run.log.relative_to(ROOT)}:")
+            step(f"{run.tier.name} failed; the end of {run.log.relative_to(run.root)}:")
             print("\n".join(lines[-LOG_LINES_SHOWN:]))
     step("not run")
     for line in not_run(runs):
@@ -296,7 +304,9 @@ def failure_lines(runs: Iterable[Run]) -> list[str]:
     lines: list[str] = []
     commands: list[str] = []
     not_named = 0
+    place = LOGS.relative_to(ROOT)
     for run in runs:
+        place = run.logs.relative_to(run.root)
         counts = run.counts()
         name = f"FAILED {run.tier.name}"
         lines += [f"{name}: {test}: {reason}" for test, reason in counts.failures.items()]
@@ -306,9 +316,7 @@ def failure_lines(runs: Iterable[Run]) -> list[str]:
         commands += [f"{name}: {failure}" for failure in run.failures]
     space = max(FAILURE_LINES_SHOWN - len(commands) - 1, 0)
     not_named += len(lines) - len(lines[:space])
-    more = (
-        [f"and {not_named} more failed tests: see {LOGS.relative_to(ROOT)}/"] if not_named else []
-    )
+    more = [f"and {not_named} more failed tests: see {place}/"] if not_named else []
     return [*lines[:space], *more, *commands]
 
 

@@ -108,3 +108,49 @@ def broken_links(page: Path) -> list[str]:
 def test_every_link_within_the_tree_leads_somewhere() -> None:
     pages = {str(page.relative_to(ROOT)): broken_links(page) for page in tracked("*.md")}
     assert {page: links for page, links in pages.items() if links} == {}
+
+
+PATCHED_CONSTANTS = {"tests/script_bugs.py"}
+"""Files that may replace constants: planted bugs replace the scripts that the fake server executes."""
+
+
+def patched_constants(tree: ast.AST) -> list[int]:
+    """The lines that replace an upper-case attribute of another module: by setattr, patch, or assignment."""
+    found = []
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            called = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if called in {"setattr", "delattr", "patch", "object"}:
+                words = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
+                names = [word.rpartition(".")[2] for word in words if isinstance(word, str)]
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.attr for target in targets if isinstance(target, ast.Attribute)]
+        if any(name.isidentifier() and name.isupper() for name in names):
+            found.append(node.lineno)  # type: ignore[attr-defined]  # calls and assignments have one
+    return sorted(found)
+
+
+def test_no_test_replaces_a_constant() -> None:
+    """A limit is a parameter of the object or function that uses it, with the constant as its default."""
+    found = [
+        f"{path.relative_to(ROOT)}:{line}"
+        for folder in ("tests", "e2e", "bench")
+        for path in tracked(f"{folder}/*.py")
+        if str(path.relative_to(ROOT)) not in PATCHED_CONSTANTS
+        for line in patched_constants(ast.parse(path.read_text()))
+    ]
+    assert found == []
+
+
+def test_replaced_constants_are_found() -> None:
+    text = """
+monkeypatch.setattr(module, "PARTS_MAX", 2)
+monkeypatch.setattr("package.module._PARTS_MAX", 2)
+module.PARTS_MAX = 2
+monkeypatch.setattr(module, "parts", 2)
+self.parts = PARTS_MAX
+monkeypatch.setenv("PARTS_MAX", "2")
+"""
+    assert patched_constants(ast.parse(text)) == [2, 3, 4]

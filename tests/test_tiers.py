@@ -129,13 +129,11 @@ def test_counts_of_the_processes_that_wrote_to_one_file_are_added() -> None:
 
 def run_of(folder: Path, monkeypatch: pytest.MonkeyPatch, tests: str, *options: str) -> run.Run:
     """Run these tests as a tier of their own."""
-    monkeypatch.setattr(run, "LOGS", folder)
-    monkeypatch.setattr(run, "ROOT", folder)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # which saves most of a start
     (folder / "test_some.py").write_text(tests)
     command = (sys.executable, "-m", "pytest", "-q", "-p", "pytest_timeout", *options)
-    started = run.Run(Tier("some", "", (command,), budget_seconds=1))
+    started = run.Run(Tier("some", "", (command,), budget_seconds=1), root=folder, logs=folder)
     run.run_tier(started)
     return started
 
@@ -207,13 +205,14 @@ def test_a_test_that_no_exception_ends_is_named_and_its_stack_printed(
     assert some.counts().done == (2 if workers else 0)  # a new worker takes the next test
 
 
-def test_the_failures_that_are_named_are_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run, "LOGS", tmp_path)
-    monkeypatch.setattr(run, "ROOT", tmp_path.parent)
+def test_the_failures_that_are_named_are_bounded(tmp_path: Path) -> None:
     failures = {f"test_{number}": "why" for number in range(FAILURES_MAX)}
-    some = run.Run(Tier("some", "", (), budget_seconds=1), failures=["pytest ended with 1"])
+    some = run.Run(
+        Tier("some", "", (), budget_seconds=1),
+        failures=["pytest ended with 1"],
+        root=tmp_path.parent,
+        logs=tmp_path,
+    )
     some.progress.write_text(report(total=99, done=99, failed=99, failures=failures))
     lines = run.failure_lines([some])
     assert len(lines) == run.FAILURE_LINES_SHOWN

@@ -33,6 +33,7 @@ from onewriter_operator.reconcile.claims import ClaimReconciler
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.reconcile.installation import InstallationReconciler
+from onewriter_operator.reconcile.lost_brokers import LostBrokers
 from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.settings import OperatorSettings
 from onewriter_operator.sidecars import Sidecars
@@ -202,3 +203,5 @@ class Operator:
                 group.create_task(
                     InstallationReconciler(kube, configuration, recorder, self.metrics).run()
                 )
+                lost = LostBrokers(kube, configuration.namespace, fleet, wall_clock)
+                group.create_task(lost.run())

@@ -84,12 +84,14 @@ class Cluster:
             raise ClusterError(f"kubectl {' '.join(arguments)}: {done.stderr}")
         return done
 
-    def diagnostics(self, *questions: Sequence[str], namespace: str = "") -> str:
+    def diagnostics(
+        self, *questions: Sequence[str], namespace: str = "", seconds: float = STORY_SECONDS
+    ) -> str:
         """Return kubectl's output for each of these command lines, or that there was none in time."""
 
         def answer(words: Sequence[str]) -> str:
             try:
-                done = self.kubectl(*words, check=False, namespace=namespace, seconds=STORY_SECONDS)
+                done = self.kubectl(*words, check=False, namespace=namespace, seconds=seconds)
             except CommandHangs as error:
                 return f"{error}\n"
             return done.stdout + done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from importlib import metadata
 from typing import Any
 
 import pulsar
@@ -12,7 +13,6 @@ import pytest
 from tests.integration.conftest import StockClients
 
 from onewriter import AccessMode, Client, Fenced, Limits, ProducerOptions
-from onewriter import testing as onewriter_testing
 from onewriter.testing import InProcessBroker, in_process_broker
 from onewriter_core.errors import ConfigurationError, Unavailable
 
@@ -209,6 +209,6 @@ def test_a_wrong_setting_is_told_at_once() -> None:
 
 
 def test_without_the_broker_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onewriter_testing, "IN_PROCESS_NAME", "not-installed")
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
     with pytest.raises(ConfigurationError, match=r"pip install 'onewriter\[broker,embedded\]'"):
         in_process_broker()

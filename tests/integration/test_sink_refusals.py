@@ -32,16 +32,17 @@ from onewriter_pipeline.errors import Conflict, Invalid, PipelineError
 from onewriter_pipeline.lead.requests import WAIT_FOR_EXCLUSIVE, Grant
 from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.parts import ENTRY_HEAD_BYTES, ROW_AND_KEY_BYTES_MAX, pack
+from onewriter_pipeline.publish.transfer import TransferLimits
 
 LONG_APP = "a" * 200
 
 
 def test_a_batch_that_one_topic_refuses_is_published_to_none(
-    broker: LocalBrokers, topic: str, stock: StockClients, monkeypatch: pytest.MonkeyPatch
+    broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
-    monkeypatch.setattr(transfer, "PUBLISH_ENTRIES_MAX", 100)
     small, large = f"{topic}-a", f"{topic}-b"
-    target = target_of(broker, frame_rows=1)
+    limits = TransferLimits(entries_max=100)
+    target = replace(target_of(broker, frame_rows=1), limits=limits)
     batches = [rows(range(10), [small]), rows(range(101), [large])]
     with pytest.raises(Invalid, match=r"101 entries .*rowsPerEntry") as refused:
         write(target, 1, *batches)

@@ -44,7 +44,7 @@ from onewriter_pipeline.lead.requests import EXCLUSIVE_WITH_FENCING, WAIT_FOR_EX
 from onewriter_pipeline.publish import transfer
 from onewriter_pipeline.publish.hashing import JAVA, MURMUR, partition_of, partitions_of
 from onewriter_pipeline.publish.lead_session import LeadSession
-from onewriter_pipeline.publish.transfer import AT_LEAST_ONCE, PublishTarget
+from onewriter_pipeline.publish.transfer import AT_LEAST_ONCE, PublishTarget, TransferLimits
 
 ATTEMPTS_MAX = 50
 
@@ -113,11 +113,10 @@ def test_each_topic_has_its_own_epoch(
 
 
 def test_rows_that_wait_for_several_topics_are_bounded(
-    broker: LocalBrokers, topic: str, stock: StockClients, monkeypatch: pytest.MonkeyPatch
+    broker: LocalBrokers, topic: str, stock: StockClients
 ) -> None:
-    monkeypatch.setattr(transfer, "PENDING_BYTES_MAX", 2_000)
     topics = [f"{topic}-{number}" for number in range(3)]
-    target = target_of(broker)
+    target = replace(target_of(broker), limits=TransferLimits(pending_bytes_max=2_000))
     batches = [rows(range(first, first + 60), topics) for first in range(0, 600, 60)]
     logs = transfer.stage(target, APP, 1, (0, 0), batches)
     assert sum(len(log.parts) for log in logs) > len(topics)
@@ -128,17 +127,17 @@ def test_rows_that_wait_for_several_topics_are_bounded(
 
 
 def test_rows_that_end_in_an_error_leave_nothing_staged_for_any_topic(
-    broker: LocalBrokers, topic: str, monkeypatch: pytest.MonkeyPatch
+    broker: LocalBrokers, topic: str
 ) -> None:
-    monkeypatch.setattr(transfer, "PENDING_BYTES_MAX", 0)
     topics = [f"{topic}-{number}" for number in range(2)]
 
     def broken() -> Iterator[pa.RecordBatch]:
         yield rows(range(10), topics)
         yield rows(range(10), [None])  # type: ignore[list-item]
 
+    target = replace(target_of(broker), limits=TransferLimits(pending_bytes_max=0))
     with pytest.raises(Invalid, match="names no topic"):
-        transfer.stage(target_of(broker), APP, 1, (0, 0), broken())
+        transfer.stage(target, APP, 1, (0, 0), broken())
     for name in topics:
         dropped = Http(broker.http_url)("DELETE", f"{OWN}/{name}/staged/{APP}/1")
         assert dropped == (200, {"dropped": 0})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 from tests.integration.conftest import StockClients
 
-from onewriter import testing
 from onewriter.testing import running_brokers
 from onewriter_core.errors import ConfigurationError
 
@@ -21,6 +22,6 @@ def test_an_applications_test_gets_a_real_broker(stock: StockClients) -> None:
 
 
 def test_without_the_broker_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testing, "ENTRY_POINT_NAME", "not-installed")
+    monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
     with pytest.raises(ConfigurationError, match=r"pip install 'onewriter\[broker,embedded\]'"):
         running_brokers()

@@ -119,6 +119,19 @@ class BrokerClient:
         found = await self._call("GET", "/onewriter/v1/desired")
         return str(found.get("revision") or "")
 
+    async def members(self, seconds: float) -> dict[str, bool]:
+        """Which brokers this one knows, and whether it counts them as alive. Raises BrokerRefused, BrokerUnreachable."""
+        found = await self._call("GET", "/onewriter/v1/brokers", seconds=seconds)
+        alive: dict[str, bool] = {}
+        try:
+            for each in found["brokers"]:
+                name = str(each["name"])
+                # A restarted broker has an entry for each of its processes.
+                alive[name] = alive.get(name, False) or each["alive"] is True
+        except (KeyError, TypeError) as error:
+            raise BrokerUnreachable(f"its list of brokers is not understood: {error!r}") from error
+        return alive
+
     async def look_up(self, names: Sequence[str]) -> tuple[dict[str, StoredTopic], set[str]]:
         """The topics that the broker knows, and the names to ask another broker about.
 
@@ -238,8 +251,10 @@ class BrokerClient:
             raise BrokerUnreachable("not connected")
         return self._session
 
-    async def _call(self, method: str, path: str, **parameters: Any) -> Json:
-        timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
+    async def _call(
+        self, method: str, path: str, *, seconds: float = REQUEST_SECONDS, **parameters: Any
+    ) -> Json:
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds, CONNECT_SECONDS))
         headers = await self._credentials.headers()
         try:
             async with self._open_session().request(

@@ -262,6 +262,28 @@ class Fleet:
             raise BrokerUnreachable(found.waiting_reason or "no broker serves it at present")
         return found
 
+    async def members(self, seconds: float) -> Mapping[str, bool]:
+        """Whether each broker is alive, as the first broker says that answers in time; empty if none does."""
+        for client in self._synced_clients():
+            try:
+                return await client.members(seconds)
+            except (BrokerUnreachable, BrokerRefused):
+                continue
+        return {}
+
+    async def answers(self, name: str, seconds: float) -> bool:
+        """Whether this broker answers the operator in time. A broker that the operator does not know counts as one."""
+        broker = self._brokers.get(name)
+        if broker is None:
+            return True
+        try:
+            await broker.client.members(seconds)
+        except BrokerUnreachable:
+            return False
+        except BrokerRefused:
+            return True
+        return True
+
     def _synced_clients(self) -> list[BrokerClient]:
         return [each.client for _, each in sorted(self._brokers.items()) if each.is_synced]
 

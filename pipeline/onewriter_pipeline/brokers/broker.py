@@ -18,7 +18,6 @@ from onewriter_pipeline.brokers.connection import (
     Access,
     Broken,
     Connection,
-    Patience,
     failure,
     understood,
 )
@@ -180,7 +179,7 @@ class Broker:
             "publishers": "true" if publishers else None,
             "stored": "true" if stored else None,
         }
-        at, patience = start, Patience(self._access.patience_seconds)
+        at, patience = start, self._access.patience()
         while True:
             with patience.trying():
                 last: EndFrame | None = None

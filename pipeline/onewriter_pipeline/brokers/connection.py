@@ -66,6 +66,17 @@ _AGAIN: Final = frozenset({BUSY, 502, 503, 504})
 _REDIRECT: Final = frozenset({302, 307, 308})
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessLimits:
+    """The times of requests: see the constants."""
+
+    connect_seconds: float = CONNECT_SECONDS
+    read_seconds: float = READ_SECONDS
+    busy_seconds: float = BUSY_SECONDS
+    pause_seconds: float = PAUSE_SECONDS
+    pause_seconds_max: float = PAUSE_SECONDS_MAX
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """How to reach the brokers. It can be pickled, and its repr shows no token.
@@ -83,6 +94,19 @@ class Access:
     key_file: str = ""
     verify: bool = True
     patience_seconds: float = PATIENCE_SECONDS
+    limits: AccessLimits = field(default=AccessLimits(), repr=False)
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> Access:
+        """The inverse of ``dataclasses.asdict``."""
+        return cls(**{**said, "limits": AccessLimits(**said.get("limits", {}))})
+
+    def patience(self, within: float | None = None) -> Patience:
+        """The limits of one request's retries; ``within`` limits them further, also while brokers are busy."""
+        if within is None:
+            return Patience(self.patience_seconds, limits=self.limits)
+        seconds = min(within, self.patience_seconds)
+        return Patience(seconds, busy_seconds=within, limits=self.limits)
 
     def addresses(self) -> list[str]:
         """The brokers' addresses; raises Invalid."""
@@ -149,9 +173,9 @@ class Connection:
         The request is repeated until it is decided, so it must be safe to repeat. ``within``: time limit in
         seconds, also while brokers are busy; by default the limits of the access. Raises PipelineError.
         """
-        patience = Patience(self._access.patience_seconds)
+        patience = self._access.patience()
         if within is not None:
-            patience = Patience(min(within, self._access.patience_seconds), busy_seconds=within)
+            patience = self._access.patience(within)
         while True:
             with patience.trying(), self._passing_over(self._asked_first(owner)):
                 answer, url = self._send(method, path, owner, query, body, within, headers)
@@ -200,8 +224,10 @@ class Connection:
         more_headers: Mapping[str, str] | None = None,
     ) -> tuple[BaseHTTPResponse, str]:
         """The head of an answer, and the address after redirects. Raises Broken, Invalid."""
-        seconds = READ_SECONDS if within is None else min(within, READ_SECONDS)
-        timeout = urllib3.Timeout(connect=min(seconds, CONNECT_SECONDS), read=seconds)
+        limits = self._access.limits
+        seconds = limits.read_seconds if within is None else min(within, limits.read_seconds)
+        connect_seconds = min(seconds, limits.connect_seconds)
+        timeout = urllib3.Timeout(connect=connect_seconds, read=seconds)
         given = {name: value for name, value in (query or {}).items() if value is not None}
         target = path + (f"?{urlencode(given)}" if given else "")
         base = self._asked_first(owner)
@@ -276,15 +302,23 @@ class Broken(Exception):
 class Patience:
     """Limits the attempts and the total time of retries; ``renew`` it after each progress."""
 
-    def __init__(self, seconds: float, *, busy_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        *,
+        busy_seconds: float | None = None,
+        limits: AccessLimits = AccessLimits(),
+    ) -> None:
         self._seconds = seconds
-        self._busy_seconds = max(seconds, BUSY_SECONDS) if busy_seconds is None else busy_seconds
+        longest = max(seconds, limits.busy_seconds)
+        self._busy_seconds = longest if busy_seconds is None else busy_seconds
+        self._limits = limits
         self.renew()
 
     def renew(self) -> None:
         """Restart the time limit and the pauses."""
         self._began_at = time.monotonic()
-        self._pause = PAUSE_SECONDS
+        self._pause = self._limits.pause_seconds
 
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
@@ -296,7 +330,7 @@ class Patience:
             if time.monotonic() + self._pause > self._began_at + seconds:
                 raise Away(f"no broker served this within {seconds:g} s: {error}") from error
             time.sleep(self._pause)
-            self._pause = min(2 * self._pause, PAUSE_SECONDS_MAX)
+            self._pause = min(2 * self._pause, self._limits.pause_seconds_max)
 
 
 def _origin(url: str) -> str:

@@ -248,7 +248,16 @@ class Gatherer:
     Add blocks in order. Take a ``chunk`` whenever one is due, and once at the end.
     """
 
-    def __init__(self, start: Position, end: Position | None = None) -> None:
+    def __init__(
+        self,
+        start: Position,
+        end: Position | None = None,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        chunk_entries: int = CHUNK_ENTRIES,
+    ) -> None:
+        self._chunk_bytes = chunk_bytes
+        self._chunk_entries = chunk_entries
         self._start = start
         self._end = end
         self._clear()
@@ -266,7 +275,7 @@ class Gatherer:
     @property
     def is_due(self) -> bool:
         """Whether a chunk is full."""
-        return self._bytes >= CHUNK_BYTES or self._entries >= CHUNK_ENTRIES
+        return self._bytes >= self._chunk_bytes or self._entries >= self._chunk_entries
 
     def add(self, block: BlockFrame) -> None:
         """Add the part of the next block that is within the range."""

@@ -78,7 +78,7 @@ class LeaderRequest:
         """The request from a line. Raises ValueError or TypeError for invalid lines."""
         said = json.loads(line)
         access = said.pop("access")
-        return cls(access=None if access is None else Access(**access), **said)
+        return cls(access=None if access is None else Access.of(access), **said)
 
 
 def answered(grants: Mapping[str, Grant]) -> bytes:

@@ -56,10 +56,14 @@ class _Frame:
 
 
 def pack(
-    batches: Iterable[pa.RecordBatch], *, frame_rows: int = FRAME_ROWS, part_bytes: int = PART_BYTES
+    batches: Iterable[pa.RecordBatch],
+    *,
+    frame_rows: int = FRAME_ROWS,
+    part_bytes: int = PART_BYTES,
+    part_frames: int = PART_FRAMES_MAX,
 ) -> Iterator[PackedPart]:
     """The rows of all batches, in order, as parts; none without rows. Raises Invalid, as ``encoded``."""
-    packer = Packer(frame_rows=frame_rows, part_bytes=part_bytes)
+    packer = Packer(frame_rows=frame_rows, part_bytes=part_bytes, part_frames=part_frames)
     for batch in batches:
         yield from packer.add(batch)
     yield from packer.end()
@@ -68,7 +72,14 @@ def pack(
 class Packer:
     """Packs rows as they arrive; ``pending`` bytes are in no complete part yet."""
 
-    def __init__(self, *, frame_rows: int = FRAME_ROWS, part_bytes: int = PART_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        frame_rows: int = FRAME_ROWS,
+        part_bytes: int = PART_BYTES,
+        part_frames: int = PART_FRAMES_MAX,
+    ) -> None:
+        self._part_frames = part_frames
         self._frame_rows = frame_rows
         self._part_bytes = part_bytes
         self._begin()
@@ -92,7 +103,7 @@ class Packer:
             stop = bisect_right(bounds, fits, row, available + 1) - 1
             if stop <= row and self._frame.rows:
                 self._close()
-                if self._size >= self._part_bytes or self._frames >= PART_FRAMES_MAX:
+                if self._size >= self._part_bytes or self._frames >= self._part_frames:
                     yield self._part()
                 continue
             stop = max(stop, row + 1)

@@ -37,8 +37,16 @@ class Router:
     """Routes the rows of one version of one app. ``topic`` empty: each row names its own."""
 
     def __init__(
-        self, topic: str, app: str, version: int, scheme: str, partitions: Partitions
+        self,
+        topic: str,
+        app: str,
+        version: int,
+        scheme: str,
+        partitions: Partitions,
+        *,
+        topics_max: int = BATCH_TOPICS_MAX,
     ) -> None:
+        self._topics_max = topics_max
         self._topic = topic
         self._scheme = scheme
         self._partitions = partitions
@@ -69,7 +77,7 @@ class Router:
         if self._topic:
             logs, codes = [self._logs_of(self._topic)], np.zeros(batch.num_rows, np.int64)
         else:
-            names, codes = _topics_of(batch)
+            names, codes = _topics_of(batch, self._topics_max)
             logs = [self._logs_of(name) for name in names]
         counts = np.array([len(each) for each in logs])
         firsts = np.cumsum(counts) - counts
@@ -99,15 +107,15 @@ class Router:
             names = [str(name.with_partition(each)) for each in range(count)] or [str(name)]
             found = np.array([self._logs.setdefault(each, len(self._logs)) for each in names])
             self._topics[text] = found
-            check_topics(self._topics)
+            check_topics(self._topics, self._topics_max)
         return found
 
 
-def check_topics(topics: Sized) -> None:
+def check_topics(topics: Sized, topics_max: int = BATCH_TOPICS_MAX) -> None:
     """Raise Invalid for a batch with too many topics."""
-    if len(topics) > BATCH_TOPICS_MAX:
+    if len(topics) > topics_max:
         raise Invalid(
-            f"rows of one batch are for more than {BATCH_TOPICS_MAX} topics: write it in several, or with"
+            f"rows of one batch are for more than {topics_max} topics: write it in several, or with"
             " one topic and keys"
         )
 
@@ -122,7 +130,7 @@ def partition_without_key(app: str, version: int) -> int:
     return int(murmur3_32(Binaries(text, np.array([0, len(text)])))[0])
 
 
-def _topics_of(batch: pa.RecordBatch) -> tuple[list[str], NDArray[Any]]:
+def _topics_of(batch: pa.RecordBatch, topics_max: int) -> tuple[list[str], NDArray[Any]]:
     """The topics that rows name, and the topic of each row. Raises Invalid."""
     import pyarrow as pa  # noqa: PLC0415 - as above
 
@@ -132,5 +140,5 @@ def _topics_of(batch: pa.RecordBatch) -> tuple[list[str], NDArray[Any]]:
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
         raise Invalid(f"the column {TOPIC} is a string, not {column.type}")
     encoded = column.dictionary_encode()
-    check_topics(encoded.dictionary)
+    check_topics(encoded.dictionary, topics_max)
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy()

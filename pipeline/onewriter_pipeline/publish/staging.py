@@ -292,12 +292,14 @@ class Stager:
             self.parts.append(self._staging.put(label, part))
 
 
-def discard_all(stagers: Iterable[Stager], error: Exception) -> None:
+def discard_all(
+    stagers: Iterable[Stager], error: Exception, *, seconds: float = DISCARD_SECONDS
+) -> None:
     """Drop what was staged, after an error. What cannot be dropped at once expires.
 
     If the error is that no broker answered, this does not wait for brokers again.
     """
-    until = time.monotonic() + DISCARD_SECONDS
+    until = time.monotonic() + seconds
     for stager in stagers:
         left = until - time.monotonic()
         if isinstance(error, Away) or left <= 0:

@@ -28,6 +28,7 @@ from onewriter_pipeline.publish.hashing import JAVA
 from onewriter_pipeline.publish.parts import ENTRY_HEAD_BYTES, FRAME_ROWS
 from onewriter_pipeline.publish.router import LOGS_MAX, Router, check_topics
 from onewriter_pipeline.publish.staging import (
+    DISCARD_SECONDS,
     OVERTAKEN,
     Part,
     Publication,
@@ -66,6 +67,16 @@ _RANDOM: Final = 2**20
 """Maximum of the random step between versions, so that concurrent publishers do not choose the same one."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferLimits:
+    """Limits of one task and of one publish. Tests pass smaller ones."""
+
+    pending_bytes_max: int = PENDING_BYTES_MAX
+    entries_max: int = PUBLISH_ENTRIES_MAX
+    discard_seconds: float = DISCARD_SECONDS
+    """How long a failed task tries to drop what it has staged."""
+
+
 @dataclass(frozen=True, slots=True)
 class PublishTarget:
     """The target of batches, and how to publish to it; can be pickled.
@@ -82,6 +93,7 @@ class PublishTarget:
     scheme: str = JAVA
     guarantee: str = EXACTLY_ONCE
     frame_rows: int = FRAME_ROWS
+    limits: TransferLimits = TransferLimits()
 
     def app(self, app: str) -> str:
         """The name under which an app's batches are staged and published."""
@@ -132,11 +144,11 @@ def stage(
                         stagers[log] = opened(log)
                         _check_logs(stagers)
                     stagers[log].add(rows)
-                _make_space(stagers.values())
+                _make_space(stagers.values(), target.limits.pending_bytes_max)
             for stager in stagers.values():
                 stager.flush()
         except Exception as error:
-            discard_all(stagers.values(), error)
+            discard_all(stagers.values(), error, seconds=target.limits.discard_seconds)
             raise
     return tuple(StagedLog(log, tuple(stagers[log].parts)) for log in sorted(stagers))
 
@@ -153,7 +165,7 @@ def publish(
     parts = _parts_by_log(staged)
     if not parts and target.topic:  # no task has rows: check whether this driver still leads
         parts = {_first_log(target, app, version): []}
-    _check_bounds(parts, target.app(app))
+    _check_bounds(parts, target.app(app), target.limits.entries_max)
 
     def one(log: str) -> Publication:
         return _publish_one(target, app, version, log, parts[log])
@@ -171,9 +183,9 @@ def discard(target: PublishTarget, app: str, version: int, staged: Iterable[Stag
             staging.discard(parts)
 
 
-def _make_space(stagers: Iterable[Stager]) -> None:
+def _make_space(stagers: Iterable[Stager], bytes_max: int) -> None:
     stagers = list(stagers)
-    while sum(stager.pending for stager in stagers) > PENDING_BYTES_MAX:
+    while sum(stager.pending for stager in stagers) > bytes_max:
         max(stagers, key=lambda stager: stager.pending).flush()
 
 
@@ -184,15 +196,15 @@ def _parts_by_log(staged: Iterable[StagedLog]) -> dict[str, list[Part]]:
     return parts
 
 
-def _check_bounds(parts: Mapping[str, Sequence[Part]], app: str) -> None:
+def _check_bounds(parts: Mapping[str, Sequence[Part]], app: str, entries_max: int) -> None:
     """Raise Invalid for logs whose part is too large, before others are published."""
     check_topics({log_name(log).base for log in parts})
     _check_logs(parts)
     for log, of_log in parts.items():
         entries = sum(part.entries for part in of_log)
-        if entries > PUBLISH_ENTRIES_MAX:
+        if entries > entries_max:
             raise Invalid(
-                f"{entries} entries of one batch are for {log}, and at most {PUBLISH_ENTRIES_MAX} are"
+                f"{entries} entries of one batch are for {log}, and at most {entries_max} are"
                 " published as a whole: put more rows into each (rowsPerEntry), or make the batches smaller"
             )
         heads = entries * (ENTRY_HEAD_BYTES + len(app))

@@ -29,19 +29,23 @@ _UNKNOWN: Final = (0, NUMBER_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of [start, end) of a log in one file; ``size``: size of the file in bytes."""
+    """The part of [start, end) of a log in one file.
+
+    ``size``, ``rows``: those of the file in bytes and rows, when it was committed. 0 rows: unknown.
+    """
 
     log: str
     path: str
     start: Position
     end: Position
     size: int
+    rows: int = 0
 
 
 def pieces(log: str, files: Iterable[TableFile], start: Position, end: Position) -> list[Piece]:
     """The parts of [start, end) in the files of a log, in order."""
     return [
-        Piece(log, file.path, start, end, file.size)
+        Piece(log, file.path, start, end, file.size, file.rows)
         for file in files
         if lowest_of(file.bounds) < end and highest_of(file.bounds) >= start
     ]
@@ -60,13 +64,15 @@ def highest_of(bounds: Bounds) -> Position:
 def read_piece(
     place: Place, piece: Piece, columns: Sequence[str], epochs: Epochs | None, *, json: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a piece, in the log's order. Raises TableError, Invalid."""
+    """The messages of a piece, in the log's order. Raises Invalid, and TableError, also if the file does not have the
+    size and the rows with which it was committed.
+    """
     schema = arrow_schema(columns, json=json)
     unknown = [name for name in columns if name not in MESSAGES.columns.names]
     if unknown:
         raise Invalid(f"tables do not have the column {unknown[0]!r}")
     wanted = list(dict.fromkeys([*columns, LEDGER, ENTRY, EPOCH]))
-    for batch in _batches(place, piece.path, wanted):
+    for batch in _batches(place, piece.path, wanted, piece):
         keep = _within(batch, piece)
         if epochs is not None:
             keep &= _of_epochs(batch, epochs)
@@ -103,9 +109,13 @@ def _counts(ledger: int, entry: int, messages: int) -> EntryCounts:
     return EntryCounts(Position(ledger, entry), np.array([messages], np.int64))
 
 
-def _batches(place: Place, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(
+    place: Place, path: str, columns: Sequence[str], committed: Piece | None = None
+) -> Iterator[pa.RecordBatch]:
     """The rows of a file in the order of the log. Compaction keeps that order only within each file that it joined."""
     with opened(place, path) as parquet:
+        if committed is not None:
+            _check_committed(place, parquet, committed)
         row_ranges = _row_ranges(parquet)
         if len(row_ranges) == 1:
             yield from parquet.iter_batches(rows_at_once(parquet.metadata), columns=list(columns))
@@ -122,6 +132,22 @@ def opened(place: Place, path: str) -> Iterator[pq.ParquetFile]:
             yield parquet
     except (OSError, pa.ArrowException) as error:
         raise TableError(f"{place.location}/{path} cannot be read: {line(error)}") from error
+
+
+def _check_committed(place: Place, parquet: pq.ParquetFile, piece: Piece) -> None:
+    """Raise TableError if a file has another size or number of rows than its commit says."""
+    (info,) = place.files().get_file_info([piece.path])
+    rows = parquet.metadata.num_rows
+    if piece.rows and rows != piece.rows:
+        difference = f"{rows} rows, and had {piece.rows}"
+    elif info.size != piece.size:
+        difference = f"{info.size} bytes, and had {piece.size}"
+    else:
+        return
+    raise TableError(
+        f"{place.location}/{piece.path} has {difference} when it was committed: the file was changed"
+        " (onewriter-pipeline audit --from table compares all files)"
+    )
 
 
 def _row_ranges(parquet: pq.ParquetFile) -> list[tuple[int, int]]:

@@ -16,6 +16,7 @@ from onewriter_core.errors import ServerError
 from onewriter_core.topic.model import Departure
 from onewriter_operator.conditions import CLAIM_REASONS, TOPIC_REASONS
 from onewriter_operator.plan.actions import EventReason
+from onewriter_operator.reconcile.lost_brokers import REASON as BROKER_LOST
 
 PAGES = (
     *("failures.md", "operator.md", "install.md", "kubectl.md", "operations.md", "kubernetes.md"),
@@ -57,7 +58,7 @@ def words() -> set[str]:
     found |= set(get_args(EventReason))
     found |= set(re.findall(r'name = "(\w+)" if reason', sources()))
     found |= {"".join(part.title() for part in each.name.split("_")) for each in ServerError}
-    found |= {"ExclusiveTopic", "ProducerClaim", "BucketAnchor"}
+    found |= {"ExclusiveTopic", "ProducerClaim", "BucketAnchor", BROKER_LOST}
     found |= set(
         re.findall(r'= "([A-Z]\w+)"', (ROOT / "core/onewriter_core/api/topic.py").read_text())
     )

@@ -73,7 +73,8 @@ def rights(documents: list[Json]) -> set[Right]:
 
 def named(name: str) -> str:
     """A name as the document has it: the release is called onewriter there."""
-    return re.sub(r"^(sh\.helm\.release\.v1\.onewriter)\.v\d+$", r"\1.vN", name)
+    name = re.sub(r"^(sh\.helm\.release\.v1\.onewriter)\.v\d+$", r"\1.vN", name)
+    return re.sub(r"^(onewriter-broker)-\d+$", r"\1-N", name)
 
 
 def rows() -> list[list[str]]:

@@ -67,9 +67,8 @@ class FakeCluster(Cluster):
         return self._program
 
 
-def test_a_story_tells_what_it_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.cluster.control_plane.STORY_SECONDS", 0.5)
-    reported = FakeCluster(tmp_path).diagnostics(("hang", "here"), ("get", "pods"))
+def test_a_story_tells_what_it_can(tmp_path: Path) -> None:
+    reported = FakeCluster(tmp_path).diagnostics(("hang", "here"), ("get", "pods"), seconds=0.5)
     assert "no end within 0.5 s" in reported
     assert reported.endswith("get pods\n")
 

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import e2e.faults
 import pytest
 from e2e.faults import Faults
 from e2e.machines import NotPossible, UnknownMachines
@@ -116,16 +115,13 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def test_who_never_says_the_words_is_named_with_what_was_said(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(e2e.faults, "SAID_SECONDS", -1)
+def test_who_never_says_the_words_is_named_with_what_was_said(folder: Path, tmp_path: Path) -> None:
     (folder / "0.log").write_text("x stdout F no such table\n")
     with (
         Faults(ThisMachine(tmp_path)) as faults,
         pytest.raises(ClusterError, match=r"not within -1 s: batch 0:(?s:.*)no such table"),
     ):
-        faults.kill_behind("batch 0:", POD, "writer")
+        faults.kill_behind("batch 0:", POD, "writer", seconds=-1)
 
 
 def test_a_container_is_killed_behind_its_words_and_not_before(

@@ -116,6 +116,7 @@ class FakeBroker:
         self.buckets: Json | None = None
         self.connected: set[str] = set()
         self.elsewhere: set[str] = set()
+        self.members: dict[str, list[bool]] | None = {}
         self._watchers: list[asyncio.Queue[Json | None]] = []
         self._runner: web.AppRunner | None = None
 
@@ -178,6 +179,7 @@ class FakeBroker:
         app.router.add_put("/onewriter/v1/desired", self._put)
         app.router.add_get("/onewriter/v1/desired", self._get)
         app.router.add_get("/onewriter/v1/watch", self._watch)
+        app.router.add_get("/onewriter/v1/brokers", self._list_members)
         topic = "/onewriter/v1/topics/{tenant}/{namespace}/{topic}"
         app.router.add_post("/onewriter/v1/topics", self._look_up)
         app.router.add_get(topic, self._topic)
@@ -307,6 +309,18 @@ class FakeBroker:
         if not self.served[name]["waiters"]:
             return web.json_response({"reason": "no producer is waiting"}, status=409)
         return web.json_response({"topic": name, "oldEpoch": current, "epoch": current + 1})
+
+    async def _list_members(self, request: web.Request) -> web.Response:
+        """Each broker's processes, and whether they are alive; without names for None."""
+        del request
+        if self.members is None:
+            return web.json_response({"brokers": [{"alive": True}]})
+        found = [
+            {"name": name, "alive": alive, "more": "ignored"}
+            for name, processes in self.members.items()
+            for alive in processes
+        ]
+        return web.json_response({"brokers": found})
 
     async def _stats(self, request: web.Request) -> web.Response:
         name = _name(request)

@@ -15,6 +15,7 @@ from onewriter_core.kubernetes_names import (
     PRIORITY_ANNOTATION,
     READY_WHEN_ANNOTATION,
     RECONCILE_AT,
+    RELAY_ANNOTATION,
     TOPIC_ANNOTATION,
     UNMANAGED,
 )
@@ -83,6 +84,6 @@ def test_every_metric_is_named_and_no_other() -> None:
 
 def test_every_annotation_is_explained() -> None:
     values = {PAUSED, UNMANAGED, RECONCILE_AT, FENCE, HANDOVER}
-    values |= {TOPIC_ANNOTATION, PRIORITY_ANNOTATION, READY_WHEN_ANNOTATION}
+    values |= {TOPIC_ANNOTATION, PRIORITY_ANNOTATION, READY_WHEN_ANNOTATION, RELAY_ANNOTATION}
     explained = set(re.findall(r"^\| `(onewriter\.dev/[a-z-]+)", DOCS, re.MULTILINE))
     assert explained == values

@@ -178,3 +178,25 @@ async def test_the_token_is_shown_and_read_again(tmp_path: Path) -> None:
     skip(TOKEN_SECONDS)
     with pytest.raises(BrokerUnreachable):
         await credentials.headers()
+
+
+async def test_any_broker_says_which_brokers_are_alive() -> None:
+    one, two = FakeBroker("broker-0"), FakeBroker("broker-1")
+    async with one.running(), two.running(), World(one, two).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        one.members = None  # not understood: the next one is asked
+        two.members = {"broker-0": [True], "broker-1": [False, True], "broker-2": [False]}
+        found = await world.fleet.members(60)
+        assert found == {"broker-0": True, "broker-1": True, "broker-2": False}
+        two.members = None
+        assert await world.fleet.members(60) == {}
+
+
+async def test_a_broker_answers_or_does_not() -> None:
+    one = FakeBroker("broker-0")
+    async with one.running(), World(one).running() as world:
+        await until(lambda: world.fleet.state().all_synced)
+        assert await world.fleet.answers("broker-0", 60)
+        assert await world.fleet.answers("unknown", 60), "nothing is known against it"
+        one.is_down = True
+        assert not await world.fleet.answers("broker-0", 60)

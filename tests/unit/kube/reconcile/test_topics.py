@@ -113,6 +113,9 @@ class OneBroker:
     def why_waiting(self, topic: str) -> str:
         return ""
 
+    def why_not_durable(self, topic: str, durability: str) -> str:
+        return ""
+
     def is_lost(self, topic: str) -> bool:
         return False
 

@@ -22,12 +22,14 @@ from onewriter_pipeline.audit.audit import Audit, AuditReport, missing_between
 from onewriter_pipeline.audit.kept import Kept
 from onewriter_pipeline.brokers.connection import Access
 from onewriter_pipeline.brokers.names import position_of
+from onewriter_pipeline.errors import TableError
 from onewriter_pipeline.jobs.offload_audit import audit_row
 from onewriter_pipeline.read.selection import Selection
 from onewriter_pipeline.schema import arrow_schema
 from onewriter_pipeline.tables.digest import row_hashes, shown, total
 from onewriter_pipeline.tables.files import FileWriter, write_rows
 from onewriter_pipeline.tables.layout import AUDIT, MESSAGES, SEGMENTS, SegmentRow, folder_of
+from onewriter_pipeline.tables.pieces import pieces, read_piece
 from onewriter_pipeline.tables.tables import Tables
 
 LOG = "persistent://public/default/orders"
@@ -162,6 +164,10 @@ def every_epoch_of_a_file_is_raised(tables: Tables) -> None:
     every_row_of(tables, "__epoch", lambda epochs: [each + 1 for each in epochs])
 
 
+def every_value_is_longer(tables: Tables) -> None:
+    every_row_of(tables, "value", lambda values: [each * 9 for each in values])
+
+
 def a_producer_is_renamed(tables: Tables) -> None:
     every_row_of(tables, "__producerName", lambda names: ["bab"] * len(names))
 
@@ -267,6 +273,7 @@ def the_holder_in_the_audit_is_changed(tables: Tables) -> None:
 FALSIFIED: list[tuple[Callable[[Tables], None], str]] = [
     (one_byte_of_a_value_is_changed, "S7"),
     (every_epoch_of_a_file_is_raised, "S7"),
+    (every_value_is_longer, "S7"),
     (a_producer_is_renamed, "S7"),
     (a_sequence_id_is_changed, "S7"),
     (two_values_are_swapped, "S7"),
@@ -364,3 +371,27 @@ def test_removed_newest_commit_is_found_once_the_log_was_trimmed(tables: Tables)
 def next_grant() -> dict[str, Any]:
     previous = {"-1": [f"8-{ROWS}", ROWS, 9]}
     return grant_of(8) | {"id": "9-0", "ledger": 9, "epoch": 9, "oldEpoch": 8, "previous": previous}
+
+
+@pytest.mark.parametrize(
+    ("falsify", "what"),
+    [
+        (one_row_is_dropped, "19 rows, and had 20"),
+        (one_row_is_doubled, "21 rows, and had 20"),
+        (every_value_is_longer, "bytes, and had"),
+    ],
+)
+def test_reading_a_file_compares_rows_and_size_with_its_commit(
+    tables: Tables, falsify: Callable[[Tables], None], what: str
+) -> None:
+    table = tables.existing(MESSAGES)
+    (piece,) = pieces(LOG, table.files(), Position(7, 1), Position(8, 0))
+
+    def read() -> list[bytes]:
+        found = read_piece(table.place, piece, ["value"], None, json=False)
+        return [value for batch in found for value in batch["value"].to_pylist()]
+
+    assert len(read()) == ROWS
+    falsify(tables)
+    with pytest.raises(TableError, match=what):
+        read()

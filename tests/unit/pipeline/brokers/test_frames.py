@@ -14,7 +14,6 @@ from onewriter_broker.log.store.api import Block, Marker, StoredBlock
 from onewriter_core.errors import ProtocolError
 from onewriter_core.ids import Position
 from onewriter_core.log_format import packed_stream
-from onewriter_pipeline.brokers import frames as frames_module
 from onewriter_pipeline.brokers.frames import (
     BlockFrame,
     Chunk,
@@ -278,13 +277,11 @@ def test_chunk_has_the_documented_types() -> None:
     assert isinstance(chunk.payload, bytes)
 
 
-def test_chunk_is_due_by_its_bytes_or_by_its_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_is_due_by_its_bytes_or_by_its_entries() -> None:
     blocks = [frame for frame in taken(WHOLE) if isinstance(frame, BlockFrame)]
-    for name, most, due_after in (("CHUNK_BYTES", 6, 2), ("CHUNK_ENTRIES", 6, 3)):
-        monkeypatch.setattr(frames_module, "CHUNK_BYTES", 1_000)
-        monkeypatch.setattr(frames_module, "CHUNK_ENTRIES", 1_000)
-        monkeypatch.setattr(frames_module, name, most)
-        gatherer, added = Gatherer(Position(0, 0)), 0
+    for chunk_bytes, chunk_entries, due_after in ((6, 1_000, 2), (1_000, 6, 3)):
+        gatherer = Gatherer(Position(0, 0), chunk_bytes=chunk_bytes, chunk_entries=chunk_entries)
+        added = 0
         while not gatherer.is_due:
             gatherer.add(blocks[added])
             added += 1

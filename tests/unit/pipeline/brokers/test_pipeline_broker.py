@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from onewriter_core.ids import Position
 from onewriter_core.log_format import packed_stream
 from onewriter_pipeline.brokers import connection as connection_module
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.connection import Access, AccessLimits
 from onewriter_pipeline.brokers.frames import BlockFrame
 from onewriter_pipeline.errors import (
     Away,
@@ -35,10 +36,7 @@ TOKEN = "secret"  # noqa: S105 - of nobody
 TOPIC = "/onewriter/v1/topics/public/default"
 
 
-@pytest.fixture(autouse=True)
-def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(connection_module, "PAUSE_SECONDS_MAX", 0.01)
+QUICK = AccessLimits(pause_seconds=0.001, pause_seconds_max=0.01)
 
 
 def answers(*given: Answer) -> Script:
@@ -86,7 +84,9 @@ def segment(ledger: int, last: str | None = None, **fields: Any) -> dict[str, An
 @pytest.fixture
 def access() -> Any:
     """Creates an Access with a short time limit."""
-    return lambda url, **options: Access(url, **({"patience_seconds": 0.3} | options))
+    return lambda url, **options: Access(
+        url, **({"patience_seconds": 0.3, "limits": QUICK} | options)
+    )
 
 
 # ---------------------------------------------------------------- where, and as whom
@@ -234,16 +234,16 @@ def test_retries_end_with_the_last_reason(access: Any) -> None:
         nobody.segments("orders")
 
 
-def test_busy_broker_is_retried_for_longer(access: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_broker_is_retried_for_longer(access: Any) -> None:
     busy = [refused(429)] * 8
     with scripted_broker(answers(*busy, page())) as served:
         with Broker(access(served.url, patience_seconds=0.0)) as broker:
             assert broker.segments("orders").end == END
         assert len(served.asked) == 9
-    monkeypatch.setattr(connection_module, "BUSY_SECONDS", 0.05)
+    limits = replace(QUICK, busy_seconds=0.05)
     with (
         scripted_broker(answers(refused(429, "16 are reading"))) as served,
-        Broker(access(served.url, patience_seconds=0.0)) as broker,
+        Broker(access(served.url, patience_seconds=0.0, limits=limits)) as broker,
         pytest.raises(Away, match="16 are reading"),
     ):
         broker.segments("orders")

@@ -15,10 +15,9 @@ from tests.unit.pipeline.scripted_broker import Answer, scripted_broker
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, ReadTimeoutError
 from urllib3.exceptions import ProtocolError as BrokenProtocol
 
-from onewriter_pipeline.brokers import connection as connection_module
 from onewriter_pipeline.brokers import troubles
 from onewriter_pipeline.brokers.broker import Broker
-from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.connection import Access, AccessLimits
 from onewriter_pipeline.errors import Away, Damaged, Invalid, NotAllowed, NotFound
 
 URL = "http://broker:8080"
@@ -26,12 +25,9 @@ HTTP_WORDS = ("HTTPConnection", "urllib3", "Errno", "object at", "Max retries", 
 """Words of libraries that users should not see."""
 
 
-@pytest.fixture(autouse=True)
-def _no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(connection_module, "PAUSE_SECONDS_MAX", 0.01)
-    monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0.2)
-    monkeypatch.setattr(connection_module, "READ_SECONDS", 0.2)
+QUICK = AccessLimits(
+    connect_seconds=0.2, read_seconds=0.2, pause_seconds=0.001, pause_seconds_max=0.01
+)
 
 
 @contextmanager
@@ -60,7 +56,7 @@ def listening(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 def said(url: str, **options: str) -> str:
     """The message that a user reads for this address."""
-    access = Access(url, patience_seconds=0.05, **options)  # type: ignore[arg-type]
+    access = Access(url, patience_seconds=0.05, limits=QUICK, **options)  # type: ignore[arg-type]
     with Broker(access) as broker, pytest.raises((Away, Invalid)) as raised:
         broker.segments("orders")
     text = str(raised.value)
@@ -121,7 +117,7 @@ def test_refusal_has_the_words_of_the_broker(
 ) -> None:
     with (
         scripted_broker(lambda _: Answer(status, {"reason": "no token"})) as served,
-        Broker(Access(served.url)) as broker,
+        Broker(Access(served.url, limits=QUICK)) as broker,
         pytest.raises(error, match=text),
     ):
         broker.segments("orders")
@@ -130,7 +126,7 @@ def test_refusal_has_the_words_of_the_broker(
 def test_answer_of_another_server_is_explained() -> None:
     with (
         scripted_broker(lambda _: Answer(404, "not found")) as served,
-        Broker(Access(served.url)) as broker,
+        Broker(Access(served.url, limits=QUICK)) as broker,
         pytest.raises(Damaged, match="is not a onewriter broker: it answers HTTP 404"),
     ):
         broker.segments("orders")

@@ -9,7 +9,7 @@ from typing import Any, Self
 import pytest
 
 from onewriter import Fenced, OnewriterError, Refused, ServerError, Unavailable
-from onewriter_pipeline.brokers.connection import Access
+from onewriter_pipeline.brokers.connection import Access, AccessLimits
 from onewriter_pipeline.errors import Away, Conflict, Invalid, NotAllowed, NotFound
 from onewriter_pipeline.lead import topics as topics_module
 from onewriter_pipeline.lead.requests import BEGIN, END, LEAD, Grant, LeaderRequest
@@ -121,6 +121,12 @@ def topics(brokers: Brokers) -> Topics:
 def request(what: str, use: str = "query", *names: str, **more: Any) -> LeaderRequest:
     wanted = more.pop("topics", dict.fromkeys(names or (ORDERS,), 0))
     return LeaderRequest(what, use, ACCESS, topics=wanted, idle_seconds=IDLE_SECONDS, **more)
+
+
+def test_request_keeps_the_access_over_the_line() -> None:
+    access = Access("http://a", limits=AccessLimits(pause_seconds=0.5))
+    sent = LeaderRequest(BEGIN, "query", access)
+    assert LeaderRequest.of(sent.line()) == sent
 
 
 async def test_batch_write_leads_from_its_beginning_to_its_end(

@@ -16,7 +16,6 @@ from onewriter_core.log_format.staged_rows import FRAME_BYTES_MAX, MAGIC
 from onewriter_core.wire.messages import iterate_batch
 from onewriter_core.wire.proto import PulsarApi_pb2 as pb
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publish import parts as parts_module
 from onewriter_pipeline.publish.parts import (
     FRAME_BYTES,
     FRAME_ROWS,
@@ -111,9 +110,8 @@ def test_parts_have_all_rows_in_order_for_any_batches() -> None:
     assert found == [b"%d" % number for number in range(70)]
 
 
-def test_part_has_at_most_the_frames_that_a_broker_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts_module, "PART_FRAMES_MAX", 4)
-    parts = list(pack([batch(value=[b"x"] * 9)], frame_rows=1))
+def test_part_has_at_most_the_frames_that_a_broker_accepts() -> None:
+    parts = list(pack([batch(value=[b"x"] * 9)], frame_rows=1, part_frames=4))
     assert [(part.rows, len(list(frames(part)))) for part in parts] == [(4, 4), (4, 4), (1, 1)]
 
 

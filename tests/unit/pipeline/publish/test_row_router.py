@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from onewriter_core.ids import TopicName
 from onewriter_pipeline.binaries import binaries
 from onewriter_pipeline.errors import Invalid
-from onewriter_pipeline.publish import router as router_module
 from onewriter_pipeline.publish.hashing import (
     JAVA,
     MURMUR,
@@ -195,10 +194,9 @@ def test_invalid_topics_are_refused_by_name(columns: dict[str, Any], said: str) 
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_too_many_topics_are_refused(monkeypatch: pytest.MonkeyPatch, *, at_once: bool) -> None:
-    monkeypatch.setattr(router_module, "BATCH_TOPICS_MAX", 3)
+def test_too_many_topics_are_refused(*, at_once: bool) -> None:
     rows = batch(4, __topic=["a", "b", "c", "d"])
-    of = router()
+    of = router(topics_max=3)
     with pytest.raises(Invalid, match="more than 3 topics"):
         routed(of, *([rows] if at_once else [rows.slice(each, 1) for each in range(4)]))
 

@@ -21,8 +21,13 @@ from onewriter_pipeline.errors import (
     PipelineError,
 )
 from onewriter_pipeline.lead.requests import Grant
-from onewriter_pipeline.publish import staging, transfer
-from onewriter_pipeline.publish.transfer import AT_LEAST_ONCE, EXACTLY_ONCE, PublishTarget
+from onewriter_pipeline.publish import transfer
+from onewriter_pipeline.publish.transfer import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    PublishTarget,
+    TransferLimits,
+)
 
 TOPICS = [f"t{number}" for number in range(5)]
 PATIENCE_SECONDS = 0.2
@@ -73,15 +78,16 @@ def script() -> Script:
 
 
 @pytest.fixture
-def broker(script: Script, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedBroker]:
-    monkeypatch.setattr(transfer, "PENDING_BYTES_MAX", 0)
+def broker(script: Script) -> Iterator[ScriptedBroker]:
     with scripted_broker(script) as broker:
         yield broker
 
 
 def target(broker: ScriptedBroker) -> PublishTarget:
     grants = {f"persistent://public/default/{name}": Grant(7) for name in TOPICS}
-    return PublishTarget(Access(broker.url, patience_seconds=PATIENCE_SECONDS), grants=grants)
+    limits = TransferLimits(pending_bytes_max=0, discard_seconds=0.3)
+    access = Access(broker.url, patience_seconds=PATIENCE_SECONDS)
+    return PublishTarget(access, grants=grants, limits=limits)
 
 
 def rows() -> pa.RecordBatch:
@@ -107,10 +113,8 @@ def test_task_without_a_broker_does_not_wait_again_for_each_log(
 
 @pytest.mark.parametrize("status", [429, 503])
 def test_failed_task_drops_its_rows_within_one_deadline(
-    script: Script, broker: ScriptedBroker, monkeypatch: pytest.MonkeyPatch, status: int
+    script: Script, broker: ScriptedBroker, status: int
 ) -> None:
-    monkeypatch.setattr(staging, "DISCARD_SECONDS", 0.3)
-
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows()
         script.refuses = {"/discard": status}
