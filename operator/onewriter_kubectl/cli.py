@@ -6,6 +6,7 @@ unknown (repeat the command).
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from onewriter_core import tables
 from onewriter_core.broker_http import topic_path
 from onewriter_core.command import DISTRIBUTION, output_option, run
 from onewriter_core.errors import ConfigurationError, OnewriterError, Refused, ServerError
-from onewriter_kubectl import lookups, orders, reasons, views
+from onewriter_kubectl import lookups, orders, reasons, timeline, views
 from onewriter_kubectl.installation import operator_problem
 from onewriter_kubectl.kubectl import Json, Missing
 from onewriter_kubectl.objects import condition, status
@@ -126,6 +127,20 @@ def installation_command(output: str, caller: Caller) -> None:
     if ready.get("status") != "True":
         message = ready.get("message") or "no operator has reported yet"
         raise Refused(ServerError.SERVICE_NOT_READY, f"not ready: {message}")
+
+
+@onewriter.command("timeline")
+@click.argument("topic")
+@output_option(TABLE, "json", "yaml")
+@caller_options
+def timeline_command(topic: str, output: str, caller: Caller) -> None:
+    """Draw the last epochs of TOPIC over time, from its status."""
+    found = timeline.spans(lookups.topic(caller.kubectl, _name(topic)), _now())
+    if output == TABLE:
+        width = shutil.get_terminal_size().columns
+        click.echo("\n".join(timeline.lines(found, width)))
+    else:
+        printed({"epochs": timeline.documents(found)}, output)
 
 
 @onewriter.command("history")

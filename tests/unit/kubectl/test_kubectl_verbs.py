@@ -98,6 +98,13 @@ def test_the_verb_installation_succeeds_if_it_is_ready(fake: FakeKubectl) -> Non
 # ------------------------------------------------------------ asking
 
 
+def test_the_verb_timeline_draws_epochs_and_has_them_for_programs(fake: FakeKubectl) -> None:
+    said = run("timeline", "orders", "-n", "shop").output.splitlines()
+    assert said[0].startswith("EPOCH")
+    found = json.loads(run("timeline", "orders", "-n", "shop", "-o", "json").output)["epochs"]
+    assert [line.split()[0] for line in said[1:]] == [str(each["epoch"]) for each in found]
+
+
 def test_the_verb_who_prints_one_line(fake: FakeKubectl) -> None:
     said = run("who", "orders", "-n", "shop").output
     assert said.startswith("shop/orders: writer-1 (producer w1), claim primary writes since ")
@@ -266,7 +273,8 @@ def test_help_names_every_verb() -> None:
     said = run("--help").output
     assert all(f"\n  {verb}" in said for verb in cli.onewriter.commands)
     assert set(cli.onewriter.commands) == {
-        *("who", "status", "history", "why", "fence", "handover", "reassign", "report"),
+        *("who", "status", "timeline", "history", "why"),
+        *("fence", "handover", "reassign", "report"),
         "installation",
     }
 
