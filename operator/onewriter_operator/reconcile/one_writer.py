@@ -68,7 +68,7 @@ class InstallationState:
     owner: KubeObject | None = None
 
 
-class Brokers(Protocol):
+class InstallationReporter(Protocol):
     """The part of the fleet that is used here."""
 
     def state(self) -> FleetState:
@@ -115,7 +115,7 @@ class OneWriterReconciler:
         self,
         kube: Kube,
         configuration: Configuration,
-        brokers: Brokers,
+        brokers: InstallationReporter,
         wall_clock: Callable[[], float],
         version: str = "",
         certificates: Callable[[], Awaitable[Certificates]] = no_certificates,
