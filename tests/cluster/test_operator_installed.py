@@ -340,7 +340,6 @@ def test_the_installation_has_an_object_that_shows_it(world: Installed) -> None:
     (owner,) = found["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("ConfigMap", f"{RELEASE}-config")
     assert found["status"]["observedGeneration"] == found["metadata"]["generation"]
-    assert "installation.object_unavailable" not in world.operator.log()
 
 
 def workloads(world: Installed) -> list[str]:
