@@ -19,11 +19,11 @@ import click
 from onewriter_core import tables
 from onewriter_core.broker_http import topic_path
 from onewriter_core.command import DISTRIBUTION, output_option, run
-from onewriter_core.errors import ConfigurationError, OnewriterError
+from onewriter_core.errors import ConfigurationError, OnewriterError, Refused, ServerError
 from onewriter_kubectl import lookups, orders, reasons, timeline, views
 from onewriter_kubectl.installation import operator_problem
 from onewriter_kubectl.kubectl import Json, Missing
-from onewriter_kubectl.objects import status
+from onewriter_kubectl.objects import condition, status
 from onewriter_kubectl.options import (
     TABLE,
     WIDE,
@@ -108,6 +108,25 @@ def status_command(
         views.topic_status(found, claims, lookups.events(caller.kubectl, found), _now())
     else:
         printed({"topic": found, "claims": claims}, output)
+
+
+@onewriter.command("installation")
+@output_option(TABLE, "json", "yaml")
+@caller_options
+def installation_command(output: str, caller: Caller) -> None:
+    """Show whether the installation is healthy: brokers, store, waiting buckets, certificates.
+
+    Exits with 1 if it is not ready.
+    """
+    found = lookups.installation(caller.kubectl, caller.installation())
+    if output == TABLE:
+        views.installation(found, lookups.events(caller.kubectl, found), _now())
+    else:
+        printed(found, output)
+    ready = condition(found, "Ready")
+    if ready.get("status") != "True":
+        message = ready.get("message") or "no operator has reported yet"
+        raise Refused(ServerError.SERVICE_NOT_READY, f"not ready: {message}")
 
 
 @onewriter.command("timeline")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from onewriter_core.errors import Refused
+from onewriter_kubectl.installation import Installation
 from onewriter_kubectl.kubectl import Forbidden, Json, Kubectl, Missing
-from onewriter_kubectl.objects import CLAIM, TOPIC, metadata, seconds, spec, status
+from onewriter_kubectl.objects import CLAIM, INSTALLATION, TOPIC, metadata, seconds, spec, status
 from onewriter_kubectl.reasons import OPEN
 from onewriter_kubectl.views import event_time
 
@@ -21,6 +22,11 @@ def topic(kubectl: Kubectl, name: str) -> Json:
 def topics(kubectl: Kubectl, *, everywhere: bool) -> list[Json]:
     """All ExclusiveTopics of the namespace, or of all. Raises the errors of kubectl."""
     return kubectl.items(TOPIC, namespace="*" if everywhere else None)
+
+
+def installation(kubectl: Kubectl, found: Installation) -> Json:
+    """The object of an installation. Raises Missing and the other errors of kubectl."""
+    return kubectl.json("get", INSTALLATION, found.release, namespace=found.namespace)
 
 
 def claims(kubectl: Kubectl, of: Json) -> list[Json]:

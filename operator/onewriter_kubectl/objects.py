@@ -15,6 +15,7 @@ Document = Mapping[str, Any]
 TOPIC: Final = "exclusivetopics.onewriter.dev"
 CLAIM: Final = "producerclaims.onewriter.dev"
 ANCHOR: Final = "bucketanchors.onewriter.dev"
+INSTALLATION: Final = "onewriters.onewriter.dev"
 """Kinds, as arguments of kubectl."""
 
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "m"), (1, "s"))

@@ -22,7 +22,7 @@ from onewriter_core.errors import OnewriterError, Unavailable
 from onewriter_kubectl import redaction
 from onewriter_kubectl.installation import Installation, pods, port
 from onewriter_kubectl.kubectl import Json, Kubectl, label_selector
-from onewriter_kubectl.objects import ANCHOR, CLAIM, TOPIC, metadata, spec
+from onewriter_kubectl.objects import ANCHOR, CLAIM, INSTALLATION, TOPIC, metadata, spec
 from onewriter_kubectl.tunnel import Tunnel
 
 LOG_LINES_MAX: Final = 100_000
@@ -39,6 +39,7 @@ OURS: Final = (
 
 BESIDE: Final = (
     *("endpointslices.discovery.k8s.io", "events", "leases.coordination.k8s.io", ANCHOR),
+    INSTALLATION,
 )
 """Kinds in its namespace that lack its labels."""
 

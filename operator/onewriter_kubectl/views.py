@@ -125,6 +125,51 @@ def topic_status(
     tables.section("events", events, lambda rows: _events(rows, now))
 
 
+def installation(found: Document, events: Sequence[Document], now: float) -> None:
+    """The state of an installation."""
+    shown = status(found)
+    parts = {part: shown.get(part) or {} for part in ("brokers", "store", "buckets", "versions")}
+    brokers, store, buckets, versions = parts.values()
+    memory, ready = store.get("memory") or {}, condition(found, "Ready")
+    tables.properties(
+        [
+            ("installation", name(found)),
+            ("ready", f"{tables.text(ready.get('status'))}: {tables.text(ready.get('message'))}"),
+            ("brokers", brokers.get("summary")),
+            ("buckets waiting", buckets.get("waiting")),
+            ("store", store.get("state")),
+            ("address", store.get("url")),
+            ("topology", store.get("topology")),
+            ("durability", store.get("durability")),
+            ("memory", memory.get("summary")),
+            ("memory used", _mebibytes(memory.get("usedBytes"))),
+            ("memory limit", _mebibytes(memory.get("limitBytes"))),
+            ("growth per hour", _mebibytes(memory.get("growthBytesPerHour"))),
+            ("operator", versions.get("operator")),
+            ("broker version", versions.get("brokers")),
+        ]
+    )
+    tables.section("conditions", shown.get("conditions") or (), lambda rows: _conditions(rows, now))
+    tables.section("waiting buckets", buckets.get("reasons") or (), _reasons)
+    tables.section("certificates", shown.get("certificates") or (), _certificates)
+    tables.section("events", events, lambda rows: _events(rows, now))
+
+
+def _mebibytes(amount: object) -> str | None:
+    return f"{amount / 2**20:.0f} MiB" if isinstance(amount, int) else None
+
+
+def _reasons(rows: Sequence[Document]) -> None:
+    tables.table(("BUCKETS", "REASON"), ((row.get("buckets"), row.get("reason")) for row in rows))
+
+
+def _certificates(rows: Sequence[Document]) -> None:
+    tables.table(
+        ("CERTIFICATE", "REPORTED BY", "EXPIRES"),
+        ((row.get("name"), row.get("reportedBy"), row.get("notAfter")) for row in rows),
+    )
+
+
 def _conditions(rows: Sequence[Document], now: float) -> None:
     tables.table(
         ("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"),

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 import structlog
 from kubernetes.aio import client
 
+from onewriter_core.command import DISTRIBUTION
 from onewriter_core.kubernetes_names import FENCE
 from onewriter_operator.brokers.client import Credentials
 from onewriter_operator.brokers.fleet import Fleet, FleetLimits
@@ -34,12 +36,14 @@ from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
 from onewriter_operator.reconcile.installation import InstallationReconciler
 from onewriter_operator.reconcile.lost_brokers import LostBrokers
+from onewriter_operator.reconcile.one_writer import Certificates, OneWriterReconciler
 from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.settings import OperatorSettings
 from onewriter_operator.sidecars import Sidecars
 from onewriter_operator.store import Store
 from onewriter_operator.sweeper import Sweeper
 from onewriter_operator.web import Web
+from onewriter_operator.webhook import expiry
 from onewriter_operator.workqueue import WorkQueue
 
 SWEEP_SECONDS: Final = 300.0
@@ -183,7 +187,15 @@ class Operator:
             resync_seconds=options.resync_seconds,
             observer=self.metrics,
         )
-        controller.work_with(queue, fleet, topics)
+        one_writer = OneWriterReconciler(
+            kube,
+            configuration,
+            fleet,
+            wall_clock,
+            metadata.version(DISTRIBUTION),
+            lambda: self._certificates(authority),
+        )
+        controller.work_with(queue, fleet, topics, one_writer.changed)
         sweeper = Sweeper(
             kube,
             store,
@@ -200,8 +212,20 @@ class Operator:
             for part in (engine, fleet, recorder, queue, sweeper, followed):
                 group.create_task(part.run())
             if settings.installs:
-                group.create_task(
-                    InstallationReconciler(kube, configuration, recorder, self.metrics).run()
+                installation = InstallationReconciler(
+                    kube, configuration, recorder, self.metrics, one_writer
                 )
+                group.create_task(installation.run())
+                group.create_task(one_writer.run())
                 lost = LostBrokers(kube, configuration.namespace, fleet, wall_clock)
                 group.create_task(lost.run())
+
+    async def _certificates(self, authority: Path | None) -> Certificates:
+        """The certificates that this operator uses."""
+        found: list[tuple[str, float]] = []
+        if self._sidecars.certificate_not_after is not None:
+            found.append(("webhook", self._sidecars.certificate_not_after))
+        if authority is not None:
+            not_after = await asyncio.to_thread(expiry, authority)
+            found += [] if not_after is None else [("broker-ca", not_after)]
+        return tuple(found)

@@ -73,6 +73,27 @@ CLAIM_REASONS: Final[Mapping[str, frozenset[str]]] = {
 """The conditions of a ProducerClaim and their reasons."""
 
 
+ONE_WRITER_REASONS: Final[Mapping[str, frozenset[str]]] = {
+    "Ready": frozenset(
+        {"Ready", "InstallationIncomplete", "Pending", "RolloutWaits", "BrokersNotReady"}
+        | {"StoreUnreachable", "BucketsWaiting", "CertificateExpired"}
+        | _BROKERS
+    ),
+    "Installed": frozenset({"Installed", "InstallationIncomplete", "Pending", "RolloutWaits"}),
+    "BrokersReady": frozenset({"BrokersReady", "BrokersNotReady"} | _BROKERS),
+    "StoreReachable": frozenset({"StoreReachable", "StoreUnreachable", "NotReported"} | _BROKERS),
+    "BucketsServed": frozenset({"AllServed", "BucketsWaiting", "NotReported"} | _BROKERS),
+    "CertificatesValid": frozenset(
+        {"Valid", "NoCertificates", "CertificateExpires", "CertificateExpired", "NotReported"}
+        | _BROKERS
+    ),
+    "Drifted": frozenset({"Repaired", "NoDrift"}),
+    "Reconciling": frozenset({"Progressing", "Settled"}),
+    "Stalled": frozenset({"InstallationIncomplete", "Settled"}),
+}
+"""The conditions of a OneWriter and their reasons."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """One condition, as a plan judges it."""

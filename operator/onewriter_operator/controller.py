@@ -11,6 +11,7 @@ from onewriter_operator.kinds import (
     CLAIM,
     POD,
     SERVICE,
+    SERVICE_NAME_LABEL,
     SLICE,
     TOPIC,
     Key,
@@ -41,10 +42,18 @@ class Controller:
         self._names: dict[Key, str] = {}
         self._pods: dict[Key, str] = {}
         self._is_complete = False
+        self._installation_changed: Callable[[], None] = lambda: None
 
-    def work_with(self, queue: WorkQueue, fleet: Fleet, topics: TopicReconciler) -> None:
+    def work_with(
+        self,
+        queue: WorkQueue,
+        fleet: Fleet,
+        topics: TopicReconciler,
+        installation_changed: Callable[[], None] = lambda: None,
+    ) -> None:
         """Complete the construction and start to listen."""
         self._queue, self._fleet, self._topics = queue, fleet, topics
+        self._installation_changed = installation_changed
         self._store.listen(self.changed)
 
     def start(self) -> None:
@@ -129,6 +138,10 @@ class Controller:
         found = self._store.get(key)
         owners = () if found is None else found.owners
         names = [owner.name for owner in owners if owner.kind == TOPIC.kind]
+        if found is not None and not names and key.kind == SLICE.kind:
+            # Another program made it: it concerns the topic that has this leader Service.
+            service = found.labels.get(SERVICE_NAME_LABEL, "")
+            names = self._topics.with_dependent(Key(SERVICE.kind, key.namespace, service))
         for name in names or self._topics.with_dependent(key):
             self._queue.add(Key(TOPIC.kind, key.namespace, name))
 
@@ -152,6 +165,7 @@ class Controller:
     def fleet_changed(self) -> None:
         """See fleet.Listener."""
         self._metrics.brokers.set(self._fleet.state().synced)
+        self._installation_changed()
         if self._is_complete:
             for key in self._all_keys():
                 self._queue.add(key)
@@ -161,6 +175,10 @@ class Controller:
         if self._is_complete:
             for topic in topics_in(self._declarations.topics()):
                 self.topic_changed(topic, None)
+
+    def installation_changed(self) -> None:
+        """See fleet.Listener."""
+        self._installation_changed()
 
     def drifted(self, broker: str) -> None:
         """See fleet.Listener."""

@@ -18,10 +18,12 @@ from onewriter_core.kubernetes_names import CLAIM_LABEL, GROUP
 from onewriter_operator.kinds import (
     CLAIM,
     FIELD_MANAGER,
+    KUBERNETES_SLICE_MANAGER,
     MANAGED_BY,
     POD,
     SERVICE,
     SLICE,
+    SLICE_MANAGER_LABEL,
     TOPIC,
     Json,
     Kind,
@@ -33,10 +35,14 @@ Deliver = Callable[[str, Json], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A watched kind; ``labels`` is the label selector of the watch."""
+    """A watched kind; ``labels`` is the label selector of the watch.
+
+    ``listed`` selects further objects of the kind, which only listings find.
+    """
 
     kind: Kind
     labels: str = ""
+    listed: str = ""
 
 
 WATCHED: Final = (
@@ -44,7 +50,13 @@ WATCHED: Final = (
     Watched(CLAIM),
     Watched(POD, CLAIM_LABEL),
     Watched(SERVICE, f"{MANAGED_BY}={FIELD_MANAGER}"),
-    Watched(SLICE, f"{MANAGED_BY}={FIELD_MANAGER}"),
+    # The operator's own slices, and those that a person or another program made for a leader Service.
+    # If a leader Service gets a selector, Kubernetes makes slices for it, with the Service's labels.
+    Watched(
+        SLICE,
+        f"{SLICE_MANAGER_LABEL}!={KUBERNETES_SLICE_MANAGER}",
+        f"{SLICE_MANAGER_LABEL}={KUBERNETES_SLICE_MANAGER},{MANAGED_BY}={FIELD_MANAGER}",
+    ),
 )
 
 DELETED: Final = "DELETED"

@@ -18,6 +18,13 @@ FIELD_MANAGER: Final = "onewriter-operator"
 
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 
+SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
+SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
+"""Labels of an EndpointSlice: its Service, and the program that writes it."""
+
+KUBERNETES_SLICE_MANAGER: Final = "endpointslice-controller.k8s.io"
+"""The writer of the slices of Services with a selector."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -44,11 +51,13 @@ class Kind:
 
 TOPIC: Final = Kind(GROUP, "v1alpha1", "ExclusiveTopic", "exclusivetopics")
 CLAIM: Final = Kind(GROUP, "v1alpha1", "ProducerClaim", "producerclaims")
+ONE_WRITER: Final = Kind(GROUP, "v1alpha1", "OneWriter", "onewriters")
 POD: Final = Kind("", "v1", "Pod", "pods")
 SERVICE: Final = Kind("", "v1", "Service", "services")
 SLICE: Final = Kind("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices")
 LEASE: Final = Kind("coordination.k8s.io", "v1", "Lease", "leases")
 SECRET: Final = Kind("", "v1", "Secret", "secrets")
+CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
 EVENT: Final = Kind("events.k8s.io", "v1", "Event", "events")
 
 

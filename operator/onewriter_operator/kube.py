@@ -37,6 +37,9 @@ PAGE_OBJECTS: Final = 500
 
 REASON_LENGTH_MAX: Final = 500
 
+LISTED: Final = "LISTED"
+"""The first event of a stream: the objects as they are."""
+
 
 class ApiRefused(Exception):
     """The API server answered with an error."""
@@ -165,9 +168,31 @@ class Kube:
 
         The stream ends from time to time: then call again. Raises ApiRefused, ApiUnreachable.
         """
-        path, selector = kind.path(namespace), f"metadata.name={name}"
-        found = await self._call("get", path, field_selector=selector)
-        yield found["items"][0] if found["items"] else None
+        stream = self._watch(kind, namespace, field_selector=f"metadata.name={name}")
+        async with contextlib.aclosing(stream) as events:
+            async for event, document in events:
+                if event == LISTED:
+                    yield document["items"][0] if document["items"] else None
+                else:
+                    yield None if event == "DELETED" else document
+
+    async def watch(self, kind: Kind, namespace: str, labels: str) -> AsyncGenerator[str, None]:
+        """The type of each event of the selected objects; the first is ``LISTED``, the present state.
+
+        The stream ends from time to time: then call again. Raises ApiRefused, ApiUnreachable.
+        """
+        stream = self._watch(kind, namespace, label_selector=labels)
+        async with contextlib.aclosing(stream) as events:
+            async for event, _ in events:
+                yield event
+
+    async def _watch(
+        self, kind: Kind, namespace: str, **selector: str
+    ) -> AsyncGenerator[tuple[str, Json], None]:
+        """A listing (``LISTED``), and then the events until the stream ends."""
+        path = kind.path(namespace)
+        found = await self._call("get", path, **selector)
+        yield LISTED, found
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=FOLLOW_SECONDS + REQUEST_SECONDS
         )
@@ -176,10 +201,10 @@ class Kube:
                 *("get", path),
                 serialize=False,
                 _request_timeout=timeout,
-                field_selector=selector,
                 resource_version=found["metadata"]["resourceVersion"],
                 timeout_seconds=FOLLOW_SECONDS,
                 watch="true",
+                **selector,
             )
         try:
             while True:
@@ -190,7 +215,7 @@ class Kube:
                     event["type"] == "ERROR"
                 ):  # the stream has ended, or its resourceVersion is too old
                     return
-                yield None if event["type"] == "DELETED" else event["object"]
+                yield str(event["type"]), event["object"]
         finally:
             answer.close()
 

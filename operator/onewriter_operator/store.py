@@ -13,6 +13,8 @@ from typing import Final, TypeVar
 
 from onewriter_operator.kinds import (
     CLAIM,
+    SERVICE_NAME_LABEL,
+    SLICE,
     TOPIC,
     Json,
     Key,
@@ -40,6 +42,7 @@ class Store:
         self._objects: dict[str, dict[Key, KubeObject]] = {}
         self._claims_of: dict[Key, set[Key]] = {}
         self._owned_by: dict[str, set[Key]] = {}
+        self._slices_of: dict[tuple[str, str], set[Key]] = {}
         self._pods: dict[str, Key] = {}
         self._pods_in: dict[str, set[Key]] = {}
         self._listeners: list[Listener] = []
@@ -95,6 +98,11 @@ class Store:
     def owned_by(self, uid: str) -> list[KubeObject]:
         """The objects that name the object of that uid as an owner."""
         keys = sorted(self._owned_by.get(uid, ()))
+        return [found for key in keys if (found := self.get(key)) is not None]
+
+    def slices_of(self, namespace: str, service: str) -> list[KubeObject]:
+        """The watched EndpointSlices of a Service, the operator's and those of others."""
+        keys = sorted(self._slices_of.get((namespace, service), ()))
         return [found for key in keys if (found := self.get(key)) is not None]
 
     def pod(self, uid: str) -> PodObject | None:
@@ -195,6 +203,9 @@ class Store:
     def _index(self, key: Key, found: KubeObject, *, present: bool) -> None:
         for owner in found.owners:
             _mark(self._owned_by, owner.uid, key, present=present)
+        if key.kind == SLICE.kind:
+            service = (key.namespace, found.labels.get(SERVICE_NAME_LABEL, ""))
+            _mark(self._slices_of, service, key, present=present)
         if isinstance(found, ClaimObject):
             _mark(self._claims_of, found.topic_key, key, present=present)
         elif isinstance(found, PodObject):

@@ -84,8 +84,10 @@ class Sweeper:
         """List one kind; how many objects the watch had missed."""
         before = self._store.versions(watched.kind.kind)
         listed: list[Json] = []
+        selectors = (watched.labels, watched.listed) if watched.listed else (watched.labels,)
         for namespace in self._namespaces:
-            listed += await self._kube.list(watched.kind, namespace, watched.labels)
+            for labels in selectors:
+                listed += await self._kube.list(watched.kind, namespace, labels)
         missed = self._store.sweep(listed, before)
         self._metrics.watch_received(watched.kind.kind)
         return len(missed)

@@ -129,6 +129,19 @@ class Webhook:
         return found
 
 
+def expiry(file: Path) -> float | None:
+    """The expiry of the last valid certificate in a PEM file; None if the file cannot be read.
+
+    Blocks on the file system.
+    """
+    try:
+        found = x509.load_pem_x509_certificates(file.read_bytes())
+    except (OSError, ValueError) as error:
+        log.warning("certificate.unreadable", file=str(file), reason=str(error))
+        return None
+    return max(each.not_valid_after_utc for each in found).timestamp()
+
+
 def _review(body: bytes) -> tuple[str, Json, str]:
     """The uid, pod and namespace of an AdmissionReview. Raises ValueError."""
     try:

@@ -385,6 +385,17 @@ def test_short_names_category_and_columns(api_server: ControlPlane, namespace: s
     assert header == ["NAME", "TOPIC", "STATE", "EPOCH", "POD", "READY", "AGE"]
 
 
+def test_an_installation_has_no_spec(api_server: ControlPlane, namespace: str) -> None:
+    found: Json = {
+        "apiVersion": "onewriter.dev/v1alpha1",
+        "kind": "OneWriter",
+        "metadata": {"name": "one"},
+        "spec": {"replicas": 3},
+    }
+    said = api_server.apply(found, namespace=namespace, check=False)
+    assert 'unknown field "spec"' in said
+
+
 def _fields(schema: Json, path: str) -> dict[str, Json]:
     found = {}
     for name, each in schema.get("properties", {}).items():

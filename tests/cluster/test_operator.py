@@ -429,6 +429,42 @@ def test_a_leader_service_that_was_changed_or_deleted_comes_back(world: World) -
     wait_until(lambda: "leader-leader-ipv4" in world.names("endpointslice"))
 
 
+def test_additions_that_redirect_a_leader_service_are_removed(world: World) -> None:
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
+    world.until("Ready", "True/Ready")
+    about = {"name": "by-hand", "labels": {"kubernetes.io/service-name": "leader"}}
+    world.apply(
+        {
+            "apiVersion": "discovery.k8s.io/v1",
+            "kind": "EndpointSlice",
+            "metadata": about,
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.1.0.99"]}],
+        }
+    )
+    wait_until(lambda: "by-hand" not in world.names("endpointslice"))
+    world.until("Drifted", "True/Repaired")
+    addition = '{"spec":{"selector":{"app":"stock"},"externalIPs":["192.0.2.1"]}}'
+    patch = ("patch", "service", "leader", "--type=merge", "-p", addition)
+    world.cluster.kubectl(*patch, namespace=world.namespace)
+    wait_until(
+        lambda: not {"selector", "externalIPs"} & set(world.get("service", "leader")["spec"])
+    )
+
+
+def test_labels_and_annotations_of_others_stay_on_a_leader_service(world: World) -> None:
+    world.topic(leaderService={"name": "leader", "ports": [{"port": 80}]})
+    world.until("Ready", "True/Ready")
+    for verb in ("annotate", "label"):
+        mark = (verb, "service", "leader", "example.com/team=shop")
+        world.cluster.kubectl(*mark, namespace=world.namespace)
+    before = world.get("service", "leader")["metadata"]["resourceVersion"]
+    world.noticed()  # the operator has reconciled the topic since
+    after = world.get("service", "leader")["metadata"]
+    assert after["labels"]["example.com/team"] == "shop"
+    assert after["resourceVersion"] == before, "the operator writes nothing"
+
+
 def test_a_foreign_service_is_not_taken_over(world: World) -> None:
     mine = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "leader"}}
     world.apply(mine | {"spec": {"selector": {"app": "mine"}, "ports": [{"port": 1}]}})

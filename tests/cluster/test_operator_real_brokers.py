@@ -389,6 +389,7 @@ def test_the_fake_broker_speaks_as_the_real_one_does(brokers: LocalBrokers) -> N
             transitions = [transition(2, "Released", writer, producer_group("one", epoch=1))]
             fake.serve(name, status(2, holders=[writer], transitions=transitions))
             fake.do(lambda: fake.fake.report_buckets([0, 1], {}))
+            fake.do(fake.fake.report_broker)
             for path in (f"/onewriter/v1/topics/{plain}",):
                 real, ours = call("GET", real_url + path), call("GET", fake.url + path)
                 assert real[0] == ours[0] == 200

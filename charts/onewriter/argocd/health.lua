@@ -1,4 +1,4 @@
--- Health of an ExclusiveTopic or a ProducerClaim for Argo CD, which calls a kind that it does not know
+-- Health of an ExclusiveTopic, a ProducerClaim or a OneWriter for Argo CD, which calls a kind that it does not know
 -- Healthy as soon as it exists. How to use it: docs/install.md, "GitOps". It needs no Lua library:
 -- Argo CD opens none by default.
 

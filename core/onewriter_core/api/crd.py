@@ -21,6 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from onewriter_core.api.anchor import BucketAnchor
 from onewriter_core.api.claim import ProducerClaim
 from onewriter_core.api.common import MODE_WORDS, rule
+from onewriter_core.api.installation import OneWriter, OneWriterStatus
 from onewriter_core.api.status import ExclusiveTopicStatus, ProducerClaimStatus
 from onewriter_core.api.topic import ExclusiveTopic
 from onewriter_core.topic.model import AccessMode
@@ -121,6 +122,24 @@ KINDS: Final = (
             Column("Generation", ".summary.generation", "integer"),
             _AGE,
         ),
+    ),
+    Kind(
+        OneWriter,
+        "onewriters",
+        "ow",
+        (
+            Column("Ready", _condition("Ready", "status")),
+            Column("Brokers", ".status.brokers.summary"),
+            Column("Store", ".status.store.state"),
+            Column("Waiting", ".status.buckets.waiting", "integer"),
+            Column("Memory", ".status.store.memory.summary"),
+            Column("Message", _condition("Ready", "message"), priority=1),
+            Column("Operator", ".status.versions.operator", priority=1),
+            Column("Broker-Version", ".status.versions.brokers", priority=1),
+            Column("Certificate", ".status.certificates[0].notAfter", priority=1),
+            _AGE,
+        ),
+        OneWriterStatus,
     ),
 )
 

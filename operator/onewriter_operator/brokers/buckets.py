@@ -13,6 +13,7 @@ from typing import Final
 
 from onewriter_core.ids import TopicName, bucket_of
 from onewriter_operator.kinds import Json
+from onewriter_operator.plan.facts import BucketFacts
 
 PATIENCE_SECONDS: Final = 10.0
 """After this time the status of its topics shows a bucket that no broker serves."""
@@ -87,6 +88,18 @@ class Buckets:
         if since is None or now - since < self._patience_seconds:
             return ""
         return f"bucket {bucket} waits: {self._waiting()[bucket]}"
+
+    def facts(self, now: float) -> BucketFacts | None:
+        """How many buckets wait, and for what; None if no broker reports buckets."""
+        count = max((report.count for report in self._reports.values()), default=0)
+        if not count:
+            return None
+        reasons = [
+            reason
+            for bucket, reason in self._waiting().items()
+            if now - self._since[bucket] >= PATIENCE_SECONDS
+        ]
+        return BucketFacts(count, tuple(sorted(reasons)))
 
     def why_not_durable(self, topic: str, durability: str) -> str | None:
         """Why the store does not provide a durability, by the broker of the topic's bucket or else any broker.

@@ -1,4 +1,4 @@
-"""The fleet's delays: between attempts to reach a broker, and before it sends the desired state."""
+"""Delays between attempts to reach a server, and before the fleet sends the desired state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 RETRY_SECONDS_MIN: Final = 0.2
 RETRY_SECONDS_MAX: Final = 5.0
-"""Bounds of the delay between two attempts to reach a broker."""
+"""Bounds of the delay between two attempts, unless another bound is given."""
 
 GATHER_SECONDS_MIN: Final = 0.05
 """Changes of the desired state are collected for this time."""

@@ -35,7 +35,8 @@ from onewriter_operator.brokers.lookups import TOGETHER_MAX, LookUps
 from onewriter_operator.brokers.views import View, Views, claims_in
 from onewriter_operator.declarations import BODY_BYTES_MAX, Declarations, Desired
 from onewriter_operator.kinds import Json, Key
-from onewriter_operator.plan.facts import Applied, FleetState, StoredTopic
+from onewriter_operator.plan.broker_report import BrokerReport, parse_report
+from onewriter_operator.plan.facts import Applied, BucketFacts, FleetState, StoredTopic
 from onewriter_operator.plan.view import TopicView, parse_view
 
 GRACE_SECONDS: Final = 10.0
@@ -97,6 +98,9 @@ class Listener(Protocol):
     def drifted(self, broker: str) -> None:
         """A broker had a desired state that this operator did not send."""
 
+    def installation_changed(self) -> None:
+        """What the brokers report about themselves, the store or the buckets changed."""
+
 
 @dataclass(slots=True)
 class _Broker:
@@ -118,6 +122,7 @@ class _Broker:
     general_refusal: str = ""
     is_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     lines: int = 0
+    report: BrokerReport | None = None
     lost: asyncio.TimerHandle | None = None
 
     def cancel_loss(self) -> None:
@@ -200,6 +205,18 @@ class Fleet:
     def why_waiting(self, topic: str) -> str:
         """Why no broker serves the topic's bucket; empty when one does, or nothing is known."""
         return self._buckets.why_waiting(topic, asyncio.get_running_loop().time())
+
+    def reports(self) -> dict[str, BrokerReport]:
+        """What the followed brokers report about themselves, by name."""
+        return {
+            name: broker.report
+            for name, broker in sorted(self._brokers.items())
+            if broker.is_synced and broker.report is not None
+        }
+
+    def buckets(self) -> BucketFacts | None:
+        """The buckets that no broker serves; None if no broker reports them."""
+        return self._buckets.facts(asyncio.get_running_loop().time())
 
     def why_not_durable(self, topic: str, durability: str) -> str | None:
         """Why the store does not provide a durability. Empty: it does. None: unknown."""
@@ -482,6 +499,9 @@ class Fleet:
                 case "BUCKETS":
                     now = asyncio.get_running_loop().time()
                     self._note_buckets(self._buckets.put(name, line, now))
+                case "BROKER":
+                    broker.report = parse_report(line)
+                    self._listener.installation_changed()
                 case "SYNCED" if not is_complete:
                     is_complete = True
                     broker.cancel_loss()
@@ -535,7 +555,7 @@ class Fleet:
 
     def _lose(self, broker: _Broker) -> None:
         """The broker did not return in time: the state of its topics is unknown now."""
-        broker.is_synced, broker.lost = False, None
+        broker.is_synced, broker.lost, broker.report = False, None, None
         log.warning("broker.lost", broker=broker.client.name, reason=broker.problem)
         for topic in self._views.lose(broker.client.name):
             self._listener.topic_changed(topic, None)
@@ -560,6 +580,7 @@ class Fleet:
     def _report_buckets(self, changed: set[int]) -> None:
         if changed:
             self._listener.buckets_changed(partial(self._buckets.topics_in, changed))
+            self._listener.installation_changed()
 
 
 def _names(error: str, key: Key) -> bool:

@@ -66,13 +66,16 @@ def created_once(
 
 def _owned(document: Json, owner: Mapping[str, Any] | None) -> Json:
     if owner is not None:
-        document["metadata"]["ownerReferences"] = [
-            {
-                "apiVersion": owner["apiVersion"],
-                "kind": owner["kind"],
-                "name": owner["metadata"]["name"],
-                "uid": owner["metadata"]["uid"],
-                "controller": True,
-            }
-        ]
+        document["metadata"]["ownerReferences"] = [owner_reference(owner)]
     return document
+
+
+def owner_reference(owner: Mapping[str, Any]) -> Json:
+    """The reference to an owner, as the API server returned it."""
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+        "controller": True,
+    }

@@ -268,6 +268,14 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class BucketFacts:
+    """The buckets of the installation: their number, and the reason of each one that no broker serves."""
+
+    total: int
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFacts(Facts):
     """Facts about one ExclusiveTopic.
 
@@ -276,7 +284,8 @@ class TopicFacts(Facts):
     leader Service needs and that the topic does not own. ``refused``: why the API server refused to
     write an object, by ``kind/name``. ``service``, ``slices``: the objects with the leader Service's
     name. ``ahead_seconds``: how long they have named a later epoch than the known one. ``left_over``:
-    objects of the topic with other names. ``written``: digest of each object as this process wrote it
+    objects of the topic with other names. ``foreign_slices``: slices of the leader Service that the topic
+    does not own. ``written``: digest of each object as this process wrote it
     last, by ``kind/name``. ``fenced_for``: how long the operator has known each fenced pod
     (``uid@epoch``). ``may_lead_services``, ``may_delete_pods``: whether the operator has these rights
     in the topic's namespace.
@@ -295,6 +304,7 @@ class TopicFacts(Facts):
     service: KubeObject | None = None
     slices: tuple[KubeObject, ...] = ()
     left_over: tuple[KubeObject, ...] = ()
+    foreign_slices: tuple[KubeObject, ...] = ()
     written: Mapping[str, str] = field(default_factory=lambda: NOTHING)
     fence_answer: OrderResult | None = None
     handover_answer: OrderResult | None = None

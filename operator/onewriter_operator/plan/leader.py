@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from onewriter_core.kubernetes_names import EPOCH_LABEL
-from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY, SERVICE, SLICE, Json
+from onewriter_operator.kinds import (
+    FIELD_MANAGER,
+    MANAGED_BY,
+    SERVICE,
+    SERVICE_NAME_LABEL,
+    SLICE,
+    SLICE_MANAGER_LABEL,
+    Json,
+)
 from onewriter_operator.objects import KubeObject, LeaderService, TopicObject
 from onewriter_operator.plan.facts import PodFacts
 from onewriter_operator.plan.view import ProducerView
-
-SERVICE_NAME_LABEL: Final = "kubernetes.io/service-name"
-SLICE_MANAGER_LABEL: Final = "endpointslice.kubernetes.io/managed-by"
 
 
 def slice_name(service: str, address_type: str) -> str:

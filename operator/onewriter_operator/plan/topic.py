@@ -38,7 +38,7 @@ from onewriter_operator.plan.actions import (
     RequeueAfter,
     SetFinalizers,
 )
-from onewriter_operator.plan.difference import difference, differs, digest
+from onewriter_operator.plan.difference import difference, differs, digest, exact
 from onewriter_operator.plan.facts import (
     SETTLING_SECONDS,
     TopicFacts,
@@ -438,7 +438,7 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
         # Another operator may know a later writer.
         return [*actions, RequeueAfter(facts.limits.ahead_seconds)], []
     service = leader.service(facts.declared, wanted, epoch)
-    is_other = facts.service is None or differs(service, facts.service.document)
+    is_other = facts.service is None or _is_other(service, facts.service)
     if is_other and not _is_refused(facts, key_of(service)):
         drift += _changed(facts, service, facts.service)
         actions.append(Apply(SERVICE, service))
@@ -446,15 +446,26 @@ def _leader(facts: TopicFacts) -> tuple[list[Action], list[str]]:
     others = {each.key: each for each in facts.slices}
     key = key_of(endpoints)
     there = others.pop(key, None)
-    is_other = there is None or differs(endpoints, there.document)
+    is_other = there is None or _is_other(endpoints, there)
     if is_other and not _is_refused(facts, key):
         drift += _changed(facts, endpoints, there)
         version = "" if there is None else there.resource_version
         actions.append(Apply(SLICE, endpoints, version))
+    foreign = [
+        each
+        for each in facts.foreign_slices
+        if facts.service is not None and not each.is_going and not _is_refused(facts, each.key)
+    ]
+    drift += [f"{named(each.key)} was added" for each in foreign]
+    actions += [Remove(each.key, each.uid) for each in foreign]
     actions += [
         Remove(each.key, each.uid) for each in others.values() if not _is_refused(facts, each.key)
     ]
     return actions, drift
+
+
+def _is_other(wanted: Json, found: KubeObject) -> bool:
+    return differs(exact(wanted, found.document), found.document)
 
 
 def _is_refused(facts: TopicFacts, key: Key) -> bool:
@@ -468,4 +479,4 @@ def _changed(facts: TopicFacts, wanted: Json, found: KubeObject | None) -> list[
         return []
     if found is None:
         return [f"{name} was deleted"]
-    return [f"{name}: {difference(wanted, found.document)}"]
+    return [f"{name}: {difference(exact(wanted, found.document), found.document)}"]

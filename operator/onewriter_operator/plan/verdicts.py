@@ -183,14 +183,17 @@ def _conflict(facts: TopicFacts) -> Verdict:
 
 
 def _drifted(facts: TopicFacts, drift: Sequence[str]) -> Verdict:
-    """An outside change stays visible for an hour."""
+    return drift_verdict(facts.declared.status.condition("Drifted"), drift, facts.now)
+
+
+def drift_verdict(former: Condition, drift: Sequence[str], now: float) -> Verdict:
+    """The condition Drifted: an outside change stays visible for an hour."""
     if drift:
         return yes("Drifted", "Repaired", f"changed outside and put right: {'; '.join(drift)}")
-    former = facts.declared.status.condition("Drifted")
     if former.status != "True":
         return no("Drifted", "NoDrift", former.message)
     since = seconds_of(former.since)
-    if since is not None and facts.now - since < DRIFT_SHOWN_SECONDS:
+    if since is not None and now - since < DRIFT_SHOWN_SECONDS:
         return yes("Drifted", "Repaired", former.message)
     return no("Drifted", "NoDrift", f"last: {former.message}"[:500])
 

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 from onewriter_operator.kinds import Json, Kind, key_of
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
-from onewriter_operator.plan.difference import correction, differs
+from onewriter_operator.plan.difference import correction, differs, exact
 from onewriter_operator.workqueue import RetryLater
 
 CONFLICT_SECONDS: Final = 0.5
@@ -48,9 +48,9 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
     """Write the wanted fields of an object, and lists item by item.
 
     Uses server-side apply first, so that other field managers keep their own fields. Apply cannot
-    remove what another manager put into a list (a port, a variable) or into a selector: if it is left, a
-    merge patch replaces lists and selectors as a whole. ``version``: only if the object has this resourceVersion.
-    Raises ApiRefused, ApiUnreachable.
+    remove what another manager put into a list (a port, a variable), a selector or a sealed field: if it is
+    left, a merge patch replaces lists as a whole and removes the fields. ``version``: only if the object has
+    this resourceVersion. Raises ApiRefused, ApiUnreachable.
     """
     key = key_of(wanted)
     body = wanted | {
@@ -62,10 +62,12 @@ async def enforce(kube: Kube, kind: Kind, wanted: Json, version: str = "") -> Js
         if refused.status != 422 or await kube.get(kind, key.namespace, key.name) is None:
             raise
         return await kube.merge(kind, key, body)  # the merged lists are not valid
-    if not differs(wanted, written):
+    complete = exact(wanted, written)
+    if not differs(complete, written):
         return written
     body["metadata"]["resourceVersion"] = written["metadata"]["resourceVersion"]
-    return await kube.merge(kind, key, correction(body, written))
+    complete = complete | {"metadata": body["metadata"]}
+    return await kube.merge(kind, key, correction(complete, written))
 
 
 async def unless_gone(answer: Awaitable[object]) -> None:

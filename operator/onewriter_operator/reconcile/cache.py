@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,11 +18,11 @@ from onewriter_operator.plan.facts import (
 POD_SECONDS: Final = 60.0
 """A pod that is not watched is read again after this time."""
 
+OBSTACLE_SECONDS_MAX: Final = 300.0
+"""Longest delay before a refused write is repeated; it doubles with each refusal."""
+
 DELETION_SECONDS: Final = 5.0
 """A failed deletion of a log is repeated after this time."""
-
-OBSTACLE_SECONDS_MAX: Final = 300.0
-"""Longest delay before a refused write is tried again."""
 
 DOUBLINGS_MAX: Final = 16
 
@@ -106,6 +107,10 @@ class TopicCache(ObjectCache):
         """Try everything again at once."""
         self.obstacles.clear()
         self.failures.clear()
+
+    def keep_obstacles(self, names: Container[str]) -> None:
+        """Drop the obstacles of objects that neither exist nor are wanted any more."""
+        self.obstacles = {name: each for name, each in self.obstacles.items() if name in names}
 
     def present_obstacles(self, now: float) -> dict[str, Obstacle]:
         """The obstacles that still count, by kind/name."""

@@ -1,7 +1,8 @@
 """Reconciles the objects that the operator installs: store, brokers, and their parts.
 
 It reads each object, compares it with the wanted one, and applies it if it differs. An installation
-without changes causes no writes.
+without changes causes no writes. Watches report each change of an installed object, so that a change
+by others is repaired at once.
 """
 
 from __future__ import annotations
@@ -11,29 +12,50 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import structlog
 
 from onewriter_operator import installation
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.events import Recorder
+from onewriter_operator.installation import names
 from onewriter_operator.installation.broker_authority import AUTHORITY_BYTES_MAX
-from onewriter_operator.installation.names import INSTANCE_LABEL, selector
-from onewriter_operator.kinds import FIELD_MANAGER, MANAGED_BY, Json, Kind, key_of, named
+from onewriter_operator.installation.names import INSTANCE_LABEL
+from onewriter_operator.kinds import (
+    CONFIG_MAP,
+    FIELD_MANAGER,
+    MANAGED_BY,
+    SECRET,
+    Json,
+    Kind,
+    key_of,
+    named,
+)
 from onewriter_operator.kube import ApiRefused, ApiUnreachable, Kube
 from onewriter_operator.metrics import Metrics
-from onewriter_operator.objects import KubeObject, parse
+from onewriter_operator.objects import KubeObject, mapping, number, parse
 from onewriter_operator.plan import rollout
 from onewriter_operator.plan.actions import EmitEvent
-from onewriter_operator.plan.difference import difference, digest
+from onewriter_operator.plan.difference import content, difference, digest, exact
 from onewriter_operator.reconcile.api_calls import enforce
+from onewriter_operator.reconcile.installed_watch import InstalledWatch
+from onewriter_operator.reconcile.one_writer import InstallationState, OneWriterReconciler
+from onewriter_operator.reconcile.repairs import RepairLimit
 
 EVERY_SECONDS: Final = 60.0
-"""Interval between two reconciles, jittered."""
+"""Longest interval between two reconciles, jittered: no watch reports a renewed CA file."""
 
-RETRY_SECONDS: Final = 5.0
-"""Delay after a failed reconcile."""
+SPACING_SECONDS: Final = 1.0
+"""Least interval between two reconciles, however often the installed objects change."""
+
+GATHER_SECONDS: Final = 0.1
+"""Changes are collected for this time."""
+
+RETRY_SECONDS_MIN: Final = 5.0
+RETRY_SECONDS_MAX: Final = 60.0
+RETRY_DOUBLINGS_MAX: Final = 8
+"""Bounds of the delay after a failed reconcile, which doubles with each failure."""
 
 ROLLOUT_POLL_SECONDS: Final = 2.0
 """Interval between two reconciles while one rollout waits for another."""
@@ -41,8 +63,6 @@ ROLLOUT_POLL_SECONDS: Final = 2.0
 ROLLOUT_WAIT_SECONDS_MAX: Final = 120.0
 """Longest wait for another rollout that makes no progress: the waiting change may be the repair."""
 
-CONFIG_MAP: Final = Kind("", "v1", "ConfigMap", "configmaps")
-SECRET: Final = Kind("", "v1", "Secret", "secrets")
 KINDS: Final[Mapping[str, Kind]] = {
     kind.kind: kind
     for kind in (
@@ -71,46 +91,101 @@ class InstallationReconciler:
         configuration: Configuration,
         recorder: Recorder,
         metrics: Metrics,
+        one_writer: OneWriterReconciler,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._one_writer = one_writer
+        self._brokers_ready = 0
         self._kube = kube
+        self._broker_set = names.component(configuration, names.BROKER)
+        self._changed = asyncio.Event()
+        self._failures = 0
+        self._repairs = RepairLimit(now)
         self._configuration = configuration
         self._recorder = recorder
         self._metrics = metrics
         self._applied: dict[str, tuple[str, str]] = {}
         self._owner: KubeObject | None = None
+        self._is_resting = False
         self._now = now
+        self._delays: list[float] = []
         self._waits_for = ""
         self._waits_since = 0.0
         """What a rollout waits for, and since when."""
 
     async def run(self) -> None:
-        """Reconcile until cancelled."""
-        while True:
-            pause = EVERY_SECONDS * random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
-            try:
-                if await self.reconcile():
-                    pause = ROLLOUT_POLL_SECONDS
-            except (ApiRefused, ApiUnreachable) as error:
-                log.warning("installation.incomplete", reason=str(error))
-                pause = RETRY_SECONDS
-                if isinstance(error, ApiRefused):
-                    pause = max(RETRY_SECONDS, error.retry_after_seconds or 0.0)
-                    note = f"The installation is incomplete: {error.reason}"
-                    self._emit(EmitEvent("InstallationIncomplete", note, is_warning=True))
-            await asyncio.sleep(pause)
+        """Reconcile, and watch the installed objects, until cancelled."""
+        watch = InstalledWatch(
+            self._kube,
+            self._configuration.namespace,
+            [kind for kind in KINDS.values() if kind is not SECRET],
+            _labels(self._configuration),
+            [key_of(each).name for each in installation.created_once(self._configuration)],
+            self._changed.set,
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(watch.run())
+            group.create_task(self._reconcile_for_ever())
 
-    async def reconcile(self) -> bool:
-        """Repair differing objects; True if a change waits for a rollout. Raises ApiRefused, ApiUnreachable.
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            later, firm = await self._reconcile_once()
+            await asyncio.sleep(max(SPACING_SECONDS, firm))
+            try:
+                async with asyncio.timeout(later):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+            await asyncio.sleep(GATHER_SECONDS)
+
+    async def _reconcile_once(self) -> tuple[float, float]:
+        """Reconcile; the longest delay of the next reconcile, and the delay that no change shortens."""
+        spread = random.uniform(0.9, 1.1)  # noqa: S311 - spreads load
+        try:
+            later = await self.reconcile()
+        except (ApiRefused, ApiUnreachable) as error:
+            log.warning("installation.incomplete", reason=str(error))
+            delay = min(RETRY_SECONDS_MIN * 2**self._failures, RETRY_SECONDS_MAX) * spread
+            self._failures = min(self._failures + 1, RETRY_DOUBLINGS_MAX)
+            self._one_writer.installed(self._state(error))
+            if not isinstance(error, ApiRefused):
+                return delay, 0.0
+            note = f"The installation is incomplete: {error.reason}"
+            self._emit(EmitEvent("InstallationIncomplete", note, is_warning=True))
+            return delay, error.retry_after_seconds or 0.0
+        self._failures = 0
+        self._one_writer.installed(self._state())
+        return EVERY_SECONDS * spread if later is None else later, 0.0
+
+    def _state(self, error: ApiRefused | ApiUnreachable | None = None) -> InstallationState:
+        problem = "" if error is None else str(error)
+        is_permanent = isinstance(error, ApiRefused) and 400 <= error.status < 500
+        return InstallationState(
+            is_applied=error is None and not self._is_resting,
+            problem=problem,
+            is_permanent=is_permanent and not _is_busy(error),
+            waits_for=self._waits_for,
+            brokers_ready=self._brokers_ready,
+            owner=self._owner,
+        )
+
+    async def reconcile(self) -> float | None:
+        """Repair differing objects; the seconds until the next reconcile if one of them has to wait.
+
+        Raises ApiRefused, ApiUnreachable.
 
         An object that the API server refuses does not hold back the others.
         """
+        self._delays.clear()
         name, namespace = f"{self._configuration.release}-config", self._configuration.namespace
         # Read each time: Kubernetes would delete objects whose owner is gone, again and again.
         owner = await self._kube.get(CONFIG_MAP, namespace, name)
         if owner is None and self._owner is not None:
             log.warning("installation.rests", reason=f"ConfigMap {name} is gone")
-            return False  # it is being uninstalled: its objects must not be created again
+            self._is_resting = True
+            return None  # it is being uninstalled: its objects must not be created again
+        self._is_resting = False
         self._owner = None if owner is None else parse(owner)
         for document in installation.created_once(self._configuration, owner):
             await self._create(document)
@@ -129,7 +204,7 @@ class InstallationReconciler:
         if refusals:
             raise next((each for each in refusals if each.status == 429), refusals[0])
         await self._remove_others(wanted)
-        return bool(waiting)
+        return min(self._delays, default=None)
 
     async def _read_authority(self) -> str:
         """The brokers' CA as the kubelet mounts it now; empty to keep the published one."""
@@ -158,22 +233,32 @@ class InstallationReconciler:
         key = key_of(document)
         kind, name = KINDS[key.kind], named(key)
         found = await self._kube.get(kind, key.namespace, key.name)
-        what = difference(document, found)
-        version = "" if found is None else parse(found).resource_version
+        if kind.kind == "StatefulSet" and name == f"StatefulSet/{self._broker_set}":
+            status = mapping((found or {}).get("status"))
+            self._brokers_ready = number(status.get("readyReplicas"))
+        what = difference(exact(document, found), found)
+        there = "" if found is None else content(found, document)
         known = self._applied.get(name)
-        if not what or known == (digest(document), version):
+        if not what or known == (digest(document), there):
             # A remaining difference is the API server's own notation of the same value.
-            self._applied[name] = (digest(document), version)
+            self._applied[name] = (digest(document), there)
             return ""
         if found is not None and (reason := await self._rollout_wait(document, wanted)):
+            self._delays.append(ROLLOUT_POLL_SECONDS)
             return reason
         if known is not None and known[0] == digest(document):
-            change = f"{name} was changed outside and put right: {what}"
+            delay = self._repairs.delay_seconds(name)
+            if delay > 0:
+                self._delays.append(delay)
+                return ""
+            self._repairs.repaired(name)
+            change = f"{name} was {f'changed ({what})' if found else 'deleted'} and was restored"
             log.warning("installation.drifted", object=name, path=what)
             self._metrics.drift.labels("Installation").inc()
             self._emit(EmitEvent("DriftRepaired", change))
+            self._one_writer.drifted(change)
         written = await enforce(self._kube, kind, document)
-        self._applied[name] = (digest(document), parse(written).resource_version)
+        self._applied[name] = (digest(document), content(written, document))
         log.info("installation.applied", object=name, path=what)
         return ""
 
@@ -199,10 +284,9 @@ class InstallationReconciler:
     async def _remove_others(self, wanted: list[Json]) -> None:
         """Delete objects of a former configuration that this one lacks."""
         kept = {key_of(each) for each in wanted}
-        own = selector(self._configuration, "")
+        labels = _labels(self._configuration)
         for name in REMOVABLE:
             kind = KINDS[name]
-            labels = ",".join(f"{label}={value}" for label, value in _managed(own).items())
             listed = await self._kube.list(kind, self._configuration.namespace, labels)
             for found in map(parse, listed):
                 if found.key in kept or not found.labels:
@@ -212,8 +296,13 @@ class InstallationReconciler:
                 await self._kube.delete(kind, key.namespace, key.name, found.uid)
 
     def _emit(self, event: EmitEvent) -> None:
-        if self._owner is not None:
-            self._recorder.emit(self._owner, event)
+        subject = self._one_writer.subject() or self._owner
+        if subject is not None:
+            self._recorder.emit(subject, event)
+
+
+def _is_busy(error: ApiRefused | ApiUnreachable | None) -> bool:
+    return isinstance(error, ApiRefused) and error.status in {409, 429}
 
 
 def _beginning(file: Path) -> str:
@@ -221,9 +310,6 @@ def _beginning(file: Path) -> str:
         return stream.read(AUTHORITY_BYTES_MAX).decode("ascii")
 
 
-def _managed(own: Mapping[str, Any]) -> dict[str, str]:
-    """The labels of all objects that the operator installs for this release."""
-    return {
-        INSTANCE_LABEL: str(own[INSTANCE_LABEL]),
-        MANAGED_BY: FIELD_MANAGER,
-    }
+def _labels(configuration: Configuration) -> str:
+    """The label selector of all objects that the operator installs for this release."""
+    return f"{INSTANCE_LABEL}={configuration.release},{MANAGED_BY}={FIELD_MANAGER}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from onewriter_operator.kinds import Json, Kind
 from onewriter_operator.kube import Kube
-from onewriter_operator.objects import DeclaredObject, mapping
+from onewriter_operator.objects import DeclaredObject, KubeObject, mapping
 from onewriter_operator.reconcile.api_calls import api_answer
 from onewriter_operator.store import Store
 
@@ -52,15 +52,21 @@ async def write(
     """Write the status if it differs; whether it was written. Raises RetryLater, ApiRefused."""
     if is_shown(status, mapping(declared.document.get("status"))):
         return False
+    store.put(await put_status(kube, kind, declared, status), is_own=True)
+    return True
+
+
+async def put_status(kube: Kube, kind: Kind, found: KubeObject, status: Json) -> Json:
+    """Write a status; the object afterwards. Raises RetryLater, ApiRefused."""
     body = {
         "apiVersion": kind.api_version,
         "kind": kind.kind,
         "metadata": {
-            "name": declared.key.name,
-            "namespace": declared.key.namespace,
-            "uid": declared.uid,
+            "name": found.key.name,
+            "namespace": found.key.namespace,
+            "uid": found.uid,
             # If another operator or a person has written since, the write fails.
-            "resourceVersion": declared.resource_version,
+            "resourceVersion": found.resource_version,
         },
         "status": status,
     }
@@ -68,5 +74,4 @@ async def write(
     left = foreign_fields(status, mapping(written.get("status")))
     if left:
         written = await api_answer(kube.mend_status(kind, written, left))
-    store.put(written, is_own=True)
-    return True
+    return written

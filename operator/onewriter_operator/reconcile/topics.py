@@ -9,7 +9,15 @@ from typing import Final, TypedDict
 import structlog
 
 from onewriter_core.kubernetes_names import FENCE, HANDOVER, RECONCILE_AT
-from onewriter_operator.kinds import SERVICE, SLICE, TOPIC, Key, key_of, named
+from onewriter_operator.kinds import (
+    SERVICE,
+    SERVICE_NAME_LABEL,
+    SLICE,
+    TOPIC,
+    Key,
+    key_of,
+    named,
+)
 from onewriter_operator.kube import ApiRefused
 from onewriter_operator.objects import KubeObject, TopicObject, parse, parse_topic_status
 from onewriter_operator.plan import leader
@@ -35,9 +43,14 @@ from onewriter_operator.plan.view import ProducerView
 from onewriter_operator.reconcile import removal, status
 from onewriter_operator.reconcile.answered_actions import AnsweredActions, has_answer
 from onewriter_operator.reconcile.api_calls import ApiFails, api_answer, enforce, unless_gone
-from onewriter_operator.reconcile.cache import DELETION_SECONDS, Obstacle, TopicCache
+from onewriter_operator.reconcile.cache import (
+    DELETION_SECONDS,
+    Obstacle,
+    TopicCache,
+)
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import Pod
+from onewriter_operator.reconcile.repairs import RepairLimit
 from onewriter_operator.workqueue import GONE, RetryLater
 
 ROUNDS_MAX: Final = 8
@@ -58,6 +71,8 @@ FOREIGN_SECONDS: Final = 10.0
 
 FOREIGN_POLL_SECONDS: Final = 2.0
 
+FOREIGN_PODS: Final = "other pods than the writer's"
+
 log = structlog.get_logger(__name__)
 
 _KINDS: Final = {SERVICE.kind: SERVICE, SLICE.kind: SLICE}
@@ -75,6 +90,7 @@ class _DependentFacts(TypedDict):
     service: KubeObject | None
     slices: tuple[KubeObject, ...]
     left_over: tuple[KubeObject, ...]
+    foreign_slices: tuple[KubeObject, ...]
     taken: str
     refused: dict[str, str]
 
@@ -88,6 +104,7 @@ class TopicReconciler:
         self._context = context
         self._failing_seconds = failing_seconds
         self._answered = AnsweredActions(context)
+        self._repairs = RepairLimit(lambda: asyncio.get_running_loop().time())
         self._caches: dict[str, TopicCache] = {}
         self._uid_of: dict[Key, str] = {}
         self._topics_of_pod: dict[str, set[Key]] = {}
@@ -261,20 +278,25 @@ class TopicReconciler:
             each for each in self._context.store.owned_by(topic.uid) if each.key.kind in _KINDS
         ]
         service = self._context.store.get(Key(SERVICE.kind, namespace, name)) if name else None
-        slices = tuple(
-            each
-            for each in owned
-            if each.key.kind == SLICE.kind and each.labels.get(leader.SERVICE_NAME_LABEL) == name
-        )
+        of_service = self._context.store.slices_of(namespace, name) if name else []
+        slices = tuple(each for each in of_service if each.is_owned_by(topic.uid))
+        foreign = tuple(each for each in of_service if not each.is_owned_by(topic.uid))
         kept = {each.key for each in slices} | {Key(SERVICE.kind, namespace, name)}
         left_over = tuple(each for each in owned if each.key not in kept)
         now = asyncio.get_running_loop().time()
+        present = {named(each.key) for each in (*owned, *of_service)}
+        wanted_names = {named(Key(SERVICE.kind, namespace, name))} | {
+            named(Key(SLICE.kind, namespace, leader.slice_name(name, each)))
+            for each in ("IPv4", "IPv6")
+        }
+        cache.keep_obstacles(present | wanted_names)
         obstacles = cache.present_obstacles(now)
         taken = [name for name, each in obstacles.items() if each.is_foreign]
         return {
             "service": service,
             "slices": slices,
             "left_over": left_over,
+            "foreign_slices": foreign,
             "taken": taken[0] if taken else "",
             "refused": {n: each.message for n, each in obstacles.items() if not each.is_foreign},
         }
@@ -342,8 +364,7 @@ class TopicReconciler:
                 later = error
                 continue
             if obstacle is not None:
-                key = action.key if isinstance(action, Remove) else key_of(action.document)
-                log.warning("dependent.refused", object=named(key), reason=obstacle.message)
+                log.warning("dependent.refused", object=_title(action), reason=obstacle.message)
                 return None, True
         return later, False
 
@@ -373,22 +394,48 @@ class TopicReconciler:
     ) -> Obstacle | None:
         """Write or remove one object; its obstacle, if any. Raises RetryLater for a temporary failure."""
         now = asyncio.get_running_loop().time()
-        key = action.key if isinstance(action, Remove) else key_of(action.document)
+        title = _title(action)
+        self._await_repair(topic, cache, action)
         try:
             if isinstance(action, Apply):
                 if await self._apply(topic, cache, action):
                     return None
-                cache.obstacles[named(key)] = foreign = Obstacle(
+                cache.obstacles[title] = foreign = Obstacle(
                     "", now + REFUSED_SECONDS, is_foreign=True
                 )
                 return foreign
-            kind = _KINDS[key.kind]
-            await unless_gone(self._context.kube.delete(kind, key.namespace, key.name, action.uid))
+            await self._remove(action)
+            cache.failures.pop(title, None)
         except ApiFails as failure:
-            return cache.obstruct(named(key), str(failure), now, self._failing_seconds)
+            return cache.obstruct(title, str(failure), now, self._failing_seconds)
         except ApiRefused as refused:
-            return cache.obstruct(named(key), str(refused), now, REFUSED_SECONDS)
+            hint = "" if isinstance(action, Apply) else f"; delete it: it leads to {FOREIGN_PODS}"
+            return cache.obstruct(title, f"{refused}{hint}", now, REFUSED_SECONDS)
         return None
+
+    def _await_repair(self, topic: TopicObject, cache: TopicCache, action: Apply | Remove) -> None:
+        """Raises RetryLater if another program changes the object again and again."""
+        if isinstance(action, Apply):
+            is_repair = cache.written.get(_title(action)) == digest(action.document)
+        else:
+            found = self._context.store.get(action.key)
+            is_repair = found is not None and not found.is_owned_by(topic.uid)
+        if not is_repair:
+            return
+        # Foreign slices have a new name each time, so all of a topic count together.
+        name = f"{topic.uid}/{_title(action) if isinstance(action, Apply) else 'slices'}"
+        delay = self._repairs.delay_seconds(name)
+        if delay > 0:
+            raise RetryLater(f"{_title(action)} is changed again and again", delay)
+        self._repairs.repaired(name)
+
+    async def _remove(self, action: Remove) -> None:
+        key = action.key
+        kind = _KINDS[key.kind]
+        await unless_gone(self._context.kube.delete(kind, key.namespace, key.name, action.uid))
+        found = self._context.store.get(key)
+        if found is not None and found.uid == action.uid and not found.finalizers:
+            self._context.store.remove(found.document)  # no watch may report it
 
     async def _apply(self, topic: TopicObject, cache: TopicCache, action: Apply) -> bool:
         """Write an object; False if an object that the topic does not own has the name."""
@@ -416,14 +463,18 @@ class TopicReconciler:
         wanted = topic.spec.leader_service
         if wanted is None or asyncio.get_running_loop().time() >= cache.foreign_until:
             return False
-        labels = f"{leader.SERVICE_NAME_LABEL}={wanted.name}"
+        labels = f"{SERVICE_NAME_LABEL}={wanted.name}"
         namespace = topic.key.namespace
         for each in map(parse, await api_answer(self._context.kube.list(SLICE, namespace, labels))):
             if not each.is_owned_by(topic.uid):
                 log.warning("slice.foreign", object=named(each.key))
-                await unless_gone(
-                    self._context.kube.delete(SLICE, namespace, each.key.name, each.uid)
-                )
+                try:
+                    await unless_gone(
+                        self._context.kube.delete(SLICE, namespace, each.key.name, each.uid)
+                    )
+                except ApiRefused as refused:
+                    # The status reports slices of others that the operator may not delete.
+                    log.warning("slice.not_removed", object=named(each.key), reason=str(refused))
         return True
 
     async def _set_finalizers(self, topic: TopicObject, action: SetFinalizers) -> None:
@@ -432,6 +483,10 @@ class TopicReconciler:
         )
         if not parse(written).is_going:
             self._context.store.put(written)
+
+
+def _title(action: Apply | Remove) -> str:
+    return named(action.key if isinstance(action, Remove) else key_of(action.document))
 
 
 def _is_elsewhere(topic: TopicObject, stored: StoredTopic) -> bool:

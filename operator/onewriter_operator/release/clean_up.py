@@ -21,10 +21,18 @@ from onewriter_core.kubernetes_names import GROUP
 from onewriter_operator.configuration import Configuration
 from onewriter_operator.installation import names
 from onewriter_operator.installation.names import INSTANCE_LABEL
-from onewriter_operator.kinds import CLAIM, FIELD_MANAGER, LEASE, SECRET, SLICE, TOPIC, Kind
+from onewriter_operator.kinds import (
+    CLAIM,
+    FIELD_MANAGER,
+    LEASE,
+    SECRET,
+    SLICE,
+    SLICE_MANAGER_LABEL,
+    TOPIC,
+    Kind,
+)
 from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.objects import KubeObject, parse
-from onewriter_operator.plan.leader import SLICE_MANAGER_LABEL
 from onewriter_operator.release.readiness import DEPLOYMENT, STATEFUL_SET
 
 POLL_SECONDS: Final = 0.5

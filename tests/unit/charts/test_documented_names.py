@@ -14,7 +14,7 @@ from onewriter_core.api.status import ExclusiveTopicStatus, FencedPod, ProducerC
 from onewriter_core.api.topic import ExclusiveTopic
 from onewriter_core.errors import ServerError
 from onewriter_core.topic.model import Departure
-from onewriter_operator.conditions import CLAIM_REASONS, TOPIC_REASONS
+from onewriter_operator.conditions import CLAIM_REASONS, ONE_WRITER_REASONS, TOPIC_REASONS
 from onewriter_operator.plan.actions import EventReason
 from onewriter_operator.reconcile.lost_brokers import REASON as BROKER_LOST
 
@@ -51,14 +51,14 @@ def quoted(text: str, pattern: str) -> set[str]:
 def words() -> set[str]:
     """Every word that status, Events and answers to clients may have."""
     found: set[str] = set(KUBERNETES)
-    for reasons in (TOPIC_REASONS, CLAIM_REASONS):
+    for reasons in (TOPIC_REASONS, CLAIM_REASONS, ONE_WRITER_REASONS):
         found |= set(reasons) | {each for group in reasons.values() for each in group}
     found |= {each.value for each in Departure} | {"Forced"}
     found |= set(re.findall(r"[A-Z]\w+", str(FencedPod.model_fields["outcome"].annotation)))
     found |= set(get_args(EventReason))
     found |= set(re.findall(r'name = "(\w+)" if reason', sources()))
     found |= {"".join(part.title() for part in each.name.split("_")) for each in ServerError}
-    found |= {"ExclusiveTopic", "ProducerClaim", "BucketAnchor", BROKER_LOST}
+    found |= {"ExclusiveTopic", "ProducerClaim", "BucketAnchor", "OneWriter", BROKER_LOST}
     found |= set(
         re.findall(r'= "([A-Z]\w+)"', (ROOT / "core/onewriter_core/api/topic.py").read_text())
     )

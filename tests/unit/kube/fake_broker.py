@@ -114,6 +114,7 @@ class FakeBroker:
         self.refuse_put: list[str] | None = None
         self.is_down = False
         self.buckets: Json | None = None
+        self.report: Json | None = None
         self.connected: set[str] = set()
         self.elsewhere: set[str] = set()
         self.members: dict[str, list[bool]] | None = {}
@@ -136,6 +137,25 @@ class FakeBroker:
         """Report some of 64 buckets as served and some as waiting."""
         self.buckets = {"type": "BUCKETS", "count": 64, "served": served, "waiting": waiting}
         self._report(self.buckets)
+
+    def report_broker(self, **store: Any) -> None:
+        """Report a reachable store, with these changes."""
+        found = {
+            "url": "redis://store:6379",
+            "topology": "Single",
+            "reachable": True,
+            "durability": "Local",
+            "memoryBytesUsed": 0,
+            "memoryBytesMax": 1024**3,
+        }
+        certificates = [{"name": "broker", "notAfter": "2126-01-01T00:00:00.000Z"}]
+        self.report = {
+            "type": "BROKER",
+            "version": "0.1.0",
+            "store": found | store,
+            "certificates": certificates,
+        }
+        self._report(self.report)
 
     def cut(self) -> None:
         """End every stream."""
@@ -242,6 +262,8 @@ class FakeBroker:
         queue: asyncio.Queue[Json | None] = asyncio.Queue()
         for topic, found in self.served.items():
             queue.put_nowait({"type": "TOPIC", "topic": topic, "status": found})
+        if self.report is not None:
+            queue.put_nowait(self.report)
         if self.buckets is not None:
             queue.put_nowait(self.buckets)
         queue.put_nowait({"type": "SYNCED", "broker": self.incarnation, "revision": self.revision})

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
+from onewriter_core.api.installation import OneWriterStatus
 from onewriter_core.api.status import FencedPod
 from onewriter_core.kubernetes_names import (
     FENCE,
@@ -49,6 +50,18 @@ def test_every_reason_of_a_condition_is_explained() -> None:
         for kind, reasons in declared.items():
             assert kind in known
             assert reasons - known == set(), kind
+
+
+def test_every_condition_of_the_installation_is_explained_and_no_other() -> None:
+    text = section("The installation").partition("| condition |")[2]
+    reasons = set().union(*conditions.ONE_WRITER_REASONS.values())
+    assert words(text) == reasons | set(conditions.ONE_WRITER_REASONS)
+
+
+def test_every_field_of_the_installation_is_explained() -> None:
+    text = section("The installation").partition("| condition |")[0]
+    fields = {each.alias for each in OneWriterStatus.model_fields.values()}
+    assert fields - {"conditions", "observedGeneration"} <= words(text)
 
 
 def test_every_documented_reason_exists() -> None:

@@ -51,6 +51,50 @@ def run(*arguments: str, stdin: str = "") -> Result:
     return result
 
 
+# ------------------------------------------------------------ the installation
+
+
+def installation(ready: str, message: str) -> Json:
+    return {
+        "kind": "OneWriter",
+        "metadata": {"name": "ow", "namespace": "system"},
+        "status": {
+            "brokers": {"summary": "3/3"},
+            "store": {
+                "state": "Reachable",
+                "url": "redis://store:6379",
+                "memory": {"summary": "62%", "usedBytes": 650117120, "limitBytes": 1048576000},
+            },
+            "buckets": {
+                "waiting": 2,
+                "reasons": [{"buckets": 2, "reason": "the store has another dataset"}],
+            },
+            "certificates": [
+                {"name": "broker", "reportedBy": "ow-broker-0", "notAfter": "2126-01-01T00:00:00Z"}
+            ],
+            "conditions": [condition("Ready", ready, "BucketsWaiting") | {"message": message}],
+        },
+    }
+
+
+def test_the_verb_installation_shows_what_needs_attention(fake: FakeKubectl) -> None:
+    found = installation("False", "2 of 64 buckets wait")
+    fake.shows("get onewriters.onewriter.dev ow", found)
+    result = CliRunner().invoke(cli.onewriter, ["installation", "--installation", "system/ow"])
+    assert isinstance(result.exception, Refused)
+    assert "not ready: 2 of 64 buckets wait" in str(result.exception)
+    for text in ("3/3", "62%", "620 MiB", "the store has another dataset", "ow-broker-0"):
+        assert text in result.output
+    assert "--namespace=system" in fake.calls[0]
+
+
+def test_the_verb_installation_succeeds_if_it_is_ready(fake: FakeKubectl) -> None:
+    fake.shows("get onewriters.onewriter.dev ow", installation("True", "all is served"))
+    assert "True: all is served" in run("installation", "--installation", "system/ow").output
+    found = json.loads(run("installation", "--installation", "system/ow", "-o", "json").output)
+    assert found["status"]["brokers"]["summary"] == "3/3"
+
+
 # ------------------------------------------------------------ asking
 
 
@@ -231,6 +275,7 @@ def test_help_names_every_verb() -> None:
     assert set(cli.onewriter.commands) == {
         *("who", "status", "timeline", "history", "why"),
         *("fence", "handover", "reassign", "report"),
+        "installation",
     }
 
 
@@ -361,7 +406,7 @@ def test_a_report_has_everything_but_secrets(fake: FakeKubectl, tmp_path: Path) 
     fake.answers("version", "serverVersion: {gitVersion: v1}\n")
     fake.has("get services --selector", service())
     fake.has(
-        "get (deployments|statefulsets|services|configmaps|poddis|networkp|persistent|endp|lea|bucket)"
+        "get (deployments|statefulsets|services|configmaps|poddis|networkp|persistent|endp|lea|bucket|onewriters)"
     )
     fake.has("get services .*all-namespaces", service())
     fake.has("get pods", broker)

@@ -16,6 +16,7 @@ from typing import Any, Final
 import structlog
 from aiohttp import web
 
+from onewriter_broker.http.onewriter.broker_report import BrokerReport
 from onewriter_broker.http.onewriter.status import served_status
 from onewriter_broker.http.routes import Routes, on_installation
 from onewriter_broker.http.site import EXPIRES, Refusal, Site
@@ -75,6 +76,8 @@ class _Stream:
         self._expires_at = expires_at
         self._reported: set[str] = set()
         self._told_buckets: dict[str, Any] = {}
+        self._broker_report = BrokerReport(site)
+        self._sent_report: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Send the present state, then every change, until the broker stops or the proof expires.
@@ -83,6 +86,7 @@ class _Stream:
         """
         loop = asyncio.get_running_loop()
         await self._tell_changes()
+        await self._send_report()
         await self._tell_buckets()
         synced = {"broker": self._site.incarnation, "revision": self._site.desired.revision}
         await self._write([{"type": "SYNCED"} | synced])
@@ -92,6 +96,7 @@ class _Stream:
                 await self._write([{"type": "PING"}])
                 ping_at = loop.time() + self._intervals.ping_seconds
             await self._tell_buckets()
+            await self._send_report()
             try:
                 async with asyncio.timeout_at(
                     min(ping_at, loop.time() + self._intervals.poll_seconds)
@@ -122,6 +127,13 @@ class _Stream:
         }
         if found != self._told_buckets:
             self._told_buckets = found
+            await self._write([found])
+
+    async def _send_report(self) -> None:
+        """Send what this broker reports about itself and its store, if it has changed."""
+        found = await self._broker_report.line()
+        if found != self._sent_report:
+            self._sent_report = found
             await self._write([found])
 
     def _line(self, name: str) -> dict[str, Any]:

@@ -12,11 +12,14 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
+from onewriter_broker.http.onewriter import broker_report
 from onewriter_broker.http.onewriter import watch as watch_module
+from onewriter_broker.http.onewriter.broker_report import MEMORY_STEP_BYTES
 from onewriter_broker.http.routes import Routes
 from onewriter_broker.http.site import Site
 from onewriter_broker.http.watchers import WATCHERS_MAX, Watchers, WatchIntervals
-from onewriter_broker.log.store.api import Durability
+from onewriter_broker.log.store.api import Durability, Observation
+from onewriter_broker.settings import Settings
 from onewriter_core.ids import TopicName
 
 
@@ -60,6 +63,8 @@ class World:
         self.padding = ""
         self.served: list[int] = [0, 1]
         self.waiting: dict[int, str] = {}
+        self.view: object | None = object()
+        self.seen: Observation | None = None
         self.site = cast(
             "Site",
             SimpleNamespace(
@@ -71,10 +76,12 @@ class World:
                     ),
                     promises=frozenset({Durability.NONE, Durability.LOCAL}),
                 ),
-                clients=SimpleNamespace(settings=SimpleNamespace(buckets=64)),
+                clients=SimpleNamespace(settings=Settings(redis_url="redis://me:pw@store:6379/")),
+                membership=SimpleNamespace(view=lambda: self.view),
+                certificate=None,
                 desired=SimpleNamespace(revision="r7"),
                 incarnation="broker-0~1",
-                seen=lambda: None,
+                seen=lambda: self.seen,
             ),
         )
         self.url = ""
@@ -136,7 +143,7 @@ async def test_all_topics_then_synced_then_changes_and_goings(
     async with session.get(world.url) as answer:
         reader = Reader(aiter(answer.content))
         lines = await reader.until("SYNCED")
-        assert [line["status"]["value"] for line in lines[:-2]] == list(range(100))
+        assert [line["status"]["value"] for line in lines[:-3]] == list(range(100))
         durabilities = lines[-2].pop("durabilities")
         assert lines[-2] == {"type": "BUCKETS", "count": 64, "served": [0, 1], "waiting": {}}
         assert (durabilities["None"], durabilities["Local"]) == ("", "")
@@ -170,6 +177,50 @@ async def test_buckets_that_wait_are_told_and_so_is_their_end(
         assert (found["served"], found["waiting"]) == ([0, 1], {})
 
 
+async def test_a_broker_reports_itself_and_its_store_and_each_change(
+    world: World, session: ClientSession
+) -> None:
+    async with session.get(world.url) as answer:
+        reader = Reader(aiter(answer.content))
+        found = (await reader.until("BROKER"))[-1]
+        assert found["store"] == {
+            "url": "redis://store:6379/",
+            "topology": "Single",
+            "reachable": True,
+            "durability": "Local",
+            "memoryBytesUsed": 0,
+            "memoryBytesMax": None,
+        }
+        assert found["certificates"] == []
+        world.view = None
+        found = (await reader.until("BROKER"))[-1]
+        assert found["store"]["reachable"] is False
+        used = 10 * MEMORY_STEP_BYTES
+        world.seen = Observation("d", "", True, 0, {}, used + 1, 4 * used)
+        found = (await reader.until("BROKER"))[-1]
+        assert found["store"]["memoryBytesUsed"] == used
+        world.seen = Observation("d", "", True, 0, {}, used + 100, 4 * used)
+        await reader.until("PING")
+        world.view = object()
+        found = (await reader.until("BROKER"))[-1]
+        assert found["store"]["reachable"] is True, "small changes of the memory are not sent"
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        (
+            {"redis_url": "rediss://user:pass@store.example:6380/?x=1"},
+            "rediss://store.example:6380/",
+        ),
+        ({"redis_url": "unix:///run/store.sock"}, "unix:///run/store.sock"),
+        ({"redis_sentinels": "a:26379, u:p@b:26379"}, "a:26379,b:26379"),
+    ],
+)
+def test_the_reported_address_has_no_credentials(settings: dict[str, str], address: str) -> None:
+    assert broker_report.address(Settings(**settings)) == address  # type: ignore[arg-type]
+
+
 async def test_pings_come_while_changes_do(world: World, session: ClientSession) -> None:
     async with session.get(world.url) as answer, asyncio.TaskGroup() as tasks:
 
@@ -201,7 +252,7 @@ async def test_a_watcher_that_does_not_read_is_disconnected_and_delays_no_other(
         world.padding = ""
         async with session.get(world.url) as other:
             lines = await Reader(aiter(other.content)).until("SYNCED")
-            assert len(lines) == 502
+            assert len(lines) == 503
 
 
 async def test_the_brokers_end_is_the_watchs_end(world: World, session: ClientSession) -> None:

@@ -41,6 +41,7 @@ class Received:
         self.fleet_changes = 0
         self.drifts: list[str] = []
         self.waiting: list[str] = []
+        self.installation_changes = 0
 
     def topic_changed(self, topic: str, claims: Collection[str] | None) -> None:
         self.topics.append((topic, None if claims is None else set(claims)))
@@ -53,6 +54,9 @@ class Received:
 
     def buckets_changed(self, topics_in: Callable[[Iterable[str]], Collection[str]]) -> None:
         self.waiting += topics_in([TOPIC])
+
+    def installation_changed(self) -> None:
+        self.installation_changes += 1
 
     def drifted(self, broker: str) -> None:
         self.drifts.append(broker)

@@ -122,7 +122,7 @@ def topic_facts(case: Json) -> TopicFacts:
         "declared": parse(document),
         "view": parsed(view),
     }
-    for name in ("slices", "left_over"):
+    for name in ("slices", "left_over", "foreign_slices"):
         if name in facts:
             facts[name] = tuple(map(parse, facts[name]))
     if facts.get("service") is not None:

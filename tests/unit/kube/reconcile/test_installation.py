@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +17,15 @@ from onewriter_operator.kube import ApiRefused, Kube
 from onewriter_operator.metrics import Metrics
 from onewriter_operator.objects import KubeObject
 from onewriter_operator.plan.actions import EmitEvent
+from onewriter_operator.plan.broker_report import BrokerReport
+from onewriter_operator.plan.facts import BucketFacts, FleetState
 from onewriter_operator.reconcile.installation import (
+    RETRY_SECONDS_MAX,
     ROLLOUT_WAIT_SECONDS_MAX,
     InstallationReconciler,
 )
+from onewriter_operator.reconcile.one_writer import OneWriterReconciler
+from onewriter_operator.reconcile.repairs import AT_ONCE
 
 Json = dict[str, Any]
 
@@ -37,8 +43,35 @@ class Server:
         self.objects: dict[Key, Json] = {}
         self.refused: dict[Key, ApiRefused] = {}
         self.writes: list[Key] = []
+        self.notation: dict[Key, Json] = {}
         self._version = 0
+        self._watchers: dict[str, list[asyncio.Queue[str]]] = {}
         self.put(OWNER)
+
+    def apply_as(self, key: Key, spec: Json) -> None:
+        """Store this spec for whatever is applied to an object, and put it there now."""
+        self.notation[key] = spec
+        self.put(self.objects[key] | {"spec": spec})
+
+    def report(self, kind: str) -> None:
+        """Report a change of an object of this kind to its watch."""
+        for watcher in self._watchers.get(kind, ()):
+            watcher.put_nowait("MODIFIED")
+
+    async def watch(self, kind: Kind, namespace: str, labels: str) -> AsyncIterator[str]:
+        events: asyncio.Queue[str] = asyncio.Queue()
+        self._watchers.setdefault(kind.kind, []).append(events)
+        yield "LISTED"
+        while True:
+            yield await events.get()
+
+    async def follow(self, kind: Kind, namespace: str, name: str) -> AsyncIterator[Json | None]:
+        yield await self.get(kind, namespace, name)
+        await asyncio.Event().wait()
+
+    async def merge(self, kind: Kind, key: Key, change: Json) -> Json:
+        spec = {name: without_null(each) for name, each in change["spec"].items()}
+        return self.put(self.objects[key] | {"spec": spec})
 
     def put(self, document: Json) -> Json:
         self._version += 1
@@ -59,13 +92,20 @@ class Server:
         self.writes.append(key_of(document))
         if key_of(document) in self.refused:
             raise self.refused[key_of(document)]
-        return self.put(document)
+        spec = self.notation.get(key_of(document))
+        return self.put(document if spec is None else document | {"spec": spec})
 
     async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Json]:
         return [each for key, each in self.objects.items() if key.kind == kind.kind]
 
     async def delete(self, kind: Kind, namespace: str, name: str, uid: str) -> None:
         del self.objects[Key(kind.kind, namespace, name)]
+
+
+def without_null(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: without_null(each) for name, each in value.items() if each is not None}
 
 
 class Reported:
@@ -76,17 +116,29 @@ class Reported:
         self.said.append(reported)
 
 
+class Brokers:
+    """A fleet without brokers."""
+
+    def state(self) -> FleetState:
+        return FleetState(expected=3, synced=0)
+
+    def reports(self) -> dict[str, BrokerReport]:
+        return {}
+
+    def buckets(self) -> BucketFacts | None:
+        return None
+
+
 def world(
     now: Callable[[], float] = lambda: 0.0, more: Json | None = None
 ) -> tuple[Server, Reported, InstallationReconciler]:
     server, reported = Server(), Reported()
     configuration = configured(more, namespace="onewriter")
     recorder = cast("Recorder", reported)
-    return (
-        server,
-        reported,
-        InstallationReconciler(cast("Kube", server), configuration, recorder, Metrics(), now),
-    )
+    kube = cast("Kube", server)
+    one_writer = OneWriterReconciler(kube, configuration, Brokers(), lambda: 1000.0)
+    installation = InstallationReconciler(kube, configuration, recorder, Metrics(), one_writer, now)
+    return server, reported, installation
 
 
 def key(kind: str, name: str) -> Key:
@@ -263,3 +315,91 @@ async def test_objects_belong_to_the_owner_that_is_there_now() -> None:
     server.put(owner)
     await installation.reconcile()
     assert server.objects[STORE]["metadata"]["ownerReferences"][0]["uid"] == "owner-2"
+
+
+async def test_fields_that_others_add_are_left_alone() -> None:
+    server, reported, installation = world()
+    await installation.reconcile()
+    server.writes.clear()
+    for found in list(server.objects.values()):
+        found["metadata"].setdefault("labels", {})["team"] = "shop"
+        found["metadata"].setdefault("annotations", {})["argocd.argoproj.io/tracking-id"] = "x"
+        server.put(found)
+    await installation.reconcile()
+    assert server.writes == []
+    assert reported.said == []
+
+
+async def test_what_the_api_server_writes_in_another_way_is_not_taken_for_a_change() -> None:
+    server, reported, installation = world()
+    await installation.reconcile()
+    store = copy.deepcopy(server.objects[STORE])
+    store["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = "70"  # its notation
+    server.apply_as(STORE, store["spec"])
+    await installation.reconcile()
+    server.writes.clear()
+    reported.said.clear()
+    labelled = copy.deepcopy(server.objects[STORE])
+    labelled["metadata"].setdefault("annotations", {})["team"] = "shop"
+    server.put(labelled)
+    await installation.reconcile()
+    assert server.writes == []
+    assert reported.said == []
+
+
+async def test_a_selector_key_that_others_add_to_the_brokers_service_is_removed() -> None:
+    server, reported, installation = world()
+    await installation.reconcile()
+    service = copy.deepcopy(server.objects[key("Service", "onewriter-broker")])
+    wanted = copy.deepcopy(service["spec"]["selector"])
+    service["spec"]["selector"]["app"] = "x"
+    server.put(service)
+    await installation.reconcile()
+    assert server.objects[key("Service", "onewriter-broker")]["spec"]["selector"] == wanted
+    assert [each.reason for each in reported.said] == ["DriftRepaired"]
+
+
+async def test_a_program_that_disagrees_for_ever_is_not_answered_for_ever() -> None:
+    now = 0.0
+    server, _, installation = world(lambda: now)
+    await installation.reconcile()
+    service = key("Service", "onewriter-broker")
+    server.writes.clear()
+    for _ in range(3 * AT_ONCE):
+        changed = copy.deepcopy(server.objects[service])
+        changed["spec"]["selector"]["app"] = "x"
+        server.put(changed)
+        delay = await installation.reconcile()
+    assert server.writes == [service] * AT_ONCE
+    assert delay is not None
+    now += delay
+    await installation.reconcile()
+    assert server.writes == [service] * (AT_ONCE + 1)
+
+
+@pytest.mark.looptime
+async def test_a_change_that_a_watch_reports_is_repaired_without_waiting_for_the_timer() -> None:
+    server, _, installation = world()
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(installation.run())
+        await asyncio.sleep(10.0)
+        del server.objects[STORE]
+        server.report(STORE.kind)
+        await asyncio.sleep(2.0)
+        assert STORE in server.objects
+        server.writes.clear()
+        await asyncio.sleep(600.0)
+        assert server.writes == []
+        task.cancel()
+
+
+@pytest.mark.looptime
+async def test_an_installation_that_is_refused_is_tried_less_and_less_often() -> None:
+    server, _, installation = world()
+    server.refused[STORE] = ApiRefused(422, "no")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(installation.run())
+        await asyncio.sleep(600.0)
+        tried = server.writes.count(STORE)
+        assert 600 / RETRY_SECONDS_MAX <= tried <= 600 / RETRY_SECONDS_MAX + 6
+        task.cancel()

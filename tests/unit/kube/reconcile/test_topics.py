@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ from onewriter_operator.plan.view import TopicView, parse_view
 from onewriter_operator.reconcile import topics
 from onewriter_operator.reconcile.context import ReconcileContext
 from onewriter_operator.reconcile.followed_pods import FollowedPods
+from onewriter_operator.reconcile.repairs import AT_ONCE, DELAY_SECONDS_MAX
 from onewriter_operator.reconcile.topics import TopicReconciler
 from onewriter_operator.store import Store
 from onewriter_operator.workqueue import GONE, RetryLater
@@ -68,6 +70,14 @@ class Server:
         key = Key(kind.kind, namespace, name)
         self.seen("get", key)
         return copy.deepcopy(self.objects.get(key))
+
+    async def list(self, kind: Kind, namespace: str = "", labels: str = "") -> list[Json]:
+        name, _, value = labels.partition("=")
+        return [
+            copy.deepcopy(each)
+            for key, each in self.objects.items()
+            if key.kind == kind.kind and each["metadata"].get("labels", {}).get(name) == value
+        ]
 
     async def apply(self, kind: Kind, document: Json) -> Json:
         self.seen("apply", key_of(document))
@@ -423,3 +433,78 @@ async def test_an_object_that_is_gone_is_forgotten() -> None:
     world.store.remove(world.server.objects[ORDERS])
     assert await world.reconcile() == GONE
     assert world.reconciler._caches == {}
+
+
+# ------------------------------------------------------------ changes by others
+
+
+@pytest.mark.looptime
+async def test_a_service_that_is_refused_is_tried_less_and_less_often() -> None:
+    world = World(LEADER)
+    world.server.failures["apply Service/leader"] = ApiRefused(422, "two ports of one number")
+    delays = []
+    for _ in range(8):
+        after = await world.reconcile()
+        assert after is not None
+        delays.append(round(after))
+        await asyncio.sleep(after + 0.1)
+    assert delays == [5, 10, 20, 40, 80, 160, 300, 300]
+    assert len(world.calls("apply Service")) == 8
+    changed = copy.deepcopy(world.server.objects[ORDERS])
+    changed["metadata"]["generation"] = 2
+    changed["spec"]["leaderService"]["ports"] = [{"port": 81}]
+    del world.server.failures["apply Service/leader"]
+    world.put(changed)
+    await world.reconcile()
+    assert world.condition("PolicyApplied") == "True/Applied", "a changed spec is tried at once"
+
+
+def select(world: World) -> None:
+    """Give the leader Service a selector; Kubernetes makes a slice for it."""
+    service = copy.deepcopy(world.server.objects[Key(SERVICE.kind, "shop", "leader")])
+    service["spec"]["selector"] = {"app": "stock"}
+    world.put(service)
+    about = {
+        "name": "leader-abcde",
+        "namespace": "shop",
+        "labels": {"kubernetes.io/service-name": "leader"},
+    }
+    world.server.put({"kind": SLICE.kind, "metadata": about})
+
+
+SELECTED = Key(SLICE.kind, "shop", "leader-abcde")
+
+
+@pytest.mark.looptime
+async def test_a_selector_is_removed_and_with_it_the_slice_of_kubernetes() -> None:
+    world = World(LEADER)
+    await world.reconcile()
+    select(world)
+    assert await world.reconcile() == topics.FOREIGN_POLL_SECONDS
+    service = world.server.objects[Key(SERVICE.kind, "shop", "leader")]
+    assert not service["spec"].get("selector")
+    assert world.condition("Drifted") == "True/Repaired"
+    await world.reconcile()
+    assert SELECTED not in world.server.objects
+    assert Key(SLICE.kind, "shop", "leader-leader-ipv4") in world.server.objects
+    await asyncio.sleep(topics.FOREIGN_SECONDS)
+    after = await world.reconcile()
+    assert after is not None
+    assert after > topics.FOREIGN_POLL_SECONDS, "it searches no longer"
+
+
+@pytest.mark.looptime
+async def test_a_program_that_disagrees_for_ever_is_not_answered_for_ever() -> None:
+    world = World(LEADER)
+    await world.reconcile()
+    before = len(world.calls("apply Service"))
+    delays = []
+    for _ in range(20):
+        select(world)
+        try:
+            await world.reconcile()
+        except RetryLater as later:
+            delays.append(later.after_seconds)
+    assert len(world.calls("apply Service")) == before + AT_ONCE
+    assert delays
+    assert max(each or 0.0 for each in delays) <= DELAY_SECONDS_MAX
