@@ -117,8 +117,10 @@ def test_an_idle_broker_says_no_more_than_that_it_is_there(
     broker: LocalBrokers, topic: str, raw: RawClients, watch: Callable[..., Watching]
 ) -> None:
     producer = raw(broker.address()).producer(topic, EXCLUSIVE)
+    producer.publish(b"the transition reports when the first message was stored")
     watching = watch()
     watching.wait(is_synced)
+    watching.wait(lambda _: watching.status(topic)["transitions"][0]["firstMessageMs"] is not None)
     before = len(watching.of(topic))
     for _ in range(50):
         producer.publish(b"messages are no change of a topic")
