@@ -1,4 +1,4 @@
-"""Lists all objects: at the start to fill the store, later to find what a watch has missed.
+"""Lists all objects: at the start to fill the operator's copy (store.py), later to find what a watch has missed.
 
 kopf lists again when a watch has expired, but it reports no object that was deleted in between.
 """
@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 
 class Sweeper:
-    """Keeps the store complete. ``every_seconds`` is jittered."""
+    """Keeps the operator's copy of the objects complete. The time between two sweeps varies around ``every_seconds``."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Sweeper:
         self._every_seconds = every_seconds
 
     def intake(self, kind: str, document: Json) -> None:
-        """Take in a watch event."""
+        """Apply a watch event to the copy."""
         self._metrics.watch_received(document["kind"])
         if kind == DELETED:
             self._store.remove(document)

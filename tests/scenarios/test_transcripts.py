@@ -2,6 +2,18 @@
 
 After an intended change of the machine, ``REWRITE_TRANSCRIPTS=1`` writes its present behaviour into the files.
 Read the difference before you commit it.
+
+How to read a failure:
+
+* ``Violation: line 35: > fence: NAME: VALUE``: after the event in this line of the transcript, the invariant NAME does
+  not hold. NAME is what should hold. VALUE is what was found: ``[]`` means that nothing was answered, and a tuple names
+  a registration that got no effect. invariants.py contains NAME and the check.
+* A difference of texts: the first line with ``+`` or ``-`` is an effect that the machine added or omitted. The event is the
+  last line with ``>`` before it.
+* ``ImpossibleStep`` or ``AttributeError``: the function for this phase and this kind of event is not made for the event.
+  The message names the event but no line of the transcript.
+
+In each case the row of the event and the column of the phase in ``ROWS`` (machine.py) name the function that ran.
 """
 
 from __future__ import annotations

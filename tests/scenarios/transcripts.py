@@ -9,6 +9,8 @@ A transcript is a text that is read from top to bottom::
       grant A epoch 1
     = Held A epoch 1                    the state of the topic now
 
+``> fence`` and ``> handover`` are orders of an administrator. ``fence`` in a line of effects asks the store for a fence.
+
 ``A2.1`` is a registration: the second connection of producer A, for partition 1. Each producer authenticates
 with an identity of its own. Times are seconds since the start. Lines that begin with ``#`` are comments.
 

@@ -1,8 +1,8 @@
 """Detects that a peer has closed its connection while the broker does not read from it.
 
 A transport that does not read sees neither the peer's end nor its reset. The kernel knows both, and
-epoll reports them separately from unread bytes. Without epoll, only the ping remains: a ping to a
-closed socket is answered with a reset, which the next ping runs into.
+epoll reports them separately from unread bytes. Without epoll, only pings detect it: the peer's kernel
+answers a ping to a closed socket with a reset, and the next ping fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 
 
 class HangUps:
-    """Watches sockets that are not being read. Uses one descriptor while there are any."""
+    """Watches sockets that are not being read. It needs one descriptor of its own while it watches any."""
 
     __slots__ = ("_poll", "_watched")
 

@@ -26,7 +26,7 @@ class RoundLimits:
     readings_max: int = 64
     """Clock readings after which a connection waits for the next round, whatever the time is."""
     unrecorded_seconds: float = 0.002
-    """Time that connections that were just read may use before the end of the tick is observed."""
+    """Time that connections that were just read may use in a tick before a round is scheduled, which resets that time."""
 
 
 DEFAULT_LIMITS = RoundLimits()
@@ -36,7 +36,10 @@ class Worker(Protocol):
     """A connection that has received more than it could handle at once."""
 
     def work(self) -> None:
-        """Handle more of it, for at most ``RoundLimits.connection_seconds``; wait again for the rest."""
+        """Handle more of what was received, for at most ``RoundLimits.connection_seconds``.
+
+        Calls ``Rounds.wait`` again if something is left.
+        """
         ...
 
 

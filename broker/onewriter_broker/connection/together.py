@@ -37,10 +37,10 @@ class TogetherRequests:
         self._buckets = buckets
 
     async def publish(self, command: pb.CommandPublishTogether) -> None:
-        """Answer PUBLISH_TOGETHER. An exception is the answer instead, and means that nothing was
-        stored.
+        """Publish, and answer PUBLISH_TOGETHER.
 
-        If the result cannot be determined any more, the connection is closed.
+        If it raises, nothing was stored, and the caller answers with the exception. If the result cannot be
+        determined any more, it closes the connection.
         """
         producers = self._producers(command)
         parts = [

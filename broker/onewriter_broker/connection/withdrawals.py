@@ -2,7 +2,7 @@
 
 The right is checked when a consumer subscribes. When the declarations change, or a claim no longer
 selects a pod, the broker checks all open consumers again, some per tick, so that many consumers do
-not delay other work. It checks a subscription that is being opened once more when it is open.
+not delay other work. A subscription that is being opened meanwhile is checked again when it is open.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Reading(Protocol):
 
 
 class Withdrawals:
-    """The withdrawals of one broker. ``declared`` returns the present declarations, as the same
-    object while nothing changes.
+    """Checks the open consumers of one broker. ``declared`` returns the present declarations; it returns
+    the same object until they change.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ class Site:
         return self.clients.authorization.sees_all(request[IDENTITY])
 
     def require_namespace(self, namespace: str, message: str = "Namespace does not exist") -> None:
-        """Raise Missing for a namespace that was not created and is in no manifest."""
+        """Raise NamespaceMissing for a namespace that was not created and is in no manifest."""
         declared = {topic.topic_name.namespace_name for topic in self.topics.desired.topics}
         if namespace not in declared:
             self.namespaces.require(namespace, message)

@@ -90,18 +90,18 @@ class QuotaBook:
         return max(used.items(), key=lambda each: each[1], default=("", 0))
 
     def take(self, *parts: QuotaUnit) -> None:
-        """Count one more of each part, either all or none. Raises QuotaExceeded."""
+        """Add one to the count of each unit, of all or of none. Raises QuotaExceeded."""
         for quota, whose in parts:
             self.check(quota, whose, self._used[quota][whose])
         self.count(*parts)
 
     def count(self, *parts: QuotaUnit) -> None:
-        """Count one more of each part, even beyond a limit."""
+        """Add one to the count of each unit, even beyond a limit."""
         for quota, whose in parts:
             self._used[quota][whose] += 1
 
     def give_back(self, *parts: QuotaUnit) -> None:
-        """Count one less of each part."""
+        """Subtract one from the count of each unit."""
         for quota, whose in parts:
             used = self._used[quota]
             used[whose] -= 1
@@ -121,7 +121,7 @@ class QuotaBook:
 
 
 def subject_of(identity: Identity, address: str) -> str:
-    """The name that a connection counts for: its subject; without one, the host of the client.
+    """The name under which the book counts a connection: its subject; without one, the host of the client.
 
     ``address`` is ``host:port``. All addresses of an IPv6 /64 network are one host.
     """
@@ -131,7 +131,7 @@ def subject_of(identity: Identity, address: str) -> str:
 
 
 def connection_parts(identity: Identity, address: str) -> tuple[QuotaUnit, ...]:
-    """The parts of a connection: those of its subject, and for a ServiceAccount also those of its namespace."""
+    """The units of a connection: one of its subject, and for a ServiceAccount another of its namespace."""
     parts = [QuotaUnit(Quota.CONNECTIONS_PER_SUBJECT, subject_of(identity, address))]
     namespace = Principal(identity).namespace
     if namespace is not None:
@@ -141,7 +141,7 @@ def connection_parts(identity: Identity, address: str) -> tuple[QuotaUnit, ...]:
 
 
 def namespace_key(namespace: str) -> str:
-    """The name that objects in a namespace of topics count for."""
+    """The name under which the book counts the objects of a Pulsar namespace, ``tenant/namespace``."""
     return f"namespace {namespace}"
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SECONDS_PER_DAY = 86_400.0
 
 KEPT_SECONDS = 30 * SECONDS_PER_DAY
-"""Default time that a record stays after its owner left, before it may be dropped for others."""
+"""Default time for which a record is kept after its owner left. Then it may be dropped to make room for others."""
 
 
 class BucketsOwned(Protocol):
@@ -53,7 +53,7 @@ class ResourceLimits:
     records_per_bucket_max: int = RECORDS_PER_BUCKET_MAX
     records_per_write_max: int = RECORDS_PER_WRITE_MAX
     quiet_seconds: float = SERVE_SECONDS_MAX
-    """How long a broker that does not know what a lossy failover lost grants nothing."""
+    """After a failover that may have lost grants: how long a broker that does not know which ones grants nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,11 @@ class OpenBatch:
 
 
 class Intake:
-    """Accepts messages. ``moved`` has to wake it when room may be free, and when the owner may send or ends."""
+    """Accepts messages.
+
+    ``moved`` wakes the waiting calls. It must be notified when room may have become free, when the owner was
+    granted its topic, and when the owner ends.
+    """
 
     def __init__(
         self,
@@ -182,7 +186,7 @@ class Intake:
             position.leave()
 
     def join_queue(self) -> QueuePosition:
-        """Take a position in the queue of ``take``; no call is served while it is the first one."""
+        """Take a position in the queue of ``take``. While it is the first one, no call of ``take`` is served."""
         return self._queue.join()
 
     def seal(self) -> None:

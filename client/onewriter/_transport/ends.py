@@ -1,4 +1,7 @@
-"""The callbacks of a connection to its producers, consumers and ownerships. No method blocks or raises."""
+"""The callbacks of a connection to its producers, consumers and ownerships. No method blocks or raises.
+
+An *end* is the object to which a connection passes what it receives: a producer, a consumer or an ownership.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ OwnerKey = tuple[str, str, int]
 
 
 class OwnerEnds:
-    """The ownerships of one connection."""
+    """Passes the loss of each ownership of one connection to its end."""
 
     def __init__(self) -> None:
         self._ends: dict[OwnerKey, OwnerEnd] = {}

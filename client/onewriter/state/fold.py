@@ -2,7 +2,7 @@
 
 The state at a position is the fold of the log up to it, and nothing else changes it: a write is applied when its
 entry is read from the log, not when it is acknowledged. ``Fold.take`` compares an entry's position and stamp with
-the fold, and returns exactly one verdict:
+the fold. There are five results: it returns one of the first three, and raises for the last two:
 
 =========  ==============================================================================
 APPLIED    the entry is the next one: its writes are applied, all or none, and the version increases
@@ -14,7 +14,7 @@ REWRITTEN  the log lost entries that were applied here, or the entry is void: fo
            log again decides which (``HistoryRewritten``)
 =========  ==============================================================================
 
-All readers of the same log reach the same verdicts, also those that begin at a checkpoint, which contains the
+All readers of the same log get the same results, also those that begin at a checkpoint, which contains the
 version and the writers' last sequences (``Base``). An entry that cannot be deserialized, or for which the applier
 raises, changes nothing.
 """
@@ -47,7 +47,7 @@ class HistoryRewritten(StateError):
 
 
 class Verdict(enum.Enum):
-    """The result for an entry; see the module."""
+    """What became of an entry. The docstring of the module explains each value."""
 
     APPLIED = "applied"
     KNOWN = "known"
@@ -108,7 +108,7 @@ class Taken(Generic[S, Op]):
 
 @dataclass(frozen=True, slots=True)
 class Base(Generic[S]):
-    """The begin of a fold: the log's beginning, or a checkpoint's position."""
+    """Where a fold begins: at the beginning of the log, or at the position of a checkpoint."""
 
     state: S
     version: int = 0

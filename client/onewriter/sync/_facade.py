@@ -14,7 +14,7 @@ declaration says how the member is called:
 ``direct``      a method that neither waits nor uses the loop: called at once, in any thread
 ``calling``     a method that does not wait: called in the client's thread
 ``blocking``    a coroutine: run in the client's thread; the caller waits for its result
-``closing``     the same, without an error if the client closes meanwhile and does the same
+``closing``     like ``blocking``, but no error if the client closes meanwhile: that has the same effect
 ``submitting``  a method that returns a receipt's future: here a ``concurrent.futures.Future``
 =============== ====================================================================================
 
@@ -64,7 +64,7 @@ class Facade(Generic[A_co]):
 
 def parts(facade: Facade[A]) -> tuple[A, Thread]:
     """Return the asynchronous object, and its thread."""
-    return facade._inner, facade._thread  # noqa: SLF001 - for this package's own rooms
+    return facade._inner, facade._thread  # noqa: SLF001 - only the modules of this package call it
 
 
 def sibling_of(facade: type) -> type:

@@ -1,8 +1,8 @@
 """Checks the audit of a bucket: the order of fences, one holder per epoch, the right waiter promoted.
 
-Pure. It gets the bucket's records, oldest first, and collects for each log what the log's own check compares
-its markers with. Records of fences were written atomically with the markers, so their order is the order of
-the fences. Resumes and losses are written later, so their place in the stream is never compared.
+Pure. It gets the bucket's records, oldest first. For each log it collects what the check of the log (logs.py)
+later compares with the log's markers. Records of fences were written atomically with the markers, so their order
+is the order of the fences. Resumes and losses are written later, so their place in the stream is never compared.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _POLICIES = {policy.value for policy in PromotionPolicy}
 
 @dataclass(slots=True)
 class LogAudit:
-    """The contents of the audit about one log."""
+    """What the bucket's audit says about one log."""
 
     fences: dict[int, FenceRecord] = field(default_factory=dict)
     """The fences by ledger, in order."""
@@ -72,7 +72,7 @@ class LogAudit:
 
 @dataclass(slots=True)
 class BucketAudit:
-    """The contents of a bucket's audit about all its logs.
+    """What a bucket's audit says about all its logs.
 
     ``oldest`` is the first fence in it: older records may have been trimmed. ``notes`` say what was not
     checked.
@@ -309,7 +309,7 @@ def _publisher(record: PublisherRecord, audit: BucketAudit) -> Iterator[Finding]
 
 
 def _chosen(record: FenceRecord, audit: BucketAudit) -> Iterator[Finding]:
-    """The promoted waiter ranks before the best of those that were left waiting."""
+    """Check that the promoted waiter ranks before the best of the waiters that were not promoted."""
     promoted, left = record.promoted, record.next_waiter
     if (
         record.kind is not Purpose.GRANT

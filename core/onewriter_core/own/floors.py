@@ -1,8 +1,9 @@
-"""Floors: the generations of dropped records, below which no later generation begins.
+"""Floors: the highest generations of dropped records. Later generations are higher.
 
 A record may be dropped if its resource has no owner. But no generation may be granted twice. So the group keeps the
-highest dropped generation: its *floor*. Resources of the group without a record begin above it. Floors never fall. The
-number of groups with their own floor is bounded. Above the bound all groups share one floor (COMMON).
+highest generation of its dropped records: its *floor*. The generations of a resource without a record begin above it.
+Floors never fall. The number of groups with their own floor is bounded. Above the bound all groups share one floor
+(COMMON).
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class Floors:
         return Floors(groups, common)
 
     def begin(self, group: str, nothing: Ownership) -> Ownership:
-        """The ownership of a resource of the group that has no record."""
+        """The ownership of a resource of the group that has no record.
+
+        ``nothing``: the ownership that such a resource has where no record was dropped.
+        """
         return Ownership(max(nothing.generation, self.of(group)))
 
     def encode(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The effects that answer producers, and their texts.
 
-The Go client recognizes errors by substring. So no text contains the name of another error.
+The Go client recognizes errors by substring. So no text contains the name of an error other than its own.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ def not_ready(registration: str, text: str) -> Reject:
 
 
 def outdated(registration: str) -> Reject:
+    """Reject the older one of two connections of one producer."""
     return not_ready(registration, "a newer connection of this producer has replaced this one")
 
 
 def moved_on(registration: str, carried: int, stored: int) -> Reject:
+    """Reject a producer that reconnects with an epoch that it cannot resume. ``stored``: the topic's epoch."""
     if carried < stored:
         text = f"Topic epoch has already moved. Current epoch: {stored}, Producer epoch: {carried}"
     elif carried == stored:
@@ -40,6 +42,7 @@ def moved_on(registration: str, carried: int, stored: int) -> Reject:
 
 
 def grants(topic: Topic, group: ProducerGroup, *, resumed: bool) -> tuple[Effect, ...]:
+    """Grant each member its partition, under the partition's epoch."""
     epochs = {partition.number: partition.epoch for partition in topic.partitions}
     return tuple(
         Grant(m.registration, m.partition, group.producer_name, epochs[m.partition], resumed)

@@ -1,4 +1,4 @@
-"""The pending fence: its start, and what the store's result makes of the topic."""
+"""The pending fence: how it starts, and how the store's result changes the topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Look things up in a topic, and replace parts of it. No decisions."""
+"""Reads parts of a topic, and returns copies with one part replaced. Nothing here decides who may write."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def vacated(
     now: float,
     heard_at: float | None = None,
 ) -> Partition:
-    """The partition after its exclusive writer left. A grant that may be lost cannot be resumed."""
+    """The partition after its exclusive writer left. If the store may have lost the grant, no producer can resume it."""
     may_resume = not (isinstance(partition.ownership, Held) and partition.ownership.may_be_lost)
     return replace(
         partition,
@@ -172,7 +172,7 @@ def vacated(
 def without_absentees(
     topic: Topic, departure: Departure, now: float, heard_at: float | None = None
 ) -> Topic:
-    """Remove holders without members, also from partitions whose producer never joined."""
+    """Remove holders that have no members left, also from partitions for which they never had a member."""
     for holder in topic.holders:
         for partition in topic.partitions:
             match partition.ownership:

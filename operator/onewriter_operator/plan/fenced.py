@@ -1,14 +1,19 @@
 """Which pods of fenced writers the operator removes, and when. Pure.
 
-The operator removes a pod only if its writer was fenced as *stale* (silent, past its progress
-deadline, or forced out without answering), if the fence is stored (a broker shows a transition only
-then), if the pod has not registered for the topic again within ten seconds, and if a pod of that uid
-still exists. A handover, a release, a plain disconnect and a takeover that the loser answered never
-cause a removal.
+The operator removes a pod only if all of these hold:
 
-``status.fencedPods`` keeps the decisions: a new operator continues from there, so that no fence is
-forgotten when the broker drops old transitions, and none is decided twice. Before the operator touches
-a pod it asks the topic's broker once more (``RemovalAttempt``: ``CameBack``, ``Unconfirmed``), because a stream may be late.
+* Its writer was fenced as *stale*: silent, past its progress deadline, forced out without answering, or fenced by
+  an administrator (``STALE_CAUSES``).
+* The fence is stored. A broker shows a transition only then.
+* The pod has not registered for the topic again within ten seconds.
+* A pod of that uid still exists.
+
+A handover, a release, a plain disconnect and a takeover that the loser answered never cause a removal.
+
+``status.fencedPods`` keeps the decisions, and a new operator continues from there. So no fence is forgotten when the
+broker drops old transitions, and none is decided twice. Directly before a removal the operator asks the topic's broker
+whether the pod has registered again, because the broker's reports may be late. The result is a ``RemovalAttempt``:
+``CameBack`` if it has, ``Unconfirmed`` if no broker can say, otherwise what the API server answered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Orders of an administrator: annotations that name the epoch to end, and no later one. Pure."""
+"""Orders of an administrator, as annotations. An order names the epoch that it ends, and affects no later one. Pure."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TAKING_OVER: Final = frozenset({"ChangingHands", "Reserved"})
 """States of a topic between two writers."""
 
 OBSTACLES: Final = frozenset({"Invalid", "NotThisTenant", "DeclaredElsewhere", "ResourceConflict"})
-"""Reasons that only an administrator can resolve."""
+"""Reasons that stay until a user changes an object, or an administrator reassigns the topic."""
 
 
 SERVICE_TAKEN: Final = "ServiceTaken"
@@ -70,7 +70,7 @@ def unmanaged(facts: TopicFacts) -> list[Verdict]:
 
 
 def unreachable(brokers: FleetState) -> str:
-    """Which brokers the operator cannot follow, and why."""
+    """How many brokers the operator can follow, and why it cannot follow the others."""
     known = f"{brokers.synced} of {brokers.expected} brokers can be followed"
     return "; ".join((known, *brokers.problems))
 
@@ -127,7 +127,7 @@ def _writer(facts: TopicFacts, serving: Verdict) -> Verdict:
 
 
 def _is_obstructed(facts: TopicFacts) -> bool:
-    """Whether no producer gets the topic through this object until an administrator changes something."""
+    """Whether no producer gets the topic through this object until one of the OBSTACLES is removed."""
     return facts.acceptance.reason in OBSTACLES and not facts.acceptance.is_kept
 
 

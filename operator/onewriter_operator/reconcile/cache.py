@@ -32,7 +32,7 @@ PODS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why the operator cannot write an object of a topic, and until when it does not try again.
+    """A write of a topic's object that failed: the reason, and until when the operator does not try again.
 
     ``is_foreign``: an object that the topic does not own has the name.
     """
@@ -46,7 +46,7 @@ class Obstacle:
 class ObjectCache:
     """State of any declared object, by uid. Times are the event loop's.
 
-    ``piece``: the digest that the brokers should have, and since when. ``editor``: the other field
+    ``piece``: the digest of the object as the brokers should have it, and since when. ``editor``: the other field
     manager that had written the status when the operator last wrote it, and when.
     """
 
@@ -54,7 +54,7 @@ class ObjectCache:
     piece: tuple[str, float] = ("", 0.0)
 
     def pending_seconds(self, piece: str, now: float) -> float:
-        """How long the brokers should have had this piece."""
+        """Seconds since the operator began to send the object with this digest."""
         if self.piece[0] != piece:
             self.piece = (piece, now)
         return now - self.piece[1]
@@ -87,7 +87,7 @@ class TopicCache(ObjectCache):
     reconcile_at: str = ""
 
     def ahead_seconds(self, now: float, *, is_ahead: bool) -> float:
-        """How long Service or EndpointSlice have had a later epoch than the known one."""
+        """Seconds for which Service or EndpointSlice have named a later epoch than the one that the operator knows."""
         if not is_ahead:
             self.ahead_since = None
             return 0.0

@@ -33,7 +33,7 @@ class Kept:
         self.findings += check_audit(told, audit)
 
     def of(self, log: str) -> BucketAudit:
-        """The audit of a log's bucket; empty if there is none."""
+        """The audit of a log's bucket; an empty one if the bucket is not known."""
         return self._audit(self.buckets.get(log, -1))
 
     @property
@@ -42,7 +42,7 @@ class Kept:
         return sum(audit.records for audit in self.audits.values())
 
     def notes(self) -> Iterable[str]:
-        """What the records do not show."""
+        """What was not checked, and how many records cannot be read."""
         for bucket, audit in sorted(self.audits.items()):
             for note in audit.notes:
                 yield f"bucket {bucket}: {note}"

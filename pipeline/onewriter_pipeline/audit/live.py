@@ -20,7 +20,7 @@ from onewriter_pipeline.errors import Away, Damaged, LogEnds, Trimmed
 from onewriter_pipeline.read.offsets import END_OF_LOG, divided, runs_between, tasks_for
 
 HOLES_MAX: Final = 1_000
-"""Holes in the part of one task, after which the log continues."""
+"""A task reads its part on after this many holes at most."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
-"""Finds producers whose sequence ids do not exclude duplicates, in ledgers without a single holder. Pure.
+"""Finds producers whose entries may be stored twice, from their sequence ids. Pure.
 
-Entries whose numbers rise within each chunk and from chunk to chunk are stored once. Only the entries of the other
-producers are compared one by one. Most logs have none.
+It considers only ledgers without a single holder. If the sequence ids of a producer rise within each chunk (the part of
+a log that a task reads at once) and from chunk to chunk, no entry is stored twice. All other producers are *doubtful*:
+their entries are compared one by one. Most logs have none.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from onewriter_pipeline.audit import facts
 
 @dataclass(slots=True)
 class Doubtful:
-    """Such producers of one log, and the number of their entries in ledgers without a single holder."""
+    """The doubtful producers of one log, and the number of their entries in ledgers without a single holder."""
 
     producers: set[str] = field(default_factory=set)
     entries: int = 0
 
 
 def doubtful(observed: pa.Table) -> dict[str, Doubtful]:
-    """By log, the producers whose numbers fall within a chunk, or are in two chunks."""
+    """By log, the producers whose sequence ids decrease within a chunk, or whose ranges in two chunks overlap."""
     kinds = pa.array([facts.SPREAD, facts.TANGLE])
     columns = ["log", "producer", "sequence", "last_sequence", "entries", "kind"]
     order = [(name, "ascending") for name in columns[:3]]

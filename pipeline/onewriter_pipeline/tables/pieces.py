@@ -29,9 +29,9 @@ _UNKNOWN: Final = (0, NUMBER_MAX)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The part of [start, end) of a log in one file.
+    """The messages of [start, end) of a log that are in one file.
 
-    ``size``, ``rows``: those of the file in bytes and rows, when it was committed. 0 rows: unknown.
+    ``size``, ``rows``: bytes and rows of the whole file when it was committed. 0 rows: unknown.
     """
 
     log: str
@@ -126,7 +126,7 @@ def _batches(
 
 @contextlib.contextmanager
 def opened(place: Place, path: str) -> Iterator[pq.ParquetFile]:
-    """Open a file of a table for the block. Raises TableError."""
+    """Open a file of a table for the length of a ``with`` block. Raises TableError."""
     try:
         with opened_parquet(place, path) as parquet:
             yield parquet

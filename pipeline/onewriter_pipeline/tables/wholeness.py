@@ -29,8 +29,8 @@ def first_kept(place: Place, files: Iterable[TableFile]) -> Position | None:
 
 
 def _first(parts: Iterable[tuple[Bounds, Callable[[], Position | None]]]) -> Position | None:
-    """The first position in some parts. If the bounds of a part do not determine it, the part is read, unless
-    another one comes first.
+    """The first position in these parts. A part is read only if its bounds do not determine its first position, and
+    if that position may be before those found so far.
     """
     found: Position | None = None
     for bounds, read in parts:
@@ -119,11 +119,11 @@ def check_rows(
     end: Position,
     kept: Position | None,
 ) -> None:
-    """Raise Gap if a log's files lack rows of [start, end) after the position where they begin. Otherwise as
-    ``check_whole``.
+    """Raise Gap if a log's files lack rows of [start, end) after the position where they begin. The parameters are
+    those of ``check_whole``.
 
-    Retention drops days from the beginning of a log. If the clock of a broker that took over at midnight was slow,
-    one day continues after the beginning of the next. Rows are counted only if the total number shows that some are
+    Retention drops the folders of whole days, which may be in the middle of a log: if the clock of a broker that took
+    over at midnight was slow, rows of the former day follow rows of the next day. Rows are counted only if the total number shows that some are
     missing. Raises TableError.
     """
     there = [row for row in rows if row.rows and kept is not None and _behind(row) > kept]

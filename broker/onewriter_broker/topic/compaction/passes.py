@@ -3,7 +3,7 @@
 There are two passes, as in Pulsar. The first pass finds the newest message of each key. The second pass copies
 these messages, at their original positions. Both passes read the former view, if there is one, and then the log
 after the view's horizon up to the watermark. An empty message removes its key. The view leaves out messages
-without a key, and keeps entries that cannot be opened unchanged. Compaction does not change the log: its
+without a key. It keeps an entry that cannot be decoded as it is. Compaction does not change the log: its
 markers, its token and its epochs stay, whether the attempt succeeds or fails.
 
 An attempt writes to a view slot that no reader sees. Only its last step makes that slot the current view. If
@@ -187,7 +187,7 @@ class ViewWriter:
     """Reads the memory that the store has left. The next block takes at most that much, because other writers
     use the store's memory, too."""
     lacked_bytes: float | None = None
-    """The memory that was available when it was too little."""
+    """The memory that was free when it did not suffice for a block; None: it has sufficed so far."""
     blocks: int = 0
     entries: int = 0
     size: int = 0

@@ -25,8 +25,8 @@ TOPICS_PER_TICK = 1_000
 """Topics without due work that are skipped between two yields to the event loop."""
 
 ROLLS_PER_BOUND = 4
-"""A log with a bound is rolled so that a ledger holds about this fraction of the bound. Only whole ledgers
-before the current one can be trimmed."""
+"""If retention bounds a log, its ledgers are rolled at the bound divided by this number. Only whole ledgers before the
+current one can be trimmed."""
 
 ROLL_BYTES_MIN = 1024 * 1024
 """Minimal size of a roll, also if the bound is small."""
