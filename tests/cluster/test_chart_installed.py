@@ -464,6 +464,12 @@ def test_nothing_is_stuck_after_an_uninstallation_and_nothing_is_lost(
     onewriter.install()
     assert onewriter.get("secret", "onewriter-ca")["data"] == authority, "sidecars know it"
     assert cluster.get("exclusivetopic", "orders")["metadata"]["uid"]
+    # The foreign finalizer would keep the definition of a later uninstallation.
+    cluster.kubectl(
+        *("patch", "exclusivetopic", "orders", "--type=merge"),
+        *("-p", '{"metadata": {"finalizers": null}}'),
+        namespace="default",
+    )
 
 
 def test_where_definitions_go_the_objects_are_deleted_first(
