@@ -28,7 +28,7 @@ ROUNDS = 3
 SECONDS_MAX = 120.0
 
 PATIENCE = (
-    (deposing, "TOLD_SECONDS"),
+    (deposing, "NOTIFIED_SECONDS"),
     (stage, "HTTP_TIMEOUT_SECONDS"),
     (stage, "RECEIPT_SECONDS"),
     (waiting, "PROMOTION_SECONDS"),
