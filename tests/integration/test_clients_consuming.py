@@ -12,10 +12,14 @@ from typing import Any
 import pulsar
 import pytest
 from pulsar import ConsumerType, InitialPosition, MessageId
-from tests.integration.conftest import StockClients
-from tests.integration.raw import eventually
+from tests.integration.conftest import RawClients, StockClients
+from tests.integration.http_calls import Http
+from tests.integration.raw import FENCING, eventually
 
 from onewriter_broker.testing.processes import LocalBrokers
+from onewriter_core.ids import Position
+from onewriter_pipeline.brokers.broker import Broker
+from onewriter_pipeline.brokers.connection import Access
 
 RECEIVE_MS = 60_000
 """Time limit for expected messages: a machine may be slow, and a failing test may take that long."""
@@ -116,6 +120,49 @@ def test_readers_start_anywhere_and_know_when_they_are_done(
     assert read_all(client.create_reader(topic, ids[17])) == [18, 19, 20]
     inclusive = client.create_reader(topic, ids[17], start_message_id_inclusive=True)
     assert read_all(inclusive) == [17, 18, 19, 20]
+
+
+def test_trimmed_messages_are_not_delivered_again(
+    broker: LocalBrokers, client: Any, topic: str, raw: RawClients
+) -> None:
+    http = Http(broker.http_url)
+    path = f"/admin/v2/persistent/public/default/{topic}"
+    connection = raw(broker.address())
+    writer = connection.producer(topic, FENCING)
+    for number in range(19):
+        writer.send(b"%d" % number)
+    writer.publish(b"19")
+    waiting = client.create_reader(topic, MessageId.earliest, receiver_queue_size=1)
+    assert int(waiting.read_next(RECEIVE_MS).data()) == 0
+    reader = client.create_reader(topic, MessageId.earliest)
+    first = reader.read_next(RECEIVE_MS).message_id()
+    assert read_all(reader) == list(range(1, 20))
+    # This begins a new ledger: only older ones are trimmed.
+    connection.producer(topic, FENCING).publish(b"20")
+    with Broker(Access(broker.http_url)) as pipeline:
+        before = Position(first.ledger_id(), first.entry_id() + 14)
+        done = pipeline.trim(topic, before, epoch=pipeline.segments(topic).epoch)
+        assert (done.before, done.limited_by) == (before, None)
+    kept = list(range(14, 21))
+    reader.seek(MessageId.earliest)
+    assert read_all(reader) == kept
+    reader.seek(first)
+    assert read_all(reader) == kept
+    assert read_all(client.create_reader(topic, MessageId.earliest)) == kept
+    # At most the messages that the client has asked for before the trim are left from the trimmed part.
+    rest = read_all(waiting)
+    assert rest[-len(kept) :] == kept
+    assert len(rest) <= len(kept) + 2
+    for kind in (ConsumerType.Exclusive, ConsumerType.Failover, ConsumerType.Shared):
+        consumer = client.subscribe(
+            topic, f"{kind}", consumer_type=kind, initial_position=InitialPosition.Earliest
+        )
+        assert numbers(consumer, len(kept)) == kept
+        consumer.seek(MessageId.earliest)
+        assert numbers(consumer, len(kept)) == kept
+        consumer.close()
+    assert http("GET", f"{path}/ledger/{first.ledger_id()}/entry/{first.entry_id()}")[0] == 404
+    assert http("GET", f"{path}/ledger/{before.ledger}/entry/{before.entry}")[0] == 200
 
 
 def test_a_reader_starts_inside_a_batch(

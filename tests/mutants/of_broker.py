@@ -147,6 +147,15 @@ MUTANTS = (
         (f"{UNIT}/log/test_topic_log.py", f"{UNIT}/dispatch/test_single.py", UNIT, SIMULATION),
     ),
     Mutant(
+        "a-read-begins-in-the-trimmed-part",
+        ("S7",),
+        "onewriter_broker.log.topic_log.log:TopicLog.trimmed",
+        "Readers get entries before a trim that the store or a block in memory still has.",
+        "self._trimmed_up_to = max(self._trimmed_up_to, _entry_before(before))",
+        "pass",
+        (f"{UNIT}/log/test_trimmed_reads.py", f"{UNIT}/dispatch/test_trimmed.py", UNIT),
+    ),
+    Mutant(
         "waiting-entries-join-the-next-epoch",
         ("S1", "S4", "S5"),
         "onewriter_broker.topic.fencing:Fencing._settled",

@@ -268,6 +268,7 @@ class ReadAhead:
 
     def fill(self) -> bool:
         """Whether there is an entry to take now; if not, and the log has one, starts to read."""
+        self._drop_trimmed()
         if self._runs:
             return True
         if self._following:
@@ -285,6 +286,12 @@ class ReadAhead:
         self._runs.extend(runs)
         self._note(runs)
         return bool(runs)
+
+    def _drop_trimmed(self) -> None:
+        """Read again if the log was trimmed after entries were read. A compacted view still has them."""
+        held = self._runs or self._following
+        if self._view is None and held and held[0].position <= self._log.trimmed_up_to:
+            self.release()
 
     @property
     def has_more(self) -> bool:

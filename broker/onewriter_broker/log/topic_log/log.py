@@ -12,7 +12,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, takewhile
 from operator import itemgetter
 
 from onewriter_broker.log.limits import LogLimits
@@ -35,7 +35,7 @@ from onewriter_broker.log.topic_log.guards import GuardedSender, cut, has_space
 from onewriter_broker.log.topic_log.pending_blocks import PendingBlock, PendingEntry, Sender
 from onewriter_broker.quotas.shares import Share
 from onewriter_core.errors import Unavailable, Undecided
-from onewriter_core.ids import Position, TopicName
+from onewriter_core.ids import EARLIEST, Position, TopicName
 from onewriter_core.log_format.chain import CHAIN_START, chain
 from onewriter_core.log_format.field_names import COMPACTED, TRIMMED
 from onewriter_core.log_format.limits import BLOCK_BYTES_MAX, BLOCK_ENTRIES_MAX
@@ -103,6 +103,7 @@ class TopicLog:
         "_state",
         "_tail",
         "_tail_bytes",
+        "_trimmed_up_to",
         "_trimming",
         "_undecided",
         "_waiting",
@@ -139,6 +140,7 @@ class TopicLog:
         self._was_refused = False
         self._committed = Position(0, 0)
         self._given_up_before = Position(0, 0)
+        self._trimmed_up_to = EARLIEST
         self._ends: list[Position] = []
         self._is_closed = False
         self._ledger_bytes = 0
@@ -225,6 +227,14 @@ class TopicLog:
         return self._given_up_before
 
     @property
+    def trimmed_up_to(self) -> Position:
+        """Every entry up to this position was trimmed: ``read`` continues after it.
+
+        The store, or a block in memory, may still have some of these entries.
+        """
+        return self._trimmed_up_to
+
+    @property
     def ends(self) -> Sequence[Position]:
         """The last committed entry of each ledger written here: the store must have these entries."""
         return self._ends
@@ -304,6 +314,7 @@ class TopicLog:
     def load(self, state: Mapping[str, str]) -> None:
         """Set the log's state as read from the store; empty if there is no log yet."""
         self._state = dict(state)
+        self._trimmed_up_to = _entry_before(Position.parse(self._state.get(TRIMMED, str(EARLIEST))))
         self._exists = "ledger" in self._state
         self._is_measured = not self._exists
 
@@ -373,6 +384,12 @@ class TopicLog:
         """Blocks before this position are being trimmed or, after a refusal, are kept."""
         self._given_up_before = position
 
+    def trimmed(self, before: Position) -> None:
+        """The store has performed a trim: drop blocks that lie completely before ``before`` from memory, too."""
+        self._trimmed_up_to = max(self._trimmed_up_to, _entry_before(before))
+        gone = takewhile(lambda block: last_position(block) < before, self._tail)
+        self._forget_oldest(sum(1 for _ in gone))
+
     def dropped(self, size: int) -> None:
         """A trim has removed ``size`` bytes from the store."""
         self._size_before -= size
@@ -416,8 +433,7 @@ class TopicLog:
         """
         if COMPACTED in self._state:
             return mark_delete
-        ledger, entry = self._given_up_before
-        return max(mark_delete, Position(ledger, max(entry - 1, 0)))
+        return max(mark_delete, _entry_before(self._given_up_before))
 
     def keep_uncompacted(self, *, is_wanted: bool) -> None:
         """Whether entries stay until a compacted view contains them, although there is no view yet."""
@@ -741,11 +757,16 @@ class TopicLog:
             return
         # Somewhat below the limit, so that several blocks are dropped at once: each time, the list is moved.
         bytes_max -= bytes_max // 16
-        forgotten = 0
-        while self._tail_bytes > bytes_max and forgotten < len(self._tail) - 1:
-            self._tail_bytes -= stored_bytes(self._tail[forgotten])
+        forgotten, left = 0, self._tail_bytes
+        while left > bytes_max and forgotten < len(self._tail) - 1:
+            left -= stored_bytes(self._tail[forgotten])
             forgotten += 1
-        del self._tail[:forgotten]
+        self._forget_oldest(forgotten)
+
+    def _forget_oldest(self, count: int) -> None:
+        """Drop this number of the oldest blocks in memory."""
+        self._tail_bytes -= sum(map(stored_bytes, self._tail[:count]))
+        del self._tail[:count]
 
     async def save_state(self, fields: Mapping[str, str], remove: Sequence[str] = ()) -> None:
         """Set and remove fields of the log's state, under its token.
@@ -775,10 +796,10 @@ class TopicLog:
     # ------------------------------------------------------------ reading
 
     def read_tail(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun] | None:
-        """Entries after ``after`` from memory; None if memory does not have all of them."""
+        """Entries after ``after`` from memory; None if memory lacks some of them, or some were trimmed."""
         if after >= self._committed:
             return []
-        if not self._tail or after < self._tail[0].position.previous:
+        if not self._tail or after < max(self._tail[0].position.previous, self._trimmed_up_to):
             return None
         index = len(self._tail)
         while index > 0 and self._tail[index - 1].position > after:
@@ -790,15 +811,18 @@ class TopicLog:
     async def read(self, after: Position, entries_max: int, bytes_max: int) -> list[EntryRun]:
         """Committed entries after ``after``, in order; empty at the end of the log.
 
-        Limits as in ``runs_behind``. Raises Undecided if the store does not answer.
+        A read after a trimmed position continues after ``trimmed_up_to``. Limits as in ``runs_behind``.
+        Raises Undecided if the store does not answer.
         """
         while True:
+            after = max(after, self._trimmed_up_to)
             found = self.read_tail(after, entries_max, bytes_max)
             if found is not None:
                 return found
             blocks = await self._read_stored(after)
             if not blocks:
                 return []
+            after = max(after, self._trimmed_up_to)  # the log may have been trimmed meanwhile
             found = runs_behind(blocks, after, self._committed, entries_max, bytes_max)
             if found:
                 return found
@@ -847,6 +871,11 @@ def stored_bytes(block: StoredBlock) -> int:
     if isinstance(block, Block):
         return len(block.payload) + 8 * len(block.lengths) + 200
     return 500
+
+
+def _entry_before(position: Position) -> Position:
+    """The position after which an entry at ``position`` comes next; entry 0, which is a marker, stays."""
+    return Position(position.ledger, max(position.entry - 1, 0))
 
 
 def last_position(block: StoredBlock) -> Position:

@@ -340,8 +340,8 @@ async def trim_once(
 
     From here on the log counts as trimmed up to the cut, until the store rejects the call. The call, or a late
     copy of an unanswered one, may drop the entries before the cut. So no reader passes over them as a hole, and
-    no backlog of a durable subscription contains them. The store drops whole nodes of a stream; later calls
-    drop the rest. Raises Undecided.
+    no backlog of a durable subscription contains them. Once the store has performed the call, no read returns
+    them. The store drops whole nodes of a stream; later calls drop the rest. Raises Undecided.
     """
     topic_log, state = measured.topic_log, measured.topic_log.state
     given_up_before = topic_log.given_up_before
@@ -354,6 +354,7 @@ async def trim_once(
         topic_log.note_state(former, fields.keys() - former.keys())
         log.info("retention.refused", topic=str(topic_log.name), outcome=outcome.value)
         return Dropped(was_refused=True)
+    topic_log.trimmed(cut)
     first = await topic_log.read_blocks(EARLIEST, count=1)
     if not first:
         return Dropped(0)
