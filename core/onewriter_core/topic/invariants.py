@@ -296,7 +296,11 @@ def _nothing_slept_through(topic: Topic) -> None:
     for place, waiter in enumerate(waiting):
         wanted = set(waiter.partitions)
         overtaken = any(wanted & set(earlier.partitions) for earlier in waiting[:place])
-        free = all(isinstance(s.ownership, Vacant) for s in topic.partitions if s.number in wanted)
+        free = all(
+            isinstance(partition.ownership, Vacant)
+            for partition in topic.partitions
+            if partition.number in wanted
+        )
         _must(
             "no waiter is grantable while no fence is pending",
             overtaken or not free,
@@ -477,7 +481,10 @@ def _one_fence(before: Topic, event: Event, after: Topic, effects: tuple[Effect,
     for fence in fences:
         changes = fence.purpose in {Purpose.GRANT, Purpose.DEPOSE}
         writers = [
-            w for s in after.partitions if s.number in fence.partitions for w in _writes(after, s)
+            w
+            for partition in after.partitions
+            if partition.number in fence.partitions
+            for w in _writes(after, partition)
         ]
         stopped = writers if changes else []
         _must(
@@ -568,7 +575,11 @@ def _no_other_producer_serves(
     until = before.phase.until if isinstance(before.phase, Draining) else -math.inf
     if isinstance(event, FenceStored) and pending.purpose in {Purpose.GRANT, Purpose.SHARE}:
         assured_at = event.now if event.assured_at is None else event.assured_at
-        seconds = max(s.serve_seconds for s in before.partitions if s.number in pending.partitions)
+        seconds = max(
+            partition.serve_seconds
+            for partition in before.partitions
+            if partition.number in pending.partitions
+        )
         until = assured_at + seconds if seconds else -math.inf
     granted = [
         e
@@ -763,7 +774,7 @@ def _promotion_chosen(
         if fence.departure is Departure.HANDED_OVER:
             _handover_chosen(before, event, winner)
             continue
-        for partition in (s for s in after.partitions if s.number in fence.partitions):
+        for partition in (each for each in after.partitions if each.number in fence.partitions):
             free = isinstance(partition.ownership, Vacant)
             takes = winner.mode is AccessMode.EXCLUSIVE_WITH_FENCING
             _must(
