@@ -290,8 +290,9 @@ def test_command_prints_text_or_json_and_exits_with_2(
     assert json.loads(capsys.readouterr().out)["holds"]
     keys = Keys(stored.buckets)
     bucket = keys.bucket(TopicName.parse("orders"))
-    (last,) = valkey.command("XREVRANGE", keys.audit(bucket), "+", "-", "COUNT", "1")
-    again = [word for pair in last[1].items() for word in pair]
+    records = valkey.command("XREVRANGE", keys.audit(bucket), "+", "-", "COUNT", "10")
+    grant = next(fields for _, fields in records if fields[b"kind"] == b"grant")
+    again = [word for pair in grant.items() for word in pair]
     valkey.command("XADD", keys.audit(bucket), "*", *again)
     assert run(words) == EXIT_VIOLATION == 2
     said = capsys.readouterr().out
